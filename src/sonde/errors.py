@@ -1,0 +1,60 @@
+"""Every error Sonde raises on purpose.
+
+    SondeError
+    ├── SelectionError (ValueError)   a pattern that matches nothing, or cannot be read
+    ├── OptionError (ValueError)      an option with a value that means nothing
+    ├── ClosedError (RuntimeError)    a verb on a session that is closed
+    ├── RunError (RuntimeError)       a run folder that cannot be used as asked
+    │   ├── RunNotFound               there is no run at that path
+    │   ├── RunExists                 a run is there already and was not to be continued
+    │   ├── RunInUse                  another live process writes it
+    │   └── RunDamaged                its files cannot be read as a run
+    └── MissingExtra (ImportError)    an optional package is not installed
+
+A message names the culprit, the state it is in, and the cure.
+"""
+
+from __future__ import annotations
+
+
+class SondeError(Exception):
+    """The root of all errors raised by Sonde."""
+
+
+class SelectionError(SondeError, ValueError):
+    """A selector is malformed or selects nothing."""
+
+
+class OptionError(SondeError, ValueError):
+    """An option has a value that means nothing."""
+
+
+class ClosedError(SondeError, RuntimeError):
+    """A closed session was asked to do something."""
+
+
+class RunError(SondeError, RuntimeError):
+    """A run folder cannot be used as asked."""
+
+
+class RunNotFound(RunError):
+    """There is no run at the path."""
+
+
+class RunExists(RunError):
+    """The path holds a run already, and nobody asked to continue it."""
+
+
+class RunInUse(RunError):
+    """Another live process writes this run."""
+
+
+class RunDamaged(RunError):
+    """The files at the path cannot be read as a run."""
+
+
+class MissingExtra(SondeError, ImportError):
+    """An optional package is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs {package}, which is not installed. Run: pip install 'sonde[{extra}]'")

@@ -1,0 +1,260 @@
+"""Plain data that the recording and the reading side both know. No torch here.
+
+    Site     a place where something is measured: `encoder.0.weight:gradient`
+    Reading  what was measured at one site in one step (or in a merged window of steps)
+    Block    all readings of one step, as arrays: what travels from the recorder to the sinks
+    Event    something that happened, at a step
+    RunHeader  what a run says about itself
+    Sink     whatever takes sites, blocks and events: the store, a live monitor, a test
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde import measures, schema
+from sonde.schema import Bins, Rows
+
+Quantity = Literal[
+    "parameter",
+    "gradient",
+    "update",
+    "output",
+    "output_gradient",
+    "state",  # optimizer state, such as Adam's moments
+    "scalar",  # what `session.log` was given, learning rates, and the like
+    "value",  # what `session.record` was given
+]
+QUANTITIES: Final[tuple[Quantity, ...]] = (
+    "parameter",
+    "gradient",
+    "update",
+    "output",
+    "output_gradient",
+    "state",
+    "scalar",
+    "value",
+)
+Phase = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A place where something is measured, and what is measured there.
+
+    `id` counts from 0 within one rank's folder of a run. Sites are named, shown and selected by their `key`.
+    """
+
+    id: int
+    name: str
+    quantity: Quantity
+    phase: Phase = "train"
+    call: int = 0
+    """Which call of a module that runs several times in a step."""
+    part: str = ""
+    """Where in a nested output: `[0]`, `.logits`, `['loss']`; empty for a plain tensor."""
+    kind: str = ""
+    """Class of the module, or of the parameter's owner."""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    aliases: tuple[str, ...] = ()
+    """Other names of the same tensor (tied weights, shared modules)."""
+    same_as: int | None = None
+    """The site whose tensor this one passes on unchanged; its readings are recorded there only."""
+
+    @property
+    def key(self) -> str:
+        """The readable identity: `name:quantity`, then part, call and phase where they are not the usual ones."""
+        call = f"#{self.call}" if self.call else ""
+        phase = "@eval" if self.phase == "eval" else ""
+        return f"{self.name}:{self.quantity}{self.part}{call}{phase}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the site as JSON-ready values, leaving out what has its default."""
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain["shape"], plain["aliases"] = list(self.shape), list(self.aliases)
+        always = ("id", "name", "quantity")
+        return {name: value for name, value in plain.items() if name in always or value not in ("", 0, None, [], "train")}
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> Self:
+        """Return the site that `to_json` described, ignoring fields of later versions."""
+        known = {name: value for name, value in plain.items() if name in cls.__slots__}
+        for name in ("shape", "aliases"):
+            known[name] = tuple(known.get(name, ()))
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """The summary of one site in one step, or in `span` steps that were merged.
+
+    Readings of parts merge exactly into the reading of the whole:
+
+    >>> one, two = (Reading.of([1.0, 2.0]), Reading.of([3.0]))
+    >>> one.merge(two).mean, one.merge(two).count
+    (2.0, 3)
+    """
+
+    row: Rows
+    bins: Bins | None = None
+    step: int = 0
+    span: int = 1
+
+    @classmethod
+    def of(cls, values: Any, *, step: int = 0) -> Self:
+        """Summarise plain numbers (a list or numpy array) with numpy, in float64."""
+        row, bins = summarise(np.asarray(values, dtype=np.float64))
+        return cls(row, bins, step)
+
+    def merge(self, other: Reading) -> Self:
+        """Return the reading of both sets of elements together."""
+        bins = None if self.bins is None or other.bins is None else self.bins + other.bins
+        first, last = min(self.step, other.step), max(self.step + self.span, other.step + other.span)
+        return replace(self, row=schema.merge_rows(self.row, other.row), bins=bins, step=first, span=last - first)
+
+    def get(self, name: str) -> float | None:
+        """Return a measure by name (see `sonde.measures.NAMES`), or None where it is not known."""
+        value = float(measures.compute(name, self.row, self.bins))
+        return None if np.isnan(value) else value
+
+    def abs_quantile(self, q: float) -> tuple[float, float, float] | None:
+        """Return an estimate of the q-quantile of |x| with its lower and upper bound, or None without a histogram."""
+        if self.bins is None:
+            return None
+        estimate, low, high = (float(part) for part in measures.abs_quantile(self.row, self.bins, q))
+        return None if np.isnan(estimate) else (estimate, low, high)
+
+    @property
+    def count(self) -> int:
+        """Number of elements, finite or not."""
+        return int(self.row[schema.COUNT])
+
+    @property
+    def finite(self) -> int:
+        """Number of finite elements."""
+        return int(schema.finite(self.row))
+
+    @property
+    def nonfinite(self) -> int:
+        """Number of NaN and infinite elements."""
+        return int(measures.nonfinite(self.row))
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the finite elements."""
+        return self.get("mean")
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation of the finite elements."""
+        return self.get("std")
+
+    @property
+    def norm(self) -> float | None:
+        """Euclidean norm of the finite elements."""
+        return self.get("norm")
+
+    @property
+    def min(self) -> float | None:
+        """Smallest finite element."""
+        return self.get("min")
+
+    @property
+    def max(self) -> float | None:
+        """Largest finite element."""
+        return self.get("max")
+
+
+def summarise(values: NDArray[np.float64]) -> tuple[Rows, Bins]:
+    """Summarise an array with plain numpy: the slow, obvious way, for values that are handed in."""
+    flat = values.reshape(-1)
+    good = flat[np.isfinite(flat)]
+    row = np.zeros(schema.NUM_COLUMNS)
+    row[schema.SEEN], row[schema.COUNT] = 1, flat.size
+    row[schema.NAN] = np.isnan(flat).sum()
+    row[schema.POS_INF], row[schema.NEG_INF] = np.isposinf(flat).sum(), np.isneginf(flat).sum()
+    row[schema.ZERO], row[schema.GE_ONE] = (good == 0).sum(), (np.abs(good) >= 1).sum()
+    if good.size:
+        row[schema.MIN], row[schema.MAX] = good.min(), good.max()
+        row[schema.MEAN] = good.mean()
+        row[schema.M2] = np.square(good - row[schema.MEAN]).sum()
+        row[schema.ABS_SUM] = np.abs(good).sum()
+    exponents = np.frexp(good[good != 0])[1] - 1 - schema.FIRST_EXPONENT
+    bins = np.bincount(np.clip(exponents, 0, schema.NUM_BINS - 1), minlength=schema.NUM_BINS)
+    return row, bins.astype(np.uint64)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Block:
+    """All readings of one step. Row i of `rows` and `bins` belongs to the site with id `sites[i]`, in rising order.
+
+    `binned[i]` says whether row i has a histogram; where it has none, its bins are zero.
+    """
+
+    step: int
+    time: float
+    """Seconds since the epoch at which the step ended."""
+    sites: NDArray[np.uint32]
+    rows: Rows
+    bins: Bins
+    binned: NDArray[np.bool_]
+    span: int = 1
+    epoch: int | None = None
+    skipped: bool = False
+    """The optimizer was held back in this step (a gradient scaler found an infinity)."""
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return int(self.sites.nbytes + self.rows.nbytes + self.bins.nbytes + self.binned.nbytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened: a warning, an epoch, an exception, a word of the user's."""
+
+    event_type: str
+    message: str
+    step: int | None = None
+    timestamp: float
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHeader:
+    """What a run says about itself, written once when it starts."""
+
+    schema_version: int
+    created: float
+    sonde_version: str
+    model: dict[str, Any] = field(default_factory=dict)
+    """`name`, `modules` (path, class, parameters) and `parameters` (name, shape, dtype, trainable, aliases)."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+class Sink(Protocol):
+    """Takes what a session records. Called from the worker thread only, in order."""
+
+    def take_sites(self, sites: list[Site]) -> None:
+        """Take sites that are new; a site comes before the first block that names it."""
+
+    def take_block(self, block: Block) -> None:
+        """Take the readings of one step."""
+
+    def take_event(self, event: Event) -> None:
+        """Take an event."""
+
+    def flush(self) -> None:
+        """Make everything taken so far visible to others."""
+
+    def close(self) -> None:
+        """Finish. Called once, last."""
