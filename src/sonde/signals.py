@@ -12,6 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from sonde.records import Phase, Quantity
 from sonde.schema import Bins, Rows
 
 
@@ -46,6 +47,9 @@ class Kernel(Protocol):
     def measure(self, tensors: Sequence[Tensor], rows: Sequence[int], arena: Arena, *, histogram: bool = True) -> None:
         """Merge the summary of tensor i into row `rows[i]`."""
 
+    def measure_one(self, tensor: Tensor, row: int, arena: Arena, *, histogram: bool = True) -> bool:
+        """Merge the summary of one tensor into a row, as a hook wants it; say whether the tensor could be read."""
+
     def measure_change(
         self,
         tensors: Sequence[Tensor],
@@ -63,3 +67,42 @@ class Kernel(Protocol):
 
     def ship(self, arena: Arena) -> Shipment:
         """Start moving the arena's rows to the host."""
+
+
+class Recorder(Protocol):
+    """What taps report to: it names sites and takes what is seen at them during a step."""
+
+    def site(
+        self,
+        name: str,
+        quantity: Quantity,
+        *,
+        phase: Phase = "train",
+        call: int = 0,
+        part: str = "",
+        kind: str = "",
+        tensor: Tensor | None = None,
+        aliases: tuple[str, ...] = (),
+        same_as: int | None = None,
+    ) -> int:
+        """Return the id of a site, making it known at its first use."""
+
+    def see(self, site: int, tensor: Tensor) -> None:
+        """Summarise one tensor now."""
+
+    def see_many(self, tensors: Sequence[Tensor], sites: Sequence[int]) -> None:
+        """Summarise many tensors of one device in one pass."""
+
+    def see_changes(
+        self, tensors: Sequence[Tensor], shadows: Sequence[Tensor], sites: Sequence[int], changes: Sequence[int]
+    ) -> None:
+        """Summarise many tensors of one device and how they differ from their shadows; refresh the shadows."""
+
+    def put(self, site: int, value: float) -> None:
+        """Take one plain number."""
+
+    def unscale(self, sites: Sequence[int], scale: int) -> None:
+        """Divide what was seen at `sites` in this step by the number seen at the site `scale`, once it has arrived."""
+
+    def mark_skipped_if(self, flag: int) -> None:
+        """Mark this step as skipped if the number seen at the site `flag` turns out to be non-zero."""

@@ -1,0 +1,213 @@
+"""Summaries of CPU tensors with nothing but torch operations: for machines where the native library was not built.
+
+Only operations that are fast on a CPU are used, in chunks whose temporaries stay in the cache, and rare cases
+(non-finite values, squares beyond float32, a mean far from zero) are worked out only where cheap results ask for them.
+Reading a scalar of a CPU tensor waits for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonde import schema
+from sonde.schema import Bins
+from sonde.signals import Arena
+from sonde.stats.adapt import Readable, to_readable, widened
+from sonde.stats.host import HostArena, HostShipment
+
+_CHUNK: Final = 1 << 16
+# Sums of float32 squares outside these lie too near to overflow or underflow to be trusted.
+_SMALLEST_SQUARES, _LARGEST_SQUARES = 1e-28, 1e38
+_FLOAT32_BIAS, _FLOAT64_BIAS = 127, 1023
+
+
+class TorchKernel:
+    """Summarises CPU tensors with torch operations."""
+
+    name = "torch"
+
+    def arena(self, capacity: int) -> HostArena:
+        """Make an empty arena with `capacity` rows."""
+        return HostArena(capacity)
+
+    def measure_one(self, tensor: Tensor, row: int, arena: Arena, *, histogram: bool = True) -> bool:
+        """Merge the summary of one tensor into a row; say whether the tensor could be read."""
+        assert isinstance(arena, HostArena)
+        readable = _on_host(tensor)
+        if readable is None:
+            return False
+        _add(readable.values, row, arena, histogram)
+        if readable.implicit_zeros:
+            arena.add_zeros(row, readable.implicit_zeros)
+        return True
+
+    def measure(self, tensors: Sequence[Tensor], rows: Sequence[int], arena: Arena, *, histogram: bool = True) -> None:
+        """Merge the summary of tensor i into row `rows[i]`."""
+        for tensor, row in zip(tensors, rows, strict=True):
+            self.measure_one(tensor, row, arena, histogram=histogram)
+
+    def measure_change(
+        self,
+        tensors: Sequence[Tensor],
+        shadows: Sequence[Tensor],
+        rows: Sequence[int],
+        change_rows: Sequence[int],
+        arena: Arena,
+        *,
+        histogram: bool = True,
+    ) -> None:
+        """Merge the summaries of the tensors and of their distance to the shadows, and bring the shadows up to date."""
+        for tensor, shadow, row, change_row in zip(tensors, shadows, rows, change_rows, strict=True):
+            self.measure_one(tensor, row, arena, histogram=histogram)
+            change = difference(tensor, shadow)
+            if change is not None:
+                self.measure_one(change, change_row, arena, histogram=histogram)
+                shadow.detach().copy_(tensor.detach())
+
+    def ship(self, arena: Arena) -> HostShipment:
+        """Hand the arena's rows over."""
+        assert isinstance(arena, HostArena)
+        return HostShipment(arena)
+
+
+def difference(tensor: Tensor, shadow: Tensor) -> Tensor | None:
+    """Return tensor minus shadow in a wide dtype, or None where either cannot be read."""
+    now, before = to_readable(tensor), to_readable(shadow)
+    if now is None or before is None or now.values.shape != before.values.shape:
+        return None
+    return widened(now.values) - widened(before.values)
+
+
+def _on_host(tensor: Tensor) -> Readable | None:
+    readable = to_readable(tensor)
+    return readable if readable is not None and readable.values.device.type == "cpu" else None
+
+
+def _add(values: Tensor, row: int, arena: HostArena, histogram: bool) -> None:
+    # In the order of memory: reshape() would copy a transposed tensor.
+    flat = values.as_strided((values.numel(),), (1,))
+    tally = _Tally(*arena.rows[row].tolist())
+    tally.seen += 1
+    for start in range(0, values.numel(), _CHUNK):
+        _add_chunk(widened(flat[start : start + _CHUNK]), tally, arena.bins[row] if histogram else None)
+    arena.rows[row] = tally.to_row()
+
+
+@dataclass(slots=True)
+class _Tally:
+    """A row as plain numbers, whose fields are the columns of the schema in order."""
+
+    seen: float
+    count: float
+    nan: float
+    pos_inf: float
+    neg_inf: float
+    zero: float
+    ge_one: float
+    min: float
+    max: float
+    mean: float
+    m2: float
+    abs_sum: float
+
+    @property
+    def finite(self) -> float:
+        return self.count - self.nan - self.pos_inf - self.neg_inf
+
+    def to_row(self) -> list[float]:
+        return [getattr(self, column) for column in schema.COLUMNS]
+
+    def add_moments(self, size: int, low: float, high: float, mean: float, m2: float) -> None:
+        """Merge the moments of `size` more finite elements, whose counts have been added already."""
+        total = self.finite
+        before = total - size
+        if before == 0:
+            self.min, self.max, self.mean, self.m2 = low, high, mean, m2
+            return
+        delta = mean - self.mean
+        self.min, self.max = min(self.min, low), max(self.max, high)
+        self.mean += delta * (size / total)
+        self.m2 += m2 + delta * delta * before * (size / total)
+
+
+def _add_chunk(chunk: Tensor, tally: _Tally, bins: Bins | None) -> None:
+    size = chunk.numel()
+    tally.count += size
+    if size == 0:
+        return
+    low, high = (edge.item() for edge in torch.aminmax(chunk))
+    if not math.isfinite(low + high) and not (math.isfinite(low) and math.isfinite(high)):
+        chunk = _without_nonfinite(chunk, tally)
+        size = chunk.numel()
+        if size == 0:
+            return
+        low, high = (edge.item() for edge in torch.aminmax(chunk))
+    if low <= 0.0 <= high:
+        tally.zero += size - int(torch.count_nonzero(chunk))
+    if bins is not None:
+        _add_bins(chunk, bins)
+    if max(-low, high) >= 1.0:
+        tally.ge_one += int(torch.count_nonzero(chunk.abs() >= 1.0))
+    mean, m2, abs_sum = _moments(chunk, low, high)
+    tally.abs_sum += abs_sum
+    tally.add_moments(size, low, high, mean, m2)
+
+
+def _without_nonfinite(chunk: Tensor, tally: _Tally) -> Tensor:
+    tally.nan += int(torch.count_nonzero(chunk.isnan()))
+    tally.pos_inf += int(torch.count_nonzero(chunk == math.inf))
+    tally.neg_inf += int(torch.count_nonzero(chunk == -math.inf))
+    return chunk[chunk.isfinite()]
+
+
+def _moments(chunk: Tensor, low: float, high: float) -> tuple[float, float, float]:
+    """Return mean, sum of squared deviations and sum of absolute values of finite elements."""
+    size = chunk.numel()
+    if low == high:
+        return low, 0.0, abs(low) * size
+    squares = _sum_of_squares(chunk)
+    if chunk.dtype == torch.float32 and not _SMALLEST_SQUARES < squares < _LARGEST_SQUARES:
+        chunk = chunk.double()
+        squares = _sum_of_squares(chunk)
+    total = chunk.sum().item()
+    mean = total / size
+    m2 = squares - total * mean
+    if m2 < squares / 4:  # most of it cancelled: the mean is far from zero, so move the origin there first
+        mean, m2 = _centred_moments(chunk, mean)
+    abs_sum = chunk.abs().sum().item() if low < 0.0 < high else abs(total)
+    return mean, m2, abs_sum
+
+
+def _sum_of_squares(values: Tensor) -> float:
+    # Not torch.dot: it runs one long float32 sum per lane and is off by 1e-5 on a chunk; sum() adds up pairwise.
+    return values.square().sum().item()
+
+
+def _centred_moments(chunk: Tensor, mean: float) -> tuple[float, float]:
+    size = chunk.numel()
+    origin = float(np.float32(mean)) if chunk.dtype == torch.float32 else mean
+    centred = chunk - origin
+    squares = _sum_of_squares(centred)
+    if chunk.dtype == torch.float32 and squares < _SMALLEST_SQUARES:
+        centred = chunk.double() - origin
+        squares = _sum_of_squares(centred)
+    rest = centred.sum().item()
+    return origin + rest / size, max(0.0, squares - rest * (rest / size))
+
+
+def _add_bins(chunk: Tensor, bins: Bins) -> None:
+    if chunk.dtype == torch.float64:
+        exponents, bias = (chunk.view(torch.int64) >> 52) & 0x7FF, _FLOAT64_BIAS
+    else:
+        exponents, bias = (chunk.view(torch.int32) >> 23) & 0xFF, _FLOAT32_BIAS
+    # Zeros are in no bin: they get one below the first.
+    codes = (exponents - (bias + schema.FIRST_EXPONENT - 1)).clamp_(1, schema.NUM_BINS)
+    codes *= chunk != 0
+    bins += torch.bincount(codes, minlength=schema.NUM_BINS + 1)[1:].numpy().astype(np.uint64)
