@@ -1,0 +1,48 @@
+"""`run.json`: what a run says about itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Final
+
+from sonde.errors import RunDamaged, RunNotFound
+from sonde.records import RunHeader
+from sonde.schema import SCHEMA_VERSION
+from sonde.store import layout, strict_json
+
+FORMAT: Final = "sonde-run"
+
+
+def write(run: Path, header: RunHeader) -> None:
+    """Write `run.json` in one step."""
+    strict_json.write(run / layout.HEADER, {"format": FORMAT, **asdict(header)}, indent=1)
+
+
+def read(run: Path) -> RunHeader:
+    """Read `run.json`.
+
+    Raises:
+        RunNotFound: There is none.
+        RunDamaged: It is something else, or of a later version.
+    """
+    path = run / layout.HEADER
+    try:
+        plain = strict_json.read_object(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunNotFound(f"There is no run at {run}: it has no {layout.HEADER}.") from None
+    if plain.get("format") != FORMAT:
+        raise RunDamaged(f"{path} was not written by Sonde (its format is {plain.get('format')!r}, not {FORMAT!r}).")
+    version = plain.get("schema_version")
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+        raise RunDamaged(f"{path} has schema version {version!r}; this Sonde reads 1 to {SCHEMA_VERSION}. Update it.")
+    names = {field.name for field in fields(RunHeader)}
+    try:
+        header = RunHeader(**{name: value for name, value in plain.items() if name in names})
+    except TypeError as error:
+        raise RunDamaged(f"{path} lacks what a run must say about itself: {error}") from None
+    if not isinstance(header.created, int | float) or not isinstance(header.sonde_version, str):
+        raise RunDamaged(f"{path} has no valid time of creation or version.")
+    if not all(isinstance(part, dict) for part in (header.model, header.environment, header.config)):
+        raise RunDamaged(f"{path}: model, environment and config must be objects.")
+    return header

@@ -1,0 +1,79 @@
+"""Where the files of a run lie, and what they are called.
+
+run/
+  run.json                      what the run says about itself
+  events.jsonl                  what happened, as rank 0 saw it
+  telemetry/r00000/             one folder and one writer a rank
+    writer.json                 who writes here, and whether it still does
+    events.jsonl                (rank 1 and up)
+    journal-000003.bin          open: appended step by step
+    seg-000002.safetensors      sealed from journal-000002
+    seg-000000-000001.safetensors   sealed from journals 0 to 1, compacted
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+HEADER: Final = "run.json"
+EVENTS: Final = "events.jsonl"
+TELEMETRY: Final = "telemetry"
+WRITER: Final = "writer.json"
+DAMAGED: Final = ".damaged"  # appended to the name of a journal that was sealed without its unreadable parts
+
+_RANK = re.compile(r"r(\d{5,9})")
+_JOURNAL = re.compile(r"journal-(\d{6,12})\.bin")
+_SEGMENT = re.compile(r"seg-(\d{6,12})(?:-(\d{6,12}))?\.safetensors")
+
+
+def rank_folder(run: Path, rank: int) -> Path:
+    """Return the folder that rank `rank` writes."""
+    return run / TELEMETRY / f"r{rank:05d}"
+
+
+def events_file(run: Path, rank: int) -> Path:
+    """Return the file of rank `rank`'s events; rank 0's lies at the top, where people look first."""
+    return run / EVENTS if rank == 0 else rank_folder(run, rank) / EVENTS
+
+
+def rank_of(folder_name: str) -> int | None:
+    """Return the rank that a folder's name stands for, or None."""
+    match = _RANK.fullmatch(folder_name)
+    return int(match[1]) if match else None
+
+
+def ranks(run: Path) -> list[int]:
+    """Return the ranks that have a folder, in order."""
+    try:
+        names = [entry.name for entry in (run / TELEMETRY).iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(rank for name in names if (rank := rank_of(name)) is not None)
+
+
+def journal_name(number: int) -> str:
+    """Return the name of a journal."""
+    return f"journal-{number:06d}.bin"
+
+
+def journal_number(name: str) -> int | None:
+    """Return the number in a journal's name, or None for another file."""
+    match = _JOURNAL.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def segment_name(first: int, last: int) -> str:
+    """Return the name of the segment that holds journals `first` to `last`."""
+    return f"seg-{first:06d}.safetensors" if first == last else f"seg-{first:06d}-{last:06d}.safetensors"
+
+
+def segment_range(name: str) -> tuple[int, int] | None:
+    """Return the first and last journal that a segment holds, or None for another file."""
+    match = _SEGMENT.fullmatch(name)
+    if match is None:
+        return None
+    first = int(match[1])
+    last = int(match[2]) if match[2] else first
+    return (first, last) if first <= last else None

@@ -1,0 +1,153 @@
+"""`writer.json`: who writes a rank's folder, and whether it still does."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from sonde.errors import RunDamaged
+from sonde.store import layout, strict_json
+
+State = Literal["live", "finished", "failed"]
+Status = Literal["live", "finished", "failed", "crashed"]
+
+BEAT_S: Final = 5.0
+"""A writer that writes says so at most this often."""
+STALE_S: Final = 300.0
+"""A writer on another host that has been silent for this long is taken for dead; on this host the process tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """What a writer says about itself. The numbers at the end let a list of runs be shown without reading data."""
+
+    state: State
+    pid: int
+    host: str
+    process_start: str
+    attempt: int
+    beat: float
+    token: str = ""
+    journal: int = 0
+    """The journal that was open at the beat."""
+    blocks: int = 0
+    """Blocks written before that journal was opened."""
+    last_step: int | None = None
+    loss: float | str | None = None
+    """The newest value of the scalar that is called a loss."""
+    dropped_blocks: int = 0
+
+
+def mine(state: State, attempt: int, beat: float) -> Lease:
+    """Return the lease of this process."""
+    return Lease(
+        state=state,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        process_start=process_start(os.getpid()) or "",
+        attempt=attempt,
+        beat=beat,
+        token=secrets.token_hex(8),
+    )
+
+
+def write(folder: Path, lease: Lease) -> None:
+    """Write `writer.json` in one step. It is a sign of life, not data: no need to force it to the disk."""
+    strict_json.write(folder / layout.WRITER, asdict(lease), sync=False)
+
+
+def read(folder: Path) -> Lease | None:
+    """Read `writer.json`, or return None where there is none.
+
+    Raises:
+        RunDamaged: It is something else.
+    """
+    path = folder / layout.WRITER
+    try:
+        plain = strict_json.read_object(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    known = {field.name: plain[field.name] for field in fields(Lease) if field.name in plain}
+    try:
+        lease = Lease(**known)
+    except TypeError as error:
+        raise RunDamaged(f"{path} does not say who writes: {error}") from None
+    if not _makes_sense(lease):
+        raise RunDamaged(f"{path} does not say who writes: {plain!r:.200}")
+    return lease
+
+
+def _makes_sense(lease: Lease) -> bool:
+    numbers: list[Any] = [lease.pid, lease.attempt, lease.journal, lease.blocks, lease.dropped_blocks]
+    texts: list[Any] = [lease.host, lease.process_start, lease.token]
+    return (
+        lease.state in ("live", "finished", "failed")
+        and all(type(number) is int and number >= 0 for number in numbers)
+        and all(isinstance(text, str) for text in texts)
+        and isinstance(lease.beat, int | float)
+        and (lease.last_step is None or type(lease.last_step) is int)
+        and (lease.loss is None or isinstance(lease.loss, int | float | str))
+    )
+
+
+def is_alive(lease: Lease, now: float) -> bool:
+    """Say whether the writer is still there: on this host the process tells, elsewhere its last sign of life."""
+    if lease.state != "live":
+        return False
+    if lease.host != socket.gethostname():
+        return now - lease.beat < STALE_S
+    return _is_running(lease.pid) and process_start(lease.pid) in (lease.process_start, None)
+
+
+def status(lease: Lease | None, now: float) -> Status:
+    """Say what became of a writer; one that left no word has crashed."""
+    if lease is None:
+        return "crashed"
+    if lease.state == "live":
+        return "live" if is_alive(lease, now) else "crashed"
+    return lease.state
+
+
+def process_start(pid: int) -> str | None:
+    """Return when a process started, in a form that only compares: numbers of processes are used again."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        # The second field is the name in brackets, which may hold blanks; the start time is field 22.
+        return stat[stat.rindex(b")") + 2 :].split()[19].decode()
+    except (OSError, ValueError, IndexError):
+        return _process_start_psutil(pid)
+
+
+def _process_start_psutil(pid: int) -> str | None:
+    try:
+        import psutil
+    except ImportError:
+        return None
+    try:
+        return f"{psutil.Process(pid).create_time():.2f}"
+    except psutil.Error:
+        return None
+
+
+def _is_running(pid: int) -> bool:
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return stat[stat.rindex(b")") + 2 :][:1] in (b"Z", b"X")
+    except (OSError, ValueError):
+        return False

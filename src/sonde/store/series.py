@@ -1,0 +1,149 @@
+"""One statistic of one site over the steps, and which stored columns it is computed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde import measures, schema
+from sonde.errors import MissingExtra
+from sonde.records import Site
+from sonde.schema import Bins, Rows
+
+if TYPE_CHECKING:
+    import pandas
+
+_FINITE: Final = (schema.COUNT, schema.NAN, schema.POS_INF, schema.NEG_INF)
+_MOMENTS: Final = (*_FINITE, schema.MEAN, schema.M2)
+
+# What each measure reads. One that is not listed reads everything, which is slower and never wrong.
+NEEDS: Final[dict[str, tuple[int, ...]]] = {
+    "mean": (*_FINITE, schema.MEAN),
+    "std": (*_FINITE, schema.M2),
+    "var": (*_FINITE, schema.M2),
+    "min": (*_FINITE, schema.MIN),
+    "max": (*_FINITE, schema.MAX),
+    "norm": _MOMENTS,
+    "rms": _MOMENTS,
+    "l1": (*_FINITE, schema.ABS_SUM),
+    "abs_mean": (*_FINITE, schema.ABS_SUM),
+    "abs_max": (*_FINITE, schema.MIN, schema.MAX),
+    "zero_share": (schema.ZERO, schema.COUNT),
+    "ge_one_share": (schema.GE_ONE, schema.COUNT),
+    "nonfinite_share": _FINITE,
+    "seen": (schema.SEEN,),
+    "count": (schema.COUNT,),
+    "nan": (schema.NAN,),
+    "inf": (schema.POS_INF, schema.NEG_INF),
+    "pos_inf": (schema.POS_INF,),
+    "neg_inf": (schema.NEG_INF,),
+    "nonfinite": (schema.NAN, schema.POS_INF, schema.NEG_INF),
+    "zero": (schema.ZERO,),
+    "ge_one": (schema.GE_ONE,),
+}
+ALL_COLUMNS: Final = tuple(range(schema.NUM_COLUMNS))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Readings:
+    """Readings of one site in rising order of steps; columns that nobody asked for are zero."""
+
+    step: NDArray[np.int64]
+    span: NDArray[np.uint32]
+    merged: NDArray[np.float64]
+    """How many readings of one rank each row holds: 1, or more where the store thinned."""
+    rows: Rows
+    bins: Bins | None
+    binned: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """One statistic of one site over the steps.
+
+    `values[i]` belongs to the steps `steps[i]` to `steps[i] + spans[i] - 1`. Where the store has merged several steps
+    into one row, `norm` is the root of the mean squared norm and `l1` the mean over those steps, so that thinning
+    does not show as a jump; counts are totals.
+    """
+
+    site: Site
+    stat: str
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+    spans: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def to_pandas(self) -> pandas.Series[float]:
+        """Return the values as a pandas Series with the steps as its index."""
+        try:
+            import pandas
+        except ImportError:
+            raise MissingExtra("pandas", "export", "A pandas Series") from None
+        index = pandas.Index(self.steps, name="step")
+        return pandas.Series(self.values, index=index, name=f"{self.site.key} {self.stat}")
+
+
+def compute(stat: str, readings: Readings) -> NDArray[np.float64]:
+    """Compute a measure for every reading."""
+    if stat in measures.QUANTILES:
+        values = measures.compute(stat, readings.rows, readings.bins)
+        return np.where(readings.binned, values, np.nan)
+    values = measures.compute(stat, readings.rows)
+    if stat == "norm":
+        return values / np.sqrt(readings.merged)
+    return values / readings.merged if stat == "l1" else values
+
+
+def merge_overlapping(parts: list[Readings]) -> Readings:
+    """Merge the readings of several ranks: those whose steps overlap become one.
+
+    Ranks mostly have the same steps; where one has been thinned and another not, the wider window wins.
+    """
+    step = np.concatenate([part.step for part in parts])
+    order = np.argsort(step, kind="stable")
+    step = step[order]
+    end = step + np.concatenate([part.span for part in parts])[order]
+    reach = np.maximum.accumulate(end)
+    first = np.ones(len(step), dtype=bool)
+    first[1:] = step[1:] >= reach[:-1]
+    starts = np.flatnonzero(first)
+    rows = schema.merge_groups(np.concatenate([part.rows for part in parts])[order], starts)
+    total = np.add.reduceat(np.concatenate([part.merged for part in parts])[order], starts) if len(step) else step
+    rank = np.repeat(np.arange(len(parts)), [len(part) for part in parts])[order]
+    return Readings(
+        step=step[starts],
+        span=(np.maximum.reduceat(end, starts) - step[starts]).astype(np.uint32) if len(step) else end.astype("u4"),
+        merged=total / _distinct(rank, starts),
+        rows=rows,
+        bins=_merge_bins([part.bins for part in parts], order, starts),
+        binned=_all_in_group(np.concatenate([part.binned for part in parts])[order], starts),
+    )
+
+
+def _distinct(rank: NDArray[np.intp], starts: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Count the distinct ranks in every group."""
+    if not len(rank):
+        return np.ones(0)
+    group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(rank))))
+    pairs = np.unique(group * (int(rank.max()) + 1) + rank) // (int(rank.max()) + 1)
+    return np.bincount(pairs, minlength=len(starts)).astype(np.float64)
+
+
+def _merge_bins(parts: list[Bins | None], order: NDArray[np.intp], starts: NDArray[np.intp]) -> Bins | None:
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    bins = np.concatenate(known)[order]
+    return np.add.reduceat(bins, starts, axis=0) if len(bins) else bins
+
+
+def _all_in_group(flags: NDArray[np.bool_], starts: NDArray[np.intp]) -> NDArray[np.bool_]:
+    return np.logical_and.reduceat(flags, starts) if len(flags) else flags

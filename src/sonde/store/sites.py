@@ -1,0 +1,104 @@
+"""Sites as they are stored: checked when read, and merged over the ranks of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sonde.errors import RunDamaged
+from sonde.records import QUANTITIES, Site
+from sonde.store import strict_json
+
+
+def to_json(sites: Iterable[Site]) -> list[dict[str, Any]]:
+    """Return sites as JSON-ready values."""
+    return [site.to_json() for site in sites]
+
+
+def parse(text: bytes | memoryview, where: str) -> list[Site]:
+    """Read a JSON list of sites.
+
+    Raises:
+        RunDamaged: It is something else.
+    """
+    plain = strict_json.loads(text, where)
+    if not isinstance(plain, list):
+        raise RunDamaged(f"{where} should hold a list of sites, not a {type(plain).__name__}.")
+    return [_parse(item, where) for item in plain]
+
+
+def _parse(plain: Any, where: str) -> Site:
+    problem = "it is not an object" if not isinstance(plain, dict) else _problem(plain)
+    if problem is not None:
+        raise RunDamaged(f"{where} holds a site that makes no sense: {problem}.")
+    return Site.from_json(plain)
+
+
+def _problem(plain: dict[str, Any]) -> str | None:
+    for name in ("id", "call", "same_as"):
+        value = plain.get(name, None if name == "same_as" else 0 if name == "call" else "missing")
+        if value is not None and not (type(value) is int and 0 <= value < 2**32):
+            return f"{name} is {value!r}"
+    for name in ("name", "part", "kind", "dtype"):
+        if not isinstance(plain.get(name, "" if name != "name" else None), str):
+            return f"{name} is {plain.get(name)!r}"
+    if plain.get("quantity") not in QUANTITIES or plain.get("phase", "train") not in ("train", "eval"):
+        return f"quantity and phase are {plain.get('quantity')!r} and {plain.get('phase')!r}"
+    if not _is_list(plain.get("shape", []), int) or not _is_list(plain.get("aliases", []), str):
+        return f"shape and aliases are {plain.get('shape')!r} and {plain.get('aliases')!r}"
+    return None
+
+
+def _is_list(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(type(item) is kind for item in value)
+
+
+@dataclass
+class Directory:
+    """The sites of a whole run: one entry for each key, and where each rank keeps its readings."""
+
+    sites: list[Site] = field(default_factory=list)
+    by_key: dict[str, Site] = field(default_factory=dict)
+    places: dict[str, dict[int, list[int]]] = field(default_factory=dict)
+    """For each key, for each rank: the ids in that rank's folder."""
+    keys: dict[tuple[int, int], str] = field(default_factory=dict)
+    """For each rank and id: the key."""
+
+    @classmethod
+    def merge(cls, ranks: dict[int, dict[int, Site]]) -> Directory:
+        """Merge the sites of each rank; the lowest rank that has a site describes it."""
+        self = cls()
+        for rank, sites in sorted(ranks.items()):
+            for number, site in sorted(sites.items()):
+                self.keys[rank, number] = site.key
+                self.places.setdefault(site.key, {}).setdefault(rank, []).append(number)
+                if site.key not in self.by_key:
+                    same_as = sites.get(site.same_as) if site.same_as is not None else None
+                    self._add(site, None if same_as is None else same_as.key)
+        return self._link()
+
+    def _add(self, site: Site, same_as: str | None) -> None:
+        numbered = replace(site, id=len(self.sites), same_as=None)
+        self.sites.append(numbered)
+        self.by_key[site.key] = numbered
+        if same_as is not None:
+            self._same_as[site.key] = same_as
+
+    _same_as: dict[str, str] = field(default_factory=dict)
+
+    def _link(self) -> Directory:
+        # Ids count over the whole run here, so `same_as` follows once every site has its number.
+        for key, target in self._same_as.items():
+            site = self.by_key[key]
+            linked = replace(site, same_as=self.by_key[target].id)
+            self.sites[site.id] = self.by_key[key] = linked
+        return self
+
+    def source(self, site: Site) -> Site:
+        """Return the site under which the readings of `site` were recorded."""
+        seen = {site.id}
+        while site.same_as is not None and site.same_as not in seen:
+            site = self.sites[site.same_as]
+            seen.add(site.id)
+        return site

@@ -1,0 +1,93 @@
+"""JSON that any parser reads: no bare NaN, nothing too large or too deep to be taken from a stranger."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.errors import RunDamaged
+
+MAX_BYTES: Final = 64 << 20
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as strict JSON can hold it: numbers that are not finite become `"nan"`, `"inf"` or `"-inf"`.
+
+    What JSON does not know becomes its text, so that an event is never lost for an odd value in it.
+    """
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy's numbers and arrays
+        return plain(value.tolist())
+    return str(value)
+
+
+def dumps(value: Any, indent: int | None = None) -> bytes:
+    """Return `value` as strict JSON."""
+    separators = (",", ":") if indent is None else None
+    return json.dumps(plain(value), allow_nan=False, indent=indent, separators=separators).encode()
+
+
+def loads(text: bytes | memoryview, where: str) -> Any:
+    """Parse JSON from a file that anyone may have written.
+
+    Args:
+        text: The bytes.
+        where: The file (and the place in it) that an error names.
+
+    Raises:
+        RunDamaged: It is not JSON, or too large or too deep.
+    """
+    if len(text) > MAX_BYTES:
+        raise RunDamaged(f"{where} holds {len(text):,} bytes of JSON; at most {MAX_BYTES:,} are read.")
+    try:
+        return json.loads(bytes(text), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise RunDamaged(f"{where} is not valid JSON: {error}") from None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"the bare word {name}")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises:
+        RunDamaged: The file holds something else.
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        value = loads(file.read(MAX_BYTES + 1), str(path))
+    if not isinstance(value, dict):
+        raise RunDamaged(f"{path} holds a JSON {type(value).__name__}, not an object.")
+    return value
+
+
+def write(path: Path, value: Any, *, indent: int | None = None, sync: bool = True) -> None:
+    """Write JSON so that a reader sees the old file or the new one, and never a part."""
+    write_atomically(path, dumps(value, indent), sync=sync)
+
+
+def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Put `content` at `path` in one step, through a file beside it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,188 @@
+"""Readings sorted by site and step: what a segment holds, and what journals become in memory.
+
+Row i of a table is one reading. The rows of site `site[j]` are `offset[j]` to `offset[j + 1]`, in rising order of
+steps, so one statistic of one site is one contiguous slice of `stats`. All counts of all histograms lie end to end in
+`hist`. A second, short table has one line a block: its step, time, epoch, span, and whether the optimizer was skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde import schema
+from sonde.store.codec import Counts, Packed
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """One line a block, in rising order of steps. `epoch` is -1 where none was known."""
+
+    step: NDArray[np.int64]
+    time: NDArray[np.float64]
+    epoch: NDArray[np.int64]
+    skipped: NDArray[np.bool_]
+    span: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def take(self, index: NDArray[Any]) -> Blocks:
+        """Return the lines that `index` names."""
+        return Blocks(self.step[index], self.time[index], self.epoch[index], self.skipped[index], self.span[index])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Readings sorted by site and step. `merged` counts the readings that thinning put together in a row."""
+
+    site: NDArray[np.uint32]
+    offset: NDArray[np.uint64]
+    step: NDArray[np.int64]
+    span: NDArray[np.uint32]
+    merged: NDArray[np.uint32]
+    stats: NDArray[np.float64]
+    hist_lo: NDArray[np.uint8]
+    hist_len: NDArray[np.uint8]
+    hist_offset: NDArray[np.uint64]
+    hist: Counts
+    blocks: Blocks
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def where(self, site: int) -> slice:
+        """Return which rows belong to the site with id `site`."""
+        at = int(np.searchsorted(self.site, site))
+        if at == len(self.site) or int(self.site[at]) != site:
+            return slice(0, 0)
+        return slice(int(self.offset[at]), int(self.offset[at + 1]))
+
+
+def empty_blocks() -> Blocks:
+    """Return a list of no blocks."""
+    return concat_blocks([])
+
+
+def concat_blocks(parts: Sequence[Blocks]) -> Blocks:
+    """Put lists of blocks one after the other."""
+
+    def join(name: str, dtype: str) -> NDArray[Any]:
+        return np.concatenate([np.zeros(0, dtype), *(getattr(part, name) for part in parts)])
+
+    return Blocks(join("step", "i8"), join("time", "f8"), join("epoch", "i8"), join("skipped", "?"), join("span", "u4"))
+
+
+def last_of_each(keys: Sequence[NDArray[Any]]) -> NDArray[np.intp]:
+    """Return the index that sorts by `keys` (the first counts most), keeping the last of those that are equal."""
+    order = np.lexsort(list(reversed(keys)))  # stable: what was written later stays later
+    if not len(order):
+        return order
+    differs = np.zeros(len(order) - 1, dtype=bool)
+    for key in keys:
+        ordered = key[order]
+        differs |= ordered[1:] != ordered[:-1]
+    return order[np.append(differs, True)]
+
+
+def from_blocks(packed: Sequence[Packed]) -> Table:
+    """Sort the rows of blocks by site and step. Of two rows for the same site and step the later one stays."""
+    lengths = np.array([len(block.sites) for block in packed], dtype=np.intp)
+    blocks = Blocks(
+        np.array([block.step for block in packed], dtype=np.int64),
+        np.array([block.time for block in packed], dtype=np.float64),
+        np.array([block.epoch for block in packed], dtype=np.int64),
+        np.array([block.skipped for block in packed], dtype=np.bool_),
+        np.array([block.span for block in packed], dtype=np.uint32),
+    )
+    hist_len = _join([block.hist_len for block in packed], "u1")
+    return _build(
+        site=_join([block.sites for block in packed], "u4"),
+        step=np.repeat(blocks.step, lengths),
+        span=np.repeat(blocks.span, lengths),
+        merged=np.ones(int(lengths.sum()), dtype=np.uint32),
+        columns=[[block.stats[column] for block in packed] for column in range(schema.NUM_COLUMNS)],
+        hist_lo=_join([block.hist_lo for block in packed], "u1"),
+        hist_len=hist_len,
+        hist_start=_starts(hist_len)[:-1],
+        hist=_join_counts([block.hist for block in packed]),
+        blocks=blocks,
+    )
+
+
+def merge(tables: Sequence[Table]) -> Table:
+    """Put tables together, the older ones first. Of two rows for the same site and step the later one stays."""
+    bases = np.cumsum([0, *(len(table.hist) for table in tables)]).astype(np.uint64)
+    return _build(
+        site=_join([np.repeat(table.site, np.diff(table.offset).astype(np.intp)) for table in tables], "u4"),
+        step=_join([table.step for table in tables], "i8"),
+        span=_join([table.span for table in tables], "u4"),
+        merged=_join([table.merged for table in tables], "u4"),
+        columns=[[table.stats[column] for table in tables] for column in range(schema.NUM_COLUMNS)],
+        hist_lo=_join([table.hist_lo for table in tables], "u1"),
+        hist_len=_join([table.hist_len for table in tables], "u1"),
+        hist_start=_join([table.hist_offset[:-1] + base for table, base in zip(tables, bases, strict=False)], "u8"),
+        hist=_join_counts([table.hist for table in tables]),
+        blocks=concat_blocks([table.blocks for table in tables]),
+    )
+
+
+def _build(
+    *,
+    site: NDArray[np.uint32],
+    step: NDArray[np.int64],
+    span: NDArray[np.uint32],
+    merged: NDArray[np.uint32],
+    columns: list[list[NDArray[np.float64]]],
+    hist_lo: NDArray[np.uint8],
+    hist_len: NDArray[np.uint8],
+    hist_start: NDArray[np.uint64],
+    hist: Counts,
+    blocks: Blocks,
+) -> Table:
+    order = last_of_each([site, step])
+    ids, firsts = np.unique(site[order], return_index=True)
+    stats = np.empty((schema.NUM_COLUMNS, len(order)))
+    for column, parts in enumerate(columns):  # one column at a time: at most one is held twice
+        np.take(_join(parts, "f8"), order, out=stats[column], mode="clip")
+    length = hist_len[order]
+    return Table(
+        site=ids.astype(np.uint32),
+        offset=np.append(firsts, len(order)).astype(np.uint64),
+        step=step[order],
+        span=span[order],
+        merged=merged[order],
+        stats=stats,
+        hist_lo=hist_lo[order],
+        hist_len=length,
+        hist_offset=_starts(length),
+        hist=gather_counts(hist, hist_start[order], length),
+        blocks=blocks.take(last_of_each([blocks.step])),
+    )
+
+
+def gather_counts(hist: Counts, starts: NDArray[np.uint64], lengths: NDArray[np.uint8]) -> Counts:
+    """Return the counts of some histograms, end to end."""
+    offsets = _starts(lengths)
+    total = int(offsets[-1])
+    shift = starts.astype(np.int64) - offsets[:-1].astype(np.int64)
+    return hist[np.repeat(shift, lengths) + np.arange(total)]
+
+
+def _starts(lengths: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    return np.concatenate([np.zeros(1, np.uint64), np.cumsum(lengths, dtype=np.uint64)])
+
+
+def _join(parts: Sequence[NDArray[Any]], dtype: str) -> NDArray[Any]:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def _join_counts(parts: Sequence[Counts]) -> Counts:
+    # Mixed widths become u64, as numpy promotes.
+    return _join(parts, "u4")
