@@ -165,6 +165,7 @@ def abs_quantile(rows: Rows, bins: Bins, q: float) -> tuple[Values, Values, Valu
         The estimate and its bounds (low, high). The true quantile lies between the bounds, which are the edges of the
         bin that holds it, tightened by the largest magnitude; they are at most a factor of two apart except in the
         two open bins at the ends. NaN where there is no histogram.
+
     """
     if not 0.0 <= q <= 1.0:
         raise OptionError(f"A quantile lies between 0 and 1; got {q!r}.")

@@ -1,11 +1,11 @@
 """Plain data that the recording and the reading side both know. No torch here.
 
-    Site     a place where something is measured: `encoder.0.weight:gradient`
-    Reading  what was measured at one site in one step (or in a merged window of steps)
-    Block    all readings of one step, as arrays: what travels from the recorder to the sinks
-    Event    something that happened, at a step
-    RunHeader  what a run says about itself
-    Sink     whatever takes sites, blocks and events: the store, a live monitor, a test
+Site     a place where something is measured: `encoder.0.weight:gradient`
+Reading  what was measured at one site in one step (or in a merged window of steps)
+Block    all readings of one step, as arrays: what travels from the recorder to the sinks
+Event    something that happened, at a step
+RunHeader  what a run says about itself
+Sink     whatever takes sites, blocks and events: the store, a live monitor, a test
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Site:
         plain = {name: getattr(self, name) for name in self.__slots__}
         plain["shape"], plain["aliases"] = list(self.shape), list(self.aliases)
         always = ("id", "name", "quantity")
-        return {name: value for name, value in plain.items() if name in always or value not in ("", 0, None, [], "train")}
+        return {
+            name: value for name, value in plain.items() if name in always or value not in ("", 0, None, [], "train")
+        }
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> Self:

@@ -1,8 +1,8 @@
 """The recording side's seam between tensors and numbers: what a statistics kernel must offer. Needs torch.
 
-A *kernel* serves one device. It owns no data: it summarises tensors into the rows of an *arena*, where row i is the site
-with id i, and merges into what the row already holds. When a step ends its arena is *shipped*: copied towards the host
-without waiting, and read by the worker thread once the copy has arrived.
+A *kernel* serves one device. It owns no data: it summarises tensors into the rows of an *arena* and merges into what
+a row already holds. When a step ends its arena is *shipped*: copied towards the host without waiting, and read by the
+worker thread once the copy has arrived.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Shipment(Protocol):
         """Say whether the rows have arrived; never waits."""
 
     def take(self) -> tuple[Rows, Bins]:
-        """Return rows [sites, columns] and bins [sites, NUM_BINS], waiting if they have not arrived (worker thread only)."""
+        """Return rows [capacity, columns] and bins [capacity, NUM_BINS]. Waits for them: for the worker thread only."""
 
 
 class Arena(Protocol):

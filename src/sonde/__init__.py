@@ -1,0 +1,81 @@
+"""Sonde sees inside a neural network while it trains.
+
+Record with `watch` (needs torch); read with `open_run` (does not).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sonde.attach import watch
+    from sonde.records import Block, Event, Reading, Site
+    from sonde.schedule import at, between, every, first, log_spaced
+    from sonde.select import glob, kind, regex
+    from sonde.session import Session
+    from sonde.store import Run, Series, list_runs, open_run, verify
+    from sonde.version import VERSION as __version__
+
+# Loaded at first use, so that reading a run never imports torch, and recording never imports what only readers need.
+_HOMES = {
+    "Block": "records",
+    "Event": "records",
+    "Reading": "records",
+    "Run": "store",
+    "Series": "store",
+    "Session": "session",
+    "Site": "records",
+    "at": "schedule",
+    "between": "schedule",
+    "every": "schedule",
+    "first": "schedule",
+    "glob": "select",
+    "kind": "select",
+    "list_runs": "store",
+    "log_spaced": "schedule",
+    "open_run": "store",
+    "regex": "select",
+    "verify": "store",
+    "watch": "attach",
+}
+
+__all__ = [
+    "Block",
+    "Event",
+    "Reading",
+    "Run",
+    "Series",
+    "Session",
+    "Site",
+    "__version__",
+    "at",
+    "between",
+    "every",
+    "first",
+    "glob",
+    "kind",
+    "list_runs",
+    "log_spaced",
+    "open_run",
+    "regex",
+    "verify",
+    "watch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from sonde.version import VERSION
+
+        return VERSION
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'sonde' has no attribute {name!r}")
+    value = getattr(import_module(f"sonde.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

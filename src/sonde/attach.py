@@ -1,0 +1,257 @@
+"""`sonde.watch`: check what the user asked for, open the run, start a session."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sonde import schema
+from sonde.errors import OptionError
+from sonde.records import RunHeader, Sink
+from sonde.schedule import When, schedule
+from sonde.select import Where, check_each_matches, selector
+from sonde.session import CLOSE_TIMEOUT_S, DEFAULT_WHAT, Helpers, Plan, Session, What
+from sonde.store import RunWriter
+from sonde.taps.describe import describe_environment, describe_model
+from sonde.taps.guard import OnError
+from sonde.taps.names import is_wrapper, named_modules, named_parameters
+from sonde.version import VERSION
+
+logger = logging.getLogger("sonde")
+
+DEFAULT_MEMORY_MB: Final = 1024
+Models = nn.Module | Mapping[str, nn.Module]
+
+
+def watch(
+    model: Models,
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    *,
+    run: str | os.PathLike[str],
+    what: Iterable[What] = DEFAULT_WHAT,
+    where: Where = None,
+    every: When = 1,
+    histogram: bool = True,
+    loss_fn: Any = None,
+    loader: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    on_error: OnError = "isolate",
+    max_memory_mb: int = DEFAULT_MEMORY_MB,
+    max_disk_mb: int | None = None,
+    max_calls: int = 16,
+    resume: bool = False,
+    start_step: int | None = None,
+    rank: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    enabled: bool = True,
+    clock: Callable[[], float] = time.time,
+) -> Session:
+    """Record a model while it trains, into the folder `run`.
+
+    Args:
+        model: A module, or several by name, such as `{"generator": g, "discriminator": d}`.
+        optimizer: The optimizer or optimizers. Without one, any that turns out to own a parameter of the model is used.
+        run: The folder to write. It must not hold a run yet, unless `resume` is true.
+        what: Any of parameters, gradients, updates, outputs, output_gradients, optimizer_state. Updates come with
+            parameters, since their ratio needs both.
+        where: Which modules and parameters; see `sonde.select`. Everything by default.
+        every: Which steps; a number n for each n-th, or a schedule of `sonde.schedule`.
+        histogram: Whether readings carry a histogram of magnitudes.
+        loss_fn: The loss; if it is a module, its output is recorded as `loss_fn:output`.
+        loader: The data loader, described in the run.
+        scheduler: The learning-rate scheduler; its counter is recorded.
+        scaler: The gradient scaler; its scale is recorded, gradients are unscaled, and held-back steps are marked.
+        on_error: "isolate" switches a failing part of Sonde off and goes on; "raise" lets its error through.
+        max_memory_mb: Bound of what the session holds: steps not yet written and a copy of the parameters for updates.
+        max_disk_mb: Bound of the run's telemetry on disk; beyond it old steps are merged into windows. By default a
+            tenth of the free space, at most 16 GiB.
+        max_calls: Calls of one module within a step beyond this many share the last call's site.
+        resume: Append to a run that exists instead of refusing it.
+        start_step: In a resumed run, the number of its first step if it goes on from before the end; what an earlier
+            attempt recorded from there on stays in the files but is no longer shown.
+        rank: This process's rank in a distributed run; found from torch.distributed or RANK by default.
+        config: Settings of your own to keep in the run.
+        enabled: False attaches nothing and writes nothing; every verb of the session then does nothing.
+        clock: Where times come from.
+
+    Example:
+        with sonde.watch(model, optimizer, run="runs/first") as session:
+            for x, y in loader:
+                loss = loss_fn(model(x), y)
+                optimizer.zero_grad(); loss.backward(); optimizer.step()
+                session.log(loss=loss)
+
+    """
+    if not enabled:
+        return IdleSession(Path(run))
+    models = _models(model)
+    optimizers = _optimizers(optimizer)
+    plan = _plan(models, what, where, every, histogram, on_error, max_memory_mb, max_calls)
+    helpers = Helpers(loss_fn=loss_fn, loader=loader, scheduler=scheduler, scaler=scaler)
+    _warn_if_compiled(models, plan)
+    writer = RunWriter(
+        Path(run),
+        _header(models, optimizers, plan, helpers, config, clock),
+        rank=_rank(rank),
+        resume=resume,
+        start_step=start_step,
+        max_disk_bytes=None if max_disk_mb is None else _positive("max_disk_mb", max_disk_mb) << 20,
+        clock=clock,
+    )
+    first_step = (writer.last_step or 0) if start_step is None else start_step - 1
+    return Session(models, optimizers, writer, plan, helpers, first_step=first_step, clock=clock)
+
+
+class IdleSession(Session):
+    """What `watch(..., enabled=False)` returns: nothing is attached, no file is made, every verb does nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._closed = False
+
+    current_step = 0
+    dropped_steps = 0
+
+    def log(self, **scalars: float | Tensor) -> None:
+        """Do nothing."""
+
+    def record(self, site: str, values: Any) -> None:
+        """Do nothing."""
+
+    def event(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
+        """Do nothing."""
+
+    def epoch(self, number: int) -> None:
+        """Do nothing."""
+
+    def step(self) -> None:
+        """Do nothing."""
+
+    def subscribe(self, sink: Sink) -> None:
+        """Do nothing."""
+
+    def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Do nothing."""
+        return True
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Do nothing but remember it."""
+        self._closed = True
+
+    def _note_exception(self, error: BaseException) -> None: ...
+
+
+def _models(model: Models) -> dict[str, nn.Module]:
+    models = dict(model) if isinstance(model, Mapping) else {"": model}
+    for name, each in models.items():
+        if not isinstance(each, nn.Module):
+            raise OptionError(
+                f"watch() takes a torch.nn.Module or a dict of them; {name or 'model'} is {type(each).__name__}."
+            )
+    if not models:
+        raise OptionError("watch() got an empty dict: there is no model to watch.")
+    return models
+
+
+def _optimizers(optimizer: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
+    if optimizer is None:
+        return []
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    for each in optimizers:
+        if not isinstance(each, Optimizer):
+            raise OptionError(
+                f"optimizer takes torch optimizers; got {type(each).__name__}. Leave it out to find them."
+            )
+    return optimizers
+
+
+def _plan(
+    models: dict[str, nn.Module],
+    what: Iterable[What],
+    where: Where,
+    every: When,
+    histogram: bool,
+    on_error: OnError,
+    max_memory_mb: int,
+    max_calls: int,
+) -> Plan:
+    chosen = [what] if isinstance(what, str) else list(what)
+    unknown = [item for item in chosen if item not in get_args(What)]
+    if unknown or not chosen:
+        raise OptionError(f"what={chosen!r}: choose from {', '.join(get_args(What))}.")
+    if on_error not in get_args(OnError):
+        raise OptionError(f"on_error={on_error!r}: choose 'isolate' or 'raise'.")
+    names = {name: type(module).__name__ for name, module, _ in named_modules(models)}
+    names |= {name: "" for name, _, _ in named_parameters(models)}
+    check_each_matches(where, names, " + ".join(type(model).__name__ for model in models.values()))
+    return Plan(
+        what=frozenset(chosen),
+        where=selector(where),
+        when=schedule(every),
+        histogram=bool(histogram),
+        on_error=on_error,
+        max_memory_bytes=_positive("max_memory_mb", max_memory_mb) << 20,
+        max_calls=_positive("max_calls", max_calls),
+    )
+
+
+def _positive(name: str, value: int) -> int:
+    if isinstance(value, bool) or int(value) != value or value < 1:
+        raise OptionError(f"{name} takes a whole number of at least 1; got {value!r}.")
+    return int(value)
+
+
+def _header(
+    models: dict[str, nn.Module],
+    optimizers: list[Optimizer],
+    plan: Plan,
+    helpers: Helpers,
+    config: Mapping[str, Any] | None,
+    clock: Callable[[], float],
+) -> RunHeader:
+    watching = {
+        "what": sorted(plan.what),
+        "where": plan.where.text,
+        "every": plan.when.text,
+        "histogram": plan.histogram,
+    }
+    described = helpers.describe() | {"optimizers": [type(each).__name__ for each in optimizers]}
+    return RunHeader(
+        schema_version=schema.SCHEMA_VERSION,
+        created=clock(),
+        sonde_version=VERSION,
+        model=describe_model(models),
+        environment=describe_environment(),
+        config={"watch": watching, "helpers": described, "user": dict(config or {})},
+    )
+
+
+def _rank(rank: int | None) -> int:
+    if rank is not None:
+        return rank
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
+def _warn_if_compiled(models: dict[str, nn.Module], plan: Plan) -> None:
+    compiled = [
+        type(module).__name__
+        for model in models.values()
+        for module in model.modules()
+        if (is_wrapper(module) and type(module).__name__ == "OptimizedModule") or module._compiled_call_impl is not None
+    ]
+    if compiled and {"outputs", "output_gradients"} & plan.what:
+        logger.warning(
+            "the model is compiled: Sonde sees its parameters, gradients, updates and its final output, but not the "
+            "outputs of modules inside the compiled part. Run the model eagerly to see those."
+        )

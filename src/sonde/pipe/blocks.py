@@ -1,0 +1,115 @@
+"""Turn a packet into a block: plain arrays, sorted by site, with everything about one site merged."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde import schema
+from sonde.pipe.book import SiteBook
+from sonde.pipe.packet import Packet
+from sonde.records import Block
+from sonde.schema import Bins, Rows
+
+_Part = tuple[NDArray[np.uint32], Rows, Bins, NDArray[np.bool_]]
+
+
+def to_block(packet: Packet, book: SiteBook, *, histogram: bool) -> Block | None:
+    """Wait for the packet's rows and return them as a block, or None if it holds no reading."""
+    parts = [_from_arenas(packet, book, histogram), _from_numbers(packet), _from_readings(packet)]
+    sites, rows, bins, binned = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    if not len(sites):
+        return None
+    order = np.argsort(sites, kind="stable")
+    sites, rows, bins, binned = sites[order], rows[order], bins[order], binned[order]
+    starts = np.flatnonzero(np.r_[True, sites[1:] != sites[:-1]])
+    if len(starts) < len(sites):
+        rows = schema.merge_groups(rows, starts)
+        bins, binned = np.add.reduceat(bins, starts), np.logical_and.reduceat(binned, starts)
+        sites = sites[starts]
+    for chosen, scale in packet.unscale:
+        _unscale(sites, rows, bins, binned, chosen, scale)
+    return Block(
+        step=packet.step,
+        time=packet.time,
+        sites=sites,
+        rows=rows,
+        bins=bins,
+        binned=binned,
+        epoch=packet.epoch,
+        skipped=packet.skipped or any(_number_at(sites, rows, flag) for flag in packet.skip_flags),
+    )
+
+
+def _from_arenas(packet: Packet, book: SiteBook, histogram: bool) -> _Part:
+    parts: list[_Part] = [_empty()]
+    for hold in packet.holds:
+        assert hold.shipment is not None
+        rows, bins = hold.shipment.take()
+        used = np.flatnonzero(rows[:, schema.SEEN])
+        sites = (used + hold.base).astype(np.uint32)
+        binned = np.array([histogram and book.has_histogram(int(site)) for site in sites], dtype=np.bool_)
+        parts.append((sites, rows[used], bins[used], binned))  # indexing copies: the arena can be used again
+    sites, rows, bins, binned = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return sites, rows, bins, binned
+
+
+def _from_numbers(packet: Packet) -> _Part:
+    if not packet.numbers:
+        return _empty()
+    sites = np.array([site for site, _ in packet.numbers], dtype=np.uint32)
+    rows = np.stack([schema.row_of_value(value) for _, value in packet.numbers])
+    return sites, rows, np.zeros((len(sites), schema.NUM_BINS), np.uint64), np.zeros(len(sites), np.bool_)
+
+
+def _from_readings(packet: Packet) -> _Part:
+    if not packet.readings:
+        return _empty()
+    sites = np.array([site for site, _, _ in packet.readings], dtype=np.uint32)
+    rows = np.stack([row for _, row, _ in packet.readings])
+    return sites, rows, np.stack([bins for _, _, bins in packet.readings]), np.ones(len(sites), np.bool_)
+
+
+def _empty() -> _Part:
+    return (
+        np.zeros(0, np.uint32),
+        np.zeros((0, schema.NUM_COLUMNS)),
+        np.zeros((0, schema.NUM_BINS), np.uint64),
+        np.zeros(0, np.bool_),
+    )
+
+
+def _number_at(sites: NDArray[np.uint32], rows: Rows, site: int) -> float:
+    index = int(np.searchsorted(sites, site))
+    return float(rows[index, schema.MEAN]) if index < len(sites) and sites[index] == site else 0.0
+
+
+def _unscale(
+    sites: NDArray[np.uint32], rows: Rows, bins: Bins, binned: NDArray[np.bool_], chosen: list[int], scale_site: int
+) -> None:
+    """Divide the readings of `chosen` by a gradient scale.
+
+    A scale is a power of two unless the user set it otherwise; then a histogram only shifts. If it is not, the
+    histogram cannot be had exactly and is left out, and so is the count of magnitudes of at least one.
+    """
+    scale = _number_at(sites, rows, scale_site)
+    if scale <= 0 or scale == 1:
+        return
+    index = np.flatnonzero(np.isin(sites, chosen))
+    rows[index] = schema.scale_rows(rows[index], 1.0 / scale)
+    shift = np.log2(scale)
+    if shift == round(shift):
+        bins[index] = _shift_down(bins[index], round(shift))
+        has_bins = index[binned[index]]
+        rows[has_bins, schema.GE_ONE] = bins[has_bins, schema.ONE_BIN :].sum(-1)
+    else:
+        binned[index] = False
+        bins[index] = 0
+
+
+def _shift_down(bins: Bins, places: int) -> Bins:
+    """Move every count `places` bins down; what leaves an end gathers in the last bin there."""
+    target = np.clip(np.arange(schema.NUM_BINS) - places, 0, schema.NUM_BINS - 1)
+    shifted = np.zeros_like(bins)
+    np.add.at(shifted, (slice(None), target), bins)
+    return shifted

@@ -1,0 +1,266 @@
+"""Gathers what is seen during a step, in the training thread, without waiting for anything."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from sonde.pipe.book import SiteBook
+from sonde.pipe.packet import Hold, Packet
+from sonde.pipe.pool import ArenaPool
+from sonde.records import Event, Phase, Quantity, Site
+from sonde.schema import Bins, Rows
+from sonde.signals import Kernel
+
+# Room for sites that turn up in the middle of a step: the first evaluation, a branch not taken before.
+SLACK_ROWS: Final = 64
+MAX_STRIDE: Final = 1024
+# Numbers and events need no arena; this many may wait in one step before more of them are dropped.
+MAX_LOOSE_ITEMS: Final = 100_000
+
+
+class Packer:
+    """The recorder that taps report to: it summarises tensors on their device and packs the step when it ends.
+
+    Steps are numbered from 1; step 0 is the state before the first one. A packet stays open after its step has ended,
+    for what is said about it (`session.log` after `optimizer.step()`), until the next pass begins.
+
+    When the pool has no arena to lend, the step is not recorded: recording then turns to every 2nd, 4th, ... step until
+    the worker has caught up. `dropped` counts the steps that were lost that way.
+    """
+
+    def __init__(
+        self,
+        book: SiteBook,
+        pool: ArenaPool,
+        kernel_for: Callable[[torch.device], Kernel],
+        send: Callable[[Packet], bool],
+        *,
+        clock: Callable[[], float],
+        histogram: bool,
+        expected_sites: int,
+        first_step: int = 0,
+    ) -> None:
+        self.dropped = 0
+        self.stride = 1
+        self.epoch: int | None = None
+        self._book = book
+        self._pool = pool
+        self._kernel_for = kernel_for
+        self._send = send
+        self._clock = clock
+        self._histogram = histogram
+        self._expected_sites = expected_sites
+        self._packet = Packet(first_step)
+        self._holds: dict[torch.device, list[Hold]] = {}
+        self._starved: set[torch.device] = set()
+        self._unreported = 0
+        self._lock = threading.RLock()
+
+    @property
+    def step(self) -> int:
+        """The step that is being recorded, or that has just ended."""
+        return self._packet.step
+
+    def site(
+        self,
+        name: str,
+        quantity: Quantity,
+        *,
+        phase: Phase = "train",
+        call: int = 0,
+        part: str = "",
+        kind: str = "",
+        tensor: Tensor | None = None,
+        aliases: tuple[str, ...] = (),
+        same_as: int | None = None,
+    ) -> int:
+        """Return the id of a site, making it known at its first use."""
+        shape = tuple(tensor.shape) if tensor is not None else ()
+        dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else ""
+        return self._book.number(
+            Site(
+                id=-1,
+                name=name,
+                quantity=quantity,
+                phase=phase,
+                call=call,
+                part=part,
+                kind=kind,
+                shape=shape,
+                dtype=dtype,
+                aliases=aliases,
+                same_as=same_as,
+            )
+        )
+
+    def see(self, site: int, tensor: Tensor) -> None:
+        """Summarise one tensor now."""
+        with self._lock:
+            hold = self._hold(tensor.device, site)
+            if hold is not None:
+                histogram = self._histogram and self._book.has_histogram(site)
+                hold.kernel.measure((tensor,), (site - hold.base,), hold.arena, histogram=histogram)
+
+    def see_many(self, tensors: Sequence[Tensor], sites: Sequence[int]) -> None:
+        """Summarise many tensors of one device in one pass."""
+        with self._lock:
+            hold = self._hold(tensors[0].device, max(sites), min(sites))
+            if hold is not None:
+                rows = sites if not hold.base else [site - hold.base for site in sites]
+                hold.kernel.measure(tensors, rows, hold.arena, histogram=self._histogram)
+            elif tensors[0].device not in self._starved:
+                for tensor, site in zip(tensors, sites, strict=True):
+                    self.see(site, tensor)
+
+    def see_changes(
+        self, tensors: Sequence[Tensor], shadows: Sequence[Tensor], sites: Sequence[int], changes: Sequence[int]
+    ) -> None:
+        """Summarise many tensors of one device and how they differ from their shadows; refresh the shadows."""
+        with self._lock:
+            both = (*sites, *changes)
+            hold = self._hold(tensors[0].device, max(both), min(both))
+            if hold is not None:
+                base = hold.base
+                hold.kernel.measure_change(
+                    tensors,
+                    shadows,
+                    [site - base for site in sites],
+                    [site - base for site in changes],
+                    hold.arena,
+                    histogram=self._histogram,
+                )
+            elif tensors[0].device not in self._starved:
+                # Rows in two arenas happen once, when new sites were found in mid-step: take them one by one.
+                for index in range(len(tensors)):
+                    self._see_change(tensors[index], shadows[index], sites[index], changes[index])
+
+    def put(self, site: int, value: float) -> None:
+        """Take one plain number."""
+        with self._lock:
+            if len(self._packet.numbers) < MAX_LOOSE_ITEMS:
+                self._packet.numbers.append((site, value))
+
+    def put_reading(self, site: int, row: Rows, bins: Bins) -> None:
+        """Take a summary that was made elsewhere."""
+        with self._lock:
+            if len(self._packet.readings) < MAX_LOOSE_ITEMS:
+                self._packet.readings.append((site, row, bins))
+
+    def put_event(self, event_type: str, message: str, data: dict[str, Any]) -> None:
+        """Take an event; its step is the present one."""
+        with self._lock:
+            if len(self._packet.events) < MAX_LOOSE_ITEMS:
+                event = Event(
+                    event_type=event_type, message=message, step=self.step, timestamp=self._clock(), data=data
+                )
+                self._packet.events.append(event)
+
+    def unscale(self, sites: Sequence[int], scale: int) -> None:
+        """Divide what was seen at `sites` in this step by the number seen at the site `scale`, once it has arrived."""
+        with self._lock:
+            self._packet.unscale.append((list(sites), scale))
+
+    def mark_skipped_if(self, flag: int) -> None:
+        """Mark this step as skipped if the number seen at the site `flag` turns out to be non-zero."""
+        with self._lock:
+            self._packet.skip_flags.append(flag)
+
+    def begin(self) -> None:
+        """Open the next step if the last one has ended. Called whenever a pass or an optimizer step begins."""
+        if self._packet.stepped:
+            with self._lock:
+                if self._packet.stepped:
+                    self._ship(self._packet.step + 1)
+
+    def end_step(self, *, skipped: bool = False) -> None:
+        """Mark the present step as ended."""
+        with self._lock:
+            self._packet.stepped = True
+            self._packet.skipped = skipped
+            self._packet.time = self._clock()
+
+    def ship(self) -> None:
+        """Send what there is, ended or not; what comes later about the same step is merged with it by readers."""
+        with self._lock:
+            self._ship(self._packet.step, reopened=self._packet.stepped)
+
+    def _ship(self, next_step: int, *, reopened: bool = False) -> None:
+        packet = self._packet
+        self._packet = Packet(next_step, stepped=reopened, time=packet.time)
+        holds, self._holds = self._holds, {}
+        packet.holds = [hold for chain in holds.values() for hold in chain]
+        for hold in packet.holds:
+            hold.shipment = hold.kernel.ship(hold.arena)
+        self._account(packet)
+        if packet.is_empty():
+            return
+        packet.new_sites = self._book.take_new()
+        packet.epoch = self.epoch
+        packet.time = packet.time or self._clock()
+        if not self._send(packet):
+            self._take_back(packet)
+
+    def _account(self, packet: Packet) -> None:
+        """Count what was lost, thin out while the worker lags, and recover when it has caught up."""
+        if self._starved:
+            self._starved.clear()
+            self.dropped += 1
+            self._unreported += 1
+            self.stride = min(self.stride * 2, MAX_STRIDE)
+        elif self.stride > 1 and packet.holds and self._pool.is_slack:
+            self.stride //= 2
+        if self._unreported and packet.holds:
+            message = (
+                f"{self._unreported} step(s) before step {packet.step} were not recorded: the writer lagged behind"
+            )
+            data = {"steps": self._unreported, "total": self.dropped, "stride": self.stride}
+            packet.events.append(
+                Event(event_type="steps_dropped", message=message, step=packet.step, timestamp=self._clock(), data=data)
+            )
+            self._unreported = 0
+
+    def _take_back(self, packet: Packet) -> None:
+        self.dropped += 1
+        self._unreported += 1
+        for hold in packet.holds:
+            self._pool.give_back(hold.device, hold.arena)
+
+    def _see_change(self, tensor: Tensor, shadow: Tensor, site: int, change: int) -> None:
+        self.see(site, tensor)
+        with torch.no_grad():
+            self.see(change, tensor.detach() - shadow)
+            shadow.copy_(tensor)
+
+    def _hold(self, device: torch.device, site: int, lowest: int | None = None) -> Hold | None:
+        """Return the hold with room for the sites from `lowest` to `site`, or None if there is none."""
+        lowest = site if lowest is None else lowest
+        chain = self._holds.get(device)
+        if chain is None:
+            if device in self._starved:
+                return None
+            chain = self._holds[device] = []
+        for hold in chain:
+            if hold.base <= lowest and site < hold.base + hold.arena.capacity:
+                return hold
+        top = chain[-1].base + chain[-1].arena.capacity if chain else 0
+        if top > lowest:
+            return None
+        return self._lend(device, chain, top, site)
+
+    def _lend(self, device: torch.device, chain: list[Hold], base: int, site: int) -> Hold | None:
+        wanted = max(self._expected_sites, len(self._book), site + 1) - base
+        kernel = self._kernel_for(device)
+        arena = self._pool.lend(device, kernel, wanted + SLACK_ROWS)
+        if arena is None:
+            self._starved.add(device)
+            if not chain:
+                del self._holds[device]
+            return None
+        hold = Hold(kernel, arena, base, device)
+        chain.append(hold)
+        return hold

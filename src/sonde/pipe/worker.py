@@ -1,0 +1,135 @@
+"""The one thread that waits: takes packets, turns them into blocks and hands those to the sinks, in order."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Final
+
+from sonde.pipe.blocks import to_block
+from sonde.pipe.book import SiteBook
+from sonde.pipe.packet import Packet
+from sonde.pipe.pool import ArenaPool
+from sonde.records import Block, Event, Sink, Site
+
+logger = logging.getLogger("sonde")
+
+# Packets without an arena (only numbers or events) are not bounded by the pool, so their number is.
+MAX_WAITING: Final = 8192
+_STORE: Final = "writing the run"
+_Job = Packet | Callable[[], None] | None
+
+
+class Worker:
+    """Owns the thread and the sinks.
+
+    A sink that raises is reported once, with its traceback in the run, and is then left out. The store is the
+    exception: it is asked again with every block, since a full disk may be emptied.
+    """
+
+    def __init__(
+        self, store: Sink, pool: ArenaPool, book: SiteBook, *, histogram: bool, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._subscribers: list[Sink] = []
+        self._pool = pool
+        self._book = book
+        self._histogram = histogram
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._sites: list[Site] = []
+        self._reported: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="sonde-worker", daemon=True)
+        self._thread.start()
+
+    def send(self, packet: Packet) -> bool:
+        """Queue a packet without waiting; False if too many wait already."""
+        if self._jobs.qsize() >= MAX_WAITING:
+            return False
+        self._jobs.put(packet)
+        return True
+
+    def subscribe(self, sink: Sink) -> None:
+        """Add a sink; it is told of the sites that are known already before anything else."""
+
+        def add() -> None:
+            self._subscribers.append(sink)
+            if self._sites:
+                self._offer(sink, lambda: sink.take_sites(list(self._sites)))
+
+        self._jobs.put(add)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything queued so far has reached the sinks; False if that took too long."""
+        done = threading.Event()
+
+        def finish() -> None:
+            for sink in self._sinks():
+                self._offer(sink, sink.flush)
+            done.set()
+
+        self._jobs.put(finish)
+        return done.wait(timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Let the thread finish what is queued, close the sinks and end; False if that took too long."""
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, Packet):
+                self._handle(job)
+            else:
+                job()
+        for sink in self._sinks():
+            self._offer(sink, sink.close)
+
+    def _sinks(self) -> list[Sink]:
+        return [self._store, *self._subscribers]
+
+    def _handle(self, packet: Packet) -> None:
+        block = None
+        try:
+            block = to_block(packet, self._book, histogram=self._histogram)
+        except Exception:  # noqa: BLE001 - the edge of this thread: a packet that cannot be read must not end it
+            self._report("packing a step", traceback.format_exc())
+        for hold in packet.holds:
+            self._pool.give_back(hold.device, hold.arena)
+        self._sites += packet.new_sites
+        for sink in self._sinks():
+            self._offer(sink, functools.partial(_deliver, sink, packet.new_sites, block, packet.events))
+
+    def _offer(self, sink: Sink, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - the edge of this thread: no sink's fault may end it
+            if sink is self._store:
+                self._report(_STORE, f"{type(error).__name__}: {error}")
+            else:
+                self._subscribers = [other for other in self._subscribers if other is not sink]
+                self._report(f"sink {type(sink).__name__}", traceback.format_exc())
+
+    def _report(self, part: str, what: str) -> None:
+        if part in self._reported:
+            return
+        self._reported.add(part)
+        message = f"{part} failed; training goes on without it"
+        logger.warning("%s.\n%s", message, what.rstrip())
+        if part != _STORE:
+            fault = Event(event_type="fault", message=message, timestamp=self._clock(), data={"traceback": what})
+            self._offer(self._store, functools.partial(self._store.take_event, fault))
+
+
+def _deliver(sink: Sink, sites: list[Site], block: Block | None, events: list[Event]) -> None:
+    if sites:
+        sink.take_sites(sites)
+    if block is not None:
+        sink.take_block(block)
+    for event in events:
+        sink.take_event(event)

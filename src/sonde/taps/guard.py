@@ -1,0 +1,43 @@
+"""The one place in the training thread that catches everything: a fault of Sonde's must not become one of the run."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable
+from typing import Any, Literal
+
+OnError = Literal["isolate", "raise"]
+Report = Callable[[str, str], None]
+"""Takes the name of what failed and its traceback."""
+
+
+class Guard:
+    """Runs Sonde's code inside the user's training step.
+
+    With "isolate" a failing part is reported once, with its traceback, and goes quiet; the others go on. With "raise"
+    its exception reaches the user.
+    """
+
+    def __init__(self, on_error: OnError, report: Report) -> None:
+        self._on_error = on_error
+        self._report = report
+        self.failed: set[str] = set()
+
+    def wrap(self, part: str, function: Callable[..., None]) -> Callable[..., None]:
+        """Return `function` guarded. The result always returns None, so as a hook it cannot replace a value."""
+        if self._on_error == "raise":
+            return function
+        failed = self.failed
+
+        @functools.wraps(function)
+        def guarded(*args: Any) -> None:
+            if part in failed:
+                return
+            try:
+                function(*args)
+            except Exception:  # noqa: BLE001 - this is the guard: whatever went wrong, training goes on
+                failed.add(part)
+                self._report(part, traceback.format_exc())
+
+        return guarded

@@ -1,0 +1,203 @@
+"""Watch module outputs, and their gradients, through torch's process-wide module hooks.
+
+Process-wide hooks leave nothing on the user's modules: a watched model can be deep-copied, pickled and compiled as if
+Sonde were not there, and a copy of it is not watched by accident. What is not watched costs one dictionary look-up.
+
+Which call is which:
+- A *pass* begins when a watched module is called from outside any watched module. Its phase is `train` if gradients are
+  enabled there, else `eval`; what an inner `no_grad` (reentrant checkpointing) does to the inside does not matter.
+- Calls of a module are numbered from 0 until a backward pass has run; then numbering begins anew and the next
+  micro-batch is merged into the readings of the first. In evaluation it begins anew with every pass.
+- A forward that runs inside a backward is a checkpoint being recomputed. It has been seen already and is left out.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.utils.hooks import RemovableHandle
+
+from sonde.records import Phase, Quantity
+from sonde.signals import Recorder
+from sonde.taps.guard import Guard
+from sonde.taps.unpack import unpack
+
+_in_backward = torch._C._current_graph_task_id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WatchedModule:
+    """A module with what its sites need to know. `is_root` marks a model the user handed in."""
+
+    module: nn.Module
+    name: str
+    kind: str
+    aliases: tuple[str, ...]
+    wanted: bool
+    is_root: bool
+
+
+class _Pass(threading.local):
+    """Where this thread is in a forward pass."""
+
+    def __init__(self) -> None:
+        self.stack: list[int] = []
+        self.phase: Phase = "train"
+        self.recording = True
+        self.backward_seen = 0
+        self.calls: dict[int, int] = {}
+        # The last recorded output, to notice a container that hands on its child's tensor. A weak reference, since a
+        # strong one would keep the whole autograd graph alive.
+        self.last: weakref.ref[Tensor] | None = None
+        self.last_version = -1
+        self.last_site = -1
+
+
+class ModuleTap:
+    """Reports the outputs of wanted modules to the recorder, in those passes that `before_pass` says yes to."""
+
+    def __init__(
+        self,
+        watched: list[WatchedModule],
+        recorder: Recorder,
+        guard: Guard,
+        *,
+        outputs: bool,
+        output_gradients: bool,
+        max_calls: int,
+        before_pass: Callable[[Phase], bool],
+    ) -> None:
+        self.backward_count = 0
+        self.gradient_sites: list[int] = []
+        self._watched = {id(entry.module): entry for entry in watched}
+        self._recorder = recorder
+        self._outputs = outputs
+        self._output_gradients = output_gradients
+        self._max_calls = max_calls
+        self._before_pass = before_pass
+        self._pass = _Pass()
+        self._sites: dict[tuple[int, Quantity, Phase, int, str], int] = {}
+        self._before_call = guard.wrap("module calls", self._enter)
+        self._after_call = guard.wrap("module outputs", self._leave)
+        self._gradient = guard.wrap("output gradients", self._see_gradient)
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self) -> None:
+        """Begin to listen."""
+        before, after = self._before_call, self._after_call
+        watched = self._watched
+
+        # Under torch.compile these bodies are traced: the first test is constant there, so nothing of Sonde enters
+        # the graph. They return None and so never replace an input or an output.
+        def before_forward(module: nn.Module, args: Any) -> None:
+            if not torch.compiler.is_compiling() and id(module) in watched:
+                before(watched[id(module)])
+
+        def after_forward(module: nn.Module, args: Any, output: Any) -> None:
+            if not torch.compiler.is_compiling() and id(module) in watched:
+                after(watched[id(module)], output)
+
+        self._handles = [
+            torch_module.register_module_forward_pre_hook(before_forward),
+            torch_module.register_module_forward_hook(after_forward),
+        ]
+
+    def remove(self) -> None:
+        """Stop listening and forget the modules."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._watched.clear()
+
+    def saw_backward(self) -> None:
+        """Note that a backward pass has reached a parameter."""
+        self.backward_count += 1
+
+    def end_step(self) -> None:
+        """Begin to number calls from 0 again."""
+        here = self._pass
+        here.calls.clear()
+        here.stack.clear()
+
+    def _enter(self, entry: WatchedModule) -> None:
+        if _in_backward() != -1:
+            return
+        here = self._pass
+        # A forward that raised leaves its stack behind; the model's own next call clears it.
+        if entry.is_root or not here.stack:
+            self._begin_pass(here)
+        here.stack.append(id(entry.module))
+
+    def _begin_pass(self, here: _Pass) -> None:
+        here.stack.clear()
+        here.phase = "train" if torch.is_grad_enabled() else "eval"
+        here.recording = self._before_pass(here.phase)
+        if here.phase == "eval" or here.backward_seen != self.backward_count:
+            here.calls.clear()
+            here.backward_seen = self.backward_count
+
+    def _leave(self, entry: WatchedModule, output: Any) -> None:
+        if _in_backward() != -1:
+            return
+        here = self._pass
+        key = id(entry.module)
+        while here.stack and here.stack.pop() != key:
+            pass  # calls whose forward raised and was caught inside the model
+        call = here.calls.get(key, 0)
+        here.calls[key] = call + 1
+        if here.recording and entry.wanted:
+            call = min(call, self._max_calls - 1)
+            for part, tensor in (("", output),) if isinstance(output, Tensor) else unpack(output):
+                self._see(here, entry, call, part, tensor)
+
+    def _see(self, here: _Pass, entry: WatchedModule, call: int, part: str, tensor: Tensor) -> None:
+        version = -1 if tensor.is_inference() else tensor._version
+        if here.last is not None and here.last() is tensor and version == here.last_version != -1:
+            self._site(entry, "output", here.phase, call, part, tensor, same_as=here.last_site)
+            return
+        site = self._site(entry, "output", here.phase, call, part, tensor)
+        here.last, here.last_version, here.last_site = weakref.ref(tensor), version, site
+        if self._outputs:
+            self._recorder.see(site, tensor)
+        if self._output_gradients and tensor.requires_grad:
+            gradient_site = self._site(entry, "output_gradient", here.phase, call, part, tensor)
+            gradient = self._gradient
+            tensor.register_hook(lambda grad: gradient(gradient_site, grad))
+
+    def _see_gradient(self, site: int, grad: Tensor) -> None:
+        self._recorder.see(site, grad)
+
+    def _site(
+        self,
+        entry: WatchedModule,
+        quantity: Quantity,
+        phase: Phase,
+        call: int,
+        part: str,
+        tensor: Tensor,
+        same_as: int | None = None,
+    ) -> int:
+        key = (id(entry.module), quantity, phase, call, part)
+        site = self._sites.get(key)
+        if site is None:
+            site = self._sites[key] = self._recorder.site(
+                entry.name,
+                quantity,
+                phase=phase,
+                call=call,
+                part=part,
+                kind=entry.kind,
+                tensor=tensor,
+                aliases=entry.aliases,
+                same_as=same_as,
+            )
+            if quantity == "output_gradient":
+                self.gradient_sites.append(site)
+        return site

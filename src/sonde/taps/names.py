@@ -1,0 +1,90 @@
+"""Names as the user wrote them: wrappers' prefixes are stripped, tied tensors keep all their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from torch import nn
+
+# What DistributedDataParallel/DataParallel, torch.compile and FSDP put into names.
+_WRAPPERS: Final = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+# The model itself, which torch calls "". No attribute can have this name.
+ROOT_NAME: Final = "(model)"
+
+
+def plain_name(name: str, module_owns: frozenset[str] = frozenset()) -> str:
+    """Strip the path parts that wrappers add.
+
+    >>> plain_name("module._orig_mod.encoder.0.weight")
+    'encoder.0.weight'
+    """
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS or part in module_owns)
+
+
+def own_wrapper_words(root: nn.Module) -> frozenset[str]:
+    """Return those wrapper words that the user's own modules use as attribute names, which must not be stripped."""
+    words = set()
+    for module in root.modules():
+        if not is_wrapper(module):
+            words |= _WRAPPERS.intersection(dict(module.named_children()))
+    return frozenset(words)
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Say whether a module only wraps the user's module."""
+    name = type(module).__name__
+    return name in {
+        "DataParallel",
+        "DistributedDataParallel",
+        "FullyShardedDataParallel",
+        "OptimizedModule",
+        "CheckpointWrapper",
+    }
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """Return the user's module inside any number of wrappers."""
+    while is_wrapper(module):
+        inner = next((child for name, child in module.named_children() if name in _WRAPPERS), None)
+        if inner is None:
+            return module
+        module = inner
+    return module
+
+
+def named_modules(roots: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
+    """Yield every module once: its plain name, itself, and its other names if it is shared."""
+    names: dict[int, list[str]] = {}
+    modules: dict[int, nn.Module] = {}
+    for prefix, root in roots.items():
+        keep = own_wrapper_words(root)
+        for name, module in root.named_modules(remove_duplicate=False):
+            full = _join(prefix, plain_name(name, keep))
+            modules[id(module)] = module
+            known = names.setdefault(id(module), [])
+            if full not in known:
+                known.append(full)
+    for key, module in modules.items():
+        yield names[key][0], module, tuple(names[key][1:])
+
+
+def named_parameters(roots: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter, tuple[str, ...]]]:
+    """Yield every parameter once: its plain name, itself, and its other names if it is tied."""
+    names: dict[int, list[str]] = {}
+    parameters: dict[int, nn.Parameter] = {}
+    for prefix, root in roots.items():
+        keep = own_wrapper_words(root)
+        for name, parameter in root.named_parameters(remove_duplicate=False):
+            full = _join(prefix, plain_name(name, keep))
+            parameters[id(parameter)] = parameter
+            known = names.setdefault(id(parameter), [])
+            if full not in known:
+                known.append(full)
+    for key, parameter in parameters.items():
+        yield names[key][0], parameter, tuple(names[key][1:])
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix and name else prefix or name or ROOT_NAME

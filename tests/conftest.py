@@ -1,0 +1,37 @@
+"""Fixtures for all tests. The leak fixture runs around every one of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import pytest
+
+os.environ.setdefault("COLUMNS", "80")
+
+
+def _sonde_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("sonde") and thread.is_alive()]
+
+
+def _check_nothing_left() -> None:
+    assert not _sonde_threads(), f"threads are left: {_sonde_threads()}"
+    if "torch" in sys.modules:  # read-side tests run without torch
+        import torch
+
+        from sonde.testing import assert_no_taps
+
+        assert_no_taps()
+        assert not torch.is_anomaly_enabled()
+        assert torch.is_grad_enabled()
+    session = sys.modules.get("sonde.session")
+    assert not list(session._live) if session else True, "a session was left open"
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks():
+    """Fail if a hook, a thread or a global is left before or after any test."""
+    _check_nothing_left()
+    yield
+    _check_nothing_left()
