@@ -51,6 +51,16 @@ def widened(values: Tensor) -> Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
+def difference(tensor: Tensor, shadow: Tensor) -> Tensor | None:
+    """Return tensor minus shadow in a wide dtype, or None where that cannot be read off their stored elements."""
+    now, before = to_readable(tensor), to_readable(shadow)
+    if now is None or before is None or now.implicit_zeros or before.implicit_zeros:
+        return None
+    if now.values.shape != before.values.shape or now.values.device != before.values.device:
+        return None
+    return widened(now.values) - widened(before.values)
+
+
 def _convert(tensor: Tensor) -> Readable | None:
     values = _local_shard(tensor).detach()
     if values.is_nested:

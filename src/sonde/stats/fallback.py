@@ -19,7 +19,7 @@ from torch import Tensor
 from sonde import schema
 from sonde.schema import Bins
 from sonde.signals import Arena
-from sonde.stats.adapt import Readable, to_readable, widened
+from sonde.stats.adapt import Readable, difference, to_readable, widened
 from sonde.stats.host import HostArena, HostShipment
 
 _CHUNK: Final = 1 << 16
@@ -75,14 +75,6 @@ class TorchKernel:
         """Hand the arena's rows over."""
         assert isinstance(arena, HostArena)
         return HostShipment(arena)
-
-
-def difference(tensor: Tensor, shadow: Tensor) -> Tensor | None:
-    """Return tensor minus shadow in a wide dtype, or None where either cannot be read."""
-    now, before = to_readable(tensor), to_readable(shadow)
-    if now is None or before is None or now.values.shape != before.values.shape:
-        return None
-    return widened(now.values) - widened(before.values)
 
 
 def _on_host(tensor: Tensor) -> Readable | None:

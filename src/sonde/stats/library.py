@@ -1,0 +1,80 @@
+"""The native library: where it lies, what it offers, which instruction set and which threads it uses."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any, Final
+
+LEVELS: Final = ("avx512", "avx2", "baseline")
+
+_ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+
+
+class ArenaLayout(ctypes.Structure):
+    """Where the library finds an arena's rows and bins."""
+
+    _fields_ = (("rows", _ADDRESS), ("bins", _ADDRESS), ("capacity", _NUMBER))
+
+
+class Library:
+    """The loaded library.
+
+    Calls take addresses and numbers and return 0, or 1 when a row lies outside the arena. `measure` releases the
+    interpreter lock; `measure_briefly` and `measure_one` keep it: for work of microseconds, getting it back from a busy
+    thread would cost far more than holding it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._releasing, holding = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+        batch = (_ADDRESS, _ADDRESS, _NUMBER, _NUMBER)
+        self.measure = _declared(self._releasing.sonde_measure, *batch)
+        self.measure_briefly = _declared(holding.sonde_measure, *batch)
+        self.measure_one = _declared(holding.sonde_measure_one, *batch)
+        self.has_threads = self._borrow_threads()
+        next(level for level in LEVELS if self.use_level(level))
+
+    @property
+    def level(self) -> str:
+        """Name of the instruction set in use."""
+        name = _declared(self._releasing.sonde_level, result=ctypes.c_char_p)()
+        return bytes(name).decode()
+
+    def use_level(self, level: str) -> bool:
+        """Use an instruction set, for the whole process; say whether this machine has it."""
+        return bool(_declared(self._releasing.sonde_use_level, ctypes.c_char_p)(level.encode()))
+
+    def _borrow_threads(self) -> bool:
+        # Torch is imported by now, so the symbol is that of the OpenMP runtime whose threads torch itself uses. Threads
+        # of our own would compete with those, which spin for work.
+        try:
+            function = ctypes.CDLL(None).GOMP_parallel
+        except (AttributeError, OSError, TypeError):
+            return False
+        _declared(self._releasing.sonde_use_openmp, _ADDRESS, result=None)(ctypes.cast(function, _ADDRESS))
+        return True
+
+
+@cache
+def load() -> Library | None:
+    """Return the library, or None where it was not built or cannot be loaded."""
+    folder = Path(__file__).parent
+    for path in (folder / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES):
+        if path.exists():
+            try:
+                return Library(path)
+            except (OSError, AttributeError):
+                return None  # built for another machine, or by another version of Sonde
+    return None
+
+
+def _declared(
+    function: ctypes._NamedFuncPointer, *arguments: type[ctypes._CDataType], result: type | None = ctypes.c_int
+) -> Callable[..., Any]:
+    function.argtypes = arguments
+    function.restype = result
+    return function
