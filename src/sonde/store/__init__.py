@@ -1,7 +1,23 @@
 """A run on disk: written while it trains, read by anyone, at any time."""
 
+from sonde.store.attempts import Attempt
+from sonde.store.catalog import RunSummary, list_runs
 from sonde.store.reader import Run, open_run
 from sonde.store.series import Series
+from sonde.store.table import Blocks
+from sonde.store.verify import Problem, Report, verify
 from sonde.store.writer import RunWriter
 
-__all__ = ["Run", "RunWriter", "Series", "open_run"]
+__all__ = [
+    "Attempt",
+    "Blocks",
+    "Problem",
+    "Report",
+    "Run",
+    "RunSummary",
+    "RunWriter",
+    "Series",
+    "list_runs",
+    "open_run",
+    "verify",
+]

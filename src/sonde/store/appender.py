@@ -41,6 +41,11 @@ class Appender:
             raise
         self.size += written
 
+    def cut(self, size: int) -> None:
+        """Drop what follows the first `size` bytes."""
+        os.ftruncate(self._open_fd(), size)
+        self.size = size
+
     def is_lost(self) -> bool:
         """Say whether the file was deleted while open; writes to it succeed, and nobody will ever see them."""
         return os.fstat(self._open_fd()).st_nlink == 0

@@ -174,7 +174,7 @@ def encode_block(sequence: int, packed: Packed) -> bytes:
 
 def _raw(array: NDArray[Any]) -> memoryview:
     # A view with a zero in its shape cannot be cast.
-    return memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 def decode_block(step: int, payload: memoryview) -> Packed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from sonde.errors import RunDamaged
 from sonde.records import Event
@@ -13,6 +13,7 @@ from sonde.store import strict_json
 from sonde.store.appender import Appender
 
 _NUMBERS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_CHUNK: Final = 64 << 10
 
 
 def encode(event: Event) -> bytes:
@@ -33,7 +34,7 @@ def decode(line: bytes, where: str) -> Event:
             event_type=str(fields["event_type"]),
             message=str(fields.get("message", "")),
             step=None if step is None else int(step),
-            timestamp=float(_NUMBERS.get(stamp, stamp)) if isinstance(stamp, str | int | float) else math.nan,
+            timestamp=_NUMBERS[stamp] if isinstance(stamp, str) else float(stamp),
             data=_mapping(fields.get("data")),
         )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -45,15 +46,25 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def open_for_append(path: Path) -> Appender:
-    """Open a file of events, ending a line that a crash cut short."""
+    """Open a file of events, without the line that a crash cut short: it was never acknowledged."""
     appender = Appender(path, new=False)
     if appender.size:
         with path.open("rb") as file:
-            file.seek(-1, 2)
-            torn = file.read(1) != b"\n"
-        if torn:
-            appender.append(b"\n")
+            end = _end_of_last_line(file, appender.size)
+        if end < appender.size:
+            appender.cut(end)
     return appender
+
+
+def _end_of_last_line(file: BinaryIO, size: int) -> int:
+    while size:
+        start = max(0, size - _CHUNK)
+        file.seek(start)
+        found = file.read(size - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        size = start
+    return 0
 
 
 class EventFile:

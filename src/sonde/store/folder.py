@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,68 +14,52 @@ from numpy.typing import NDArray
 from sonde import schema
 from sonde.errors import RunDamaged
 from sonde.records import Site
-from sonde.store import codec, journal, layout, sites, strict_json, table
+from sonde.store import attempts, codec, journal, layout, sites, strict_json, table
+from sonde.store.attempts import Attempt
 from sonde.store.codec import Kind, Packed
+from sonde.store.segment import Maps, Segment, Stamp
 from sonde.store.series import Readings
 from sonde.store.table import Blocks, Table
 
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One stretch of writing: a run that was continued has several."""
-
-    number: int
-    start_step: int | None
-    """The step it continued from, where the recorder said so; earlier attempts count only before it."""
-    time: float
+# Files are renamed and deleted while a folder is read. Each turn of a writer's compaction can spoil one look at it;
+# nothing spoils this many.
+_MAX_LOOKS: Final = 20
 
 
-def parse_attempt(plain: Any, where: str) -> Attempt:
-    """Read what a journal or a segment says about an attempt.
-
-    Raises:
-        RunDamaged: It makes no sense.
-    """
-    try:
-        start = plain["start_step"]
-        return Attempt(int(plain["attempt"]), None if start is None else int(start), float(plain["time"]))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise RunDamaged(f"{where} does not describe an attempt: {type(error).__name__}: {error}") from None
-
-
-@dataclass
-class Source:
-    """A file with readings: a segment, or a journal that is being followed."""
-
-    path: Path
-    tables: list[Table] = field(default_factory=list)
-    sites: dict[int, Site] = field(default_factory=dict)
-    attempts: list[Attempt] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def last_attempt(self) -> int:
-        """The attempt that wrote the rows (the last one, where several were compacted)."""
-        return max((attempt.number for attempt in self.attempts), default=0)
-
-    @property
-    def first_step(self) -> int | None:
-        """The earliest step of any row."""
-        return min((int(part.blocks.step[0]) for part in self.tables if len(part.blocks)), default=None)
-
-
-class JournalSource(Source):
+class JournalSource:
     """Follows a journal: each `refresh` reads the records added since the last."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        self.path = path
+        self._inode = 0
+        self._begin()
+
+    def _begin(self) -> None:
         self.end = 0
         """Where the last whole record ends."""
         self.size = 0
+        self.sites: dict[int, Site] = {}
+        self.problems: list[str] = []
+        self.tables: list[Table] = []
+        self._stated: list[Attempt] = []
+
+    @property
+    def first_step(self) -> int | None:
+        """The first step of any row."""
+        return min((int(part.blocks.step[0]) for part in self.tables if len(part.blocks)), default=None)
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The attempt that wrote it."""
+        return attempts.resolve(self._stated, self.first_step)
 
     def refresh(self) -> bool:
         """Read what is new; say whether there was anything."""
         with self.path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            if self._inode not in (0, stat.st_ino) or stat.st_size < self.end:
+                self._begin()  # another file took its name
+            self._inode = stat.st_ino
             file.seek(self.end)
             fresh = file.read()
         self.size = self.end + len(fresh)
@@ -98,7 +84,7 @@ class JournalSource(Source):
             elif record.kind == Kind.SITES:
                 self.sites.update((site.id, site) for site in sites.parse(record.payload, where))
             else:
-                self.attempts.append(parse_attempt(strict_json.loads(record.payload, where), where))
+                self._stated.append(attempts.parse(strict_json.loads(record.payload, where), where))
         except codec.BadPayload as error:
             self.problems.append(f"{where}: {error}")
         except RunDamaged as error:
@@ -108,117 +94,275 @@ class JournalSource(Source):
         # Each table at least twice as long as the next, so following a run costs a logarithm of merges.
         self.tables.append(fresh)
         while len(self.tables) > 1 and len(self.tables[-2]) < 2 * len(self.tables[-1]):
-            tail = [self.tables.pop(-2), self.tables.pop()]
-            self.tables.append(table.merge(tail))
+            self.tables[-2:] = [table.merge(self.tables[-2:])]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Readings from one place, as far as no later attempt replaces them."""
+
+    blocks: Blocks
+    limit: int | None
+    """The step from which a later attempt counts."""
+    segment: Segment | None
+    loaded: Table | None
+
+    def rows(self) -> Table:
+        """Return the readings, mapped from their segment if need be."""
+        if self.loaded is not None:
+            return self.loaded
+        assert self.segment is not None
+        return self.segment.table()
+
+    def site(self) -> NDArray[np.uint32]:
+        """Return the sites that have readings here."""
+        return self.segment.site if self.segment is not None else self.rows().site
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """One reading for each of some sites."""
+
+    site: NDArray[np.int64]
+    step: NDArray[np.int64]
+    span: NDArray[np.uint32]
+    rows: NDArray[np.float64]
+    bins: NDArray[np.uint64]
+    binned: NDArray[np.bool_]
+
+    @classmethod
+    def none(cls) -> Snapshot:
+        """Return the snapshot of no site."""
+        empty = np.zeros(0, np.int64)
+        rows, bins = np.zeros((0, schema.NUM_COLUMNS)), np.zeros((0, schema.NUM_BINS), np.uint64)
+        return cls(empty, empty, empty.astype(np.uint32), rows, bins, empty.astype(bool))
+
+    @classmethod
+    def of(cls, rows: Table, at: NDArray[np.intp], index: NDArray[np.intp]) -> Snapshot:
+        """Take the rows `index`, which belong to the sites `at`."""
+        length = rows.hist_len[index]
+        counts = table.gather_counts(rows.hist, rows.hist_offset[index], length)
+        bins, binned = codec.unpack_bins(rows.hist_lo[index], length, counts)
+        stats = np.ascontiguousarray(rows.stats[:, index].T)
+        return cls(rows.site[at].astype(np.int64), rows.step[index], rows.span[index], stats, bins, binned)
+
+    @classmethod
+    def join(cls, parts: list[Snapshot]) -> Snapshot:
+        """Put snapshots one after the other."""
+        names = ("site", "step", "span", "rows", "bins", "binned")
+        return cls(*(np.concatenate([getattr(part, name) for part in [cls.none(), *parts]]) for name in names))
+
+    def __len__(self) -> int:
+        return len(self.site)
+
+    def take(self, index: NDArray[Any]) -> Snapshot:
+        """Return the readings that `index` names."""
+        names = ("site", "step", "span", "rows", "bins", "binned")
+        return Snapshot(*(getattr(self, name)[index] for name in names))
+
+    def update(self, newer: Snapshot) -> Snapshot:
+        """Return this snapshot with what a newer one says."""
+        if not len(self):
+            return newer
+        joined = Snapshot.join([self, newer])
+        return joined.take(table.last_of_each([joined.site]))
 
 
 class RankFolder:
     """Everything one rank has written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, maps: Maps | None = None) -> None:
         self.path = path
-        self.sources: dict[str, Source] = {}
-        self.problems: list[str] = []
+        self.sites: dict[int, Site] = {}
+        """The sites by id."""
+        self.attempts: list[Attempt] = []
+        self.blocks: Blocks = table.empty_blocks()
+        """One line a step."""
+        self.parts: list[Part] = []
+        """What was read, oldest first."""
+        self.segments: dict[str, Segment] = {}
+        self.journals: dict[str, JournalSource] = {}
+        self._bad_segments: dict[str, tuple[Stamp, str]] = {}
+        self._damage: dict[str, None] = {}
+        self._maps = maps if maps is not None else Maps()
+        self._known_sites: dict[str, list[Site]] = {}
+        self._is_whole = True
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read, and is left out: each entry names the file."""
+        missing = [] if self._is_whole else [f"{self.path}: a segment or journal is missing"]
+        bad = [why for _, why in self._bad_segments.values()]
+        return [*missing, *bad, *(p for source in self.journals.values() for p in source.problems), *self._damage]
 
     def refresh(self) -> bool:
         """Read what is new; say whether there was anything."""
-        changed = False
-        for name in sorted(entry.name for entry in self.path.iterdir()):
-            if layout.journal_number(name) is None:
+        for look in range(_MAX_LOOKS):
+            listing = layout.list_folder(self.path)
+            self._is_whole = listing.is_whole
+            if not self._is_whole and look < _MAX_LOOKS - 1:
                 continue
-            source = self.sources.setdefault(name, JournalSource(self.path / name))
-            assert isinstance(source, JournalSource)
-            changed |= source.refresh()
-        return changed
+            try:
+                changed = self._take(listing)
+            except FileNotFoundError:
+                continue
+            if changed:
+                self._arrange()
+            return changed
+        raise RunDamaged(f"{self.path} keeps changing: its files vanish as they are read.")
 
-    @property
-    def sites(self) -> dict[int, Site]:
-        """The sites by id."""
-        known: dict[int, Site] = {}
-        for source in self.sources.values():
-            known.update(source.sites)
-        return known
+    def _take(self, listing: layout.Listing) -> bool:
+        before = (list(self.segments.values()), list(self.journals), list(self._bad_segments))
+        segments, bad = {}, {}
+        for _, _, name in listing.segments:
+            opened = self._open(name)
+            if isinstance(opened, Segment):
+                segments[name] = opened
+            else:
+                bad[name] = opened
+        journals = {name: self.journals.get(name) or JournalSource(self.path / name) for _, name in listing.journals}
+        grew = [source.refresh() for source in journals.values()]
+        for name, segment in self.segments.items():
+            if segments.get(name) is not segment:
+                self._maps.drop(segment)
+        self.segments, self.journals, self._bad_segments = segments, journals, bad
+        return any(grew) or before != (list(segments.values()), list(journals), list(bad))
 
-    @property
-    def attempts(self) -> list[Attempt]:
-        """The attempts in order, each with the step it started from as far as it is known."""
-        found: dict[int, Attempt] = {}
-        for source in self.sources.values():
-            for attempt in source.attempts:
-                start = attempt.start_step
-                if start is None:
-                    start = source.first_step
-                known = found.get(attempt.number)
-                starts = [s for s in (start, known.start_step if known else None) if s is not None]
-                found[attempt.number] = Attempt(attempt.number, min(starts, default=None), attempt.time)
-        return [found[number] for number in sorted(found)]
+    def _open(self, name: str) -> Segment | tuple[Stamp, str]:
+        path = self.path / name
+        stamp = Stamp.of(path.stat())
+        known, bad = self.segments.get(name), self._bad_segments.get(name)
+        if known is not None and known.stamp == stamp:
+            return known
+        if bad is not None and bad[0] == stamp:
+            return bad
+        try:
+            return Segment(path, self._maps, self._known_sites)
+        except RunDamaged as error:
+            return stamp, str(error)
 
-    def parts(self) -> list[tuple[Table, int | None]]:
-        """Return the tables, oldest first, each with the step from which a later attempt replaces it."""
-        attempts = self.attempts
-        result = []
-        for source in self.sources.values():
-            last = source.last_attempt
-            starts = [a.start_step for a in attempts if a.number > last and a.start_step is not None]
-            limit = min(starts, default=None)
-            result.extend((part, limit) for part in source.tables)
-        return result
-
-    def blocks(self) -> Blocks:
-        """Return one line a step."""
-        parts = [
-            part.blocks if limit is None else part.blocks.take(np.flatnonzero(part.blocks.step < limit))
-            for part, limit in self.parts()
-        ]
-        joined = table.concat_blocks(parts)
-        return joined.take(table.last_of_each([joined.step]))
+    def _arrange(self) -> None:
+        sources: list[Segment | JournalSource] = [*self.segments.values(), *self.journals.values()]
+        self.attempts = attempts.merge(attempt for source in sources for attempt in source.attempts)
+        self.sites, self.parts = {}, []
+        for source in sources:
+            last = max((attempt.number for attempt in source.attempts), default=0)
+            limit = attempts.replaced_from(self.attempts, last)
+            if isinstance(source, Segment):
+                self.sites.update((site.id, site) for site in source.sites)
+                self.parts.append(Part(source.blocks, limit, source, None))
+            else:
+                self.sites.update(source.sites)
+                self.parts.extend(Part(part.blocks, limit, None, part) for part in source.tables)
+        joined = table.concat_blocks([_before(part.blocks, part.limit) for part in self.parts])
+        self.blocks = joined.take(table.last_of_each([joined.step]))
 
     def readings(
         self, ids: list[int], columns: tuple[int, ...], *, bins: bool, start: int | None, stop: int | None
     ) -> Readings:
-        """Return the readings of a site (with any of `ids`), reading only the given columns."""
-        found = [
-            piece
-            for part, limit in self.parts()
-            for number in ids
-            if (piece := _cut(part, number, start, _least(stop, limit)))
-        ]
-        step = _join([part.step[rows] for part, rows in found], "i8")
+        """Return the readings of a site (with any of `ids`), reading only the given columns.
+
+        Raises:
+            FileNotFoundError: A segment was compacted or thinned; `refresh` and ask again.
+        """
+        found = list(self._pieces(ids, columns, bins=bins, start=start, stop=stop))
+        step = join([rows.step[cut] for rows, cut in found], "i8")
         keep: Any = slice(None)
         if len(step) > 1 and not (step[1:] > step[:-1]).all():
             keep = table.last_of_each([step])
         stats = np.zeros((len(step), schema.NUM_COLUMNS))
         for column in columns:
-            stats[:, column] = _join([part.stats[column, rows] for part, rows in found], "f8")
-        lengths = _join([part.hist_len[rows] for part, rows in found], "u1")
+            stats[:, column] = join([rows.stats[column, cut] for rows, cut in found], "f8")
+        lengths = join([rows.hist_len[cut] for rows, cut in found], "u1")
         all_bins = _bins(found, lengths) if bins else None
         return Readings(
             step=step[keep],
-            span=_join([part.span[rows] for part, rows in found], "u4")[keep],
-            merged=_join([part.merged[rows] for part, rows in found], "u4").astype(np.float64)[keep],
+            span=join([rows.span[cut] for rows, cut in found], "u4")[keep],
+            merged=join([rows.merged[cut] for rows, cut in found], "u4").astype(np.float64)[keep],
             rows=stats[keep],
             bins=None if all_bins is None else all_bins[keep],
             binned=(lengths > 0)[keep],
         )
+
+    def _pieces(
+        self, ids: list[int], columns: tuple[int, ...], *, bins: bool, start: int | None, stop: int | None
+    ) -> Iterator[tuple[Table, slice]]:
+        for part in self.parts:
+            end = _least(stop, part.limit)
+            if not _overlaps(part.blocks, start, end):
+                continue
+            for number in ids:
+                at = table.find_site(part.site(), number)
+                if at is not None and self._is_sound(part, at, columns, bins=bins):
+                    rows = part.rows()
+                    cut = _cut(rows, at, start, end)
+                    if cut.start < cut.stop:
+                        yield rows, cut
+
+    def _is_sound(self, part: Part, at: int, columns: tuple[int, ...], *, bins: bool) -> bool:
+        """Say whether readings are what was written; if not, they are left out and named among the problems."""
+        if part.segment is None:
+            return True
+        try:
+            part.segment.check_site(part.rows(), at, columns, bins=bins)
+        except RunDamaged as error:
+            self._damage[str(error)] = None
+            return False
+        return True
+
+    def at(self, step: int) -> Snapshot:
+        """Return the reading of each site that covers a step; the newest word counts.
+
+        Raises:
+            FileNotFoundError: A segment was compacted or thinned; `refresh` and ask again.
+        """
+        found = Snapshot.none()
+        for part in self.parts:
+            if not _reaches(part.blocks, step) or (part.limit is not None and step >= part.limit):
+                continue
+            rows = part.rows()
+            if part.segment is not None:
+                try:
+                    part.segment.check_all(rows)
+                except RunDamaged as error:
+                    self._damage[str(error)] = None
+                    continue
+            found = found.update(Snapshot.of(rows, *rows.covering(step)))
+        return found
+
+
+def join(parts: list[NDArray[Any]], dtype: str) -> NDArray[Any]:
+    """Put arrays end to end; none at all make an empty one of `dtype`."""
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def _before(blocks: Blocks, limit: int | None) -> Blocks:
+    return blocks if limit is None else blocks.take(np.flatnonzero(blocks.step < limit))
+
+
+def _overlaps(blocks: Blocks, start: int | None, stop: int | None) -> bool:
+    if not len(blocks) or (stop is not None and int(blocks.step[0]) >= stop):
+        return False
+    return start is None or int(blocks.step[-1]) >= start
+
+
+def _reaches(blocks: Blocks, step: int) -> bool:
+    return bool(len(blocks)) and int(blocks.step[0]) <= step < int(blocks.step[-1]) + int(blocks.span[-1])
 
 
 def _least(left: int | None, right: int | None) -> int | None:
     return min((value for value in (left, right) if value is not None), default=None)
 
 
-def _cut(part: Table, number: int, start: int | None, stop: int | None) -> tuple[Table, slice] | None:
-    rows = part.where(number)
-    steps = part.step[rows]
-    first = rows.start + (0 if start is None else int(np.searchsorted(steps, start)))
-    last = rows.stop if stop is None else rows.start + int(np.searchsorted(steps, stop))
-    return (part, slice(first, last)) if first < last else None
+def _cut(rows: Table, at: int, start: int | None, stop: int | None) -> slice:
+    first, last = int(rows.offset[at]), int(rows.offset[at + 1])
+    steps = rows.step[first:last]
+    low = 0 if start is None else int(np.searchsorted(steps, start))
+    high = len(steps) if stop is None else int(np.searchsorted(steps, stop))
+    return slice(first + low, first + high)
 
 
 def _bins(found: list[tuple[Table, slice]], lengths: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    lo = _join([part.hist_lo[rows] for part, rows in found], "u1")
-    counts = [part.hist[int(part.hist_offset[rows.start]) : int(part.hist_offset[rows.stop])] for part, rows in found]
-    return codec.unpack_bins(lo, lengths, _join(counts, "u4"))[0]
-
-
-def _join(parts: list[NDArray[Any]], dtype: str) -> NDArray[Any]:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+    lo = join([rows.hist_lo[cut] for rows, cut in found], "u1")
+    counts = [rows.hist[int(rows.hist_offset[cut.start]) : int(rows.hist_offset[cut.stop])] for rows, cut in found]
+    return codec.unpack_bins(lo, lengths, join(counts, "u4"))[0]

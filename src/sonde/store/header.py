@@ -41,8 +41,8 @@ def read(run: Path) -> RunHeader:
         header = RunHeader(**{name: value for name, value in plain.items() if name in names})
     except TypeError as error:
         raise RunDamaged(f"{path} lacks what a run must say about itself: {error}") from None
-    if not isinstance(header.created, int | float) or not isinstance(header.sonde_version, str):
+    if type(header.created) not in (int, float) or type(header.sonde_version) is not str:
         raise RunDamaged(f"{path} has no valid time of creation or version.")
-    if not all(isinstance(part, dict) for part in (header.model, header.environment, header.config)):
+    if not all(type(part) is dict for part in (header.model, header.environment, header.config)):
         raise RunDamaged(f"{path}: model, environment and config must be objects.")
     return header

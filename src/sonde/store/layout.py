@@ -9,11 +9,15 @@ run/
     journal-000003.bin          open: appended step by step
     seg-000002.safetensors      sealed from journal-000002
     seg-000000-000001.safetensors   sealed from journals 0 to 1, compacted
+
+A segment takes the place of the journals it was sealed from, and a segment over more journals that of those over fewer.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -77,3 +81,57 @@ def segment_range(name: str) -> tuple[int, int] | None:
     first = int(match[1])
     last = int(match[2]) if match[2] else first
     return (first, last) if first <= last else None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a folder that count, in order of what they hold."""
+
+    segments: list[tuple[int, int, str]]
+    """First and last journal, and name."""
+    journals: list[tuple[int, str]]
+    obsolete: list[str]
+    """Files whose content is in another one already; a crash kept them from being deleted."""
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next journal gets."""
+        return max([last + 1 for _, last, _ in self.segments] + [number + 1 for number, _ in self.journals], default=0)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every journal number is accounted for; if not, files were renamed while the folder was listed."""
+        spans = sorted([(a, b) for a, b, _ in self.segments] + [(n, n) for n, _ in self.journals])
+        ends = [-1, *(last for _, last in spans)]
+        return all(first == end + 1 for (first, _), end in zip(spans, ends, strict=False))
+
+
+def arrange(names: Iterable[str]) -> Listing:
+    """Work out which files of a folder count."""
+    names = list(names)
+    found = sorted(((*span, name) for name in names if (span := segment_range(name))), key=lambda s: (s[0], -s[1]))
+    segments: list[tuple[int, int, str]] = []
+    obsolete: list[str] = []
+    covered = -1  # the last journal that a segment so far holds
+    for first, last, name in found:
+        if first > covered:
+            segments.append((first, last, name))
+            covered = last
+        else:
+            obsolete.append(name)
+    journals = []
+    for number, name in sorted((n, name) for name in names if (n := journal_number(name)) is not None):
+        if any(first <= number <= last for first, last, _ in segments):
+            obsolete.append(name)
+        else:
+            journals.append((number, name))
+    return Listing(segments, journals, obsolete)
+
+
+def list_folder(folder: Path) -> Listing:
+    """List a rank's folder.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    return arrange(entry.name for entry in folder.iterdir())

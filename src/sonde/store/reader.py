@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterator
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import measures
-from sonde.errors import OptionError, RunDamaged, RunNotFound, SelectionError
+from sonde import measures, schema
+from sonde.errors import OptionError, RunDamaged
 from sonde.records import Event, Reading, RunHeader, Site
 from sonde.schema import Bins
-from sonde.store import header, layout, lease, series, table
+from sonde.store import export, header, layout, lease, selection, series, table
+from sonde.store.attempts import Attempt
 from sonde.store.events import EventFile
-from sonde.store.folder import Attempt, RankFolder
+from sonde.store.folder import RankFolder, Snapshot
+from sonde.store.segment import Maps
 from sonde.store.series import ALL_COLUMNS, NEEDS, Readings, Series
 from sonde.store.sites import Directory
 from sonde.store.table import Blocks
 
-Ratio = "ratio"
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+RATIO: Final = "ratio"
+VALUE: Final = "value"
+_MAX_TRIES: Final = 20  # a writer can put a new file in the place of one that is being read, but not this often
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def open_run(path: str | Path, *, clock: Callable[[], float] = time.time) -> Run:
@@ -37,38 +46,58 @@ def open_run(path: str | Path, *, clock: Callable[[], float] = time.time) -> Run
 
 
 class Run:
-    """A run on disk. It never changes a file, and what it shows changes only with `refresh`."""
+    """A run on disk. Reading never changes a file; `refresh` brings in what was written since.
+
+    What cannot be read is left out and named in `problems`; the rest stays readable.
+    """
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
         self.path = Path(path)
-        self._clock = clock
         self.header: RunHeader = header.read(self.path)
+        self._clock = clock
+        self._maps = Maps()
         self._folders: dict[int, RankFolder] = {}
         self._event_files: dict[int, EventFile] = {}
+        self._sites_by_rank: dict[int, dict[int, Site]] = {}
         self._directory = Directory()
         self._blocks = table.empty_blocks()
         self.refresh()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.path} ({self.status}, {len(self.steps)} steps, {len(self.sites)} sites)>"
+
+    # ------------------------------------------------------------------ the run as a whole
 
     def refresh(self) -> bool:
         """Read what was written since; say whether there was anything. A live run is followed by calling this."""
         changed = False
         for rank in layout.ranks(self.path):
-            folder = self._folders.setdefault(rank, RankFolder(layout.rank_folder(self.path, rank)))
-            changed |= folder.refresh()
+            folder = self._folders.setdefault(rank, RankFolder(layout.rank_folder(self.path, rank), self._maps))
+            try:
+                changed |= folder.refresh()
+            except FileNotFoundError:
+                continue  # deleted meanwhile; what was read stays
         for rank in {0, *self._folders}:
             file = self._event_files.setdefault(rank, EventFile(layout.events_file(self.path, rank)))
             changed |= file.refresh()
         if changed:
-            self._directory = Directory.merge({rank: folder.sites for rank, folder in self._folders.items()})
-            joined = table.concat_blocks([folder.blocks() for _, folder in sorted(self._folders.items(), reverse=True)])
-            self._blocks = joined.take(table.last_of_each([joined.step]))
+            self._arrange()
         return changed
+
+    def _arrange(self) -> None:
+        found = {rank: folder.sites for rank, folder in self._folders.items()}
+        if found != self._sites_by_rank:
+            self._sites_by_rank = found
+            self._directory = Directory.merge(found)
+        # The lowest rank comes last, so its word on a step counts.
+        joined = table.concat_blocks([folder.blocks for _, folder in sorted(self._folders.items(), reverse=True)])
+        self._blocks = joined.take(table.last_of_each([joined.step]))
 
     @property
     def status(self) -> lease.Status:
-        """What became of the writers: `live`, `finished`, `failed` or `crashed`."""
+        """What became of the writers: `live`, `finished`, `failed` or `crashed`. Looked up each time."""
         now = self._clock()
-        found = {lease.status(lease.read(folder.path), now) for folder in self._folders.values()}
+        found = {_status(folder.path, now) for folder in self._folders.values()}
         order: tuple[lease.Status, ...] = ("live", "failed", "crashed", "finished")
         return next((status for status in order if status in found), "crashed")
 
@@ -79,12 +108,12 @@ class Run:
 
     @property
     def sites(self) -> list[Site]:
-        """All sites, each once however many ranks have it; ids count over the whole run."""
-        return self._directory.sites
+        """All sites, each once however many ranks have it. Their ids count over the whole run."""
+        return list(self._directory.sites)
 
     @property
     def blocks(self) -> Blocks:
-        """One line a step: step, time, epoch, skipped, span."""
+        """One line a step: `step`, `time`, `epoch` (-1: none), `skipped`, `span`."""
         return self._blocks
 
     @property
@@ -100,39 +129,53 @@ class Run:
 
     @property
     def attempts(self) -> list[Attempt]:
-        """The stretches of writing of the lowest rank: one, and one more for each time the run was continued."""
+        """The stretches of writing, by the word of the lowest rank: one, and one for each time it was continued."""
         return self._folders[min(self._folders)].attempts if self._folders else []
 
     @property
+    def problems(self) -> list[str]:
+        """What could not be read and is left out; each entry names the file. `verify` looks at everything."""
+        lines = [what for file in self._event_files.values() for _, what in file.bad_lines]
+        return [*(problem for rank in self.ranks for problem in self._folders[rank].problems), *lines]
+
+    @property
     def dropped(self) -> int:
-        """How many blocks the writers say they could not write."""
+        """How many blocks the writers could not write."""
         counts = (event.data.get("blocks", 0) for event in self.events if event.event_type == "dropped")
         return sum(count for count in counts if type(count) is int)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the files of the run hold; a run's folder may hold other things, which do not count."""
+        top = [self.path / layout.HEADER, layout.events_file(self.path, 0)]
+        inside = (file for folder in self._folders.values() for file in folder.path.glob("*"))
+        return sum(_size(file) for file in (*top, *inside))
+
+    # ------------------------------------------------------------------ sites
 
     def find(self, pattern: str) -> list[Site]:
         """Return the sites with this key or name, or that match a glob (`*.weight:gradient`) or a regex (`re:...`).
 
         Raises:
-            SelectionError: Nothing matches, or the regex cannot be read.
+            SelectionError: Nothing matches, or the regular expression cannot be read.
         """
-        exact = [site for site in self.sites if pattern in (site.key, site.name)]
-        found = exact or [site for site in self.sites if _matches(pattern, site)]
-        if not found:
-            names = [name for site in self.sites for name in (site.key, site.name)]
-            near = get_close_matches(pattern, dict.fromkeys(names), n=3, cutoff=0.4)
-            hint = f" (nearest: {', '.join(near)})" if near else ""
-            raise SelectionError(f"No site of {self.path} matches {pattern!r}{hint}. It has {len(self.sites)} sites.")
-        return found
+        return selection.find(self._directory.sites, pattern, self.path)
 
     def site(self, which: Site | str) -> Site:
-        """Return the one site that `which` names."""
-        if isinstance(which, Site):
-            which = which.key
-        found = self.find(which)
-        if len(found) > 1:
-            keys = ", ".join(site.key for site in found[:6])
-            raise SelectionError(f"{which!r} means {len(found)} sites of {self.path}: {keys}. Name one by its key.")
-        return found[0]
+        """Return the one site that `which` means.
+
+        Raises:
+            SelectionError: It means none, or several.
+        """
+        key = which.key if isinstance(which, Site) else which
+        known = self._directory.by_key.get(key)
+        return known if known is not None else selection.find_one(self._directory.sites, key, self.path)
+
+    def ranks_of(self, site: Site) -> list[int]:
+        """Return the ranks that recorded a site."""
+        return sorted(self._directory.places[self._directory.source(self.site(site)).key])
+
+    # ------------------------------------------------------------------ readings
 
     def series(
         self,
@@ -143,39 +186,53 @@ class Run:
         start: int | None = None,
         stop: int | None = None,
     ) -> Series:
-        """Return one statistic of one site over the steps `start` to `stop` (exclusive), merged over ranks."""
+        """Return one statistic of one site over the steps.
+
+        Args:
+            site: A site, its key, or a pattern that only it matches.
+            stat: One of `sonde.measures.NAMES`; `"value"` for scalars (their mean); or, for an update, `"ratio"`:
+                its norm over the norm of its parameter.
+            rank: Whose readings; None merges those of all ranks.
+            start: The first step.
+            stop: The step before which to end.
+
+        Raises:
+            SelectionError: The site cannot be told.
+            OptionError: There is no such statistic.
+        """
         found = self.site(site)
-        if stat == Ratio:
+        if stat == RATIO:
             return self._ratio(found, rank=rank, start=start, stop=stop)
-        name = "mean" if stat == "value" and found.quantity == "scalar" else stat
-        measures.check_name(name, (Ratio, "value"))
-        readings = self._readings(
-            found, NEEDS.get(name, ALL_COLUMNS), bins=name in measures.QUANTILES, rank=rank, start=start, stop=stop
-        )
+        name = "mean" if stat == VALUE and found.quantity == "scalar" else stat
+        measures.check_name(name, (RATIO, VALUE))
+        needs = NEEDS.get(name, ALL_COLUMNS)
+        readings = self.stored(found, needs, bins=name in measures.QUANTILES, rank=rank, start=start, stop=stop)
         return Series(found, stat, readings.step, series.compute(name, readings), readings.span)
 
     def _ratio(self, site: Site, *, rank: int | None, start: int | None, stop: int | None) -> Series:
         if site.quantity != "update":
-            raise OptionError(f"'ratio' is a statistic of updates (to their parameters); {site.key} is not one.")
+            raise OptionError(f"'ratio' is the norm of an update over that of its parameter; {site.key} is no update.")
         update = self.series(site, "norm", rank=rank, start=start, stop=stop)
         weight = self.series(f"{site.name}:parameter", "norm", rank=rank, start=start, stop=stop)
         steps, left, right = np.intersect1d(update.steps, weight.steps, assume_unique=True, return_indices=True)
         norms = weight.values[right]
-        out = np.full(len(steps), np.nan)
-        np.divide(update.values[left], norms, out=out, where=norms > 0)
-        return Series(site, Ratio, steps, out, update.spans[left])
+        ratios = np.full(len(steps), np.nan)
+        np.divide(update.values[left], norms, out=ratios, where=norms > 0)
+        return Series(site, RATIO, steps, ratios, update.spans[left])
 
     def histogram(
         self, site: Site | str, *, rank: int | None = None, start: int | None = None, stop: int | None = None
     ) -> tuple[NDArray[np.int64], Bins]:
-        """Return the steps at which the site has a histogram, and its 64 bins at each."""
-        found = self._readings(self.site(site), (), bins=True, rank=rank, start=start, stop=stop)
+        """Return the steps at which the site has a histogram, and its 64 bins at each of them."""
+        found = self.stored(self.site(site), (), bins=True, rank=rank, start=start, stop=stop)
         assert found.bins is not None
         return found.step[found.binned], found.bins[found.binned]
 
-    def readings(self, site: Site | str, *, rank: int | None = None) -> Iterator[Reading]:
+    def readings(
+        self, site: Site | str, *, rank: int | None = None, start: int | None = None, stop: int | None = None
+    ) -> Iterator[Reading]:
         """Yield the readings of a site in order of steps."""
-        found = self._readings(self.site(site), ALL_COLUMNS, bins=True, rank=rank, start=None, stop=None)
+        found = self.stored(self.site(site), ALL_COLUMNS, bins=True, rank=rank, start=start, stop=stop)
         assert found.bins is not None
         for i in range(len(found)):
             bins = found.bins[i] if found.binned[i] else None
@@ -183,40 +240,115 @@ class Run:
 
     def at(self, step: int, *, rank: int | None = None) -> dict[Site, Reading]:
         """Return what every site read at a step; a reading of merged steps stands for each of them."""
-        result = {}
-        for site in self.sites:
-            for reading in self.readings(site, rank=rank):
-                if reading.step <= step < reading.step + reading.span:
-                    result[site] = reading
-        return result
+        shot = self._again(self._at, step, rank)
+        spans = zip(shot.step.tolist(), shot.span.tolist(), strict=True)
+        known = {
+            number: Reading(shot.rows[i], shot.bins[i] if shot.binned[i] else None, *when)
+            for i, (number, when) in enumerate(zip(shot.site.tolist(), spans, strict=True))
+        }
+        directory = self._directory
+        sources = (
+            (site, directory.source(site).id if site.same_as is not None else site.id) for site in directory.sites
+        )
+        return {site: known[number] for site, number in sources if number in known}
 
-    def _readings(
+    def _at(self, step: int, rank: int | None) -> Snapshot:
+        """Return a snapshot in which sites have the ids of the whole run."""
+        shots = []
+        for number in self.ranks if rank is None else [rank]:
+            shot = self._folders[number].at(step) if number in self._folders else Snapshot.none()
+            keys = (self._directory.keys.get((number, site)) for site in shot.site.tolist())
+            ids = [-1 if key is None else self._directory.by_key[key].id for key in keys]
+            shots.append(Snapshot(np.array(ids, np.int64), shot.step, shot.span, shot.rows, shot.bins, shot.binned))
+        joined = Snapshot.join(shots)
+        joined = joined.take(np.flatnonzero(joined.site >= 0))
+        return joined if len(shots) == 1 else _merge(joined)
+
+    def stored(
+        self,
+        site: Site,
+        columns: tuple[int, ...],
+        *,
+        bins: bool,
+        rank: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+    ) -> Readings:
+        """Return the stored readings of a site as arrays, reading only some columns: all else is made of these."""
+        return self._again(self._stored, site, columns, bins=bins, rank=rank, start=start, stop=stop)
+
+    def _stored(
         self, site: Site, columns: tuple[int, ...], *, bins: bool, rank: int | None, start: int | None, stop: int | None
     ) -> Readings:
-        places = self._directory.places[self._directory.source(site).key]
-        wanted = {r: ids for r, ids in sorted(places.items()) if rank in (None, r)}
+        places = self._directory.places[self._directory.source(self.site(site)).key]
+        wanted = {number: ids for number, ids in sorted(places.items()) if rank in (None, number)}
         if len(wanted) > 1:
-            columns = ALL_COLUMNS  # merging needs them all
+            columns = ALL_COLUMNS  # merging takes them all
         parts = [
-            self._folders[r].readings(ids, columns, bins=bins, start=start, stop=stop) for r, ids in wanted.items()
+            self._folders[number].readings(ids, columns, bins=bins, start=start, stop=stop)
+            for number, ids in wanted.items()
         ]
-        if len(parts) == 1:
-            return parts[0]
-        return (
-            series.merge_overlapping(parts)
-            if parts
-            else RankFolder(self.path).readings([], columns, bins=bins, start=start, stop=stop)
-        )
+        if not parts:
+            return RankFolder(self.path).readings([], columns, bins=bins, start=start, stop=stop)
+        return parts[0] if len(parts) == 1 else series.merge_overlapping(parts)
+
+    def _again(self, query: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Ask, and ask again when a segment was put together with others or thinned in between."""
+        for _ in range(_MAX_TRIES):
+            try:
+                return query(*args, **kwargs)
+            except FileNotFoundError:
+                self.refresh()
+        raise RunDamaged(f"{self.path}: its segments vanish as they are read.")
+
+    # ------------------------------------------------------------------ tables
+
+    def to_pandas(self, pattern: str | None = None, *, stats: Sequence[str] | None = None) -> pandas.DataFrame:
+        """Return a line for each reading of each rank: step, span, time, epoch, rank, site, name, quantity, columns.
+
+        Args:
+            pattern: Which sites (see `find`); None for all.
+            stats: Measures to compute (see `sonde.measures.NAMES`); None for the stored columns.
+        """
+        return export.to_pandas(self, self._chosen(pattern), stats)
+
+    def to_arrow(self, pattern: str | None = None, *, stats: Sequence[str] | None = None) -> pyarrow.Table:
+        """Return the same table as `to_pandas`, in Arrow's form."""
+        return export.to_arrow(self, self._chosen(pattern), stats)
+
+    def _chosen(self, pattern: str | None) -> list[Site]:
+        chosen = self._directory.sites if pattern is None else self.find(pattern)
+        # One that only passes on another's tensor would repeat its lines.
+        return [site for site in chosen if site.same_as is None or pattern is not None]
 
 
-def _matches(pattern: str, site: Site) -> bool:
-    names = (site.key, site.name, *site.aliases)
-    if pattern.startswith("re:"):
-        try:
-            return any(re.search(pattern[3:], name) for name in names)
-        except re.error as error:
-            raise SelectionError(f"{pattern!r} is not a regular expression: {error}") from None
-    return any(fnmatchcase(name, pattern) for name in names)
+def _merge(shot: Snapshot) -> Snapshot:
+    """Merge the readings of the same site on several ranks."""
+    shot = shot.take(np.argsort(shot.site, kind="stable"))
+    if not len(shot):
+        return shot
+    starts = np.flatnonzero(np.append(True, shot.site[1:] != shot.site[:-1]))
+    end = np.maximum.reduceat(shot.step + shot.span, starts)
+    step = np.minimum.reduceat(shot.step, starts)
+    return Snapshot(
+        site=shot.site[starts],
+        step=step,
+        span=(end - step).astype(np.uint32),
+        rows=schema.merge_groups(shot.rows, starts),
+        bins=np.add.reduceat(shot.bins, starts, axis=0),
+        binned=np.logical_and.reduceat(shot.binned, starts),
+    )
 
 
-__all__ = ["Attempt", "Blocks", "RunDamaged", "RunNotFound", "Run", "Series", "open_run"]
+def _status(folder: Path, now: float) -> lease.Status:
+    try:
+        return lease.status(lease.read(folder), now)
+    except RunDamaged:
+        return "crashed"
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

@@ -57,12 +57,27 @@ class Table:
     def __len__(self) -> int:
         return len(self.step)
 
-    def where(self, site: int) -> slice:
-        """Return which rows belong to the site with id `site`."""
-        at = int(np.searchsorted(self.site, site))
-        if at == len(self.site) or int(self.site[at]) != site:
-            return slice(0, 0)
-        return slice(int(self.offset[at]), int(self.offset[at + 1]))
+    def covering(self, step: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return which sites have a row that covers `step`, as indices of `site`, and which rows these are.
+
+        A binary search in all sites at once: a dozen small gathers, however many rows there are.
+        """
+        low, high = self.offset[:-1].astype(np.intp), self.offset[1:].astype(np.intp)
+        first = low
+        while (open_ := low < high).any():
+            middle = (low + high) // 2
+            before = open_ & (self.step[np.minimum(middle, len(self) - 1)] <= step)
+            low, high = np.where(before, middle + 1, low), np.where(open_ & ~before, middle, high)
+        at = np.flatnonzero(low > first)
+        rows = low[at] - 1
+        covers = step - self.step[rows] < self.span[rows]
+        return at[covers], rows[covers]
+
+
+def find_site(site: NDArray[np.uint32], number: int) -> int | None:
+    """Return the index of a site in the rising list `site`, or None."""
+    at = int(np.searchsorted(site, number))
+    return at if at < len(site) and int(site[at]) == number else None
 
 
 def empty_blocks() -> Blocks:
@@ -81,14 +96,17 @@ def concat_blocks(parts: Sequence[Blocks]) -> Blocks:
 
 def last_of_each(keys: Sequence[NDArray[Any]]) -> NDArray[np.intp]:
     """Return the index that sorts by `keys` (the first counts most), keeping the last of those that are equal."""
-    order = np.lexsort(list(reversed(keys)))  # stable: what was written later stays later
+    if len(keys) == 1 and bool((keys[0][1:] > keys[0][:-1]).all()):
+        return np.arange(len(keys[0]))
+    order: NDArray[np.intp] = np.lexsort(list(reversed(keys)))  # stable: what was written later stays later
     if not len(order):
         return order
     differs = np.zeros(len(order) - 1, dtype=bool)
     for key in keys:
         ordered = key[order]
         differs |= ordered[1:] != ordered[:-1]
-    return order[np.append(differs, True)]
+    chosen: NDArray[np.intp] = order[np.append(differs, True)]
+    return chosen
 
 
 def from_blocks(packed: Sequence[Packed]) -> Table:
@@ -110,7 +128,7 @@ def from_blocks(packed: Sequence[Packed]) -> Table:
         columns=[[block.stats[column] for block in packed] for column in range(schema.NUM_COLUMNS)],
         hist_lo=_join([block.hist_lo for block in packed], "u1"),
         hist_len=hist_len,
-        hist_start=_starts(hist_len)[:-1],
+        hist_start=starts(hist_len)[:-1],
         hist=_join_counts([block.hist for block in packed]),
         blocks=blocks,
     )
@@ -161,21 +179,23 @@ def _build(
         stats=stats,
         hist_lo=hist_lo[order],
         hist_len=length,
-        hist_offset=_starts(length),
+        hist_offset=starts(length),
         hist=gather_counts(hist, hist_start[order], length),
         blocks=blocks.take(last_of_each([blocks.step])),
     )
 
 
-def gather_counts(hist: Counts, starts: NDArray[np.uint64], lengths: NDArray[np.uint8]) -> Counts:
+def gather_counts(hist: Counts, first: NDArray[np.uint64], lengths: NDArray[np.uint8]) -> Counts:
     """Return the counts of some histograms, end to end."""
-    offsets = _starts(lengths)
+    offsets = starts(lengths)
     total = int(offsets[-1])
-    shift = starts.astype(np.int64) - offsets[:-1].astype(np.int64)
-    return hist[np.repeat(shift, lengths) + np.arange(total)]
+    shift = first.astype(np.int64) - offsets[:-1].astype(np.int64)
+    gathered: Counts = hist[np.repeat(shift, lengths) + np.arange(total)]
+    return gathered
 
 
-def _starts(lengths: NDArray[np.uint8]) -> NDArray[np.uint64]:
+def starts(lengths: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Return where each of these lengths begins when they lie end to end, and where the last one ends."""
     return np.concatenate([np.zeros(1, np.uint64), np.cumsum(lengths, dtype=np.uint64)])
 
 

@@ -2,68 +2,130 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final, Literal
 
-from sonde.errors import RunExists, RunInUse
+import numpy as np
+
+from sonde import schema
+from sonde.errors import ClosedError, OptionError, RunError, RunInUse
 from sonde.records import Block, Event, RunHeader, Site
-from sonde.store import codec, events, header, layout, lease, sites
+from sonde.store import codec, events, layout, lease, retention, sites
 from sonde.store.appender import Appender
+from sonde.store.attempts import Attempt
+from sonde.store.claim import claim
 from sonde.store.codec import Kind
-from sonde.store.folder import RankFolder
+from sonde.store.sealer import MAX_SEGMENT_BYTES, Sealer
+
+_MAX_WAITING_EVENTS: Final = 1000  # kept while the disk refuses them; older ones are dropped and counted
+_BUDGET_SHARE: Final = 16  # no journal or segment takes more than this part of the budget, so thinning has a grain
+
+Health = Literal["well", "failing", "lost", "closed"]
 
 
 class RunWriter:
-    """Writes one rank's part of a run; a `Sink`."""
+    """Writes one rank's part of a run; a `Sink`.
+
+    A step is safe from the death of the process once `take_block` has returned. When the disk refuses, the first
+    refusal raises a `RunError`; later ones are counted in `dropped_blocks`, and writing goes on by itself once the
+    disk accepts again. In a process forked from the one that opened it, every verb does nothing.
+
+    Args:
+        path: The folder of the run. It may exist and hold other things.
+        header: What the run says about itself; written once, by rank 0.
+        rank: Which rank's part to write. Each rank has a writer and a folder of its own.
+        resume: Whether to continue a run that is there already.
+        start_step: Where a continued run begins again; earlier attempts count only before it. None: at its first block.
+        max_disk_bytes: Beyond this, old steps are merged into windows. None: a tenth of the free space, at most 16 GiB.
+        journal_bytes: A journal of this size is sealed.
+        num_ranks: How many ranks share the budget.
+        sync: `"always"` forces every block to the disk: safe from a loss of power, and slow.
+        clock: Tells the time.
+
+    Raises:
+        RunExists: A run is there, and `resume` was not asked for.
+        RunInUse: Another process writes it.
+        RunError: The path cannot hold a run.
+    """
 
     def __init__(
         self,
         path: str | Path,
-        run_header: RunHeader,
+        header: RunHeader,
         *,
         rank: int = 0,
         resume: bool = False,
         start_step: int | None = None,
         max_disk_bytes: int | None = None,
         journal_bytes: int = 32 << 20,
+        num_ranks: int = 1,
+        sync: Literal["never", "always"] = "never",
         clock: Callable[[], float] = time.time,
     ) -> None:
+        if max_disk_bytes is not None and max_disk_bytes < retention.MIN_BYTES:
+            raise OptionError(f"max_disk_bytes is {max_disk_bytes}; a run needs at least {retention.MIN_BYTES:,}.")
         self.path = Path(path)
         self.rank = rank
         self.folder = layout.rank_folder(self.path, rank)
+        self.health: Health = "well"
+        self.final_state: Literal["finished", "failed"] = "finished"
+        """What `close` will say about the run."""
         self.dropped_blocks = 0
+        """How many blocks could not be written."""
+        self.dropped_events = 0
         self._clock = clock
-        self._sites: dict[int, Site] = {}
-        self.last_step: int | None = None
-        self.attempt, number = 0, 0
-        self.folder.mkdir(parents=True, exist_ok=True)
-        old = lease.read(self.folder)
-        if old is not None:
-            if lease.is_alive(old, clock()):
-                raise RunInUse(f"{self.path} is being written by process {old.pid} on {old.host}.")
-            if not resume:
-                raise RunExists(f"{self.path} holds a run already. Pass resume=True or choose another name.")
-            number = self._recall()
-        if rank == 0 and not (self.path / layout.HEADER).exists():
-            header.write(self.path, run_header)
-        self._lease = lease.mine("live", self.attempt, clock())
-        self._journal = Appender(self.folder / layout.journal_name(number), new=True)
-        self._events = events.open_for_append(layout.events_file(self.path, rank))
-        self._sequence = 0
-        start = {"attempt": self.attempt, "start_step": start_step, "time": clock()}
-        self._append(codec.encode_json(Kind.START, self._sequence, start))
-        lease.write(self.folder, self._lease)
-
-    def _recall(self) -> int:
-        folder = RankFolder(self.folder)
-        folder.refresh()
-        self._sites = folder.sites
-        self.attempt = max((attempt.number for attempt in folder.attempts), default=-1) + 1
-        blocks = folder.blocks()
-        self.last_step = int(blocks.step[-1]) if len(blocks) else None
-        return len(folder.sources)
+        self._pid = os.getpid()
+        self._sync = sync
+        past = claim(self.path, rank, header, resume=resume, start_step=start_step, now=clock())
+        budget = (max_disk_bytes or retention.default_budget(self.folder)) // max(1, num_ranks)
+        self._journal_bytes = max(1 << 12, min(journal_bytes, budget // _BUDGET_SHARE))
+        self.attempt = past.attempt
+        self.last_step: int | None = past.last_step
+        """The last step written, also by earlier attempts."""
+        self._sites = dict(past.sites)
+        self._unsaved: list[Site] = []
+        self._attempt = Attempt(past.attempt, start_step, clock())
+        self._lock = threading.Lock()  # events come from the sealer as well
+        self._waiting: deque[bytes] = deque(maxlen=_MAX_WAITING_EVENTS)
+        self._reported = 0
+        self._reason = ""
+        self._loss_site: int | None = None
+        self._note_loss(past.sites.values())
+        self._sealer = Sealer(
+            self.folder,
+            budget=budget,
+            report=self._report,
+            clock=clock,
+            max_segment_bytes=min(MAX_SEGMENT_BYTES, budget // _BUDGET_SHARE),
+        )
+        try:
+            self._number = past.number
+            self._journal = self._begin_journal(past.number)
+            self._lease = replace(
+                lease.mine("live", past.attempt, clock()),
+                journal=past.number,
+                blocks=past.num_blocks,
+                last_step=past.last_step,
+            )
+            lease.write(self.folder, self._lease)
+            self._events = events.open_for_append(layout.events_file(self.path, rank))
+        except FileExistsError:
+            raise RunInUse(f"Another process has just begun to write {self.path}. Choose another path.") from None
+        except OSError as error:
+            raise RunError(f"A run cannot be written to {self.path}: {error.strerror or error}.") from error
+        self._num_blocks = past.num_blocks
+        for number in past.journals:
+            self._sealer.submit(number)
+        if past.attempt:
+            self._report_resumed(start_step, past.last_step)
 
     @property
     def next_site_id(self) -> int:
@@ -72,32 +134,231 @@ class RunWriter:
 
     @property
     def sites(self) -> list[Site]:
-        """The sites known so far, also those of earlier attempts."""
-        return list(self._sites.values())
+        """The sites known so far, also those of earlier attempts, in order of their ids."""
+        return [self._sites[number] for number in sorted(self._sites)]
 
     def take_sites(self, new: list[Site]) -> None:
         """Take sites that are new."""
+        if not self._may_write():
+            return
         self._sites.update((site.id, site) for site in new)
-        self._append(codec.encode_json(Kind.SITES, self._sequence, sites.to_json(new)))
+        self._unsaved.extend(new)
+        self._note_loss(new)
+        if self.health != "lost":
+            try:
+                self._save_sites()
+            except OSError as error:
+                self._refused(error)
 
     def take_block(self, block: Block) -> None:
-        """Take the readings of one step."""
-        self._append(codec.encode_block(self._sequence, codec.pack(block)))
-        self.last_step = block.step
+        """Take the readings of one step; once this returns they survive the death of the process.
+
+        Raises:
+            RunError: They could not be written, for the first time in a row; the message says why.
+        """
+        if not self._may_write():
+            return
+        _check(block)
+        if self.health == "lost":
+            self.dropped_blocks += 1
+            return
+        try:
+            self._save_sites()
+            self._append(codec.encode_block(self._sequence, codec.pack(block)))
+            if self._journal.is_lost():
+                raise FileNotFoundError("its journal was deleted")
+            if self._sync == "always":
+                self._journal.sync()
+        except OSError as error:
+            self.dropped_blocks += 1
+            self._refused(error)
+            return
+        self._accepted(block)
 
     def take_event(self, event: Event) -> None:
-        """Take an event."""
-        self._events.append(events.encode(event))
+        """Take an event. While the disk refuses, it waits for better times."""
+        if not self._may_write():
+            return
+        self._write_event(event)
 
     def flush(self) -> None:
-        """Make everything taken so far visible to others: it already is."""
+        """Make everything taken so far visible to others: it is, as soon as it was taken."""
 
-    def close(self, deadline: float = 10.0, *, state: lease.State = "finished") -> None:
-        """Finish."""
+    def sync(self) -> None:
+        """Force everything taken so far to the disk, so that it survives a loss of power."""
+        if self._may_write() and self.health == "well":
+            self._journal.sync()
+            self._events.sync()
+
+    def close(self, deadline: float = 10.0) -> None:
+        """Finish: seal the journal, wait for the sealer at most `deadline` seconds, and say how the run ended.
+
+        How it ended is `final_state`. Calling it again does nothing.
+        """
+        if self.health == "closed" or os.getpid() != self._pid:
+            return
+        health, self.health = self.health, "closed"
+        if health != "lost":
+            self._report_dropped()
+            self._sealer.submit(self._number)
+            self._sealer.close(deadline)
         self._journal.close()
+        with self._lock, contextlib.suppress(OSError):
+            self._write_waiting()
         self._events.close()
-        lease.write(self.folder, replace(self._lease, state=state, beat=self._clock()))
+        if health == "lost":
+            return
+        try:
+            self._beat(self.final_state)
+        except OSError as error:
+            if health == "well":
+                raise RunError(f"{self.path} could not be finished: {error.strerror or error}.") from error
+
+    def _may_write(self) -> bool:
+        if os.getpid() != self._pid:
+            return False  # a forked child: the file belongs to its parent
+        if self.health == "closed":
+            raise ClosedError(f"The writer of {self.path} is closed.")
+        return True
+
+    def _begin_journal(self, number: int) -> Appender:
+        """Open a new journal that can be read without those before it: it names the attempt and all sites."""
+        appender = Appender(self.folder / layout.journal_name(number), new=True)
+        saved = [site for site in self.sites if site not in self._unsaved]
+        try:
+            appender.append(codec.encode_json(Kind.START, 0, self._attempt.to_json()))
+            if saved:
+                appender.append(codec.encode_json(Kind.SITES, 1, sites.to_json(saved)))
+        except OSError:
+            appender.close()
+            appender.path.unlink(missing_ok=True)
+            raise
+        self._sequence = 2 if saved else 1
+        return appender
 
     def _append(self, record: bytes) -> None:
         self._journal.append(record)
         self._sequence += 1
+
+    def _save_sites(self) -> None:
+        if self._unsaved:
+            self._append(codec.encode_json(Kind.SITES, self._sequence, sites.to_json(self._unsaved)))
+            self._unsaved.clear()
+
+    def _accepted(self, block: Block) -> None:
+        self._num_blocks += 1
+        self.last_step = int(block.step)
+        self._lease = replace(self._lease, last_step=self.last_step, loss=self._loss(block))
+        if self.health == "failing":
+            self.health = "well"
+            self._report_dropped()
+        if self._journal.size >= self._journal_bytes:
+            self._rotate()
+        elif self._clock() - self._lease.beat >= lease.BEAT_S:
+            self._keep_lease()
+
+    def _rotate(self) -> None:
+        try:
+            fresh = self._begin_journal(self._number + 1)
+        except OSError:
+            return  # the old one still works; the next block tries again
+        self._journal.close()
+        self._sealer.submit(self._number)
+        self._journal, self._number = fresh, self._number + 1
+        self._lease = replace(self._lease, journal=self._number, blocks=self._num_blocks)
+        self._keep_lease()
+
+    def _keep_lease(self) -> None:
+        """Give a sign of life, unless another process has taken the folder."""
+        try:
+            holder = lease.read(self.folder)
+            if holder is not None and holder.token != self._lease.token:
+                self.health = "lost"
+                raise RunInUse(f"Process {holder.pid} on {holder.host} has taken over {self.path}; writing stops here.")
+            self._beat("live")
+        except OSError as error:
+            self._refused(error)
+
+    def _beat(self, state: lease.State) -> None:
+        self._lease = replace(self._lease, state=state, beat=self._clock(), dropped_blocks=self.dropped_blocks)
+        if state != "live":
+            self._lease = replace(self._lease, blocks=self._num_blocks)
+        lease.write(self.folder, self._lease)
+
+    def _refused(self, error: OSError) -> None:
+        """Note a refusal; raise if it is the first in a row."""
+        was_well = self.health == "well"
+        is_gone = not self.folder.exists()
+        self.health = "lost" if is_gone else "failing"
+        self._reason = "the folder was deleted" if is_gone else (error.strerror or str(error))
+        if was_well or (is_gone and self.health != "lost"):
+            cure = "Nothing more is written." if is_gone else "Blocks are dropped and counted until it works again."
+            raise RunError(f"{self.path} could not be written: {self._reason}. {cure}") from error
+
+    def _write_event(self, event: Event) -> None:
+        with self._lock:
+            if len(self._waiting) == _MAX_WAITING_EVENTS:
+                self.dropped_events += 1
+            self._waiting.append(events.encode(event))
+            if self.health in ("well", "closed"):
+                try:
+                    self._write_waiting()
+                except OSError as error:
+                    refusal = error
+                else:
+                    return
+            else:
+                return
+        self._refused(refusal)
+
+    def _write_waiting(self) -> None:
+        while self._waiting:
+            self._events.append(self._waiting[0])
+            self._waiting.popleft()
+
+    def _report(self, event: Event) -> None:
+        """Take an event of the sealer's; its thread has nobody to raise to."""
+        with contextlib.suppress(RunError):
+            self._write_event(event)
+
+    def _report_dropped(self) -> None:
+        missing = self.dropped_blocks - self._reported
+        if missing:
+            self._reported = self.dropped_blocks
+            message = f"{missing} blocks were not written: {self._reason}."
+            self._report(self._event("dropped", message, blocks=missing, reason=self._reason))
+
+    def _report_resumed(self, start_step: int | None, last_step: int | None) -> None:
+        message = f"Attempt {self.attempt} continues the run, whose last step was {last_step}."
+        data = {"attempt": self.attempt, "start_step": start_step, "last_step": last_step}
+        self._report(self._event("resumed", message, **data))
+
+    def _event(self, event_type: str, message: str, **data: Any) -> Event:
+        return Event(event_type=event_type, message=message, step=self.last_step, timestamp=self._clock(), data=data)
+
+    def _note_loss(self, new: Any) -> None:
+        """Remember the scalar that a list of runs shows."""
+        for site in new:
+            if self._loss_site is None and site.quantity == "scalar" and "loss" in site.name.lower():
+                self._loss_site = site.id
+
+    def _loss(self, block: Block) -> float | str | None:
+        if self._loss_site is None:
+            return None
+        at = int(np.searchsorted(block.sites, self._loss_site))
+        if at == len(block.sites) or int(block.sites[at]) != self._loss_site:
+            return self._lease.loss
+        row = block.rows[at]
+        value = float(row[schema.MEAN]) if schema.finite(row) > 0 else math.nan
+        return value if math.isfinite(value) else "nan"
+
+
+def _check(block: Block) -> None:
+    num_rows = len(block.sites)
+    shapes = (block.rows.shape, block.bins.shape, block.binned.shape)
+    if shapes != ((num_rows, schema.NUM_COLUMNS), (num_rows, schema.NUM_BINS), (num_rows,)):
+        raise ValueError(f"The block of step {block.step} has {num_rows} sites and arrays of shapes {shapes}.")
+    if num_rows > 1 and not bool((block.sites[1:] > block.sites[:-1]).all()):
+        raise ValueError(f"The sites of the block of step {block.step} are not in rising order.")
+    if not 1 <= block.span <= codec.MAX_SPAN:
+        raise ValueError(f"The block of step {block.step} spans {block.span} steps.")

@@ -1,0 +1,65 @@
+"""Stretches of writing: a run that was continued has several, and the later ones replace what they overlap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sonde.errors import RunDamaged
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One stretch of writing. From its first step on, it replaces what earlier attempts wrote."""
+
+    number: int
+    start_step: int | None
+    """Where it continued, if the recorder said so; otherwise its first step, or None while it has none."""
+    time: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the attempt as JSON-ready values."""
+        return {"attempt": self.number, "start_step": self.start_step, "time": self.time}
+
+
+def parse(plain: Any, where: str) -> Attempt:
+    """Read what a journal or a segment says about an attempt.
+
+    Raises:
+        RunDamaged: It makes no sense.
+    """
+    try:
+        number, start, time = plain["attempt"], plain["start_step"], plain["time"]
+    except (KeyError, TypeError, IndexError):
+        number, start, time = None, None, None
+    if type(number) is not int or type(time) not in (int, float) or not math.isfinite(time):
+        raise RunDamaged(f"{where} does not describe an attempt: {plain!r:.100}")
+    if start is not None and (type(start) is not int or not -(2**63) <= start < 2**63):
+        raise RunDamaged(f"{where} does not describe an attempt: {plain!r:.100}")
+    return Attempt(number, start, float(time))
+
+
+def resolve(attempts: Iterable[Attempt], first_step: int | None) -> list[Attempt]:
+    """Fill in where attempts started that did not say so: at the first step of the file they were read from."""
+    return [
+        attempt if attempt.start_step is not None else Attempt(attempt.number, first_step, attempt.time)
+        for attempt in attempts
+    ]
+
+
+def merge(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """Put together what several files say, in order; an attempt starts at the earliest step any of them names."""
+    found: dict[int, Attempt] = {}
+    for attempt in attempts:
+        known = found.get(attempt.number, attempt)
+        starts = [start for start in (attempt.start_step, known.start_step) if start is not None]
+        found[attempt.number] = Attempt(attempt.number, min(starts, default=None), min(attempt.time, known.time))
+    return [found[number] for number in sorted(found)]
+
+
+def replaced_from(attempts: Iterable[Attempt], number: int) -> int | None:
+    """Return the step from which attempts later than `number` replace it, or None."""
+    starts = [a.start_step for a in attempts if a.number > number and a.start_step is not None]
+    return min(starts, default=None)

@@ -1,0 +1,174 @@
+"""The runs below a folder, each in a few words, without reading what they recorded."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sonde.errors import RunDamaged
+from sonde.store import header, layout, lease
+from sonde.store.codec import HEADER, MAGIC, Kind
+from sonde.store.folder import RankFolder
+from sonde.store.lease import Lease
+
+MAX_DEPTH: Final = 4
+_WORST_FIRST: Final[tuple[lease.Status, ...]] = ("live", "failed", "crashed", "finished")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A run in a few words."""
+
+    path: Path
+    status: lease.Status
+    created: float | None
+    """Seconds since the epoch."""
+    updated: float | None
+    """When its writer last gave a sign of life."""
+    steps: int = 0
+    """How many steps were recorded."""
+    last_step: int | None = None
+    last_loss: float | None = None
+    """The newest value of the scalar called a loss, as of `updated`; NaN if it is not finite."""
+    model: str = ""
+    attempts: int = 1
+    problem: str | None = None
+    """Why the run cannot be opened, if so."""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.path.name
+
+
+def list_runs(
+    folder: str | Path = ".", *, max_depth: int = MAX_DEPTH, clock: Callable[[], float] = time.time
+) -> list[RunSummary]:
+    """Return the runs in a folder and in those below it, the newest first.
+
+    Args:
+        folder: Where to look; it may be a run itself.
+        max_depth: How many levels below it to look.
+        clock: Tells the time.
+    """
+    now = clock()
+    found = [summarise(path, now) for path in _find(Path(folder), max_depth)]
+    return sorted(found, key=lambda run: (run.created or 0.0, str(run.path)), reverse=True)
+
+
+def _find(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / layout.HEADER).is_file():
+        yield folder
+        return
+    if depth < 0:
+        return
+    try:
+        with os.scandir(folder) as entries:
+            below = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
+    except OSError:
+        return  # not ours to read
+    for name in below:
+        yield from _find(folder / name, depth - 1)
+
+
+def summarise(path: Path, now: float) -> RunSummary:
+    """Describe one run."""
+    try:
+        head = header.read(path)
+    except (RunDamaged, OSError) as error:
+        return RunSummary(path=path, status="crashed", created=None, updated=None, problem=str(error))
+    leases = {rank: _lease(layout.rank_folder(path, rank)) for rank in layout.ranks(path)}
+    states = {lease.status(holder, now) for holder in leases.values()}
+    status: lease.Status = next((state for state in _WORST_FIRST if state in states), "crashed")
+    model = head.model.get("name", "")
+    base = RunSummary(
+        path=path, status=status, created=float(head.created), updated=None, model=model if type(model) is str else ""
+    )
+    return _with_progress(base, leases) if leases else base
+
+
+def _with_progress(base: RunSummary, leases: dict[int, Lease | None]) -> RunSummary:
+    rank = min(leases)
+    folder = layout.rank_folder(base.path, rank)
+    holder = leases[rank]
+    if holder is None:
+        return _read_progress(base, folder)
+    steps, last_step = _count(folder, holder)
+    return RunSummary(
+        path=base.path,
+        status=base.status,
+        created=base.created,
+        updated=float(holder.beat),
+        steps=steps,
+        last_step=holder.last_step if last_step is None else last_step,
+        last_loss=None if holder.loss is None else float(holder.loss) if _is_number(holder.loss) else float("nan"),
+        model=base.model,
+        attempts=holder.attempt + 1,
+    )
+
+
+def _is_number(value: float | str) -> bool:
+    return isinstance(value, int | float)
+
+
+def _read_progress(base: RunSummary, folder: Path) -> RunSummary:
+    """Describe a run whose writer left no word: all of it must be looked at."""
+    try:
+        read = RankFolder(folder)
+        read.refresh()
+    except (RunDamaged, OSError) as error:
+        return RunSummary(path=base.path, status=base.status, created=base.created, updated=None, problem=str(error))
+    steps = read.blocks.step
+    return RunSummary(
+        path=base.path,
+        status=base.status,
+        created=base.created,
+        updated=None,
+        steps=len(steps),
+        last_step=int(steps[-1]) if len(steps) else None,
+        model=base.model,
+        attempts=max(1, len(read.attempts)),
+    )
+
+
+def _lease(folder: Path) -> Lease | None:
+    try:
+        return lease.read(folder)
+    except (RunDamaged, OSError):
+        return None
+
+
+def _count(folder: Path, holder: Lease) -> tuple[int, int | None]:
+    """Count the steps: those before the journal that was open at the last beat, and those in it."""
+    steps, last = holder.blocks, None
+    if holder.state != "live":
+        return steps, None
+    number = holder.journal
+    while (path := folder / layout.journal_name(number)).exists():
+        more, newest = _walk(path)
+        steps, last = steps + more, last if newest is None else newest
+        number += 1
+    return steps, last
+
+
+def _walk(path: Path) -> tuple[int, int | None]:
+    """Count the blocks of a journal by their headers alone."""
+    count, last, at = 0, None, 0
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            while at + HEADER.size <= size:
+                magic, kind, _, step, length, *_ = HEADER.unpack(os.pread(file.fileno(), HEADER.size, at))
+                at += HEADER.size + length
+                if magic != MAGIC or at > size:
+                    break
+                if kind == Kind.BLOCK:
+                    count, last = count + 1, step
+    except (OSError, struct.error):
+        pass  # sealed meanwhile
+    return count, last

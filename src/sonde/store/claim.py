@@ -1,0 +1,98 @@
+"""Taking a rank's folder of a run for writing, or saying why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sonde.errors import RunDamaged, RunError, RunExists, RunInUse, RunNotFound
+from sonde.records import RunHeader, Site
+from sonde.store import header, layout, lease
+from sonde.store.folder import RankFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What earlier attempts left in a folder."""
+
+    attempt: int = 0
+    """The number of the attempt that begins now."""
+    number: int = 0
+    """The number of the journal that begins now."""
+    journals: list[int] = field(default_factory=list)
+    """Journals that were left open."""
+    sites: dict[int, Site] = field(default_factory=dict)
+    last_step: int | None = None
+    num_blocks: int = 0
+    """How many blocks still count, once those from `start_step` on are replaced."""
+
+
+def claim(path: Path, rank: int, run_header: RunHeader, *, resume: bool, start_step: int | None, now: float) -> Past:
+    """Make a rank's folder ready for a writer, and return what is in it.
+
+    Raises:
+        RunExists: There is a run, and it was not to be continued.
+        RunInUse: Another process writes it.
+        RunError: The path cannot hold a run.
+    """
+    folder = layout.rank_folder(path, rank)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _refuse_live_writer(path, folder, now)
+        has_header = _has_header(path)
+        listing = layout.list_folder(folder)
+        is_used = bool(listing.segments or listing.journals) or (rank == 0 and has_header)
+        if is_used and not resume:
+            raise RunExists(_describe(path, folder, now))
+        if rank == 0 and not has_header:
+            header.write(path, run_header)
+        return _recall(folder, start_step) if listing.next_number else Past()
+    except (FileExistsError, NotADirectoryError):
+        raise RunError(f"{path} cannot hold a run: a file is in the way. Choose another path.") from None
+    except OSError as error:
+        raise RunError(f"A run cannot be written to {path}: {error.strerror or error}.") from error
+
+
+def _refuse_live_writer(path: Path, folder: Path, now: float) -> None:
+    try:
+        holder = lease.read(folder)
+    except RunDamaged:
+        return  # a torn word of a dead writer; a live one would have replaced it in one step
+    if holder is not None and lease.is_alive(holder, now):
+        raise RunInUse(
+            f"{path} is being written by process {holder.pid} on {holder.host} "
+            f"(last sign of life {max(0.0, now - holder.beat):.0f} s ago). Stop that process or choose another path."
+        )
+
+
+def _has_header(path: Path) -> bool:
+    try:
+        header.read(path)
+    except RunNotFound:
+        return False
+    return True
+
+
+def _describe(path: Path, folder: Path, now: float) -> str:
+    read = RankFolder(folder)
+    read.refresh()
+    try:
+        status = lease.status(lease.read(folder), now)
+    except RunDamaged:
+        status = "crashed"
+    steps = f"{len(read.blocks):,} steps" if len(read.blocks) else "no steps yet"
+    return f"{path} holds a run already ({steps}, {status}). Pass resume=True to continue it, or choose another path."
+
+
+def _recall(folder: Path, start_step: int | None) -> Past:
+    read = RankFolder(folder)
+    read.refresh()
+    listing = layout.list_folder(folder)
+    return Past(
+        attempt=max((attempt.number for attempt in read.attempts), default=-1) + 1,
+        number=listing.next_number,
+        journals=[number for number, _ in listing.journals],
+        sites=read.sites,
+        last_step=int(read.blocks.step[-1]) if len(read.blocks) else None,
+        num_blocks=len(read.blocks) if start_step is None else int((read.blocks.step < start_step).sum()),
+    )

@@ -1,0 +1,502 @@
+"""Segments: sealed tables in plain safetensors files.
+
+Any safetensors library reads them. What Sonde adds is in `__metadata__`, and every byte is covered by a checksum: the
+header by `check`, each tensor by an entry of `crc32`, and each site's slice of each column by `slice_crc`, so that one
+series can be read and checked without touching the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde import schema
+from sonde.errors import RunDamaged
+from sonde.records import Site
+from sonde.store import attempts, sites, strict_json
+from sonde.store.attempts import Attempt
+from sonde.store.table import Blocks, Table
+
+FORMAT: Final = "sonde-segment"
+MAX_HEADER_BYTES: Final = 100 << 20  # what safetensors itself allows
+_PREFIX: Final = b'{"__metadata__":{"check":"'
+_CHECK_AT: Final = len(_PREFIX)
+
+_DTYPES: Final = {"F64": "<f8", "I64": "<i8", "U64": "<u8", "U32": "<u4", "U8": "|u1", "BOOL": "|b1"}
+_NAMES: Final = {np.dtype(numpy): name for name, numpy in _DTYPES.items()}
+
+# Rows of `slice_crc` after those of the statistics.
+STEP, SPAN, MERGED, HIST_CUT, HIST = range(schema.NUM_COLUMNS, schema.NUM_COLUMNS + 5)
+NUM_SLICES: Final = HIST + 1
+
+_SMALL: Final = {
+    "site": "<u4",
+    "offset": "<u8",
+    "slice_crc": "<u4",
+    "block_step": "<i8",
+    "block_time": "<f8",
+    "block_epoch": "<i8",
+    "block_skipped": "|b1",
+    "block_span": "<u4",
+}
+_LARGE: Final = {"step": "<i8", "span": "<u4", "stats": "<f8"}
+_HIST: Final = {"hist_lo": "|u1", "hist_len": "|u1", "hist_offset": "<u8"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the rows of a segment come from."""
+
+    sites: list[Site]
+    attempts: list[Attempt]
+    window: int = 1
+    """How many steps thinning has put together in a row, at most."""
+
+
+def write(path: Path, rows: Table, origin: Origin, *, may_finish: Callable[[], bool] = lambda: True) -> bool:
+    """Write a segment in one step, through a file beside it.
+
+    Args:
+        path: Where it belongs.
+        rows: What it holds.
+        origin: What it says about that.
+        may_finish: Asked at the very end; if it says no, nothing is left behind.
+
+    Returns:
+        Whether the segment was put in its place.
+    """
+    tensors = _tensors(rows)
+    head = _header(tensors, rows, origin)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            _write_all(file.fileno(), len(head).to_bytes(8, "little") + head)
+            for tensor in tensors.values():
+                _write_all(file.fileno(), _raw(tensor))
+            os.fsync(file.fileno())
+        if not may_finish():
+            temporary.unlink(missing_ok=True)
+            return False
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _write_all(fd: int, part: bytes | memoryview) -> None:
+    view = memoryview(part)
+    while len(view):
+        view = view[os.write(fd, view[: 1 << 30]) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a loss of power, where the system can."""
+    try:
+        fd = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return  # some systems cannot open folders
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass  # some file systems cannot sync them
+    finally:
+        os.close(fd)
+
+
+def _tensors(rows: Table) -> dict[str, NDArray[Any]]:
+    named: dict[str, NDArray[Any]] = {
+        "stats": rows.stats,
+        "step": rows.step,
+        "offset": rows.offset,
+        "block_step": rows.blocks.step,
+        "block_time": rows.blocks.time,
+        "block_epoch": rows.blocks.epoch,
+        "span": rows.span,
+        "site": rows.site,
+        "slice_crc": _slice_crcs(rows),
+        "block_span": rows.blocks.span,
+        "block_skipped": rows.blocks.skipped,
+    }
+    if (rows.merged != 1).any():
+        named["merged"] = rows.merged
+    if rows.hist_len.any():
+        named |= {
+            "hist_offset": rows.hist_offset,
+            "hist": rows.hist,
+            "hist_lo": rows.hist_lo,
+            "hist_len": rows.hist_len,
+        }
+    little = {name: np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")) for name, a in named.items()}
+    # Widest items first: the format allows no holes, and this way every array starts where its items align.
+    return dict(sorted(little.items(), key=lambda item: -item[1].itemsize))
+
+
+def _slice_crcs(rows: Table) -> NDArray[np.uint32]:
+    crcs = np.zeros((NUM_SLICES, len(rows.site)), dtype=np.uint32)
+    columns = dict(enumerate(rows.stats)) | {STEP: rows.step, SPAN: rows.span, MERGED: rows.merged}
+    bounds = rows.offset.tolist()
+    for number, column in columns.items():
+        raw, width = _raw(column), column.itemsize
+        crcs[number] = [zlib.crc32(raw[first * width : last * width]) for first, last in pairwise(bounds)]
+    if rows.hist_len.any():
+        for at, (first, last) in enumerate(pairwise(bounds)):
+            crcs[HIST_CUT, at], crcs[HIST, at] = _hist_crcs(rows, first, last)
+    return crcs
+
+
+def _hist_crcs(rows: Table, first: int, last: int) -> tuple[int, int]:
+    cut = zlib.crc32(_raw(rows.hist_len[first:last]), zlib.crc32(_raw(rows.hist_lo[first:last])))
+    low, high = int(rows.hist_offset[first]), int(rows.hist_offset[last])
+    return cut, zlib.crc32(_raw(rows.hist[low:high]))
+
+
+def _raw(array: NDArray[Any]) -> memoryview:
+    # A view with a zero in its shape cannot be cast.
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+
+
+def _header(tensors: dict[str, NDArray[Any]], rows: Table, origin: Origin) -> bytes:
+    steps = rows.blocks.step
+    metadata = {
+        "check": "00000000",
+        "format": FORMAT,
+        "schema_version": str(schema.SCHEMA_VERSION),
+        "columns": ",".join(schema.COLUMNS),
+        "window": str(origin.window),
+        "first_step": str(int(steps[0])) if len(steps) else "",
+        "last_step": str(int(steps[-1])) if len(steps) else "",
+        "attempts": strict_json.dumps([attempt.to_json() for attempt in origin.attempts]).decode(),
+        "sites": strict_json.dumps(sites.to_json(origin.sites)).decode(),
+        "crc32": strict_json.dumps({name: zlib.crc32(_raw(tensor)) for name, tensor in tensors.items()}).decode(),
+    }
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, tensor in tensors.items():
+        end = at + tensor.nbytes
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return text[:_CHECK_AT] + f"{zlib.crc32(text):08x}".encode() + text[_CHECK_AT + 8 :]
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """Where a tensor lies in its file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Tells whether a file is still the same one."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> Stamp:
+        """Return the stamp of a file."""
+        return cls(stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+class Maps:
+    """The mapped segments that were used last. Each holds a file open, and a process may hold only so many."""
+
+    def __init__(self, limit: int = 192) -> None:
+        self._limit = limit
+        self._tables: OrderedDict[int, tuple[Segment, Table]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, segment: Segment) -> Table:
+        """Return the rows of a segment, mapping it if it is not."""
+        with self._lock:
+            entry = self._tables.get(id(segment))
+            if entry is not None:
+                self._tables.move_to_end(id(segment))
+                return entry[1]
+            rows = segment.map()
+            self._tables[id(segment)] = (segment, rows)
+            if len(self._tables) > self._limit:
+                self._tables.popitem(last=False)
+            return rows
+
+    def drop(self, segment: Segment) -> None:
+        """Let go of a segment that is read no more."""
+        with self._lock:
+            self._tables.pop(id(segment), None)
+
+
+class Segment:
+    """A segment, open for reading. The header and the short tensors are read at once, the rest is mapped when used."""
+
+    def __init__(self, path: Path, maps: Maps, known_sites: dict[str, list[Site]] | None = None) -> None:
+        self.path = path
+        self._maps = maps
+        with path.open("rb") as file:
+            self.stamp = Stamp.of(os.fstat(file.fileno()))
+            header, start = _read_header(path, file.fileno(), self.stamp.size)
+            self._extents, metadata = _parse_header(path, header, start, self.stamp.size)
+            small = {name: self._read_small(file.fileno(), name, dtype) for name, dtype in _SMALL.items()}
+        self.sites = _parse_sites(metadata, path, known_sites)
+        self.window = _parse_int(metadata, "window", path)
+        self.site, self.offset, self._slice_crc = small["site"], small["offset"], small["slice_crc"]
+        self.blocks = Blocks(*(small[f"block_{name}"] for name in ("step", "time", "epoch", "skipped", "span")))
+        listed = strict_json.loads(metadata.get("attempts", "").encode(), f"{path}: attempts")
+        if not isinstance(listed, list):
+            raise RunDamaged(f"{path}: its attempts are no list.")
+        self.attempts = attempts.resolve((attempts.parse(plain, str(path)) for plain in listed), self.first_step)
+        self._check_shapes()
+        self._checked = np.zeros((NUM_SLICES, len(self.site)), dtype=bool)
+        self._all_checked = False
+
+    @property
+    def first_step(self) -> int | None:
+        """The first step of any row."""
+        return int(self.blocks.step[0]) if len(self.blocks) else None
+
+    @property
+    def num_rows(self) -> int:
+        """How many readings it holds."""
+        return self._extents["step"].shape[0]
+
+    def table(self) -> Table:
+        """Return its rows, mapped from the file.
+
+        Raises:
+            FileNotFoundError: It was compacted or thinned since it was opened; look at the folder again.
+        """
+        return self._maps.get(self)
+
+    def map(self) -> Table:
+        """Map the file; `table` keeps the maps that were used last."""
+        with self.path.open("rb") as file:
+            if Stamp.of(os.fstat(file.fileno())) != self.stamp:
+                raise FileNotFoundError(f"{self.path} was replaced")
+            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+        def view(name: str) -> NDArray[Any]:
+            extent = self._extents[name]
+            count = math.prod(extent.shape)
+            return np.frombuffer(whole, extent.dtype, count, extent.start).reshape(extent.shape)
+
+        num_rows = self.num_rows
+        has_hist = "hist" in self._extents
+        return Table(
+            site=self.site,
+            offset=self.offset,
+            step=view("step"),
+            span=view("span"),
+            merged=view("merged") if "merged" in self._extents else _constant(1, num_rows, np.uint32),
+            stats=view("stats"),
+            hist_lo=view("hist_lo") if has_hist else _constant(0, num_rows, np.uint8),
+            hist_len=view("hist_len") if has_hist else _constant(0, num_rows, np.uint8),
+            hist_offset=view("hist_offset") if has_hist else _constant(0, num_rows + 1, np.uint64),
+            hist=view("hist") if has_hist else np.zeros(0, np.uint32),
+            blocks=self.blocks,
+        )
+
+    def check_site(self, rows: Table, at: int, columns: tuple[int, ...], *, bins: bool) -> None:
+        """Check the columns of one site that are about to be used, once.
+
+        Raises:
+            RunDamaged: They are not what was written.
+        """
+        first, last = int(self.offset[at]), int(self.offset[at + 1])
+        for column in (*columns, STEP, SPAN, MERGED):
+            if not self._checked[column, at]:
+                self._compare(at, column, zlib.crc32(_raw(_slice(rows, column)[first:last])))
+        if bins and "hist" in self._extents and not self._checked[HIST, at]:
+            _check_offsets(self.path, rows, first, last)
+            cut, counts = _hist_crcs(rows, first, last)
+            self._compare(at, HIST_CUT, cut)
+            self._compare(at, HIST, counts)
+
+    def check_all(self, rows: Table) -> None:
+        """Check everything, once: what touches all sites reads the file from end to end anyway.
+
+        Raises:
+            RunDamaged: Something is not what was written.
+        """
+        if self._all_checked:
+            return
+        for problem in self.problems(rows):
+            raise RunDamaged(problem)
+        self._all_checked = True
+        self._checked[:] = True
+
+    def problems(self, rows: Table) -> list[str]:
+        """Say which tensors are not what was written."""
+        mapped = {name: getattr(rows, name) for name in (*_LARGE, "merged", *_HIST, "hist") if name in self._extents}
+        found = [
+            f"{self.path}: the tensor {name!r} (bytes {extent.start} to {extent.end}) does not match its checksum"
+            for name, array in mapped.items()
+            if zlib.crc32(_raw(array)) != (extent := self._extents[name]).crc
+        ]
+        return found or _inconsistencies(self.path, rows)
+
+    def _compare(self, at: int, column: int, crc: int) -> None:
+        if int(self._slice_crc[column, at]) != crc:
+            raise RunDamaged(f"{self.path}: the readings of site {int(self.site[at])} do not match their checksum")
+        self._checked[column, at] = True
+
+    def _read_small(self, fd: int, name: str, dtype: str) -> NDArray[Any]:
+        extent = self._extents.get(name)
+        if extent is None:
+            raise RunDamaged(f"{self.path} lacks the tensor {name!r}.")
+        raw = os.pread(fd, extent.end - extent.start, extent.start)
+        if zlib.crc32(raw) != extent.crc:
+            raise RunDamaged(
+                f"{self.path}: the tensor {name!r} (bytes {extent.start} to {extent.end}) does not match its checksum"
+            )
+        if extent.dtype != dtype:
+            raise RunDamaged(f"{self.path}: the tensor {name!r} is {extent.dtype}, not {dtype}.")
+        return np.frombuffer(raw, dtype).reshape(extent.shape)
+
+    def _check_shapes(self) -> None:
+        num_sites, num_blocks = len(self.site), len(self.blocks)
+        rows = self._extents["step"].shape[0] if "step" in self._extents and self._extents["step"].shape else 0
+        expected: dict[str, tuple[int, ...]] = {
+            "site": (num_sites,),
+            "offset": (num_sites + 1,),
+            "slice_crc": (NUM_SLICES, num_sites),
+            "step": (rows,),
+            "span": (rows,),
+            "stats": (schema.NUM_COLUMNS, rows),
+            **{f"block_{name}": (num_blocks,) for name in ("step", "time", "epoch", "skipped", "span")},
+        }
+        if "merged" in self._extents:
+            expected["merged"] = (rows,)
+        if "hist" in self._extents:
+            expected |= {"hist_lo": (rows,), "hist_len": (rows,), "hist_offset": (rows + 1,)}
+        for name, shape in expected.items():
+            found = self._extents.get(name)
+            dtype = {**_SMALL, **_LARGE, **_HIST, "merged": "<u4"}[name]
+            if found is None or found.shape != shape or found.dtype != dtype:
+                what = "is missing" if found is None else f"is {found.dtype}{list(found.shape)}"
+                raise RunDamaged(f"{self.path}: the tensor {name!r} {what}; it should be {dtype}{list(shape)}.")
+        if "hist" in self._extents and (len(self._extents["hist"].shape) != 1 or self._extents["hist"].dtype[1] != "u"):
+            raise RunDamaged(f"{self.path}: the tensor 'hist' is not a list of counts.")
+        self._check_order(rows)
+
+    def _check_order(self, rows: int) -> None:
+        offset = self.offset
+        rising = bool((offset[1:] >= offset[:-1]).all()) and int(offset[0]) == 0 and int(offset[-1]) == rows
+        if not rising or not bool((self.site[1:] > self.site[:-1]).all()):
+            raise RunDamaged(f"{self.path}: its sites or their offsets are not in rising order.")
+        if not bool((self.blocks.step[1:] > self.blocks.step[:-1]).all()):
+            raise RunDamaged(f"{self.path}: its blocks are not in rising order.")
+
+
+def _constant(value: int, length: int, dtype: type[Any]) -> NDArray[Any]:
+    return np.broadcast_to(np.array(value, dtype=dtype), (length,))
+
+
+def _slice(rows: Table, column: int) -> NDArray[Any]:
+    if column < schema.NUM_COLUMNS:
+        chosen: NDArray[Any] = rows.stats[column]
+        return chosen
+    return rows.step if column == STEP else rows.span if column == SPAN else rows.merged
+
+
+def _check_offsets(path: Path, rows: Table, first: int, last: int) -> None:
+    offsets = rows.hist_offset[first : last + 1]
+    lengths = rows.hist_len[first:last]
+    # Checked before any use as a bound: an offset may point anywhere.
+    good = int(offsets[-1]) <= len(rows.hist) and bool((offsets[1:] - offsets[:-1] == lengths).all())
+    if not good or bool((rows.hist_lo[first:last].astype(np.uint16) + lengths > schema.NUM_BINS).any()):
+        raise RunDamaged(f"{path}: the histograms of rows {first} to {last} make no sense.")
+
+
+def _inconsistencies(path: Path, rows: Table) -> list[str]:
+    try:
+        _check_offsets(path, rows, 0, len(rows))
+    except RunDamaged as error:
+        return [str(error)]
+    falling = rows.step[1:] <= rows.step[:-1]
+    boundaries = rows.offset[1:-1].astype(np.intp) - 1
+    falling[boundaries[(boundaries >= 0) & (boundaries < len(falling))]] = False
+    return [f"{path}: the steps of a site are not in rising order"] if falling.any() else []
+
+
+def _read_header(path: Path, fd: int, size: int) -> tuple[bytes, int]:
+    length = int.from_bytes(os.pread(fd, 8, 0), "little") if size >= 8 else 0
+    if not _CHECK_AT + 8 < length <= min(MAX_HEADER_BYTES, size - 8):
+        raise RunDamaged(f"{path} is not a segment: of its {size} bytes, {length} should be a header.")
+    header = os.pread(fd, length, 8)
+    blanked = header[:_CHECK_AT] + b"0" * 8 + header[_CHECK_AT + 8 :]
+    stated = header[_CHECK_AT : _CHECK_AT + 8]
+    if not header.startswith(_PREFIX) or stated != f"{zlib.crc32(blanked):08x}".encode():
+        raise RunDamaged(f"{path}: its header (bytes 8 to {8 + length}) does not match its checksum.")
+    return header, 8 + length
+
+
+def _parse_header(path: Path, header: bytes, start: int, size: int) -> tuple[dict[str, _Extent], dict[str, str]]:
+    plain = strict_json.loads(header, f"{path}: its header")
+    metadata = plain.pop("__metadata__", None) if isinstance(plain, dict) else None
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise RunDamaged(f"{path} is not a segment of a Sonde run.")
+    version = _parse_int(metadata, "schema_version", path)
+    if not 1 <= version <= schema.SCHEMA_VERSION:
+        raise RunDamaged(
+            f"{path} has schema version {version}; this Sonde reads 1 to {schema.SCHEMA_VERSION}. Update it."
+        )
+    crcs = strict_json.loads(metadata.get("crc32", "").encode(), f"{path}: crc32")
+    if not isinstance(crcs, dict):
+        raise RunDamaged(f"{path}: its checksums are no object.")
+    return {
+        name: _parse_extent(path, name, entry, start, size, crcs.get(name)) for name, entry in plain.items()
+    }, metadata
+
+
+def _parse_extent(path: Path, name: str, entry: Any, start: int, size: int, crc: Any) -> _Extent:
+    dtype, shape, first, last = "", (), 0, 0
+    try:
+        dtype, shape, (first, last) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+        sane = all(type(n) is int and n >= 0 for n in (*shape, first, last, crc))
+        good = sane and math.prod(shape) * np.dtype(dtype).itemsize == last - first and start + last <= size
+    except (KeyError, TypeError, ValueError):
+        good = False
+    if not good:
+        raise RunDamaged(f"{path}: its header describes the tensor {name!r} as {entry!r:.150}, which cannot be.")
+    return _Extent(dtype, shape, start + first, start + last, crc)
+
+
+def _parse_int(metadata: dict[str, str], name: str, path: Path) -> int:
+    text = metadata.get(name)
+    if not isinstance(text, str) or not text.isdecimal() or len(text) > 18:
+        raise RunDamaged(f"{path}: {name} is {text!r:.50}, not a number.")
+    return int(text)
+
+
+def _parse_sites(metadata: dict[str, str], path: Path, known: dict[str, list[Site]] | None) -> list[Site]:
+    text = metadata.get("sites", "")
+    if not isinstance(text, str):
+        raise RunDamaged(f"{path}: its sites are no text.")
+    # Most segments of a run have the same sites: the text is parsed once.
+    found = known.get(text) if known is not None else None
+    if found is None:
+        found = sites.parse(text.encode(), f"{path}: sites")
+        if known is not None:
+            known[text] = found
+    return found

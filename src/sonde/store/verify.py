@@ -1,0 +1,182 @@
+"""Checking every byte of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from sonde.errors import RunDamaged
+from sonde.store import attempts, codec, header, journal, layout, lease, sites, strict_json
+from sonde.store.codec import Kind
+from sonde.store.events import EventFile
+from sonde.store.segment import Maps, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong with a file."""
+
+    file: Path
+    what: str
+    offset: int | None = None
+    """The byte at which it begins, where that can be told."""
+
+    def __str__(self) -> str:
+        at = "" if self.offset is None else f" at byte {self.offset}"
+        return f"{self.file}{at}: {self.what}"
+
+
+@dataclass
+class Report:
+    """What `verify` found. A torn tail is the end of a record that a crash cut off; all before it is whole."""
+
+    path: Path
+    problems: list[Problem] = field(default_factory=list)
+    torn_tails: list[Problem] = field(default_factory=list)
+    num_files: int = 0
+    num_blocks: int = 0
+    """Blocks whose checksums are right."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong; torn tails are not."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        lines = [str(problem) for problem in self.problems]
+        lines += [f"torn tail: {tail}" for tail in self.torn_tails]
+        verdict = "every checksum is right" if self.ok else f"{len(self.problems)} problems"
+        return "\n".join([*lines, f"{self.path}: {verdict} in {self.num_files} files, {self.num_blocks} blocks"])
+
+
+def verify(path: str | Path) -> Report:
+    """Check all checksums, all JSON, and that all sites that have readings are known.
+
+    Raises:
+        RunNotFound: There is no run at the path.
+    """
+    report = Report(Path(path))
+    report.num_files += 1
+    try:
+        header.read(report.path)
+    except RunDamaged as error:
+        report.problems.append(_problem(report.path / layout.HEADER, error))
+    for rank in layout.ranks(report.path):
+        _check_folder(report, layout.rank_folder(report.path, rank))
+    for rank in {0, *layout.ranks(report.path)}:
+        _check_events(report, layout.events_file(report.path, rank))
+    return report
+
+
+def _problem(file: Path, error: Exception, offset: int | None = None) -> Problem:
+    what = str(error).removeprefix(f"{file}: ").removeprefix(f"{file} ")
+    return Problem(file, what, offset)
+
+
+def _check_folder(report: Report, folder: Path) -> None:
+    listing = layout.list_folder(folder)
+    if not listing.is_whole:
+        report.problems.append(Problem(folder, "a segment or journal is missing"))
+    try:
+        report.num_files += lease.read(folder) is not None
+    except RunDamaged as error:
+        report.problems.append(_problem(folder / layout.WRITER, error))
+    for _, _, name in listing.segments:
+        _check_segment(report, folder / name)
+    for _, name in listing.journals:
+        _check_journal(report, folder / name)
+
+
+def _check_segment(report: Report, path: Path) -> None:
+    report.num_files += 1
+    try:
+        segment = Segment(path, Maps())
+    except RunDamaged as error:
+        report.problems.append(_problem(path, error))
+        return
+    rows = segment.table()
+    found = [Problem(path, what.removeprefix(f"{path}: ")) for what in segment.problems(rows)]
+    report.problems.extend(found or _check_slices(segment))
+    report.problems.extend(_unknown(path, segment.site.tolist(), {site.id for site in segment.sites}))
+    report.num_blocks += len(segment.blocks)
+
+
+def _check_slices(segment: Segment) -> list[Problem]:
+    rows = segment.table()
+    for at in range(len(segment.site)):
+        try:
+            segment.check_site(rows, at, tuple(range(rows.stats.shape[0])), bins=True)
+        except RunDamaged as error:
+            return [_problem(segment.path, error)]
+    return []
+
+
+def _unknown(path: Path, used: Iterable[int], known: set[int], offset: int | None = None) -> list[Problem]:
+    missing = sorted(set(used) - known)
+    if not missing:
+        return []
+    return [Problem(path, f"readings of {len(missing)} sites that are not described, such as {missing[0]}", offset)]
+
+
+def _check_journal(report: Report, path: Path) -> None:
+    report.num_files += 1
+    whole = path.read_bytes()
+    check = _JournalCheck(report, path)
+    end = 0
+    for item in journal.scan(whole):
+        end = item.end
+        if isinstance(item, journal.Gap):
+            report.problems.append(Problem(path, f"{item.end - item.offset} bytes are damaged", item.offset))
+            check.expected = None
+        else:
+            check.take(item)
+    if end < len(whole):
+        what = f"{len(whole) - end} bytes after the last whole record"
+        report.torn_tails.append(Problem(path, what, end))
+
+
+class _JournalCheck:
+    def __init__(self, report: Report, path: Path) -> None:
+        self._report = report
+        self._path = path
+        self._known: set[int] = set()
+        self.expected: int | None = 0
+
+    def take(self, record: journal.Record) -> None:
+        if self.expected not in (None, record.sequence):
+            what = f"record {record.sequence} where {self.expected} should be"
+            self._report.problems.append(Problem(self._path, what, record.offset))
+        self.expected = record.sequence + 1
+        if not journal.is_known(record):
+            return
+        try:
+            self._check(record)
+        except (RunDamaged, codec.BadPayload) as error:
+            self._report.problems.append(_problem(self._path, error, record.offset))
+
+    def _check(self, record: journal.Record) -> None:
+        where = f"{self._path} at byte {record.offset}"
+        if record.kind == Kind.SITES:
+            self._known.update(site.id for site in sites.parse(record.payload, where))
+        elif record.kind == Kind.START:
+            attempts.parse(strict_json.loads(record.payload, where), where)
+        else:
+            block = codec.decode_block(record.step, record.payload)
+            self._report.num_blocks += 1
+            used = np.unique(block.sites).tolist()
+            self._report.problems.extend(_unknown(self._path, used, self._known, record.offset))
+
+
+def _check_events(report: Report, path: Path) -> None:
+    if not path.exists():
+        return
+    report.num_files += 1
+    file = EventFile(path)
+    file.refresh()
+    report.problems.extend(_problem(path, RunDamaged(what), offset) for offset, what in file.bad_lines)
+    size = path.stat().st_size
+    if file.end < size:
+        report.torn_tails.append(Problem(path, f"{size - file.end} bytes after the last whole line", file.end))
