@@ -1,0 +1,63 @@
+"""Tables, trends and comparisons over a run. Pure functions of plain arrays; no drawing, no torch."""
+
+from sonde.analysis.downsample import Steps, Values, any_in_columns, column_edges, columns, thin
+from sonde.analysis.facts import RunFacts, facts_of, find_learning_rate, find_loss
+from sonde.analysis.flow import FlowRow, gradient_flow
+from sonde.analysis.long_table import SiteRows, read_rows, windows
+from sonde.analysis.news import News, Newspaper
+from sonde.analysis.order import ModelOrder, layer_of
+from sonde.analysis.summary import (
+    DEFAULT_STATS,
+    LayerSummary,
+    SiteSummary,
+    first_step,
+    has_stat,
+    keys_of,
+    summarise_layers,
+    summarise_sites,
+    usual_stat,
+    worst_first,
+)
+from sonde.analysis.trend import Trend, describe, slope, smooth
+from sonde.analysis.unusual import History, Level, Mark, mark_all, peer_group
+
+__all__ = [
+    "DEFAULT_STATS",
+    "FlowRow",
+    "History",
+    "LayerSummary",
+    "Level",
+    "Mark",
+    "ModelOrder",
+    "News",
+    "Newspaper",
+    "RunFacts",
+    "SiteRows",
+    "SiteSummary",
+    "Steps",
+    "Trend",
+    "Values",
+    "any_in_columns",
+    "column_edges",
+    "columns",
+    "describe",
+    "facts_of",
+    "find_learning_rate",
+    "find_loss",
+    "first_step",
+    "gradient_flow",
+    "has_stat",
+    "keys_of",
+    "layer_of",
+    "mark_all",
+    "peer_group",
+    "read_rows",
+    "slope",
+    "smooth",
+    "summarise_layers",
+    "summarise_sites",
+    "thin",
+    "usual_stat",
+    "windows",
+    "worst_first",
+]

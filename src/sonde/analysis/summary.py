@@ -1,0 +1,191 @@
+"""Tables over a run: what every site reads now, and which ones to look at first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.analysis.downsample import Steps, Values
+from sonde.analysis.order import ModelOrder, layer_of
+from sonde.analysis.unusual import RECENT, History, Mark, mark_all
+from sonde.records import Quantity, Site
+from sonde.store import Run
+
+# How many readings are looked at, over all sites, when nobody says how far back to look. It bounds the time a page
+# takes on a run of any length; 20 million readings are a few seconds.
+_READING_BUDGET: Final = 20_000_000
+_LEAST_STEPS: Final = 10 * RECENT
+
+DEFAULT_STATS: Final[Mapping[Quantity, str]] = {
+    "parameter": "rms",
+    "gradient": "rms",
+    "update": "ratio",
+    "output": "rms",
+    "output_gradient": "rms",
+    "state": "rms",
+    "scalar": "value",
+    "value": "rms",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteSummary:
+    """One site over the steps looked at: the values of one statistic, which readings were not finite, and a mark."""
+
+    site: Site
+    stat: str
+    steps: Steps
+    values: Values
+    nonfinite: Values
+    mark: Mark = field(default_factory=Mark)
+
+    @property
+    def bad(self) -> NDArray[np.bool_]:
+        """Which readings hold a NaN or an infinity."""
+        result: NDArray[np.bool_] = self.nonfinite > 0
+        return result
+
+    @property
+    def last(self) -> float:
+        """The latest value; NaN where it is not known."""
+        return float(self.values[-1]) if len(self.values) else float("nan")
+
+    @property
+    def low(self) -> float:
+        """The smallest finite value."""
+        return float(np.min(self._finite, initial=np.inf)) if len(self._finite) else float("nan")
+
+    @property
+    def high(self) -> float:
+        """The largest finite value."""
+        return float(np.max(self._finite, initial=-np.inf)) if len(self._finite) else float("nan")
+
+    @property
+    def now(self) -> float:
+        """The median of the recent values, which one odd step does not move."""
+        recent = self.values[-RECENT:]
+        recent = recent[np.isfinite(recent)]
+        return float(np.median(recent)) if len(recent) else float("nan")
+
+    @property
+    def _finite(self) -> Values:
+        return self.values[np.isfinite(self.values)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerSummary:
+    """All that was read in one layer: by quantity the site that stands for it, and the mark of its worst site."""
+
+    name: str
+    kind: str
+    sites: Mapping[Quantity, SiteSummary]
+    worst: SiteSummary
+
+    @property
+    def mark(self) -> Mark:
+        """The mark of the site that stands out most."""
+        return self.worst.mark
+
+    def now(self, quantity: Quantity) -> float:
+        """Return the recent value of a quantity; NaN where the layer has none."""
+        return self.sites[quantity].now if quantity in self.sites else float("nan")
+
+
+def first_step(run: Run, *, sites: int, last: int | None = None) -> int | None:
+    """Return the step to read from: the `last` steps where given, else as many as reading `sites` sites can afford."""
+    wanted = last if last is not None else max(_LEAST_STEPS, _READING_BUDGET // max(sites, 1))
+    return None if wanted >= len(run.steps) else int(run.steps[-max(wanted, 1)])
+
+
+def summarise_sites(
+    run: Run, sites: Sequence[Site], *, stat: str | None = None, last: int | None = None
+) -> list[SiteSummary]:
+    """Summarise sites in the order given, marking those that stand out.
+
+    Args:
+        run: The run to read.
+        sites: Which sites; peers are looked for among these.
+        stat: The statistic of every row; by default the one that suits the quantity.
+        last: How many steps to look back.
+
+    """
+    start = first_step(run, sites=len(sites), last=last)
+    keys = keys_of(run)
+    usual = [usual_stat(site, keys) for site in sites]
+    histories = [_history(run, site, name, start, keys) for site, name in zip(sites, usual, strict=True)]
+    summaries = []
+    # Marks are always made from the usual statistic: what stands out does not depend on the column shown.
+    for judged, mark, name in zip(histories, mark_all(histories), usual, strict=True):
+        shown = judged if stat in (None, name) else _history(run, judged.site, str(stat), start, keys)
+        summaries.append(SiteSummary(judged.site, stat or name, shown.steps, shown.values, shown.nonfinite, mark))
+    return summaries
+
+
+def _history(run: Run, site: Site, stat: str, start: int | None, keys: Set[str]) -> History:
+    counts = run.series(site, "nonfinite", start=start)
+    values = np.full(len(counts.steps), np.nan)
+    if has_stat(site, stat, keys):
+        series = run.series(site, stat, start=start)
+        # A ratio is known only where both of its sides were read.
+        values[np.searchsorted(counts.steps, series.steps)] = series.values
+    return History(site, counts.steps, values, counts.values)
+
+
+def keys_of(run: Run) -> Set[str]:
+    """Return the keys of all sites of a run."""
+    return frozenset(site.key for site in run.sites)
+
+
+def usual_stat(site: Site, keys: Set[str]) -> str:
+    """Return the statistic that says most about a site, in a run that has the sites `keys`."""
+    usual = DEFAULT_STATS[site.quantity]
+    return usual if has_stat(site, usual, keys) else "rms"
+
+
+def has_stat(site: Site, stat: str, keys: Set[str]) -> bool:
+    """Say whether a site has a statistic: a ratio needs an update and its parameter, a value needs a scalar."""
+    if stat == "ratio":
+        return site.quantity == "update" and f"{site.name}:parameter" in keys
+    return stat != "value" or site.quantity == "scalar"
+
+
+def worst_first(summaries: Iterable[SiteSummary], order: ModelOrder) -> list[SiteSummary]:
+    """Sort by how much each site stands out; sites that do not come last, in model order."""
+    return sorted(summaries, key=lambda row: (*_urgency(row.mark), order.of_site(row.site)))
+
+
+def summarise_layers(summaries: Iterable[SiteSummary], order: ModelOrder) -> list[LayerSummary]:
+    """Fold sites into layers, the layer that stands out most first.
+
+    A layer's weight stands for its parameters: of several sites of one quantity the one with the most elements.
+    """
+    rows: dict[str, list[SiteSummary]] = {}
+    for row in summaries:
+        if row.site.quantity not in ("scalar", "value") and row.site.phase == "train":
+            rows.setdefault(layer_of(row.site), []).append(row)
+    layers = [_layer(name, members, order) for name, members in rows.items()]
+    return sorted(layers, key=lambda layer: (*_urgency(layer.mark), order.of_layer(layer.name)))
+
+
+def _layer(name: str, members: list[SiteSummary], order: ModelOrder) -> LayerSummary:
+    main: dict[Quantity, SiteSummary] = {}
+    for row in members:
+        rival = main.get(row.site.quantity)
+        if rival is None or _size(row.site) > _size(rival.site):
+            main[row.site.quantity] = row
+    worst = min(members, key=lambda row: row.mark.sort_key)
+    kind = order.kind(name) or next((row.site.kind for row in members if row.site.kind), "")
+    return LayerSummary(name, kind, main, worst)
+
+
+def _size(site: Site) -> int:
+    return int(np.prod(site.shape)) if site.shape else 0
+
+
+def _urgency(mark: Mark) -> tuple[int, float]:
+    # Among rows that do not stand out the model's own order reads better than a score of small differences.
+    return mark.sort_key if mark.level != "fine" else (mark.sort_key[0], 0.0)
