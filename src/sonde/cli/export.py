@@ -1,0 +1,131 @@
+"""`sonde export RUN`: take the numbers of a run elsewhere."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sonde.cli.options import AsJson, RunPath, SiteGlob
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from sonde.cli.export_formats import Writer
+    from sonde.records import Site
+    from sonde.store import Run
+
+
+EXAMPLES = """
+sonde export runs/first --to parquet --out first.parquet  # everything
+sonde export runs/first --to csv --out g.csv --stat norm  # a part
+"""
+
+
+class Format(StrEnum):
+    """File formats."""
+
+    parquet = "parquet"
+    csv = "csv"
+    json = "json"
+
+
+To = Annotated[
+    Format, typer.Option("--to", metavar="parquet|csv|json", help="The format of the file.", show_default=False)
+]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.", show_default=False)]
+Stats = Annotated[
+    list[str] | None, typer.Option("--stat", metavar="NAME", help="Only this statistic; repeat for several.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+
+
+def export(
+    run: RunPath,
+    to: To,
+    out: Out,
+    site: SiteGlob = None,
+    stat: Stats = None,
+    force: Force = False,
+    json: AsJson = False,
+) -> None:
+    """Write a run as one long table: a row for each site and step, a column a statistic.
+
+    Sites are read one after the other and in windows of steps, so memory stays small however long the run is.
+    """
+    from sonde.cli.answer import print_json
+    from sonde.cli.export_formats import open_writer, replacing
+    from sonde.cli.opening import find_sites, open_run
+    from sonde.views.terminal import make_console
+    from sonde.views.terminal.numbers import size
+
+    opened = open_run(run)
+    columns = check_columns(stat)
+    sites = find_sites(opened, site)
+    check_target(out, force)
+    with replacing(out) as unfinished, open_writer(to.value, unfinished, columns) as writer:
+        rows = _copy(opened, sites, columns, writer, quiet=json)
+    if json:
+        print_json({"run": str(run), "out": str(out), "format": to.value, "rows": rows, "sites": len(sites)})
+    else:
+        console = make_console()
+        console.print(f"{rows:,} rows of {len(sites):,} sites in {out} ({size(out.stat().st_size)})", soft_wrap=True)
+
+
+def check_columns(stats: list[str] | None) -> tuple[str, ...]:
+    """Return the statistics to write, all by default.
+
+    Raises:
+        OptionError: There is no such statistic.
+
+    """
+    from sonde import measures
+
+    for name in stats or ():
+        measures.check_name(name, ("ratio", "value"))
+    return tuple(dict.fromkeys(stats)) if stats else (*measures.NAMES, "ratio")
+
+
+def check_target(out: Path, force: bool) -> None:
+    """Refuse a file that cannot or must not be written, before any work is done.
+
+    Raises:
+        OptionError: It exists, or its folder does not.
+
+    """
+    from sonde.errors import OptionError
+
+    if out.is_dir():
+        raise OptionError(f"{out} is a folder; --out names a file.")
+    if not out.parent.is_dir():
+        raise OptionError(f"There is no folder {out.parent} to write {out.name} in. Make it first.")
+    if out.exists() and not force:
+        raise OptionError(f"{out} exists and will not be written over without --force.")
+
+
+def _copy(run: Run, sites: list[Site], columns: tuple[str, ...], writer: Writer, *, quiet: bool) -> int:
+    from sonde.analysis import read_rows, windows
+
+    rows = 0
+    parts = list(windows(run))
+    with _progress(quiet) as progress:
+        task = progress.add_task("exporting", total=len(sites) * len(parts))
+        for site, part in product(sites, parts):
+            for table in read_rows(run, site, columns, part):
+                writer.write(table)
+                rows += len(table)
+            progress.advance(task)
+    return rows
+
+
+def _progress(quiet: bool) -> Progress:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from sonde.views.terminal import make_console
+
+    console = make_console(stderr=True)
+    parts = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Progress(*parts, console=console, transient=True, disable=quiet or not console.is_terminal)

@@ -1,0 +1,104 @@
+"""The edge of the command line: errors become one line with a cure, and a closed pipe is no error at all.
+
+Exit codes:
+
+    0   done
+    1   found something: `verify` found damage, `tail` saw the run fail
+    2   wrong use, or a run that cannot be used
+    130 interrupted
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from sonde.cli.help import print_group_help
+from sonde.errors import SondeError
+
+OK: Final = 0
+FOUND: Final = 1
+UNUSABLE: Final = 2
+INTERRUPTED: Final = 130
+
+# Typer carries click inside since 0.20 and needed it from outside before; its own exception leads to either.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+_ClickError: Any = typer.BadParameter.__mro__[2]
+
+
+class Verbs(TyperGroup):
+    """The group of all verbs. It turns what goes wrong in any of them into a line on standard error."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **more: Any) -> Any:
+        """Run the command line and exit with its code."""
+        more["standalone_mode"] = False
+        sys.exit(self._run(args, *rest, **more))
+
+    def _run(self, args: Sequence[str] | None, *rest: Any, **more: Any) -> int:
+        try:
+            code = super().main(args, *rest, **more)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _forget_output()
+            return OK
+        except (KeyboardInterrupt, typer.Abort):
+            return INTERRUPTED
+        except _ClickError as error:
+            return _complain(_usage_message(error))
+        except SondeError as error:
+            return _complain(str(error))
+        except OSError as error:
+            return _complain(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
+        return code if isinstance(code, int) else OK
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print our own page."""
+        print_group_help(self, ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the verb, or name the nearest one."""
+        verbs = self.list_commands(ctx)
+        if args and args[0] not in verbs and not args[0].startswith("-"):
+            near = get_close_matches(args[0], verbs, n=1) or verbs
+            raise _UsageError(f"There is no verb {args[0]!r} (nearest: {', '.join(near)}). Run: sonde --help", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _usage_message(error: Any) -> str:
+    option = getattr(error, "option_name", None)
+    near = getattr(error, "possibilities", None)
+    message = str(error.format_message()).strip()
+    if option is not None and hasattr(error, "possibilities"):
+        message = f"There is no option {option}" + (f" (nearest: {', '.join(sorted(near))})." if near else ".")
+    ctx = getattr(error, "ctx", None)
+    if "Run: " not in message and ctx is not None:
+        message += f" Run: {ctx.command_path} --help"
+    return " ".join(message.split())
+
+
+def _complain(message: str) -> int:
+    from sonde.views.terminal.look import make_console
+
+    console = make_console(stderr=True)
+    with contextlib.suppress(BrokenPipeError):
+        console.print(f"[bold red]error:[/] {_escaped(message)}", soft_wrap=True)
+    return UNUSABLE
+
+
+def _escaped(message: str) -> str:
+    from rich.markup import escape
+
+    return escape("".join(sign if sign.isprintable() else " " for sign in message))
+
+
+def _forget_output() -> None:
+    # The reader has left (`| head`). Python would complain once more when it flushes at exit, so give it a place to.
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

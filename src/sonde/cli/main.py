@@ -1,0 +1,69 @@
+"""`sonde`: read runs from the command line.
+
+Nothing heavy is imported before a verb needs it: `sonde --help` answers at once, and no verb ever imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sonde.cli import export, runs, show, tail, verify
+from sonde.cli.guard import Verbs
+from sonde.cli.help import Verb
+
+_HELP = """See inside a neural network while it trains.
+
+Runs are recorded in Python with sonde.watch; these verbs read them, also while they are written, on any machine and
+without torch.
+"""
+
+_EXAMPLES = """
+sonde runs runs  # all runs in a folder
+sonde show runs/first  # how it went, worst layers first
+sonde show runs/first --site '*:gradient'  # every gradient
+sonde tail runs/first  # follow a run that is training
+sonde show runs/first --json | jq .layers  # for programs
+"""
+
+app = typer.Typer(
+    name="sonde",
+    cls=Verbs,
+    help=_HELP,
+    epilog=_EXAMPLES,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from sonde.version import VERSION
+
+        typer.echo(f"sonde {VERSION}")
+        raise typer.Exit
+
+
+@app.callback(help=_HELP)
+def sonde(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Take the options that stand before a verb."""
+
+
+app.command(cls=Verb, epilog=runs.EXAMPLES)(runs.runs)
+app.command(cls=Verb, epilog=show.EXAMPLES)(show.show)
+app.command(cls=Verb, epilog=tail.EXAMPLES)(tail.tail)
+app.command(cls=Verb, epilog=export.EXAMPLES)(export.export)
+app.command(cls=Verb, epilog=verify.EXAMPLES)(verify.verify)
+
+
+def run() -> None:
+    """Run the command line: the entry point of the `sonde` command."""
+    app(prog_name="sonde")

@@ -1,0 +1,73 @@
+"""`sonde verify RUN`: check every file of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from sonde.cli.guard import FOUND
+from sonde.cli.options import AsJson, RunPath
+
+if TYPE_CHECKING:
+    from sonde.store import Problem, Report
+
+EXAMPLES = """
+sonde verify runs/first
+sonde verify runs/first --json
+"""
+
+
+def verify(run: RunPath, json: AsJson = False) -> None:
+    """Check every checksum of a run, and say what is damaged.
+
+    A torn tail is the end of a record that a crash cut off. It is named, but it is no damage: everything before it is
+    whole. Exits with 1 when something is damaged.
+    """
+    from sonde.cli.opening import require_run
+    from sonde.store import verify as check
+
+    require_run(run)
+    report = check(run)
+    if json:
+        from sonde.cli.answer import print_json
+
+        print_json(_describe(report))
+    else:
+        _print(report)
+    if not report.ok:
+        raise typer.Exit(FOUND)
+
+
+def _describe(report: Report) -> dict[str, object]:
+    def entries(found: list[Problem]) -> list[dict[str, object]]:
+        return [{"file": str(problem.file), "what": problem.what, "offset": problem.offset} for problem in found]
+
+    return {
+        "run": str(report.path),
+        "ok": report.ok,
+        "files": report.num_files,
+        "blocks": report.num_blocks,
+        "problems": entries(report.problems),
+        "torn_tails": entries(report.torn_tails),
+    }
+
+
+def _print(report: Report) -> None:
+    from rich.text import Text
+
+    from sonde.views.terminal import Look, make_console
+
+    console = make_console()
+    look = Look.of(console)
+    lines = [Text.assemble((look.pick("✗ ", "x "), "bold red"), str(problem)) for problem in report.problems]
+    lines += [Text.assemble((look.pick("· ", ". "), "dim"), f"torn tail: {tail}") for tail in report.torn_tails]
+    scope = f"{report.num_files:,} files, {report.num_blocks:,} steps"
+    if report.ok:
+        good = f"{report.path}: every checksum is right, {scope}"
+        lines.append(Text.assemble((look.pick("✓ ", "+ "), "green"), good))
+    else:
+        damaged = f"{report.path}: {len(report.problems)} damaged; {scope} are whole and can be read"
+        lines.append(Text(damaged, "bold red"))
+    for line in lines:
+        console.print(line, soft_wrap=True)

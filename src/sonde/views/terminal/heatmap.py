@@ -1,0 +1,119 @@
+"""Heat maps: rows by columns of numbers as colours, or as shades where there are no colours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group
+from rich.style import Style
+from rich.text import Text
+
+from sonde.analysis import Values
+from sonde.views.terminal.look import CROSS, Look
+from sonde.views.terminal.numbers import short
+from sonde.views.terminal.palette import BAD, QUIET, ramp
+
+_SHADES: Final = "·░▒▓█"
+_ASCII_SHADES: Final = ".:-=+*#%@"
+# Up to this many rows each gets a line and a name; beyond, two rows share a line as half blocks.
+_ROOMY_ROWS: Final = 24
+_MOST_DECADES: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeatMap:
+    """Values [rows, columns], NaN where absent, with the names of the rows and what stands under the columns."""
+
+    values: Values
+    names: Sequence[str]
+    left: str = ""
+    right: str = ""
+    bad: NDArray[np.bool_] | None = None
+    log: bool = True
+    unit: str = ""
+    styles: Sequence[str] = field(default=())
+
+
+def heat_map(data: HeatMap, look: Look) -> Group:
+    """Draw a heat map with a legend; one character per column."""
+    shares, low, high = _shares(data)
+    bad = np.zeros(data.values.shape, dtype=np.bool_) if data.bad is None else data.bad
+    gutter = min(max((len(name) for name in data.names), default=0), max(8, look.width // 3))
+    dense = look.colour and look.unicode and len(shares) > _ROOMY_ROWS
+    rows = range(0, len(shares), 2) if dense else range(len(shares))
+    lines = []
+    for row in rows:
+        style = data.styles[row] if row < len(data.styles) else ""
+        line = Text.assemble((look.fit(data.names[row], gutter).ljust(gutter), style), " ", no_wrap=True)
+        for column in range(shares.shape[1]):
+            if dense:
+                line.append_text(_half_blocks(shares, bad, row, column))
+            else:
+                line.append_text(_cell(float(shares[row, column]), bool(bad[row, column]), look))
+        lines.append(line)
+    return Group(*lines, _under(data, gutter, shares.shape[1]), _legend(low, high, data, gutter, look))
+
+
+def _shares(data: HeatMap) -> tuple[Values, float, float]:
+    values = data.values.astype(np.float64)
+    if data.log:
+        sizes = np.abs(values)
+        values = np.log10(sizes, out=np.full(values.shape, np.nan), where=np.isfinite(sizes) & (sizes > 0))
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return np.full(values.shape, np.nan), np.nan, np.nan
+    low, high = _contrast(known) if data.log else (float(known.min()), float(known.max()))
+    values = np.clip(values, low, high)
+    shares = (values - low) / (high - low) if high > low else np.where(np.isfinite(values), 0.5, np.nan)
+    # A zero is below every magnitude, not absent.
+    shares = np.where((data.values == 0) & data.log, 0.0, shares)
+    return shares, (10**low if data.log else low), (10**high if data.log else high)
+
+
+def _contrast(logs: Values) -> tuple[float, float]:
+    # What is far from the rest is drawn in the last colour, so that the rest keeps its differences.
+    middle = float(np.median(logs))
+    return max(float(logs.min()), middle - _MOST_DECADES), min(float(logs.max()), middle + _MOST_DECADES)
+
+
+def _cell(share: float, bad: bool, look: Look) -> Text:
+    if bad:
+        return Text(look.pick(CROSS, "x"), BAD)
+    if np.isnan(share):
+        return Text(" ")
+    if look.colour and look.unicode:
+        return Text("█", Style(color=ramp(share)))
+    shades = look.pick(_SHADES, _ASCII_SHADES)
+    return Text(shades[min(int(share * len(shades)), len(shades) - 1)])
+
+
+def _half_blocks(shares: Values, bad: NDArray[np.bool_], row: int, column: int) -> Text:
+    below = row + 1 < len(shares)
+    if bad[row, column] or (below and bad[row + 1, column]):
+        return Text(CROSS, BAD)
+    top, bottom = shares[row, column], shares[row + 1, column] if below else np.nan
+    if np.isnan(top) and np.isnan(bottom):
+        return Text(" ")
+    if np.isnan(top):
+        return Text("▄", Style(color=ramp(float(bottom))))
+    return Text("▀", Style(color=ramp(float(top)), bgcolor=None if np.isnan(bottom) else ramp(float(bottom))))
+
+
+def _under(data: HeatMap, gutter: int, width: int) -> Text:
+    space = max(1, width - len(data.left) - len(data.right))
+    return Text(" " * (gutter + 1) + data.left + " " * space + data.right, QUIET)
+
+
+def _legend(low: float, high: float, data: HeatMap, gutter: int, look: Look) -> Text:
+    if np.isnan(low):
+        return Text(" " * (gutter + 1) + "nothing to draw", QUIET)
+    line = Text(" " * (gutter + 1))
+    line.append(f"{short(low)} ", QUIET)
+    for step in range(12):
+        line.append_text(_cell(step / 11, False, look))
+    line.append(f" {short(high)}" + (f"  {data.unit}" if data.unit else ""), QUIET)
+    return line

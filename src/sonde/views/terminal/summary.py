@@ -1,0 +1,248 @@
+"""The page about a run: how it went, which layers to look at, how gradients flow, and what to try next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from sonde.analysis import (
+    FlowRow,
+    LayerSummary,
+    ModelOrder,
+    RunFacts,
+    SiteSummary,
+    any_in_columns,
+    column_edges,
+    columns,
+    describe,
+    facts_of,
+    find_loss,
+    gradient_flow,
+    smooth,
+    summarise_layers,
+    summarise_sites,
+    thin,
+    worst_first,
+)
+from sonde.records import Event
+from sonde.store import Run
+from sonde.views.terminal.events import event_table
+from sonde.views.terminal.flow_bars import flow_bars
+from sonde.views.terminal.heatmap import HeatMap, heat_map
+from sonde.views.terminal.look import Look
+from sonde.views.terminal.numbers import count, duration, plural, short, size
+from sonde.views.terminal.palette import BAD, CURVE, GOOD, LEVEL_STYLES, ODD, QUIET, RAW_CURVE, STATUS_STYLES, TITLE
+from sonde.views.terminal.plot import Curve, PlotOptions, line_plot
+from sonde.views.terminal.tables import WIDE, layer_table
+
+MOST_LAYERS = 10
+_MOST_MARKS = 20
+# A loss that spans more than this is drawn in decades, or its end is a flat line.
+_LOG_LOSS_SPAN = 30.0
+
+_Part = Callable[["Page", Look], Group]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Page:
+    """What the page shows, read from a run once."""
+
+    facts: RunFacts
+    span: tuple[int, int]
+    loss: SiteSummary | None
+    sites: list[SiteSummary]
+    layers: list[LayerSummary]
+    flow: list[FlowRow]
+    events: list[Event]
+
+
+def read_page(run: Run, *, last: int | None = None) -> Page:
+    """Read all that the page shows."""
+    order = ModelOrder(run.header, run.sites)
+    sites = worst_first(summarise_sites(run, [site for site in run.sites if site.same_as is None], last=last), order)
+    loss = find_loss(run.sites)
+    return Page(
+        facts=facts_of(run),
+        span=_span(sites),
+        loss=next((row for row in sites if loss is not None and row.site.key == loss.key), None),
+        sites=sites,
+        layers=summarise_layers(sites, order),
+        flow=gradient_flow(sites, order),
+        events=list(run.events),
+    )
+
+
+def _span(sites: Sequence[SiteSummary]) -> tuple[int, int]:
+    firsts = [int(row.steps[0]) for row in sites if len(row.steps)]
+    lasts = [int(row.steps[-1]) for row in sites if len(row.steps)]
+    return (min(firsts), max(lasts)) if firsts else (0, 0)
+
+
+def print_summary(run: Run, console: Console, *, last: int | None = None) -> None:
+    """Print the page about a run."""
+    look = Look.of(console)
+    for part in render(read_page(run, last=last), look):
+        console.print(part)
+
+
+def render(page: Page, look: Look) -> Iterator[RenderableType]:
+    """Return the parts of the page, top to bottom."""
+    yield _header(page.facts, look)
+    if not page.facts.num_steps:
+        yield Text("\nNo steps have been recorded yet.", QUIET)
+        return
+    if look.width >= WIDE and page.flow:
+        yield _side_by_side(_loss_part, _over_time_part, page, look)
+    else:
+        yield _loss_part(page, look)
+    yield _layers_part(page, look)
+    if page.flow:
+        yield _title("gradient flow, first layer to last", look)
+        yield flow_bars(page.flow, look)
+    if page.events:
+        yield _title("events", look)
+        yield event_table(page.events)
+    yield _title("try next", look)
+    yield Group(*next_lines(page, look))
+
+
+def _title(text: str, look: Look) -> Group:
+    line = Rule(Text(text, TITLE), align="left", style=QUIET, characters=look.pick("─", "-"))
+    return Group(Text(""), line)
+
+
+def _header(facts: RunFacts, look: Look) -> Group:
+    dot = look.pick(" · ", " | ")
+    status = Text(facts.status, STATUS_STYLES.get(facts.status, ""))
+    first = Text.assemble((facts.name, TITLE), dot, status, dot, _progress(facts))
+    second = [f"{facts.model}" if facts.model else ""]
+    second.append(f"{count(facts.num_parameters)} parameters" if facts.num_parameters else "")
+    second.append(facts.device)
+    second.append(plural(facts.num_sites, "site"))
+    second.append(plural(facts.num_ranks, "rank") if facts.num_ranks > 1 else "")
+    second.append(plural(facts.num_attempts, "attempt") if facts.num_attempts > 1 else "")
+    second.append(size(facts.nbytes))
+    lines = [first, Text(dot.join(part for part in second if part), QUIET)]
+    if facts.dropped:
+        lines.append(Text(f"{plural(facts.dropped, 'step')} dropped while recording: the disk did not keep up", ODD))
+    if facts.num_problems:
+        lines.append(Text(f"{plural(facts.num_problems, 'part')} of it could not be read: sonde verify", BAD))
+    return Group(*lines)
+
+
+def _progress(facts: RunFacts) -> str:
+    if facts.seconds is None or facts.steps_per_second is None:
+        return plural(facts.num_steps, "step")
+    rate = f"{short(facts.steps_per_second)} steps/s"
+    return f"{plural(facts.num_steps, 'step')} in {duration(facts.seconds)} ({rate})"
+
+
+def _side_by_side(left: _Part, right: _Part, page: Page, look: Look) -> Table:
+    half = (look.width - 3) // 2
+    grid = Table.grid(padding=(0, 3, 0, 0), pad_edge=False)
+    grid.add_column(width=half)
+    grid.add_column(width=half)
+    grid.add_row(left(page, replace(look, width=half)), right(page, replace(look, width=half)))
+    return grid
+
+
+def _loss_part(page: Page, look: Look) -> Group:
+    if page.loss is None or not np.isfinite(page.loss.values).any():
+        hint = Text("No loss was logged; session.log(loss=loss) adds this curve.", QUIET)
+        return Group(_title("loss", look), hint)
+    loss = page.loss
+    steps, values = thin(loss.steps, loss.values, 4 * look.width)
+    trend = describe(loss.steps, loss.values)
+    log = trend.lowest > 0 and trend.highest / trend.lowest > _LOG_LOSS_SPAN
+    # In decades a straight line is an exponential decay, so smoothing is done there too.
+    shaped = np.log10(values, out=np.full(len(values), np.nan), where=values > 0) if log else values
+    smoothed = smooth(shaped, max(2, len(values) // 25))
+    curves = [Curve(steps, values, style=RAW_CURVE), Curve(steps, 10**smoothed if log else smoothed, style=CURVE)]
+    plot = line_plot(curves, look, PlotOptions(height=9, log=log, marks=_bad_steps(page)))
+    return Group(_title("loss", look), _loss_words(page, look), plot)
+
+
+def _bad_steps(page: Page) -> list[int]:
+    found = {row.mark.step for row in page.sites if row.mark.level == "bad" and row.mark.step is not None}
+    return sorted(found)[:_MOST_MARKS]
+
+
+def _loss_words(page: Page, look: Look) -> Text:
+    assert page.loss is not None
+    trend = describe(page.loss.steps, page.loss.values)
+    arrow = look.pick(" → ", " > ")
+    text = Text.assemble(short(trend.first), arrow, (short(trend.last), TITLE))
+    text.append(f"   best {short(trend.lowest)} at {trend.lowest_step}", QUIET)
+    style = {"falling": GOOD, "flat": ODD, "rising": BAD, "broken": BAD}[trend.direction]
+    text.append("   ")
+    text.append({"broken": "no longer finite"}.get(trend.direction, trend.direction), style)
+    if marks := _bad_steps(page):
+        text.append(f"   {look.pick('▲', '^')} {marks[0]}", BAD)
+    return text
+
+
+def _over_time_part(page: Page, look: Look) -> Group:
+    names = [row.name for row in page.flow]
+    by_layer = {layer.name: layer for layer in page.layers}
+    rows = [by_layer[name].sites["gradient"] for name in names if "gradient" in by_layer[name].sites]
+    gutter = min(max(map(len, names)), look.width // 3)
+    edges = column_edges(*page.span, look.width - gutter - 1)
+    data = HeatMap(
+        values=np.stack([columns(row.steps, row.values, edges) for row in rows]),
+        names=[row.name or "(model)" for row in page.flow],
+        left=f"step {page.span[0]:,}",
+        right=f"{page.span[1]:,}",
+        bad=np.stack([any_in_columns(row.steps, row.bad, edges) for row in rows]),
+        unit="rms",
+        styles=[LEVEL_STYLES[row.mark.level] for row in page.flow],
+    )
+    return Group(_title("gradients over time", look), heat_map(data, look))
+
+
+def _layers_part(page: Page, look: Look) -> Group:
+    # Containers and activations have outputs only; they earn a row when something is wrong with them.
+    told = [layer for layer in page.layers if layer.mark.level != "fine" or "parameter" in layer.sites or _moves(layer)]
+    told = told or page.layers
+    shown = told[:MOST_LAYERS]
+    parts: list[RenderableType] = [_title("layers, worst first", look), layer_table(shown, page.span, look)]
+    rest = told[MOST_LAYERS:]
+    if rest:
+        odd = sum(layer.mark.level != "fine" for layer in rest)
+        how = f"{odd} of them stand out too" if odd else "none of them stands out"
+        parts.append(Text(f"  and {plural(len(rest), 'layer')} more; {how}", QUIET))
+    return Group(*parts)
+
+
+def _moves(layer: LayerSummary) -> bool:
+    return "gradient" in layer.sites or "update" in layer.sites
+
+
+def next_lines(page: Page, look: Look) -> list[Text]:
+    """Return commands worth typing next, with what each is for."""
+    path = shlex.quote(page.facts.path)
+    worst = page.sites[0] if page.sites else None
+    lines = []
+    if worst is not None and worst.mark.level != "fine":
+        lines.append((f"sonde show {path} --site {shlex.quote(worst.site.key)}", f"{worst.mark.reason}: look closer"))
+        if worst.mark.step is not None:
+            lines.append((f"sonde show {path} --step {worst.mark.step}", "every site at that step"))
+    else:
+        lines.append((f"sonde show {path} --site '*:gradient'", "every gradient, worst first"))
+    if page.facts.status == "live":
+        lines.append((f"sonde tail {path}", "follow it as it trains"))
+    lines.append((f"sonde export {path} --to csv --out run.csv", "take the numbers elsewhere"))
+    lines.append((f"python: sonde.open_run({page.facts.path!r})", "series, events and tables in Python"))
+    return [_command(command, purpose, look) for command, purpose in lines]
+
+
+def _command(command: str, purpose: str, look: Look) -> Text:
+    # A command is copied whole, so it keeps its line; what it is for moves below where it does not fit beside it.
+    beside = len(command) + len(purpose) + 3 <= look.width
+    return Text.assemble((command, "cyan"), "   " if beside else "\n    ", (purpose, QUIET), overflow="fold")

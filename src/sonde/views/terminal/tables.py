@@ -1,0 +1,147 @@
+"""Tables of layers, sites and readings, through rich."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from sonde.analysis import LayerSummary, Level, Mark, SiteSummary, any_in_columns, column_edges, columns
+from sonde.records import Reading, Site
+from sonde.views.terminal.look import Look
+from sonde.views.terminal.numbers import ABSENT, count, short
+from sonde.views.terminal.palette import BAD, GOOD, LEVEL_STYLES, ODD, QUIET
+from sonde.views.terminal.spark import sparkline
+
+WIDE = 110
+_READING_STATS = ("mean", "std", "rms", "abs_max", "zero_share", "nonfinite")
+# Updates of about a thousandth of the weight are usual; a hundred times more or less deserves a look.
+_USUAL_RATIO = (1e-5, 1e-1)
+
+
+def plain_table(*headings: str, right: Sequence[str] = ()) -> Table:
+    """Return an empty table without lines: headings, and two spaces between columns."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=QUIET)
+    for heading in headings:
+        if heading in right:
+            table.add_column(heading, justify="right", no_wrap=True)
+        else:
+            table.add_column(heading, overflow="fold")
+    return table
+
+
+def dot(level: Level, look: Look) -> Text:
+    """Return the coloured mark that starts a row."""
+    signs = {"bad": look.pick("●", "!"), "odd": look.pick("●", "?"), "fine": look.pick("·", ".")}
+    return Text(signs[level], LEVEL_STYLES[level] or QUIET)
+
+
+def number(value: float, style: str = "") -> Text:
+    """Return a number for a cell; what is not known is a quiet dash."""
+    text = short(value)
+    return Text(text, QUIET if text == ABSENT else style, no_wrap=True)
+
+
+def ratio(value: float) -> Text:
+    """Return an update ratio, coloured where it is far from usual."""
+    usual = _USUAL_RATIO[0] <= value <= _USUAL_RATIO[1]
+    return number(value, "" if np.isnan(value) else (GOOD if usual else ODD))
+
+
+def spark_of(row: SiteSummary, span: tuple[int, int], width: int, look: Look) -> Text:
+    """Draw a site's values over `span` (first and last step), so that the sparklines of a table line up."""
+    edges = column_edges(*span, width)
+    log = row.site.quantity != "scalar" and row.stat not in ("mean", "min", "max", "zero_share", "ge_one_share")
+    bad = any_in_columns(row.steps, row.bad, edges)
+    return sparkline(columns(row.steps, row.values, edges), look, bad=bad, log=log)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the layer table: what stands above it, how wide a page it needs, and its cell."""
+
+    heading: str
+    least_width: int
+    cell: Callable[[LayerSummary], Text]
+
+
+def layer_table(layers: Sequence[LayerSummary], span: tuple[int, int], look: Look) -> Table:
+    """Return one row per layer: its gradient with a sparkline, update ratio, and what makes it stand out."""
+    roomy = look.width >= WIDE
+    spark_width = 24 if roomy else 11
+    numbers = [
+        _Column("kind", 125, lambda layer: Text(layer.kind, QUIET)),
+        _Column("weight", 100, lambda layer: number(layer.now("parameter"))),
+        _Column("gradient", 0, lambda layer: number(layer.now("gradient"))),
+        _Column("", 0, lambda layer: _gradient_spark(layer, span, spark_width, look)),
+        _Column("update/w", 0, lambda layer: ratio(layer.now("update"))),
+        _Column("output", 90, lambda layer: number(layer.now("output"))),
+    ]
+    shown = [column for column in numbers if look.width >= column.least_width]
+    table = plain_table("", "layer", *(column.heading for column in shown), "stands out", right=_NUMERIC)
+    table.columns[1].max_width = 40 if roomy else 22
+    for layer in layers:
+        name = Text(layer.name or "(model)", LEVEL_STYLES[layer.mark.level])
+        cells = [column.cell(layer) for column in shown]
+        table.add_row(dot(layer.mark.level, look), name, *cells, remark(layer.mark, layer.worst.site))
+    return table
+
+
+_NUMERIC = ("weight", "gradient", "update/w", "output", "last", "min", "max", "mean", "std", "rms", "abs_max", "zeros")
+
+
+def _gradient_spark(layer: LayerSummary, span: tuple[int, int], width: int, look: Look) -> Text:
+    row = layer.sites.get("gradient") or layer.sites.get("output")
+    return spark_of(row, span, width, look) if row else Text("")
+
+
+def remark(mark: Mark, site: Site) -> Text:
+    """Say why a row stands out, and at which quantity of the layer."""
+    if not mark.reason:
+        return Text("")
+    what = "" if site.quantity == "gradient" else site.quantity.replace("_", " ") + " "
+    return Text(f"{what}{mark.reason}", LEVEL_STYLES[mark.level])
+
+
+def site_table(rows: Sequence[SiteSummary], span: tuple[int, int], look: Look) -> Table:
+    """Return one row per site: last, smallest and largest value of a statistic, a sparkline, and what stands out."""
+    roomy, mixed = look.width >= WIDE, len({row.stat for row in rows}) > 1
+    headings = ["", "site", *(["stat"] if mixed else []), "last", "min", "max", "", *(["stands out"] if roomy else [])]
+    table = plain_table(*headings, right=_NUMERIC)
+    for row in rows:
+        style = LEVEL_STYLES[row.mark.level]
+        cells = [dot(row.mark.level, look), Text(look.fit(row.site.key, look.width * 2 // 5), style, no_wrap=True)]
+        cells += [Text(row.stat, QUIET)] if mixed else []
+        cells += [number(row.last), number(row.low), number(row.high)]
+        cells += [spark_of(row, span, 28 if roomy else 11, look)]
+        reason = Text(row.mark.reason, style)
+        table.add_row(*cells, *([reason] if roomy else []))
+        if reason and not roomy:
+            # On a narrow page the reason stands below, where it does not squeeze the names.
+            table.add_row("", reason)
+    return table
+
+
+def reading_table(readings: Sequence[tuple[Site, Reading]], look: Look) -> Table:
+    """Return one row per site: the statistics of one step."""
+    wide = look.width >= WIDE
+    stats = ("mean", "std", "rms", "abs_max") if wide else ("mean", "rms", "abs_max")
+    extra = ("zeros", "elements") if wide else ("zeros",)
+    table = plain_table("site", *stats, *extra, "not finite", right=(*_NUMERIC, "elements", "not finite"))
+    for site, reading in readings:
+        zeros = reading.get("zero_share")
+        style = BAD if reading.nonfinite else ""
+        cells = [number(_or_nan(reading.get(stat))) for stat in stats]
+        cells.append(Text(ABSENT if zeros is None else f"{zeros:.0%}", QUIET))
+        if wide:
+            cells.append(Text(count(reading.count), QUIET))
+        bad = Text(count(reading.nonfinite), style) if reading.nonfinite else Text("0", QUIET)
+        table.add_row(Text(site.key, style), *cells, bad)
+    return table
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
