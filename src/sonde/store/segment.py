@@ -464,9 +464,19 @@ def _parse_header(path: Path, header: bytes, start: int, size: int) -> tuple[dic
     crcs = strict_json.loads(metadata.get("crc32", "").encode(), f"{path}: crc32")
     if not isinstance(crcs, dict):
         raise RunDamaged(f"{path}: its checksums are no object.")
-    return {
-        name: _parse_extent(path, name, entry, start, size, crcs.get(name)) for name, entry in plain.items()
-    }, metadata
+    extents = {name: _parse_extent(path, name, entry, start, size, crcs.get(name)) for name, entry in plain.items()}
+    _check_no_holes(path, list(extents.values()), start, size)
+    return extents, metadata
+
+
+def _check_no_holes(path: Path, extents: list[_Extent], start: int, size: int) -> None:
+    at = start
+    for extent in sorted(extents, key=lambda extent: (extent.start, extent.end)):
+        if extent.start != at:
+            raise RunDamaged(f"{path}: its tensors overlap or leave a hole at byte {min(at, extent.start)}.")
+        at = extent.end
+    if at != size:
+        raise RunDamaged(f"{path} has {size} bytes, but its tensors end at byte {at}.")
 
 
 def _parse_extent(path: Path, name: str, entry: Any, start: int, size: int, crc: Any) -> _Extent:

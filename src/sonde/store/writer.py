@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import numpy as np
-
 from sonde import schema
 from sonde.errors import ClosedError, OptionError, RunError, RunInUse
 from sonde.records import Block, Event, RunHeader, Site
-from sonde.store import codec, events, layout, lease, retention, sites
+from sonde.store import codec, events, layout, lease, retention, sites, table
 from sonde.store.appender import Appender
 from sonde.store.attempts import Attempt
 from sonde.store.claim import claim
@@ -95,10 +91,12 @@ class RunWriter:
         self._attempt = Attempt(past.attempt, start_step, clock())
         self._lock = threading.Lock()  # events come from the sealer as well
         self._waiting: deque[bytes] = deque(maxlen=_MAX_WAITING_EVENTS)
+        self._events_refused = False
         self._reported = 0
         self._reason = ""
         self._loss_site: int | None = None
-        self._note_loss(past.sites.values())
+        self._loss: float | str | None = None
+        self._find_loss(past.sites.values())
         self._sealer = Sealer(
             self.folder,
             budget=budget,
@@ -143,7 +141,7 @@ class RunWriter:
             return
         self._sites.update((site.id, site) for site in new)
         self._unsaved.extend(new)
-        self._note_loss(new)
+        self._find_loss(new)
         if self.health != "lost":
             try:
                 self._save_sites()
@@ -163,6 +161,8 @@ class RunWriter:
             self.dropped_blocks += 1
             return
         try:
+            if self.health == "failing":
+                self._replace_lost_journal()
             self._save_sites()
             self._append(codec.encode_block(self._sequence, codec.pack(block)))
             if self._journal.is_lost():
@@ -179,7 +179,11 @@ class RunWriter:
         """Take an event. While the disk refuses, it waits for better times."""
         if not self._may_write():
             return
-        self._write_event(event)
+        error = self._keep(event)
+        was_refused, self._events_refused = self._events_refused, error is not None
+        if error is not None and not was_refused and self.health == "well":
+            reason = error.strerror or str(error)
+            raise RunError(f"{layout.events_file(self.path, self.rank)} could not be written: {reason}.") from error
 
     def flush(self) -> None:
         """Make everything taken so far visible to others: it is, as soon as it was taken."""
@@ -198,12 +202,12 @@ class RunWriter:
         if self.health == "closed" or os.getpid() != self._pid:
             return
         health, self.health = self.health, "closed"
+        self._journal.close()
         if health != "lost":
             self._report_dropped()
             self._sealer.submit(self._number)
             self._sealer.close(deadline)
-        self._journal.close()
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock:
             self._write_waiting()
         self._events.close()
         if health == "lost":
@@ -224,7 +228,8 @@ class RunWriter:
     def _begin_journal(self, number: int) -> Appender:
         """Open a new journal that can be read without those before it: it names the attempt and all sites."""
         appender = Appender(self.folder / layout.journal_name(number), new=True)
-        saved = [site for site in self.sites if site not in self._unsaved]
+        unsaved = {site.id for site in self._unsaved}
+        saved = [site for site in self.sites if site.id not in unsaved]
         try:
             appender.append(codec.encode_json(Kind.START, 0, self._attempt.to_json()))
             if saved:
@@ -248,7 +253,7 @@ class RunWriter:
     def _accepted(self, block: Block) -> None:
         self._num_blocks += 1
         self.last_step = int(block.step)
-        self._lease = replace(self._lease, last_step=self.last_step, loss=self._loss(block))
+        self._note_loss(block)
         if self.health == "failing":
             self.health = "well"
             self._report_dropped()
@@ -259,14 +264,20 @@ class RunWriter:
 
     def _rotate(self) -> None:
         try:
-            fresh = self._begin_journal(self._number + 1)
+            self._turn_to(self._begin_journal(self._number + 1))
         except OSError:
             return  # the old one still works; the next block tries again
+        self._sealer.submit(self._number - 1)
+        self._keep_lease()
+
+    def _replace_lost_journal(self) -> None:
+        if self._journal.is_lost():
+            self._turn_to(self._begin_journal(self._number + 1))
+
+    def _turn_to(self, fresh: Appender) -> None:
         self._journal.close()
-        self._sealer.submit(self._number)
         self._journal, self._number = fresh, self._number + 1
         self._lease = replace(self._lease, journal=self._number, blocks=self._num_blocks)
-        self._keep_lease()
 
     def _keep_lease(self) -> None:
         """Give a sign of life, unless another process has taken the folder."""
@@ -280,46 +291,46 @@ class RunWriter:
             self._refused(error)
 
     def _beat(self, state: lease.State) -> None:
-        self._lease = replace(self._lease, state=state, beat=self._clock(), dropped_blocks=self.dropped_blocks)
-        if state != "live":
-            self._lease = replace(self._lease, blocks=self._num_blocks)
+        self._lease = replace(
+            self._lease,
+            state=state,
+            beat=self._clock(),
+            blocks=self._lease.blocks if state == "live" else self._num_blocks,
+            last_step=self.last_step,
+            loss=self._loss,
+            dropped_blocks=self.dropped_blocks,
+        )
         lease.write(self.folder, self._lease)
 
     def _refused(self, error: OSError) -> None:
         """Note a refusal; raise if it is the first in a row."""
-        was_well = self.health == "well"
         is_gone = not self.folder.exists()
-        self.health = "lost" if is_gone else "failing"
+        before, self.health = self.health, "lost" if is_gone else "failing"
         self._reason = "the folder was deleted" if is_gone else (error.strerror or str(error))
-        if was_well or (is_gone and self.health != "lost"):
+        if self.health != before:
             cure = "Nothing more is written." if is_gone else "Blocks are dropped and counted until it works again."
             raise RunError(f"{self.path} could not be written: {self._reason}. {cure}") from error
 
-    def _write_event(self, event: Event) -> None:
+    def _keep(self, event: Event) -> OSError | None:
+        """Write an event, after those that wait; return why it has to wait as well."""
         with self._lock:
             if len(self._waiting) == _MAX_WAITING_EVENTS:
                 self.dropped_events += 1
             self._waiting.append(events.encode(event))
-            if self.health in ("well", "closed"):
-                try:
-                    self._write_waiting()
-                except OSError as error:
-                    refusal = error
-                else:
-                    return
-            else:
-                return
-        self._refused(refusal)
+            return self._write_waiting()
 
-    def _write_waiting(self) -> None:
-        while self._waiting:
-            self._events.append(self._waiting[0])
-            self._waiting.popleft()
+    def _write_waiting(self) -> OSError | None:
+        try:
+            while self._waiting:
+                self._events.append(self._waiting[0])
+                self._waiting.popleft()
+        except OSError as error:
+            return error
+        return None
 
     def _report(self, event: Event) -> None:
-        """Take an event of the sealer's; its thread has nobody to raise to."""
-        with contextlib.suppress(RunError):
-            self._write_event(event)
+        """Take an event of the store's own; what cannot be written waits, and nobody is told."""
+        self._keep(event)
 
     def _report_dropped(self) -> None:
         missing = self.dropped_blocks - self._reported
@@ -336,21 +347,19 @@ class RunWriter:
     def _event(self, event_type: str, message: str, **data: Any) -> Event:
         return Event(event_type=event_type, message=message, step=self.last_step, timestamp=self._clock(), data=data)
 
-    def _note_loss(self, new: Any) -> None:
+    def _find_loss(self, new: Iterable[Site]) -> None:
         """Remember the scalar that a list of runs shows."""
         for site in new:
             if self._loss_site is None and site.quantity == "scalar" and "loss" in site.name.lower():
                 self._loss_site = site.id
 
-    def _loss(self, block: Block) -> float | str | None:
+    def _note_loss(self, block: Block) -> None:
         if self._loss_site is None:
-            return None
-        at = int(np.searchsorted(block.sites, self._loss_site))
-        if at == len(block.sites) or int(block.sites[at]) != self._loss_site:
-            return self._lease.loss
-        row = block.rows[at]
-        value = float(row[schema.MEAN]) if schema.finite(row) > 0 else math.nan
-        return value if math.isfinite(value) else "nan"
+            return
+        at = table.find_site(block.sites, self._loss_site)
+        if at is not None:
+            row = block.rows[at]
+            self._loss = float(row[schema.MEAN]) if schema.finite(row) > 0 else "nan"
 
 
 def _check(block: Block) -> None:
