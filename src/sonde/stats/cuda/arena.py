@@ -1,0 +1,119 @@
+"""Rows in device memory, and their way to the host without waiting."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonde import schema
+from sonde.schema import Bins, Rows
+
+_WORDS_PER_ROW: Final = schema.NUM_COLUMNS + schema.NUM_BINS
+
+
+def current_stream_handle(index: int) -> int:
+    """Return the driver's handle of a device's current stream, without making a stream object where torch allows."""
+    fast = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(fast(index) if fast is not None else torch.cuda.current_stream(index).cuda_stream)
+
+
+class DeviceArena:
+    """Room for one step's rows on one CUDA device.
+
+    Rows and bins lie in one allocation, so that one copy ships them. Besides, the arena holds the scratch memory of the
+    launches that write into it: partial rows, and one ticket per row that tells which block of a tensor is the last.
+
+    An arena may be used from several streams in turn. Whoever works on it calls `enter` first, which makes the current
+    stream wait (on the device) for what was queued for this arena on the stream before.
+    """
+
+    def __init__(self, capacity: int, index: int, partial_rows: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"an arena needs at least one row, not {capacity}")
+        self.capacity = capacity
+        self.device = torch.device("cuda", index)
+        self._index = index
+        self._words = torch.zeros(capacity * _WORDS_PER_ROW, dtype=torch.int64, device=self.device)
+        self.rows: Tensor = self._words[: capacity * schema.NUM_COLUMNS].view(torch.float64).view(capacity, -1)
+        self.bins: Tensor = self._words[capacity * schema.NUM_COLUMNS :].view(capacity, schema.NUM_BINS)
+        self.tickets: Tensor = torch.zeros(capacity, dtype=torch.int32, device=self.device)
+        self._outgrown: list[Tensor] = []
+        self.partials: Tensor = self._new_partials(partial_rows)
+        self.partial_rows = partial_rows
+        self._stream = torch.cuda.current_stream(self.device)
+        self.stream_handle: int = self._stream.cuda_stream
+        self.nbytes = sum(map(_bytes_of, (self._words, self.tickets, self.partials)))
+        self.address_rows: int = self.rows.data_ptr()
+        self.address_bins: int = self.bins.data_ptr()
+        self.address_partials: int = self.partials.data_ptr()
+        self.address_tickets: int = self.tickets.data_ptr()
+
+    def enter(self) -> int:
+        """Return the handle of the current stream, ordered after all that was queued for this arena so far."""
+        handle = current_stream_handle(self._index)
+        if handle != self.stream_handle:
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+            self._stream = torch.cuda.current_stream(self.device)
+            self._stream.wait_event(done)
+            self.stream_handle = handle
+        return handle
+
+    def reserve(self, partial_rows: int) -> None:
+        """Make sure that there is scratch memory for so many partial rows."""
+        if partial_rows > self.partial_rows:
+            # Launches that are still queued, perhaps on another stream, write to the old memory.
+            self._outgrown.append(self.partials)
+            self.partials, self.partial_rows = self._new_partials(partial_rows), partial_rows
+            self.address_partials = self.partials.data_ptr()
+            self.nbytes += _bytes_of(self.partials)
+
+    def reset(self) -> None:
+        """Empty all rows, in the order of the current stream."""
+        with torch.cuda.device(self.device), torch.no_grad():
+            self.enter()
+            self._words.zero_()
+
+    def ship(self) -> DeviceShipment:
+        """Queue the copy of all rows to pinned memory on the current stream."""
+        with torch.cuda.device(self.device), torch.no_grad():
+            self.enter()
+            return DeviceShipment(self._words, self.capacity, self._stream)
+
+    def _new_partials(self, rows: int) -> Tensor:
+        return torch.empty((rows, schema.NUM_COLUMNS), dtype=torch.float64, device=self.device)
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class DeviceShipment:
+    """Rows on their way from a CUDA device.
+
+    The pinned memory comes from torch's pool, and goes back when the shipment and all arrays it gave out are gone.
+    """
+
+    def __init__(self, words: Tensor, capacity: int, stream: torch.cuda.Stream) -> None:
+        self._capacity = capacity
+        self._host = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
+        self._host.copy_(words, non_blocking=True)
+        # Blocking: the worker thread that waits in `take` sleeps instead of burning a core.
+        self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._arrived.record(stream)
+
+    def ready(self) -> bool:
+        """Say whether the rows have arrived; never waits."""
+        return bool(self._arrived.query())  # type: ignore[no-untyped-call]
+
+    def take(self) -> tuple[Rows, Bins]:
+        """Return rows and bins, waiting if they have not arrived (worker thread only)."""
+        self._arrived.synchronize()
+        words = self._host.numpy()
+        split = self._capacity * schema.NUM_COLUMNS
+        rows: Rows = words[:split].view(np.float64).reshape(self._capacity, schema.NUM_COLUMNS)
+        bins: Bins = words[split:].view(np.uint64).reshape(self._capacity, schema.NUM_BINS)
+        return rows, bins

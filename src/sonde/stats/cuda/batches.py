@@ -1,0 +1,135 @@
+"""How tensors are dealt out over launches: the argument blocks of the kernels in `summary.cu`."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+# The same numbers as in summary.cu.
+SUMMARY_THREADS: Final = 256
+CHANGE_THREADS: Final = 128
+SUMMARY_TENSORS: Final = 168
+CHANGE_TENSORS: Final = 112
+
+_TARGET: Final = struct.Struct("<5Q2I")  # rows, bins, partials, tickets, chunk, tensors, padding
+_WORD, _HALF = 8, 4
+# Chunks start at a multiple of this many elements, so that a tensor's alignment is that of all its chunks.
+_CHUNK_UNIT: Final = 4096
+_SMALLEST_CHUNK: Final = 4 * _CHUNK_UNIT
+# A lane counts in 16 bits: no thread may see more elements than that of one chunk.
+_LARGEST_CHUNK: Final = 1 << 22
+
+
+def chunk_for(elements: int, blocks: int) -> int:
+    """Return the chunk size with which `elements` give about as many blocks, within what kernels can take."""
+    even = -(-elements // (blocks * _CHUNK_UNIT)) * _CHUNK_UNIT
+    return min(max(even, _SMALLEST_CHUNK), _LARGEST_CHUNK)
+
+
+def blocks_of(numel: int, chunk: int) -> int:
+    """Return how many blocks read a tensor; an empty one needs a block too, to be seen."""
+    return max(1, -(-numel // chunk))
+
+
+@dataclass(slots=True)
+class Batch:
+    """One launch: tensors `start` to `stop` of a group, and its argument block with all but addresses filled in."""
+
+    start: int
+    stop: int
+    chunk: int
+    blocks: int
+    block: ctypes.Array[ctypes.c_char]
+    arguments: ctypes.Array[ctypes.c_void_p]
+    pointers: struct.Struct
+    shadows_at: int
+
+    def point(self, targets: tuple[int, int, int, int], pointers: Sequence[int], shadows: Sequence[int]) -> None:
+        """Fill in addresses: of the arena's rows, bins, partial rows and tickets, of the tensors and their shadows."""
+        count = self.stop - self.start
+        _TARGET.pack_into(self.block, 0, *targets, self.chunk, count, 0)
+        self.pointers.pack_into(self.block, _TARGET.size, *pointers[self.start : self.stop])
+        if shadows:
+            self.pointers.pack_into(self.block, self.shadows_at, *shadows[self.start : self.stop])
+
+
+def make_batches(
+    numels: Sequence[int], rows: Sequence[int], change_rows: Sequence[int] | None, blocks: int
+) -> list[Batch]:
+    """Deal tensors out over launches of about `blocks` blocks each. Within a launch no row is written twice."""
+    limit = SUMMARY_TENSORS if change_rows is None else CHANGE_TENSORS
+    return [
+        _make_batch(start, stop, numels, rows, change_rows, blocks) for start, stop in pieces(rows, change_rows, limit)
+    ]
+
+
+def pieces(rows: Sequence[int], change_rows: Sequence[int] | None, limit: int) -> Iterator[tuple[int, int]]:
+    """Yield stretches of at most `limit` tensors within which no row is written twice."""
+    start, written = 0, set[int]()
+    for at, row in enumerate(rows):
+        touched = {row} if change_rows is None else {row, change_rows[at]}
+        if at - start == limit or not written.isdisjoint(touched):
+            yield start, at
+            start, written = at, set()
+        written |= touched
+    yield start, len(rows)
+
+
+def _make_batch(
+    start: int,
+    stop: int,
+    numels: Sequence[int],
+    rows: Sequence[int],
+    change_rows: Sequence[int] | None,
+    blocks: int,
+) -> Batch:
+    numels, rows = numels[start:stop], rows[start:stop]
+    limit = SUMMARY_TENSORS if change_rows is None else CHANGE_TENSORS
+    chunk = chunk_for(sum(numels), blocks)
+    firsts = [0]
+    for numel in numels:
+        firsts.append(firsts[-1] + blocks_of(numel, chunk))
+    # Arrays in the order of the structures Batch and ChangeBatch: pointers, shadows, numels, firsts, rows, change rows.
+    wide = 2 if change_rows is None else 3
+    halves = [firsts[:-1], list(rows)] if change_rows is None else [firsts[:-1], list(rows), change_rows[start:stop]]
+    at = _TARGET.size + (wide - 1) * _WORD * limit
+    block = ctypes.create_string_buffer(at + _WORD * limit + _HALF * limit * len(halves))
+    struct.pack_into(f"<{len(numels)}Q", block, at, *numels)
+    at += _WORD * limit
+    for values in halves:
+        struct.pack_into(f"<{len(values)}I", block, at, *values)
+        at += _HALF * limit
+    return Batch(
+        start=start,
+        stop=stop,
+        chunk=chunk,
+        blocks=firsts[-1],
+        block=block,
+        arguments=(ctypes.c_void_p * 1)(ctypes.addressof(block)),
+        pointers=struct.Struct(f"<{stop - start}Q"),
+        shadows_at=_TARGET.size + _WORD * limit,
+    )
+
+
+class SingleBatch:
+    """The argument block of a launch for one tensor, made to be refilled in a few hundred nanoseconds."""
+
+    _ROW_AT: Final = _TARGET.size + (2 * _WORD + _HALF) * SUMMARY_TENSORS
+    _NUMEL_AT: Final = _TARGET.size + _WORD * SUMMARY_TENSORS
+
+    def __init__(self) -> None:
+        size = _TARGET.size + (2 * _WORD + 2 * _HALF) * SUMMARY_TENSORS
+        self._block = ctypes.create_string_buffer(size)
+        self.arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
+        self._head = struct.Struct(_TARGET.format + "Q")
+        self._numel = struct.Struct("<Q")
+        self._row = struct.Struct("<I")
+
+    def point(self, targets: tuple[int, int, int, int], chunk: int, pointer: int, numel: int, row: int) -> None:
+        """Fill in everything."""
+        self._head.pack_into(self._block, 0, *targets, chunk, 1, 0, pointer)
+        self._numel.pack_into(self._block, self._NUMEL_AT, numel)
+        self._row.pack_into(self._block, self._ROW_AT, row)

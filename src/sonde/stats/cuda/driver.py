@@ -1,0 +1,78 @@
+"""The few calls of the CUDA driver that launching a compiled kernel takes, through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from typing import Final
+
+_INVALID_CONTEXT: Final = 201
+_LIBRARY: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
+
+class DriverError(RuntimeError):
+    """The CUDA driver refused a call."""
+
+
+class Module:
+    """Compiled code, loaded into the context that is current. Never unloaded: launches may be queued."""
+
+    def __init__(self, image: bytes) -> None:
+        self._library = driver()
+        self._handle = ctypes.c_void_p()
+        self._context = ctypes.c_void_p()
+        check(self._library.cuCtxGetCurrent(ctypes.byref(self._context)))
+        check(self._library.cuModuleLoadData(ctypes.byref(self._handle), image))
+
+    def function(self, name: str) -> Function:
+        """Return an `extern "C"` kernel of the module."""
+        handle = ctypes.c_void_p()
+        check(self._library.cuModuleGetFunction(ctypes.byref(handle), self._handle, name.encode()))
+        return Function(self._library, handle, self._context)
+
+
+class Function:
+    """A kernel that can be launched."""
+
+    __slots__ = ("_context", "_handle", "_launch", "_library")
+
+    def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p, context: ctypes.c_void_p) -> None:
+        self._library = library
+        self._launch = library.cuLaunchKernel
+        self._handle = handle
+        self._context = context
+
+    def launch(self, blocks: int, threads: int, stream: int, arguments: ctypes.Array[ctypes.c_void_p]) -> None:
+        """Queue the kernel. `arguments` holds the address of each argument; all are copied before this returns."""
+        status = self._launch(self._handle, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, None)
+        if status == _INVALID_CONTEXT:
+            # A thread that never used CUDA before has no context yet; torch makes one current lazily, in its own calls.
+            check(self._library.cuCtxSetCurrent(self._context))
+            status = self._launch(self._handle, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, None)
+        if status:
+            check(status)
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    """Load the driver library; OSError where there is none."""
+    library = ctypes.CDLL(_LIBRARY)
+    pointer, number = ctypes.c_void_p, ctypes.c_uint
+    # With all types declared ctypes converts plain integers itself, which is what keeps a launch cheap.
+    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
+    library.cuLaunchKernel.restype = ctypes.c_int
+    library.cuModuleLoadData.argtypes = [pointer, ctypes.c_char_p]
+    library.cuModuleGetFunction.argtypes = [pointer, pointer, ctypes.c_char_p]
+    library.cuCtxGetCurrent.argtypes = [pointer]
+    library.cuCtxSetCurrent.argtypes = [pointer]
+    library.cuGetErrorString.argtypes = [ctypes.c_int, pointer]
+    return library
+
+
+def check(status: int) -> None:
+    """Raise for any status but success."""
+    if status:
+        text = ctypes.c_char_p()
+        driver().cuGetErrorString(status, ctypes.byref(text))
+        raise DriverError(f"CUDA driver error {status}: {(text.value or b'unknown').decode()}")

@@ -1,0 +1,266 @@
+"""What all CUDA kernels share: sorting out which tensors can be read as they lie, streams, arenas, shipping.
+
+Nothing here waits for the device, with one exception that torch makes: the gradient of a sparse embedding cannot be
+brought into its final form (coalesced) without the host learning its size.
+
+While the current stream is being captured into a CUDA graph nothing is measured and rows stay as they are: a replay
+would otherwise write into an arena that has long been shipped. `skipped` counts those calls.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, TypeGuard
+
+import torch
+from torch import Tensor
+
+from sonde import schema
+from sonde.signals import Arena
+from sonde.stats.adapt import PLAIN_TYPES, is_dense, to_readable, widened
+from sonde.stats.cuda.arena import DeviceArena, DeviceShipment
+
+FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+WARM_UP_DTYPES: Final = (torch.float32, torch.bfloat16)
+
+
+@dataclass(slots=True)
+class Group:
+    """Tensors of one dtype that one batch of launches can take. Shadows only where a change is measured."""
+
+    pointers: list[int] = field(default_factory=list)
+    numels: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    shadows: list[int] = field(default_factory=list)
+    change_rows: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.pointers)
+
+
+class DeviceKernel(ABC):
+    """Summarises tensors on one CUDA device. Subclasses say how a group of plain, dense tensors is launched."""
+
+    name: str
+    dtypes: ClassVar[frozenset[torch.dtype]]
+    """Element types that are read as they lie; others are converted on the device first."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.device = torch.device("cuda", index)
+        self.skipped = 0
+
+    @abstractmethod
+    def arena(self, capacity: int) -> DeviceArena:
+        """Make an empty arena with `capacity` rows."""
+
+    @abstractmethod
+    def launch(self, dtype: torch.dtype, group: Group, arena: DeviceArena, histogram: bool) -> None:
+        """Queue the summaries of a group on the current stream."""
+
+    @abstractmethod
+    def launch_change(self, dtype: torch.dtype, group: Group, arena: DeviceArena, histogram: bool) -> None:
+        """Queue the summaries of a group and of its change, and the update of its shadows, on the current stream."""
+
+    def measure(self, tensors: Sequence[Tensor], rows: Sequence[int], arena: Arena, *, histogram: bool = True) -> None:
+        """Merge the summary of tensor i into row `rows[i]`."""
+        if len(tensors) == 1 and len(rows) == 1:
+            self.measure_one(tensors[0], rows[0], arena, histogram=histogram)
+        elif tensors:
+            with _OnDevice(self.index):
+                if self._enter(arena):
+                    self._measure(tensors, rows, arena, histogram)
+
+    def measure_one(self, tensor: Tensor, row: int, arena: Arena, *, histogram: bool = True) -> bool:
+        """Merge the summary of one tensor into a row; say whether the tensor could be read."""
+        with _OnDevice(self.index):
+            return self._enter(arena) and self._measure((tensor,), (row,), arena, histogram) == 1
+
+    def measure_change(
+        self,
+        tensors: Sequence[Tensor],
+        shadows: Sequence[Tensor],
+        rows: Sequence[int],
+        change_rows: Sequence[int],
+        arena: Arena,
+        *,
+        histogram: bool = True,
+    ) -> None:
+        """Merge the summaries of the tensors and of their distance to the shadows, and bring the shadows up to date."""
+        with _OnDevice(self.index):
+            if tensors and self._enter(arena):
+                self._measure_change(tensors, shadows, rows, change_rows, arena, histogram)
+
+    def ship(self, arena: Arena) -> DeviceShipment:
+        """Start moving the arena's rows to the host."""
+        assert isinstance(arena, DeviceArena)
+        return arena.ship()
+
+    def warm_up(self, dtypes: Iterable[torch.dtype] = WARM_UP_DTYPES) -> None:
+        """Compile, load and run everything once, so that no training step has to; waits for the device.
+
+        Other dtypes than those given are compiled when they are first met.
+        """
+        arena = self.arena(2)
+        for dtype in dtypes:
+            # Large enough for several blocks per tensor, which is a way of its own through the kernels.
+            values = torch.zeros(1 << 17, device=self.device).to(dtype)
+            shadow = torch.zeros_like(values)
+            for histogram in (False, True):
+                self.measure_one(values, 0, arena, histogram=histogram)
+                self.measure_change([values], [shadow], [0], [1], arena, histogram=histogram)
+        self.ship(arena).take()
+        arena.reset()
+        torch.cuda.synchronize(self.device)
+
+    def _enter(self, arena: Arena) -> TypeGuard[DeviceArena]:
+        """Order the current stream after the arena's work so far; False where nothing may be queued."""
+        assert isinstance(arena, DeviceArena)
+        if torch.cuda.is_current_stream_capturing():
+            self.skipped += 1
+            return False
+        arena.enter()
+        return True
+
+    def _measure(self, tensors: Sequence[Tensor], rows: Sequence[int], arena: DeviceArena, histogram: bool) -> int:
+        """Launch; return how many tensors could be read."""
+        plain = self._plain_group(tensors, rows)
+        if plain is not None:
+            self.launch(*plain, arena, histogram)
+            return len(tensors)
+        groups: dict[torch.dtype, Group] = {}
+        # Converted tensors must live until the launch that reads them is queued; after that the allocator hands their
+        # memory out in stream order only.
+        converted: list[Tensor] = []
+        read = 0
+        for tensor, row in zip(tensors, rows, strict=True):
+            values, zeros = (tensor, 0) if self._is_plain(tensor) else self._converted(tensor)
+            if values is None:
+                continue
+            converted.append(values)
+            _append(groups.setdefault(values.dtype, Group()), values, row)
+            if zeros:
+                _add_zeros(arena.rows[row], zeros)
+            read += 1
+        for dtype, group in groups.items():
+            self.launch(dtype, group, arena, histogram)
+        return read
+
+    def _measure_change(
+        self,
+        tensors: Sequence[Tensor],
+        shadows: Sequence[Tensor],
+        rows: Sequence[int],
+        change_rows: Sequence[int],
+        arena: DeviceArena,
+        histogram: bool,
+    ) -> None:
+        groups: dict[torch.dtype, Group] = {}
+        for tensor, shadow, row, change_row in zip(tensors, shadows, rows, change_rows, strict=True):
+            if self._is_plain(tensor) and self._is_plain(shadow) and _lie_alike(tensor, shadow):
+                group = groups.setdefault(tensor.dtype, Group())
+                _append(group, tensor, row)
+                group.shadows.append(shadow.data_ptr())
+                group.change_rows.append(change_row)
+            else:
+                self._measure_odd_change(tensor, shadow, row, change_row, arena, histogram)
+        for dtype, group in groups.items():
+            self.launch_change(dtype, group, arena, histogram)
+
+    def _measure_odd_change(
+        self, tensor: Tensor, shadow: Tensor, row: int, change_row: int, arena: DeviceArena, histogram: bool
+    ) -> None:
+        """Do with torch operations what the kernels cannot do in one pass."""
+        self._measure((tensor,), (row,), arena, histogram)
+        now, before = to_readable(tensor), to_readable(shadow)
+        if now is None or before is None or now.values.shape != before.values.shape:
+            return
+        with torch.no_grad():
+            self._measure((widened(now.values) - widened(before.values),), (change_row,), arena, histogram)
+            shadow.detach().copy_(tensor.detach())
+
+    def _plain_group(self, tensors: Sequence[Tensor], rows: Sequence[int]) -> tuple[torch.dtype, Group] | None:
+        """Return the group of all tensors if each is plain and contiguous and all have one dtype, the usual case.
+
+        One pass per property over all tensors: much faster than one pass per tensor over all properties.
+        """
+        dtype = tensors[0].dtype
+        if dtype not in self.dtypes or not set(map(type, tensors)) <= PLAIN_TYPES:
+            return None
+        try:
+            alike = (
+                all(tensor.dtype is dtype for tensor in tensors)
+                and set(map(Tensor.get_device, tensors)) == {self.index}
+                and all(map(Tensor.is_contiguous, tensors))
+                and not any(map(Tensor.is_neg, tensors))
+            )
+            if not alike:
+                return None
+            pointers, numels = list(map(Tensor.data_ptr, tensors)), list(map(Tensor.numel, tensors))
+        except RuntimeError:  # a sparse or otherwise unusual tensor
+            return None
+        if len(pointers) != len(rows):
+            raise ValueError(f"{len(pointers)} tensors for {len(rows)} rows")
+        return dtype, Group(pointers, numels, list(rows))
+
+    def _is_plain(self, tensor: Tensor) -> bool:
+        return (
+            type(tensor) in PLAIN_TYPES
+            and tensor.dtype in self.dtypes
+            and tensor.layout is torch.strided
+            and tensor.get_device() == self.index
+            and is_dense(tensor)
+            and not tensor.is_neg()
+        )
+
+    def _converted(self, tensor: Tensor) -> tuple[Tensor | None, int]:
+        readable = to_readable(tensor)
+        if readable is None or readable.values.get_device() != self.index:
+            return None, 0
+        return readable.values, readable.implicit_zeros
+
+
+def _append(group: Group, values: Tensor, row: int) -> None:
+    group.pointers.append(values.data_ptr())
+    group.numels.append(values.numel())
+    group.rows.append(row)
+
+
+def _add_zeros(row: Tensor, count: int) -> None:
+    """Merge `count` zeros, which no tensor stores, into a row on the device."""
+    finite = row[schema.COUNT] - row[schema.NAN] - row[schema.POS_INF] - row[schema.NEG_INF]
+    share = finite / (finite + count)
+    row[schema.M2] += row[schema.MEAN].square() * share * count
+    row[schema.MEAN] *= share
+    row[schema.MIN].clamp_(max=0)
+    row[schema.MAX].clamp_(min=0)
+    row[schema.COUNT] += count
+    row[schema.ZERO] += count
+
+
+def _lie_alike(tensor: Tensor, shadow: Tensor) -> bool:
+    if tensor.dtype is not shadow.dtype or tensor.shape != shadow.shape:
+        return False
+    return tensor.stride() == shadow.stride() or (tensor.is_contiguous() and shadow.is_contiguous())
+
+
+class _OnDevice:
+    """Make a device current, at no cost if it is already: `torch.cuda.device` costs microseconds either way."""
+
+    __slots__ = ("_before", "_index")
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._before = -1
+
+    def __enter__(self) -> None:
+        current = torch.cuda.current_device()
+        if current != self._index:
+            self._before = current
+            torch.cuda.set_device(self._index)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._before >= 0:
+            torch.cuda.set_device(self._before)

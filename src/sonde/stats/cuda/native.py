@@ -1,0 +1,175 @@
+"""The CUDA C kernels of `summary.cu`, compiled at run time and launched through the driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from threading import Lock
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from sonde.signals import Arena
+from sonde.stats.adapt import PLAIN_TYPES
+from sonde.stats.cuda import batches, compiler
+from sonde.stats.cuda.arena import DeviceArena
+from sonde.stats.cuda.batches import Batch, SingleBatch
+from sonde.stats.cuda.driver import DriverError, Function, Module
+from sonde.stats.cuda.kernel import DeviceKernel, Group
+
+_SOURCE: Final = "summary.cu"
+# Numbers of the element types in the source.
+_ELEMENTS: Final = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.float64: 3,
+    torch.float8_e4m3fn: 4,
+    torch.float8_e5m2: 5,
+}
+# Enough blocks that the last ones to finish hardly matter, few enough that their partial rows hardly matter either.
+_BLOCKS_PER_PROCESSOR: Final = 16
+_MOST_PLANS: Final = 256
+
+_PlanKey = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Functions:
+    """The kernels for one element type; index by whether a histogram is wanted."""
+
+    summary: tuple[Function, Function]
+    change: tuple[Function, Function]
+
+
+class NativeKernel(DeviceKernel):
+    """Summarises tensors on one NVIDIA GPU with CUDA C. One launch per batch; nothing is uploaded.
+
+    `blocks_per_processor` and `defines` are for benchmarks that look for better values.
+    """
+
+    name = "cuda"
+    dtypes: ClassVar[frozenset[torch.dtype]] = frozenset(_ELEMENTS)
+
+    def __init__(
+        self, index: int, *, blocks_per_processor: int = _BLOCKS_PER_PROCESSOR, defines: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(index)
+        if torch.version.cuda is None:
+            raise compiler.CompileError("CUDA C needs a CUDA build of torch")
+        properties = torch.cuda.get_device_properties(index)
+        self._capability = (properties.major, properties.minor)
+        self._blocks = properties.multi_processor_count * blocks_per_processor
+        self._defines = defines
+        self._functions: dict[torch.dtype, _Functions] = {}
+        self._plans: dict[_PlanKey, list[Batch]] = {}
+        self._single = SingleBatch()
+        # Argument blocks are refilled for every launch, and a launch lets other threads run while it is queued.
+        self._lock = Lock()
+        self._load(torch.float32)  # now, so that a device it does not work on is known at once
+
+    def arena(self, capacity: int) -> DeviceArena:
+        """Make an empty arena with `capacity` rows."""
+        # Two partial rows per block where a change is measured.
+        return DeviceArena(capacity, self.index, 2 * (self._blocks + batches.SUMMARY_TENSORS))
+
+    def measure_one(self, tensor: Tensor, row: int, arena: Arena, *, histogram: bool = True) -> bool:
+        """Merge the summary of one tensor into a row; say whether the tensor could be read.
+
+        This is what runs inside a module's hook, so the usual case goes straight to the launch.
+        """
+        functions = self._functions.get(tensor.dtype)
+        if (
+            functions is None
+            or type(tensor) not in PLAIN_TYPES
+            or tensor.get_device() != self.index
+            or torch.cuda.current_device() != self.index
+            or tensor.layout is not torch.strided
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+        ):
+            return super().measure_one(tensor, row, arena, histogram=histogram)
+        if not self._enter(arena):
+            return False
+        numel = tensor.numel()
+        chunk = batches.chunk_for(numel, self._blocks)
+        blocks = batches.blocks_of(numel, chunk)
+        _check_rows(row, row, arena)
+        targets = _targets(arena, blocks)
+        with self._lock:
+            self._single.point(targets, chunk, tensor.data_ptr(), numel, row)
+            functions.summary[histogram].launch(
+                blocks, batches.SUMMARY_THREADS, arena.stream_handle, self._single.arguments
+            )
+        return True
+
+    def launch(self, dtype: torch.dtype, group: Group, arena: DeviceArena, histogram: bool) -> None:
+        """Queue the summaries of a group on the current stream."""
+        function = self._load(dtype).summary[histogram]
+        self._launch_all(function, batches.SUMMARY_THREADS, dtype, group, arena)
+
+    def launch_change(self, dtype: torch.dtype, group: Group, arena: DeviceArena, histogram: bool) -> None:
+        """Queue the summaries of a group and of its change, and the update of its shadows, on the current stream."""
+        function = self._load(dtype).change[histogram]
+        self._launch_all(function, batches.CHANGE_THREADS, dtype, group, arena)
+
+    def _launch_all(
+        self, function: Function, threads: int, dtype: torch.dtype, group: Group, arena: DeviceArena
+    ) -> None:
+        with self._lock:
+            for batch in self._plan(dtype, group):
+                _check_rows(min(group.rows), max(group.rows), arena)
+                if group.change_rows:
+                    _check_rows(min(group.change_rows), max(group.change_rows), arena)
+                rows_per_block = 2 if group.shadows else 1
+                batch.point(_targets(arena, batch.blocks * rows_per_block), group.pointers, group.shadows)
+                function.launch(batch.blocks, threads, arena.stream_handle, batch.arguments)
+
+    def _plan(self, dtype: torch.dtype, group: Group) -> list[Batch]:
+        key = (dtype, tuple(group.numels), tuple(group.rows), tuple(group.change_rows))
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MOST_PLANS:  # shapes that never come back, say of sentences
+                self._plans.clear()
+            plan = batches.make_batches(group.numels, group.rows, group.change_rows or None, self._blocks)
+            self._plans[key] = plan
+        return plan
+
+    def _load(self, dtype: torch.dtype) -> _Functions:
+        functions = self._functions.get(dtype)
+        if functions is None:
+            with torch.cuda.device(self.index):
+                torch.cuda.current_stream().query()  # makes torch's context current in this thread
+                functions = self._functions[dtype] = self._compile(dtype)
+        return functions
+
+    def _compile(self, dtype: torch.dtype) -> _Functions:
+        options = (f"-DELEMENT={_ELEMENTS[dtype]}", *self._defines)
+        image = compiler.compiled(_source(), self._capability, options)
+        try:
+            module = Module(image)
+        except DriverError:
+            compiler.forget(_source(), self._capability, options)
+            module = Module(compiler.compiled(_source(), self._capability, options))
+        return _Functions(
+            summary=(module.function("summary"), module.function("summary_bins")),
+            change=(module.function("change"), module.function("change_bins")),
+        )
+
+
+def _targets(arena: DeviceArena, partial_rows: int) -> tuple[int, int, int, int]:
+    arena.reserve(partial_rows)
+    return arena.address_rows, arena.address_bins, arena.address_partials, arena.address_tickets
+
+
+def _check_rows(lowest: int, highest: int, arena: DeviceArena) -> None:
+    """Refuse rows that are not there: on the device they would overwrite somebody's memory."""
+    if lowest < 0 or highest >= arena.capacity:
+        raise IndexError(f"row {lowest if lowest < 0 else highest} is not among the arena's {arena.capacity}")
+
+
+@cache
+def _source() -> str:
+    return resources.files(__package__).joinpath(_SOURCE).read_text(encoding="utf-8")
