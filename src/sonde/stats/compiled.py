@@ -17,6 +17,7 @@ from sonde.stats.library import ArenaLayout, Library
 
 # What the library calls the dtypes it reads.
 _FORMATS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+_WITH_CHANGE: Final = 4  # added to the format of a tensor that has a shadow
 # Elements from which the work is worth letting other Python threads run, and worth waking torch's threads (measured:
 # waking them costs some 5 us, as much as 20,000 elements, but a busy second core can cost much more).
 _RELEASE_FROM: Final = 1 << 16
@@ -119,7 +120,7 @@ class _Batch:
             return self._add_difference(tensor, shadow, row, change_row)
         pointer, length, format = place
         self._elements += 2 * length
-        self._table += (pointer, place_before[0], length, format, row, change_row)
+        self._table += (pointer, place_before[0], length, format | _WITH_CHANGE, row, change_row)
         return True
 
     def run(self, library: Library, histogram: bool) -> int:

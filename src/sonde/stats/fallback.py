@@ -170,6 +170,8 @@ def _moments(chunk: Tensor, low: float, high: float) -> tuple[float, float, floa
         squares = _sum_of_squares(chunk)
     total = chunk.sum().item()
     mean = total / size
+    if math.isinf(squares):  # float64 elements beyond 1e154
+        return mean, squares, chunk.abs().sum().item()
     m2 = squares - total * mean
     if m2 < squares / 4:  # most of it cancelled: the mean is far from zero, so move the origin there first
         mean, m2 = _centred_moments(chunk, mean)

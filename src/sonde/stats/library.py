@@ -11,6 +11,8 @@ from typing import Any, Final
 
 LEVELS: Final = ("avx512", "avx2", "baseline")
 
+# How code compiled by GCC enters an OpenMP runtime; those of LLVM and Intel offer it as well.
+_THREAD_POOL_SYMBOL = "GOMP_parallel"
 _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -52,7 +54,7 @@ class Library:
         # Torch is imported by now, so the symbol is that of the OpenMP runtime whose threads torch itself uses. Threads
         # of our own would compete with those, which spin for work.
         try:
-            function = ctypes.CDLL(None).GOMP_parallel
+            function = getattr(ctypes.CDLL(None), _THREAD_POOL_SYMBOL)
         except (AttributeError, OSError, TypeError):
             return False
         _declared(self._releasing.sonde_use_openmp, _ADDRESS, result=None)(ctypes.cast(function, _ADDRESS))

@@ -63,6 +63,8 @@ static inline void add_block(struct work *work, const struct block *block, const
     double mean = shift + block->shifted_sum / n;
     double m2 = block->shifted_squares - block->shifted_sum * (block->shifted_sum / n);
     double abs_sum = block->abs_sum - filled * fabs(shift);
+    if (isinf(block->shifted_squares)) /* float64 elements beyond 1e154: as large as that, less anything */
+        m2 = block->shifted_squares;
     if (block->min == block->max)
         mean = block->min, m2 = 0, abs_sum = n * fabs(block->min);
     merge_moments(out, work->finite, n, block->min, block->max, mean, m2 > 0 ? m2 : 0);
@@ -165,21 +167,23 @@ static inline int in_range(const struct block *block)
 }
 
 /* Say whether the float32 sums of a finite block cannot be trusted. */
-static inline int needs_float64(const struct work *work, const struct block *block, int n)
+static inline int needs_float64(const struct work *work, const struct block *block, const struct view *view)
 {
     if (!in_range(block))
         return 1;
-    if (block->shifted_squares < SMALLEST_SQUARES)
-        return block->min != block->max;
+    if (block->shifted_squares < SMALLEST_SQUARES && block->min != block->max)
+        return 1;
     /* The running mean is never a bad shift: wherever it is far off, that distance dominates m2. A guess can be. */
-    double cancelled = block->shifted_sum * (block->shifted_sum / n);
-    return work->finite == 0 && cancelled > 0.875 * block->shifted_squares;
+    if (work->finite > 0)
+        return 0;
+    double cancelled = block->shifted_sum * (block->shifted_sum / view->kept);
+    return cancelled > 0.875 * block->shifted_squares || 2 * view->filled * fabs(view->shift) > block->abs_sum;
 }
 
 static void finish_float_block(struct work *work, const void *x, enum format format, struct block *block, struct view *view)
 {
     int size = view->kept + view->filled;
-    if (needs_float64(work, block, view->kept)) {
+    if (needs_float64(work, block, view)) {
         if (format != FLOAT32)
             widen(work->copy.floats, x, size, format);
         sum_in_float64(format == FLOAT32 ? x : work->copy.floats, size, (float)view->shift, block);

@@ -18,12 +18,16 @@ struct arena {
     int64_t capacity;
 };
 
-/* One tensor of a batch; laid out by Python as six integers. `shadow` is NULL where no change is asked for. */
+/* One tensor of a batch; laid out by Python as six integers. */
 struct task {
     const void *values;
     void *shadow;
-    int64_t length, format, row, change_row;
+    int64_t length;
+    int64_t kind; /* an enum format, plus WITH_CHANGE where shadow and change_row mean something */
+    int64_t row, change_row;
 };
+
+enum { WITH_CHANGE = NUM_FORMATS };
 
 struct chunk {
     const struct task *task;
@@ -80,18 +84,21 @@ EXPORT void sonde_use_openmp(void *gomp_parallel) { parallel = (parallel_functio
 
 /* ---- work ---------------------------------------------------------------------------------------------------- */
 
-static int64_t width_of(int64_t format) { return format == FLOAT32 ? 4 : format == FLOAT64 ? 8 : 2; }
+static int has_change(const struct task *task) { return (task->kind & WITH_CHANGE) != 0; }
+static enum format format_of(const struct task *task) { return (enum format)(task->kind & (NUM_FORMATS - 1)); }
+static int64_t width_of(enum format format) { return format == FLOAT32 ? 4 : format == FLOAT64 ? 8 : 2; }
 
 static void work_on(struct chunk *chunk, int want_bins)
 {
     const struct task *task = chunk->task;
-    const int64_t offset = chunk->start * width_of(task->format);
+    const enum format format = format_of(task);
+    const int64_t offset = chunk->start * width_of(format);
     const char *values = (const char *)task->values + offset;
-    if (task->shadow)
-        level->measure_change(values, (char *)task->shadow + offset, chunk->length, (enum format)task->format, want_bins,
-                              &chunk->now, &chunk->change);
+    if (has_change(task))
+        level->measure_change(values, (char *)task->shadow + offset, chunk->length, format, want_bins, &chunk->now,
+                              &chunk->change);
     else
-        level->measure(values, chunk->length, (enum format)task->format, want_bins, &chunk->now);
+        level->measure(values, chunk->length, format, want_bins, &chunk->now);
 }
 
 static void merge_part(struct summary *part, int64_t row, const struct chunk *chunk, const struct arena *arena, int want_bins)
@@ -103,7 +110,7 @@ static void merge_part(struct summary *part, int64_t row, const struct chunk *ch
 static void merge_chunk(struct chunk *chunk, const struct arena *arena, int want_bins)
 {
     merge_part(&chunk->now, chunk->task->row, chunk, arena, want_bins);
-    if (chunk->task->shadow)
+    if (has_change(chunk->task))
         merge_part(&chunk->change, chunk->task->change_row, chunk, arena, want_bins);
 }
 
@@ -183,7 +190,7 @@ EXPORT int sonde_measure(const struct arena *arena, const struct task *tasks, in
     const int want_bins = options & OPTION_HISTOGRAM;
     const unsigned threads = (unsigned)(options >> OPTION_THREADS_SHIFT);
     for (int64_t i = 0; i < count; i++)
-        if (!row_is_good(arena, tasks[i].row) || (tasks[i].shadow && !row_is_good(arena, tasks[i].change_row)))
+        if (!row_is_good(arena, tasks[i].row) || (has_change(&tasks[i]) && !row_is_good(arena, tasks[i].change_row)))
             return BAD_ROW;
     if (threads > 1 && parallel)
         return run_together(arena, tasks, count, want_bins, threads);
@@ -195,7 +202,7 @@ EXPORT int sonde_measure(const struct arena *arena, const struct task *tasks, in
 /* Summarise one tensor on this thread. `what` packs row, format and options into one argument: each costs 50 ns to pass. */
 EXPORT int sonde_measure_one(const struct arena *arena, const void *values, int64_t length, int64_t what)
 {
-    struct task task = {values, NULL, length, what >> 1 & 3, what >> 3, 0};
+    struct task task = {values, NULL, length, what >> 1 & (NUM_FORMATS - 1), what >> 3, 0};
     if (!row_is_good(arena, task.row))
         return BAD_ROW;
     run_alone(arena, &task, what & OPTION_HISTOGRAM);

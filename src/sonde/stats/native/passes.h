@@ -6,8 +6,9 @@
 /* Elements per turn of the loop: a block's size must be a multiple of it. The same for all levels, so that they pad alike. */
 #define STRIDE 64
 #define VECTORS 4 /* per turn of the inner loop: their exponents fill one vector of bytes */
-/* A float32 sum adds up this many elements at most before it is carried over into a float64 one. */
-#define SHORT_RUN 1024
+/* Elements after which float32 sums are carried over into float64 ones. No lane adds up more than 64 of them, so no sum is
+ * off by more than 64 roundings: 4e-6 of the summed magnitudes, whatever the data. */
+#define SHORT_RUN (64 * LANES * ACCUMULATORS)
 
 /* An exponent code is a bin number plus one; 0 stands for zeros and for whatever is smaller than the first bin's start. */
 #define NUM_CODES (NUM_BINS + 1)
