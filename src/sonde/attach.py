@@ -107,8 +107,8 @@ def watch(
         max_disk_bytes=None if max_disk_mb is None else _positive("max_disk_mb", max_disk_mb) << 20,
         clock=clock,
     )
-    first_step = (writer.last_step or 0) if start_step is None else start_step - 1
-    return Session(models, optimizers, writer, plan, helpers, first_step=first_step, clock=clock)
+    steps_before = writer.last_step if start_step is None else start_step - 1
+    return Session(models, optimizers, writer, plan, helpers, steps_before=steps_before, clock=clock)
 
 
 class IdleSession(Session):

@@ -101,6 +101,7 @@ def _parse(text: str) -> Selector:
 
 def check_each_matches(where: Where, names: dict[str, str], owner: str) -> None:
     """Raise if a part of `where` matches none of `names` (name -> class name), naming the nearest names."""
+    selector(where)  # malformed patterns are told first
     if where is None:
         return
     parts = [where] if isinstance(where, str | Selector) else list(where)

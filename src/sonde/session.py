@@ -94,7 +94,7 @@ class Session:
         plan: Plan,
         helpers: Helpers,
         *,
-        first_step: int = 0,
+        steps_before: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.path = writer.path
@@ -119,15 +119,15 @@ class Session:
             clock=clock,
             histogram=plan.histogram,
             expected_sites=3 * len(parameters) + len(modules),
-            first_step=first_step,
+            first_step=0 if steps_before is None else steps_before + 1,
         )
         self._table = ParameterTable(parameters, self._packer)
-        self._wire(modules, optimizers)
         _live.add(self)
+        self._wire(modules, optimizers, steps_before)
 
     # ------------------------------------------------------------------ wiring
 
-    def _wire(self, modules: list[WatchedModule], optimizers: list[Optimizer]) -> None:
+    def _wire(self, modules: list[WatchedModule], optimizers: list[Optimizer], steps_before: int | None) -> None:
         what, packer, guard = self._plan.what, self._packer, self._guard
         self._modules = ModuleTap(
             modules,
@@ -152,13 +152,14 @@ class Session:
             is_due=self._is_due,
             before_step=packer.begin,
             after_step=self._end_step,
-            first_step=packer.step,
+            steps_before=steps_before or 0,
         )
         self._scaler = self._scaler_tap()
         self._backward_handles = self._listen_for_backward()
         if "updates" in what:
             self._make_shadows()
-        guard.wrap("initial parameters", self._see_initial)()
+        if steps_before is None:
+            guard.wrap("initial parameters", self._see_initial)()
         if {"outputs", "output_gradients"} & what:
             self._modules.attach()
         self._optimizers.attach()
@@ -179,7 +180,7 @@ class Session:
 
     def _listen_for_backward(self) -> list[Any]:
         saw_backward = self._modules.saw_backward
-        trainable = [entry.parameter for entry in self._table if entry.parameter.requires_grad]
+        trainable = [entry.parameter for entry in self._table if entry.parameter.requires_grad and entry.is_ready()]
         register = Tensor.register_post_accumulate_grad_hook
         return [register(parameter, lambda _: saw_backward()) for parameter in trainable]  # type: ignore[no-untyped-call] # torch
 
@@ -195,7 +196,7 @@ class Session:
             self._packer.put_event("updates_left_out", message, {"parameters": [entry.name for entry in left_out]})
 
     def _see_initial(self) -> None:
-        """Record the parameters before the first step, as the step before it."""
+        """Record the parameters before the first step, as step 0."""
         self._optimizers.see_initial()
         self._packer.end_step()
 
@@ -311,8 +312,13 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        self._detach()
-        self._packer.ship()
+        try:
+            self._detach()
+            self._guard.wrap("the last step", self._packer.ship)()
+        finally:
+            self._finish(timeout_s)
+
+    def _finish(self, timeout_s: float) -> None:
         if not self._worker.close(timeout_s):
             logger.warning(
                 "the run %s could not be finished within %g s; its end may be missing.", self.path, timeout_s

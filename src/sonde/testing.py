@@ -53,8 +53,9 @@ class MemorySink:
                     found[block.step] = found[block.step].merge(reading) if block.step in found else reading
         return found
 
+    @property
     def keys(self) -> set[str]:
-        """Return the keys of all sites that have at least one reading."""
+        """The keys of all sites that have at least one reading."""
         ids = {int(site) for block in self.blocks for site in block.sites}
         return {site.key for site in self.sites.values() if site.id in ids}
 

@@ -27,8 +27,6 @@ class Watched:
 
     def __exit__(self, *exc):
         self.session.__exit__(*exc)
-        for model in self.models:
-            assert_no_taps(model)
 
     def log(self, **scalars):
         self.session.log(**scalars)
@@ -40,9 +38,12 @@ class Watched:
 
 @pytest.fixture
 def watched(tmp_path):
-    count = iter(range(100))
+    made = []
 
     def make(model, optimizer=None, **options):
-        return Watched(tmp_path / f"run{next(count)}", model, optimizer, **options)
+        made.append(Watched(tmp_path / f"run{len(made)}", model, optimizer, **options))
+        return made[-1]
 
-    return make
+    yield make
+    for model in (model for each in made for model in each.models):
+        assert_no_taps(model)

@@ -241,7 +241,7 @@ class Packer:
         lowest = site if lowest is None else lowest
         chain = self._holds.get(device)
         if chain is None:
-            if device in self._starved:
+            if device in self._starved or device.type == "meta":
                 return None
             chain = self._holds[device] = []
         for hold in chain:

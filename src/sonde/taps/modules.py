@@ -52,7 +52,10 @@ class _Pass(threading.local):
         self.phase: Phase = "train"
         self.recording = True
         self.backward_seen = 0
-        self.calls: dict[int, int] = {}
+        # Calls per module since numbering began anew, in the phase of this pass. The train numbers are kept while an
+        # evaluation runs in between.
+        self.train_calls: dict[int, int] = {}
+        self.calls = self.train_calls
         # The last recorded output, to notice a container that hands on its child's tensor. A weak reference, since a
         # strong one would keep the whole autograd graph alive.
         self.last: weakref.ref[Tensor] | None = None
@@ -123,7 +126,7 @@ class ModuleTap:
     def end_step(self) -> None:
         """Begin to number calls from 0 again."""
         here = self._pass
-        here.calls.clear()
+        here.train_calls.clear()
         here.stack.clear()
 
     def _enter(self, entry: WatchedModule) -> None:
@@ -139,7 +142,11 @@ class ModuleTap:
         here.stack.clear()
         here.phase = "train" if torch.is_grad_enabled() else "eval"
         here.recording = self._before_pass(here.phase)
-        if here.phase == "eval" or here.backward_seen != self.backward_count:
+        if here.phase == "eval":
+            here.calls = {}
+            return
+        here.calls = here.train_calls
+        if here.backward_seen != self.backward_count:
             here.calls.clear()
             here.backward_seen = self.backward_count
 

@@ -61,7 +61,7 @@ class OptimizerTap:
         is_due: Callable[[int], bool],
         before_step: Callable[[], None],
         after_step: Callable[[], None],
-        first_step: int = 0,
+        steps_before: int = 0,
     ) -> None:
         self.stepped = 0
         self._discover = not optimizers
@@ -71,7 +71,7 @@ class OptimizerTap:
         self._is_due = is_due
         self._before_step = before_step
         self._after_step = after_step
-        self._first_step = first_step
+        self._steps_before = steps_before
         self._watched: dict[int, WatchedOptimizer] = {}
         self._orphans: list[WatchedParameter] = list(table)
         self._sites: dict[str, int] = {}
@@ -125,7 +125,7 @@ class OptimizerTap:
         parameters = _parameters(optimizer)
         name = "optimizer" if not self._watched else f"optimizer{len(self._watched) + 1}"
         watched = WatchedOptimizer(optimizer, name, self._table.of(parameters), len(parameters))
-        watched.steps = self._first_step
+        watched.steps = self._steps_before
         self._watched[id(optimizer)] = watched
         owned = {id(entry.parameter) for known in self._watched.values() for entry in known.entries}
         self._orphans = self._table.without(owned)

@@ -31,6 +31,10 @@ class WatchedParameter:
     seen_version: int = -1
     """The same for the last reading of the parameter."""
 
+    def is_ready(self) -> bool:
+        """Say whether the parameter has values; one of a lazy module has none before its first forward."""
+        return not isinstance(self.parameter, nn.parameter.UninitializedParameter)
+
 
 class ParameterTable:
     """All chosen parameters, by identity."""
@@ -75,7 +79,7 @@ class ParameterTable:
 
     def see_values(self, entries: list[WatchedParameter]) -> None:
         """Report the parameters as they are now."""
-        for group in _by_device(entries):
+        for group in _by_device([entry for entry in entries if entry.is_ready()]):
             for entry in group:
                 self._name(entry)
                 entry.seen_version = entry.parameter._version

@@ -1,0 +1,50 @@
+# Everything runs from .venv in this checkout. `make test` and `make demo` set it up on a fresh machine.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+BENCH  := $(VENV)/.ready-bench
+NATIVE := $(wildcard src/sonde/stats/native/*.[ch])
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench view clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+demo: $(READY) ## train a small network on digits with everything recorded, and show what was seen
+	$(BIN)/python examples/digits.py
+
+test: $(READY) lint ## run all checks: style, types, layers, tests
+	$(BIN)/python -m pytest -q
+
+lint: $(READY) ## check style, types and the layering of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(BENCH) ## measure what watching costs, side by side with other tools
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/kernel.py
+	$(BIN)/python benchmarks/store.py
+
+view: $(READY) ## show the demo's run
+	@test -d runs/digits || $(MAKE) demo
+	$(BIN)/sonde show runs/digits
+
+clean: ## remove the environment and what the demo wrote
+	rm -rf $(VENV) runs build
+
+$(READY): pyproject.toml constraints.txt $(NATIVE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Sonde needs Python 3.11 or newer; set PYTHON=/path/to/python3"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,export,dev]'
+	@touch $@
+
+$(BENCH): $(READY)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'
+	@touch $@

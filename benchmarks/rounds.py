@@ -1,0 +1,63 @@
+"""Interleaved timing: every variant runs a few steps in each round, and ratios are taken inside a round."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from programs import Program
+from watchers import Watcher, clear, folder_bytes
+
+
+@dataclass
+class Timing:
+    """Milliseconds of every round, wall and CPU of the whole process, and bytes written per step."""
+
+    wall_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    bytes_per_step: float = 0.0
+
+
+def interleave(
+    make: Callable[[], Program], variants: dict[str, Watcher], *, rounds: int, steps: int, warm_up: int = 1
+) -> dict[str, Timing]:
+    """Time every variant on the same program. A step's time is the median of its steps within a round."""
+    program = make()
+    timings = {name: Timing() for name in variants}
+    with tempfile.TemporaryDirectory(prefix="sonde-bench-") as scratch:
+        for round_number in range(rounds):
+            for name, watcher in variants.items():
+                folder = Path(scratch) / f"{round_number}-{abs(hash(name))}"
+                _one(program, watcher, folder, timings[name], steps, warm_up)
+                clear(folder)
+    return timings
+
+
+def _one(program: Program, watcher: Watcher, folder: Path, timing: Timing, steps: int, warm_up: int) -> None:
+    wall, cpu = [], []
+    with watcher(program, folder) as after:
+        for index in range(warm_up + steps):
+            begin, begin_cpu = time.perf_counter(), time.process_time()
+            after(program.step())
+            if index >= warm_up:
+                wall.append((time.perf_counter() - begin) * 1e3)
+                cpu.append((time.process_time() - begin_cpu) * 1e3)
+    # Means, not medians, within a round: a watcher that samples one step in ten must pay for that step.
+    timing.wall_ms.append(statistics.fmean(wall))
+    timing.cpu_ms.append(statistics.fmean(cpu))
+    if folder.exists():
+        timing.bytes_per_step = folder_bytes(folder) / (warm_up + steps)
+
+
+def ratio(timing: Timing, base: Timing, *, cpu: bool = False) -> tuple[float, float, float]:
+    """Return the median ratio to the base, and the first and third quartile."""
+    ours, theirs = (timing.cpu_ms, base.cpu_ms) if cpu else (timing.wall_ms, base.wall_ms)
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    if len(ratios) < 4:
+        return statistics.median(ratios), ratios[0], ratios[-1]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return middle, low, high

@@ -1,0 +1,143 @@
+"""What is put around a training step and compared: nothing, hooks as people write them, peers, and Sonde."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from programs import Program
+from torch import nn
+
+import sonde
+
+Watcher = Callable[[Program, Path], contextlib.AbstractContextManager[Callable[[torch.Tensor], None]]]
+
+
+@contextlib.contextmanager
+def bare(program: Program, folder: Path) -> Iterator[Callable[[torch.Tensor], None]]:
+    yield lambda loss: None
+
+
+@contextlib.contextmanager
+def no_op_hooks(program: Program, folder: Path) -> Iterator[Callable[[torch.Tensor], None]]:
+    handles = [module.register_forward_hook(lambda m, a, o: None) for module in program.model.modules()]
+    handles += [p.register_post_accumulate_grad_hook(lambda p: None) for p in program.model.parameters()]
+    yield lambda loss: None
+    for handle in handles:
+        handle.remove()
+
+
+def naive_statistics(x: torch.Tensor) -> list[Any]:
+    """The statistics Sonde records, one operation and one `.item()` each, as hook scripts compute them."""
+    x = x.detach().float()
+    values = [
+        x.mean().item(),
+        x.std().item(),
+        x.min().item(),
+        x.max().item(),
+        x.norm().item(),
+        x.abs().sum().item(),
+        torch.isnan(x).sum().item(),
+        torch.isinf(x).sum().item(),
+        (x == 0).sum().item(),
+        (x.abs() >= 1).sum().item(),
+    ]
+    return [*values, torch.histc(torch.log2(x.abs().clamp_min(1e-38)), bins=64, min=-47, max=17).tolist()]
+
+
+def six_statistics(x: torch.Tensor) -> list[Any]:
+    x = x.detach()
+    return [x.mean().item(), x.std().item(), x.min().item(), x.max().item(), x.norm().item(), x.isnan().any().item()]
+
+
+def naive(statistics: Callable[[torch.Tensor], list[Any]]) -> Watcher:
+    @contextlib.contextmanager
+    def watcher(program: Program, folder: Path) -> Iterator[Callable[[torch.Tensor], None]]:
+        row: list[Any] = []
+        handles = [
+            module.register_forward_hook(lambda m, a, o: row.append(statistics(o)))
+            for module in program.model.modules()
+            if not list(module.children())
+        ]
+
+        def after(loss: torch.Tensor) -> None:
+            for parameter in program.model.parameters():
+                row.append(statistics(parameter))
+                if parameter.grad is not None:
+                    row.append(statistics(parameter.grad))
+            row.append(loss.item())
+            row.clear()
+
+        yield after
+        for handle in handles:
+            handle.remove()
+
+    return watcher
+
+
+@contextlib.contextmanager
+def tensorboard(program: Program, folder: Path) -> Iterator[Callable[[torch.Tensor], None]]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder))
+    step = 0
+
+    def after(loss: torch.Tensor) -> None:
+        nonlocal step
+        step += 1
+        for name, parameter in program.model.named_parameters():
+            writer.add_histogram(f"parameter/{name}", parameter, step)
+            if parameter.grad is not None:
+                writer.add_histogram(f"gradient/{name}", parameter.grad, step)
+        writer.add_scalar("loss", loss, step)
+
+    yield after
+    writer.close()
+
+
+@contextlib.contextmanager
+def wandb(program: Program, folder: Path) -> Iterator[Callable[[torch.Tensor], None]]:
+    os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(folder), "WANDB_CONSOLE": "off"}
+    folder.mkdir(parents=True, exist_ok=True)
+    import wandb as client
+
+    run = client.init(project="bench", dir=str(folder))
+    run.watch(program.model, log="all", log_freq=1)
+    yield lambda loss: run.log({"loss": loss.item()})
+    run.unwatch(program.model)
+    run.finish()
+
+
+def watched(kernel: str | None = None, **options: Any) -> Watcher:
+    """Sonde with some options; `kernel` forces an implementation of the statistics."""
+
+    @contextlib.contextmanager
+    def watcher(program: Program, folder: Path) -> Iterator[Callable[[torch.Tensor], None]]:
+        if kernel:
+            os.environ["SONDE_KERNEL"] = kernel
+        with sonde.watch(program.model, program.optimizer, run=folder, **options) as session:
+            os.environ.pop("SONDE_KERNEL", None)
+            yield lambda loss: session.log(loss=loss)
+
+    return watcher
+
+
+def attached_but_disabled(program: Program, folder: Path) -> Any:
+    return watched(enabled=False)(program, folder)
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def clear(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def leaf_modules(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if not list(module.children())]

@@ -1,0 +1,79 @@
+"""Rules of the house that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sonde
+
+SOURCE = Path(sonde.__file__).parent
+WAITS = {"item", "cpu", "tolist", "numpy", "synchronize"}
+# On the CPU reading a number is no wait; these files serve the CPU only.
+CPU_ONLY = {"fallback.py", "host.py", "compiled.py"}
+
+
+def modules(*folders):
+    return [path for folder in folders for path in (SOURCE / folder).rglob("*.py")]
+
+
+@pytest.mark.parametrize("path", modules("taps", "stats", "pipe"), ids=lambda path: path.name)
+def test_nothing_in_the_training_thread_waits_for_a_device(path):
+    if path.name in CPU_ONLY:
+        return
+    tree = ast.parse(path.read_text())
+    # Shipment.take is what the worker thread calls; there waiting is its purpose.
+    takes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "take"]
+    allowed = {id(node) for take in takes for node in ast.walk(take)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and id(node) not in allowed]
+    waiting = [ast.unparse(call) for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in WAITS]
+    assert not waiting
+
+
+def test_only_the_two_thread_edges_catch_everything():
+    broad = [
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if re.search(r"except (Base)?Exception\b(?! as \w+:\n\s+raise)|except:", path.read_text())
+    ]
+    assert set(broad) <= {"taps/guard.py", "pipe/worker.py"}, broad
+
+
+def test_reading_leaves_torch_alone():
+    code = (
+        "import sys, sonde; sonde.open_run, sonde.Run, sonde.verify, sonde.every, sonde.Reading;"
+        "import sonde.cli.main, sonde.views.terminal, sonde.analysis;"
+        "assert not {'torch', 'pandas', 'pyarrow'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_recording_imports_only_what_a_training_container_has():
+    code = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in {'rich', 'typer', 'psutil', 'pandas', 'pyarrow', 'ml_dtypes'}:\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "import tempfile, torch, sonde\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "folder = tempfile.mkdtemp()\n"
+        "with sonde.watch(model, run=folder + '/run', on_error='raise') as session:\n"
+        "    model(torch.ones(1, 2)).sum().backward(); session.step()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_public_names_are_sorted_exact_and_there():
+    assert sonde.__all__ == sorted(sonde.__all__)
+    assert set(sonde._HOMES) | {"__version__"} == set(sonde.__all__)
+    for name in sonde.__all__:
+        assert getattr(sonde, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'wacth'"):
+        sonde.wacth  # noqa: B018

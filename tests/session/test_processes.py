@@ -1,0 +1,138 @@
+"""Loader workers, forks and program ends: only the process that opened a run writes it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import sonde
+from sonde.testing import tiny_mlp
+
+
+class Squares(Dataset):
+    """Uses a small network of its own to make samples, as augmentation code may."""
+
+    def __init__(self):
+        self.net = torch.nn.Linear(8, 8)
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        with torch.no_grad():
+            return self.net(torch.full((8,), float(index)))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_loader_workers_neither_record_nor_disturb(tmp_path, start):
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = Squares()
+    with sonde.watch({"model": model, "data": data.net}, optimizer, run=tmp_path / "run", on_error="raise") as session:
+        loader = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=start)
+        for batch in loader:
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            session.log(loss=loss)
+    run = sonde.open_run(tmp_path / "run")
+    assert run.steps.tolist() == list(range(7))
+    assert not any(site.key.startswith("data:output") for site in run.sites), "that forward ran in the workers"
+    assert sonde.verify(tmp_path / "run").ok
+
+
+def test_a_forked_child_lets_go_of_the_session(tmp_path):
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+        child = os.fork()
+        if child == 0:
+            from sonde.testing import assert_no_taps
+
+            code = 1
+            try:
+                assert_no_taps(model)
+                session.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        optimizer.step()
+    run = sonde.open_run(tmp_path / "run")
+    assert run.status == "finished"
+    assert run.steps.tolist() == [0, 1, 2]
+
+
+def run_program(tmp_path, body):
+    program = textwrap.dedent(
+        """
+        import sys, torch, sonde
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session = sonde.watch(model, optimizer, run=sys.argv[1])
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward(); optimizer.step()
+        """
+    ) + textwrap.dedent(body)
+    return subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "run")], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_program_that_forgets_to_close_still_ends_its_run(tmp_path):
+    assert run_program(tmp_path, "").returncode == 0
+    run = sonde.open_run(tmp_path / "run")
+    assert (run.status, run.steps.tolist()) == ("finished", [0, 1, 2, 3])
+
+
+def test_a_program_that_dies_of_an_exception_leaves_a_failed_run(tmp_path):
+    done = run_program(tmp_path, "raise ValueError('planted')")
+    assert done.returncode == 1
+    assert "planted" in done.stderr
+    run = sonde.open_run(tmp_path / "run")
+    assert (run.status, run.steps.tolist()) == ("failed", [0, 1, 2, 3])
+    assert "planted" in run.events[-1].message
+
+
+def test_a_reader_in_another_process_follows_a_live_run(tmp_path):
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    follow = textwrap.dedent(
+        """
+        import sys, sonde
+        assert "torch" not in sys.modules
+        run = sonde.open_run(sys.argv[1])
+        for line in sys.stdin:
+            run.refresh()
+            print(run.status, int(run.steps[-1]), len(run.series("0.weight:gradient", "norm").values), flush=True)
+        assert "torch" not in sys.modules
+        """
+    )
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+        session.flush()
+        reader = subprocess.Popen(
+            [sys.executable, "-c", follow, str(tmp_path / "run")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for step in range(2, 30):
+            optimizer.step()
+            session.flush()
+            reader.stdin.write("look\n")
+            reader.stdin.flush()
+            assert reader.stdout.readline().split() == ["live", str(step), str(step)]
+    reader.communicate("look\n", timeout=60)
+    assert reader.returncode == 0

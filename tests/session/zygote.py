@@ -1,0 +1,45 @@
+"""Forks training processes on demand, so that a test can kill many of them without importing torch for each.
+
+Reads one run path per line; answers with the child's pid. The child trains until it is killed, and appends every step
+that `session.flush()` has acknowledged to the file `<path>.acked`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+
+import sonde
+
+
+def train(path: str) -> None:
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+    acked = os.open(f"{path}.acked", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    # A small journal seals and compacts all the time, so that kills hit those moments too.
+    session = sonde.watch(model, optimizer, run=path, resume=os.path.exists(path))  # noqa: PTH110
+    while True:
+        loss = model(torch.randn(4, 8)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        session.log(loss=loss)
+        if session.flush():
+            os.write(acked, f"{session.current_step} {loss.item():.9g}\n".encode())
+
+
+def main() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            train(line.strip())
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    main()
