@@ -4,11 +4,11 @@ import zlib
 
 import numpy as np
 import pytest
+from tests.store.making import make_block, make_sites, write_run
 
 from sonde.store import codec, journal, open_run, verify
 from sonde.store.codec import Kind
 from sonde.store.folder import JournalSource
-from tests.store.making import make_block, make_sites, write_run
 
 
 @pytest.fixture

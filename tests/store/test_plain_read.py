@@ -1,9 +1,9 @@
 """Segments need no Sonde: this reads one statistic of one site with numpy and safetensors alone."""
 
 import numpy as np
+from tests.store.making import write_run
 
 from sonde.store import open_run
-from tests.store.making import write_run
 
 
 # --8<-- the plain reader of docs/file-format.md

@@ -1,14 +1,15 @@
 """Sorting, merging and thinning keep every element counted."""
 
 from functools import reduce
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.store.making import make_block, measured_runs
 
 from sonde.records import Reading
 from sonde.store import codec, retention, table
-from tests.store.making import make_block, measured_runs
 
 
 def readings(rows, site):
@@ -28,8 +29,10 @@ def readings(rows, site):
 def expected(blocks, site):
     found = []
     for block in blocks:
-        for i in np.flatnonzero(block.sites == site):
-            found.append(Reading(block.rows[i], block.bins[i] if block.binned[i] else None, block.step, block.span))
+        found += [
+            Reading(block.rows[i], block.bins[i] if block.binned[i] else None, block.step, block.span)
+            for i in np.flatnonzero(block.sites == site)
+        ]
     return found
 
 
@@ -54,7 +57,7 @@ def test_a_table_holds_what_its_blocks_held(blocks):
 def test_merging_tables_is_sorting_all_blocks(blocks, cuts):
     packed = [codec.pack(block) for block in blocks]
     bounds = [0, *sorted(min(cut, len(packed)) for cut in cuts), len(packed)]
-    parts = [table.from_blocks(packed[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    parts = [table.from_blocks(packed[a:b]) for a, b in pairwise(bounds)]
     merged, whole = table.merge(parts), table.from_blocks(packed)
     for name in ("site", "offset", "step", "span", "stats", "hist_lo", "hist_len", "hist_offset", "hist"):
         np.testing.assert_array_equal(getattr(merged, name), getattr(whole, name))

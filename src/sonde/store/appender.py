@@ -25,6 +25,7 @@ class Appender:
 
         Raises:
             OSError: It was not written; the file is as it was before.
+
         """
         fd = self._open_fd()
         self._mend(fd)

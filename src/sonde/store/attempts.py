@@ -29,6 +29,7 @@ def parse(plain: Any, where: str) -> Attempt:
 
     Raises:
         RunDamaged: It makes no sense.
+
     """
     try:
         number, start, time = plain["attempt"], plain["start_step"], plain["time"]

@@ -55,6 +55,7 @@ def list_runs(
         folder: Where to look; it may be a run itself.
         max_depth: How many levels below it to look.
         clock: Tells the time.
+
     """
     now = clock()
     found = [summarise(path, now) for path in _find(Path(folder), max_depth)]

@@ -34,6 +34,7 @@ def claim(path: Path, rank: int, run_header: RunHeader, *, resume: bool, start_s
         RunExists: There is a run, and it was not to be continued.
         RunInUse: Another process writes it.
         RunError: The path cannot hold a run.
+
     """
     folder = layout.rank_folder(path, rank)
     try:

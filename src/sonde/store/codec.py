@@ -182,6 +182,7 @@ def decode_block(step: int, payload: memoryview) -> Packed:
 
     Raises:
         BadPayload: Its sizes do not fit together.
+
     """
     if len(payload) < _BLOCK.size:
         raise BadPayload(f"a block of {len(payload)} bytes is too short")

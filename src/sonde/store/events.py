@@ -26,6 +26,7 @@ def decode(line: bytes, where: str) -> Event:
 
     Raises:
         RunDamaged: It is no event.
+
     """
     fields = strict_json.loads(line, where)
     try:

@@ -264,6 +264,7 @@ class RankFolder:
 
         Raises:
             FileNotFoundError: A segment was compacted or thinned; `refresh` and ask again.
+
         """
         found = list(self._pieces(ids, columns, bins=bins, start=start, stop=stop))
         step = join([rows.step[cut] for rows, cut in found], "i8")
@@ -315,6 +316,7 @@ class RankFolder:
 
         Raises:
             FileNotFoundError: A segment was compacted or thinned; `refresh` and ask again.
+
         """
         found = Snapshot.none()
         for part in self.parts:

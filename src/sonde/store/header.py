@@ -25,6 +25,7 @@ def read(run: Path) -> RunHeader:
     Raises:
         RunNotFound: There is none.
         RunDamaged: It is something else, or of a later version.
+
     """
     path = run / layout.HEADER
     try:

@@ -44,6 +44,7 @@ def scan(buffer: bytes | memoryview, base: int = 0) -> Iterator[Record | Gap]:
     Args:
         buffer: The bytes of a journal from offset `base` on.
         base: Added to all offsets.
+
     """
     view = memoryview(buffer)
     at, budget = 0, _MAX_WORK * len(view) + 1_000_000

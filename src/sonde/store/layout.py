@@ -133,5 +133,6 @@ def list_folder(folder: Path) -> Listing:
 
     Raises:
         FileNotFoundError: There is none.
+
     """
     return arrange(entry.name for entry in folder.iterdir())

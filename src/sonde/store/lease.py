@@ -65,6 +65,7 @@ def read(folder: Path) -> Lease | None:
 
     Raises:
         RunDamaged: It is something else.
+
     """
     path = folder / layout.WRITER
     try:

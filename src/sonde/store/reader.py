@@ -41,6 +41,7 @@ def open_run(path: str | Path, *, clock: Callable[[], float] = time.time) -> Run
     Raises:
         RunNotFound: There is no run at the path.
         RunDamaged: Its `run.json` cannot be read.
+
     """
     return Run(path, clock=clock)
 
@@ -158,6 +159,7 @@ class Run:
 
         Raises:
             SelectionError: Nothing matches, or the regular expression cannot be read.
+
         """
         return selection.find(self._directory.sites, pattern, self.path)
 
@@ -166,6 +168,7 @@ class Run:
 
         Raises:
             SelectionError: It means none, or several.
+
         """
         key = which.key if isinstance(which, Site) else which
         known = self._directory.by_key.get(key)
@@ -199,6 +202,7 @@ class Run:
         Raises:
             SelectionError: The site cannot be told.
             OptionError: There is no such statistic.
+
         """
         found = self.site(site)
         if stat == RATIO:
@@ -309,6 +313,7 @@ class Run:
         Args:
             pattern: Which sites (see `find`); None for all.
             stats: Measures to compute (see `sonde.measures.NAMES`); None for the stored columns.
+
         """
         return export.to_pandas(self, self._chosen(pattern), stats)
 

@@ -77,6 +77,7 @@ def write(path: Path, rows: Table, origin: Origin, *, may_finish: Callable[[], b
 
     Returns:
         Whether the segment was put in its place.
+
     """
     tensors = _tensors(rows)
     head = _header(tensors, rows, origin)
@@ -285,6 +286,7 @@ class Segment:
 
         Raises:
             FileNotFoundError: It was compacted or thinned since it was opened; look at the folder again.
+
         """
         return self._maps.get(self)
 
@@ -321,6 +323,7 @@ class Segment:
 
         Raises:
             RunDamaged: They are not what was written.
+
         """
         first, last = int(self.offset[at]), int(self.offset[at + 1])
         for column in (*columns, STEP, SPAN, MERGED):
@@ -337,6 +340,7 @@ class Segment:
 
         Raises:
             RunDamaged: Something is not what was written.
+
         """
         if self._all_checked:
             return

@@ -17,6 +17,7 @@ def find(sites: Sequence[Site], pattern: str, run: Path) -> list[Site]:
 
     Raises:
         SelectionError: Nothing matches, or the regular expression cannot be read.
+
     """
     found = [site for site in sites if pattern == site.key]
     found = found or [site for site in sites if pattern == site.name or pattern in site.aliases]
@@ -33,6 +34,7 @@ def find_one(sites: Sequence[Site], pattern: str, run: Path) -> Site:
 
     Raises:
         SelectionError: It means none, or several.
+
     """
     found = find(sites, pattern, run)
     if len(found) > 1:

@@ -21,6 +21,7 @@ def parse(text: bytes | memoryview, where: str) -> list[Site]:
 
     Raises:
         RunDamaged: It is something else.
+
     """
     plain = strict_json.loads(text, where)
     if not isinstance(plain, list):

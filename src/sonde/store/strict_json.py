@@ -46,6 +46,7 @@ def loads(text: bytes | memoryview, where: str) -> Any:
 
     Raises:
         RunDamaged: It is not JSON, or too large or too deep.
+
     """
     if len(text) > MAX_BYTES:
         raise RunDamaged(f"{where} holds {len(text):,} bytes of JSON; at most {MAX_BYTES:,} are read.")
@@ -65,6 +66,7 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         RunDamaged: The file holds something else.
         OSError: It cannot be read.
+
     """
     with path.open("rb") as file:
         value = loads(file.read(MAX_BYTES + 1), str(path))

@@ -57,6 +57,7 @@ def verify(path: str | Path) -> Report:
 
     Raises:
         RunNotFound: There is no run at the path.
+
     """
     report = Report(Path(path))
     report.num_files += 1

@@ -50,6 +50,7 @@ class RunWriter:
         RunExists: A run is there, and `resume` was not asked for.
         RunInUse: Another process writes it.
         RunError: The path cannot hold a run.
+
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class RunWriter:
 
         Raises:
             RunError: They could not be written, for the first time in a row; the message says why.
+
         """
         if not self._may_write():
             return

@@ -1,0 +1,70 @@
+from tests.store.making import HEADER, Clock, make_block, write_run
+
+from sonde.records import RunHeader, Site
+from sonde.schema import row_of_value
+from sonde.store import RunWriter, layout, lease, list_runs
+
+
+def test_runs_are_found_below_a_folder_newest_first(tmp_path):
+    for age, name in enumerate(("c", "group/b", "group/deep/a")):
+        header = RunHeader(schema_version=1, created=1000.0 - age, sonde_version="0")
+        writer = RunWriter(tmp_path / name, header)
+        writer.close()
+    (tmp_path / ".hidden").mkdir()
+    write_run(tmp_path / ".hidden/run", range(1))
+    write_run(tmp_path / "1/2/3/4/5/6/too_deep", range(1))
+    assert [run.name for run in list_runs(tmp_path)] == ["c", "b", "a"]
+    assert [run.name for run in list_runs(tmp_path, max_depth=0)] == ["c"]
+    assert [run.path for run in list_runs(tmp_path / "c")] == [tmp_path / "c"]
+    assert list_runs(tmp_path / "nowhere") == []
+
+
+def test_a_run_in_a_few_words(tmp_path):
+    clock = Clock()
+    writer = RunWriter(tmp_path / "run", HEADER, clock=clock)
+    writer.take_sites([Site(id=0, name="x", quantity="value"), Site(id=1, name="train/loss", quantity="scalar")])
+    for step in range(7):
+        block = make_block(step, 2)
+        block.rows[1] = row_of_value(1.0 / (step + 1))
+        clock.now += 3
+        writer.take_block(block)
+    live = list_runs(tmp_path, clock=clock)[0]
+    assert (live.status, live.steps, live.last_step, live.model) == ("live", 7, 6, "Tiny")
+    assert live.last_loss == 1 / 6
+    writer.close()
+    done = list_runs(tmp_path, clock=clock)[0]
+    assert (done.status, done.steps, done.last_step, done.last_loss) == ("finished", 7, 6, 1 / 7)
+    assert (done.created, done.updated, done.attempts) == (HEADER.created, clock.now, 1)
+
+
+def test_a_run_whose_writer_left_no_word_is_looked_at(tmp_path):
+    write_run(tmp_path / "run", range(5))
+    (layout.rank_folder(tmp_path / "run", 0) / "writer.json").unlink()
+    found = list_runs(tmp_path)[0]
+    assert (found.status, found.steps, found.last_step) == ("crashed", 5, 4)
+
+
+def test_a_damaged_run_is_listed_with_its_problem(tmp_path):
+    write_run(tmp_path / "run", range(5))
+    (tmp_path / "run/run.json").write_text("{")
+    assert "run.json is not valid JSON" in list_runs(tmp_path)[0].problem
+
+
+def test_a_loss_that_is_not_finite_is_nan(tmp_path):
+    writer = RunWriter(tmp_path / "run", HEADER)
+    writer.take_sites([Site(id=0, name="loss", quantity="scalar")])
+    block = make_block(0, 1)
+    block.rows[0] = row_of_value(float("nan"))
+    writer.take_block(block)
+    writer.close()
+    loss = list_runs(tmp_path)[0].last_loss
+    assert loss != loss
+
+
+def test_the_worst_rank_tells_how_the_run_is(tmp_path):
+    clock = Clock()
+    for rank in range(2):
+        write_run(tmp_path / "run", range(2), rank=rank, clock=clock)
+    holder = lease.mine("failed", 0, clock())
+    lease.write(layout.rank_folder(tmp_path / "run", 1), holder)
+    assert list_runs(tmp_path, clock=clock)[0].status == "failed"

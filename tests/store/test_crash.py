@@ -1,0 +1,105 @@
+"""Killed at any moment, a run keeps every step it acknowledged."""
+
+import random
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tests.store.making import make_block, wait_until, write_run
+
+from sonde.store import list_runs, open_run, verify
+
+CHILD = """
+import sys
+from tests.store.making import *
+path, first = sys.argv[1], int(sys.argv[2])
+writer = RunWriter(path, HEADER, resume=True, journal_bytes=1 << 14, max_disk_bytes=1 << 30)
+writer.take_sites([site for site in make_sites(6) if site.id >= writer.next_site_id])
+for step in range(first, 1_000_000):
+    writer.take_block(make_block(step, 6))
+    sys.stdout.write(f"{step}\\n")
+    sys.stdout.flush()
+"""
+
+
+def run_and_kill(path, first, lines):
+    """Let a child write until it has acknowledged some steps, kill it, and return the last step it spoke of."""
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(path), str(first)], stdout=subprocess.PIPE, text=True)
+    acknowledged = first - 1
+    for _ in range(lines):
+        line = child.stdout.readline()
+        assert line, "the child died"
+        acknowledged = int(line)
+    child.send_signal(signal.SIGKILL)
+    rest = child.stdout.read()
+    child.wait()
+    child.stdout.close()
+    whole = [line for line in rest.split("\n")[:-1] if line]
+    return int(whole[-1]) if whole else acknowledged
+
+
+def test_no_acknowledged_step_is_lost(tmp_path):
+    path, rng = tmp_path / "run", random.Random(7)
+    first, kills = 0, 10
+    for kill in range(kills):
+        acknowledged = run_and_kill(path, first, rng.randint(1, 120))
+        report = verify(path)
+        assert report.ok, report
+        run = open_run(path)
+        assert run.status == "crashed"
+        assert run.problems == []
+        steps = run.steps.tolist()
+        assert steps[: acknowledged + 1] == list(range(acknowledged + 1))
+        # At most the step that was written when the signal came is there without having been spoken of.
+        assert len(steps) <= acknowledged + 2
+        assert len(run.attempts) == kill + 1
+        assert list_runs(tmp_path)[0].last_step == steps[-1]
+        first = steps[-1] + 1
+    run = open_run(path)
+    for number in (0, 5):
+        wanted = [make_block(step, 6).rows[number][9] for step in range(first)]
+        np.testing.assert_array_equal(run.series(run.sites[number], "mean").values, wanted)
+    write_run(path, range(first, first + 3), 6, resume=True)
+    assert open_run(path).steps.tolist() == list(range(first + 3))
+    assert open_run(path).status == "finished"
+    assert verify(path).ok
+
+
+def test_a_reader_in_another_process_follows_a_live_run(tmp_path):
+    path = tmp_path / "run"
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(path), "0"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline()
+        run = open_run(path)
+        last = -1
+        for _ in range(150):
+            acknowledged = int(child.stdout.readline())
+            run.refresh()
+            assert run.problems == []
+            assert run.steps.tolist() == list(range(len(run.steps)))
+            assert run.steps[-1] >= acknowledged
+            assert run.steps[-1] >= last
+            last = int(run.steps[-1])
+            series = run.series("layer3.weight", "mean")
+            assert series.steps.tolist() == run.steps.tolist()
+            assert series.values[last] == make_block(last, 6).rows[3][9]
+            assert len(run.at(last)) == 6
+            assert len(run.at(0)) == 6
+        assert run.status == "live"
+    finally:
+        child.kill()
+        child.communicate()
+    wait_until(lambda: run.status == "crashed")
+    run.refresh()
+    assert verify(path).ok
+
+
+@pytest.mark.parametrize("state", ["finished", "failed"])
+def test_how_a_run_ended_is_kept(tmp_path, state):
+    writer = write_run(tmp_path / "run", range(2), close=False)
+    writer.final_state = state
+    writer.close()
+    assert open_run(tmp_path / "run").status == state
+    assert list_runs(tmp_path)[0].status == state

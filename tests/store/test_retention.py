@@ -1,0 +1,160 @@
+"""A run that outgrows its budget gets coarser with age, and loses nothing."""
+
+import numpy as np
+import pytest
+from tests.store.making import make_block, write_run
+
+from sonde import schema
+from sonde.records import Reading
+from sonde.store import open_run, verify
+from sonde.store.attempts import Attempt
+from sonde.store.sealer import folder_bytes
+from sonde.store.shelf import Entry, to_compact, to_thin
+
+BUDGET = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def thinned(tmp_path_factory):
+    path = tmp_path_factory.mktemp("store") / "run"
+    writer = write_run(path, range(1200), 12, max_disk_bytes=BUDGET)
+    return path, writer
+
+
+def test_the_budget_is_kept(thinned):
+    path, writer = thinned
+    assert folder_bytes(writer.folder) <= BUDGET
+    assert verify(path).ok
+
+
+def test_nothing_is_lost_by_thinning(thinned):
+    path, _ = thinned
+    run = open_run(path)
+    assert len(run.steps) < 1200
+    for number in (0, 7):
+        site = run.sites[number]
+        blocks = [make_block(step, 12) for step in range(1200)]
+        whole = schema.merge_groups(np.array([b.rows[number] for b in blocks]), np.array([0]))[0]
+        parts = list(run.readings(site))
+        total = parts[0]
+        for part in parts[1:]:
+            total = total.merge(part)
+        counts = [i for i, name in enumerate(schema.COLUMNS) if name not in ("mean", "m2", "abs_sum")]
+        np.testing.assert_array_equal(total.row[counts], whole[counts])
+        np.testing.assert_allclose(total.row, whole, rtol=1e-9)
+        np.testing.assert_array_equal(total.bins, sum(b.bins[number] for b in blocks))
+        assert total.span == 1200
+
+
+def test_each_window_is_the_exact_merge_of_its_steps(thinned):
+    path, _ = thinned
+    run = open_run(path)
+    for reading in run.readings(run.sites[3]):
+        parts = [make_block(step, 12) for step in range(reading.step, reading.step + reading.span)]
+        merged = Reading(parts[0].rows[3], parts[0].bins[3])
+        for block in parts[1:]:
+            merged = merged.merge(Reading(block.rows[3], block.bins[3]))
+        np.testing.assert_allclose(reading.row, merged.row, rtol=1e-12)
+        np.testing.assert_array_equal(reading.bins, merged.bins)
+
+
+def test_old_steps_are_coarser_than_new_ones(thinned):
+    path, _ = thinned
+    run = open_run(path)
+    spans = run.blocks.span
+    assert spans[0] >= 4
+    assert spans[-1] == 1
+    assert spans.max() < 600
+    assert run.blocks.step[0] == 0
+    ends = run.blocks.step + spans
+    np.testing.assert_array_equal(run.blocks.step[1:], ends[:-1])
+
+
+def test_every_step_still_has_a_reading(thinned):
+    path, _ = thinned
+    run = open_run(path)
+    for step in (0, 1, 5, 600, 1199):
+        found = run.at(step)
+        assert len(found) == 12
+        assert all(reading.step <= step < reading.step + reading.span for reading in found.values())
+
+
+def test_thinning_does_not_show_as_a_jump(thinned):
+    path, _ = thinned
+    run = open_run(path)
+    norms = run.series(run.sites[0], "norm")
+    squares = [schema.merge_groups(make_block(step, 12).rows[:1], np.array([0]))[0] for step in range(norms.spans[0])]
+    each = [row[schema.M2] + row[schema.COUNT] * row[schema.MEAN] ** 2 for row in squares]
+    assert norms.values[0] == pytest.approx(np.sqrt(np.mean(each)))
+    l1 = run.series(run.sites[0], "l1").values[0]
+    assert l1 == pytest.approx(np.mean([row[schema.ABS_SUM] for row in squares]))
+
+
+def test_thinning_is_never_silent(thinned):
+    path, _ = thinned
+    events = [event for event in open_run(path).events if event.event_type == "thinned"]
+    assert events
+    for event in events:
+        assert event.data["bytes_after"] < event.data["bytes_before"]
+        assert event.data["blocks_after"] < event.data["blocks_before"]
+        assert f"windows of {event.data['window']}" in event.message
+
+
+def test_a_budget_that_cannot_be_kept_is_said_so(tmp_path):
+    from sonde.store.sealer import Sealer
+
+    write_run(tmp_path / "run", range(4), close=True)
+    said = []
+    sealer = Sealer(tmp_path / "run/telemetry/r00000", budget=10, report=said.append, clock=lambda: 0.0)
+    sealer.submit(99)
+    assert sealer.close(30)
+    assert [event.event_type for event in said] == ["thinned", "thinned", "over_budget"]
+    assert open_run(tmp_path / "run").blocks.span.tolist() == [4]
+
+
+def test_a_damaged_segment_is_not_rewritten(tmp_path):
+    from sonde.store.sealer import Sealer
+
+    write_run(tmp_path / "run", range(50), close=True)
+    path = tmp_path / "run/telemetry/r00000/seg-000000.safetensors"
+    whole = bytearray(path.read_bytes())
+    whole[-1000] ^= 4
+    path.write_bytes(whole)
+    said = []
+    sealer = Sealer(path.parent, budget=10, report=said.append, clock=lambda: 0.0)
+    sealer.submit(99)
+    assert sealer.close(30)
+    assert said[0].event_type == "damaged"
+    assert path.read_bytes() == whole
+
+
+def entry(number, nbytes, *, window=1, attempts=(0,), steps=None, last=None):
+    first_step, end = steps or (number * 10, number * 10 + 10)
+    stated = [Attempt(a, first_step, 0.0) for a in attempts]
+    return Entry(number, number if last is None else last, f"{number}", nbytes, window, 10, first_step, end, stated)
+
+
+def test_what_is_compacted():
+    small = [entry(i, 1000) for i in range(8)]
+    assert to_compact(small, 1 << 20) == small
+    assert to_compact(small[:7], 1 << 20) == []
+    assert to_compact([entry(0, 40), entry(1, 40), entry(2, 40)], 100) == [entry(0, 40), entry(1, 40)]
+    assert to_compact([entry(0, 80), entry(1, 40)], 100) == []
+    mixed = [*small[:4], entry(4, 1000, window=2), *small[5:]]
+    assert to_compact(mixed, 1 << 20) == []
+    back = [
+        *small[:4],
+        entry(4, 1000, attempts=(1,), steps=(20, 30)),
+        *[entry(i, 1000, attempts=(1,)) for i in (5, 6, 7)],
+    ]
+    assert to_compact(back, 1 << 20) == []
+    on = [*small[:4], *[entry(i, 1000, attempts=(1,)) for i in (4, 5, 6, 7)]]
+    assert to_compact(on, 1 << 20) == on
+
+
+def test_what_is_thinned():
+    assert to_thin([]) is None
+    fresh = [entry(i, 1000) for i in range(4)]
+    assert to_thin(fresh) == fresh[0]
+    once = [entry(0, 500, window=2), *fresh[1:]]
+    assert to_thin(once) == fresh[1]

@@ -1,0 +1,98 @@
+import pytest
+from tests.store.making import make_block, write_run
+
+from sonde.errors import RunNotFound
+from sonde.records import Event
+from sonde.store import codec, layout, verify
+
+
+@pytest.fixture
+def run(tmp_path):
+    writer = write_run(tmp_path / "run", range(4), close=False)
+    writer.take_event(Event(event_type="note", message="hello", timestamp=0.0))
+    writer.close()
+    return tmp_path / "run"
+
+
+def test_a_whole_run_is_ok(run):
+    report = verify(run)
+    assert report.ok
+    assert (report.num_files, report.num_blocks) == (4, 4)
+    assert "every checksum is right" in str(report)
+
+
+def test_nothing_there_is_an_error(tmp_path):
+    with pytest.raises(RunNotFound):
+        verify(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("run.json", b"{"),
+        ("run.json", b"[]"),
+        ("run.json", b"[" * 100_000),
+        ("run.json", b'{"format": "sonde-run", "schema_version": 99}'),
+        ("run.json", b'{"format": "sonde-run", "schema_version": 1}'),
+        ("run.json", b'{"format": "sonde-run", "schema_version": 1, "created": NaN, "sonde_version": ""}'),
+        ("telemetry/r00000/writer.json", b"\x00"),
+        ("telemetry/r00000/writer.json", b'{"state": "asleep"}'),
+        (
+            "telemetry/r00000/writer.json",
+            b'{"state":"live","pid":"x","host":"","process_start":"","attempt":0,"beat":0}',
+        ),
+        ("events.jsonl", b"nonsense\n"),
+        ("events.jsonl", b'{"event_type": "x"}\n'),
+        ("events.jsonl", b'{"event_type": "x", "timestamp": 1, "step": 1e400}\n'),
+    ],
+)
+def test_damaged_json_is_named(run, name, content):
+    (run / name).write_bytes(content)
+    report = verify(run)
+    assert [problem.file for problem in report.problems] == [run / name]
+    assert str(run / name) in str(report)
+
+
+def test_a_torn_last_event_is_a_tail(run):
+    with (run / "events.jsonl").open("ab") as file:
+        size = file.tell()
+        file.write(b'{"event_type"')
+    report = verify(run)
+    assert report.ok
+    assert [(tail.file, tail.offset) for tail in report.torn_tails] == [(run / "events.jsonl", size)]
+    writer = write_run(run, range(4, 5), resume=True)
+    assert writer.dropped_events == 0
+    assert not verify(run).torn_tails
+    assert (run / "events.jsonl").read_bytes().count(b"\n") == 2
+
+
+def test_readings_of_an_unknown_site_are_named(tmp_path):
+    writer = write_run(tmp_path / "run", range(1), 2, close=False)
+    writer.take_block(make_block(1, 4))
+    report = verify(tmp_path / "run")
+    assert "2 sites that are not described, such as 2" in str(report.problems[0])
+    writer.close()
+    assert "not described" in str(verify(tmp_path / "run").problems[0])
+
+
+def test_a_missing_segment_is_named(tmp_path):
+    for attempt in range(3):
+        write_run(tmp_path / "run", range(attempt * 5, attempt * 5 + 5), resume=True)
+    (layout.rank_folder(tmp_path / "run", 0) / "seg-000001.safetensors").unlink()
+    assert "missing" in str(verify(tmp_path / "run").problems[0])
+
+
+def test_a_journal_with_damage_is_set_aside_when_sealed(tmp_path):
+    run = tmp_path / "run"
+    writer = write_run(run, range(5), close=False)
+    path = writer.folder / "journal-000000.bin"
+    writer._journal.close()
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    path.write_bytes(whole)
+    (writer.folder / "writer.json").unlink()
+    write_run(run, range(5, 6), resume=True)
+    assert not path.exists()
+    assert path.with_name(path.name + ".damaged").read_bytes() == whole
+    assert verify(run).ok
+    assert codec.MAGIC in whole
