@@ -83,7 +83,7 @@ class Recipe:
         sites = self.sites()
         rng = np.random.default_rng(self.seed)
         depth = {name: index for index, name in enumerate(self.modules())}
-        for step in range(0, self.steps, self.every):
+        for step in range(1, self.steps + 1, self.every):
             made = [self._reading(site, step, depth.get(_module(site), 0), rng) for site in sites]
             yield Block(
                 step=step,

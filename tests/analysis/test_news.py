@@ -12,7 +12,7 @@ def test_news_tell_only_what_is_new(tmp_path):
     run = open_run(tmp_path / "run")
     paper = Newspaper(run, sites=run.find("head.weight:gradient"), stat="norm")
     first = paper.read()
-    assert (first.step, first.new_steps, first.nonfinite, first.worst) == (29, 30, 0, None)
+    assert (first.step, first.new_steps, first.nonfinite, first.worst) == (30, 30, 0, None)
     assert first.learning_rate == 1e-3
     assert first.values == {"head.weight:gradient": run.series("head.weight:gradient", "norm").values[-1]}
     assert paper.read() is None
@@ -22,7 +22,7 @@ def test_news_tell_only_what_is_new(tmp_path):
     writer.take_event(Event(event_type="note", message="hello", timestamp=START))
     run.refresh()
     second = paper.read()
-    assert (second.step, second.new_steps, second.nonfinite) == (39, 10, 12)
+    assert (second.step, second.new_steps, second.nonfinite) == (40, 10, 12)
     assert second.worst.site.name == f"{BROKEN}.weight"
     assert [event.message for event in second.events] == ["hello"]
     writer.close()
@@ -32,5 +32,5 @@ def test_skipping_to_the_end_leaves_the_latest_step(run):
     paper = Newspaper(run)
     paper.skip_to_end()
     news = paper.read()
-    assert (news.step, news.new_steps, news.events) == (59, 1, ())
+    assert (news.step, news.new_steps, news.events) == (60, 1, ())
     assert np.isfinite(news.loss)

@@ -62,7 +62,7 @@ def test_worst_first_ends_in_model_order(summaries, order):
 
 def test_the_last_steps_are_read_when_asked(run):
     [row] = summarise_sites(run, run.find("head.weight:gradient"), last=7)
-    assert row.steps.tolist() == list(range(53, 60))
+    assert row.steps.tolist() == list(range(54, 61))
     assert first_step(run, sites=1) is None
     assert first_step(run, sites=10**9) is None  # fewer steps than are read anyway
     assert first_step(run, sites=1, last=1000) is None
@@ -99,7 +99,7 @@ def test_a_ratio_needs_its_parameter(run):
 def test_facts_of_a_run(run):
     facts = facts_of(run)
     assert (facts.name, facts.status, facts.model, facts.device) == ("first", "finished", "TinyTransformer", "cpu")
-    assert (facts.num_steps, facts.first_step, facts.last_step) == (60, 0, 59)
+    assert (facts.num_steps, facts.first_step, facts.last_step) == (60, 1, 60)
     assert facts.seconds == pytest.approx(59 * 0.05)
     assert facts.steps_per_second == pytest.approx(20.0)
     assert facts.num_parameters == 14 * 65_536
@@ -127,7 +127,7 @@ def test_the_learning_rate_is_found(run):
 
 def test_windows_cover_every_step_once(run):
     parts = list(windows(run, size=25))
-    assert parts == [(0, 25), (25, 50), (50, 60)]
+    assert parts == [(1, 26), (26, 51), (51, 61)]
 
 
 def test_rows_of_a_long_table_agree_with_the_series(run):

@@ -1,7 +1,7 @@
 """Tables, trends and comparisons over a run. Pure functions of plain arrays; no drawing, no torch."""
 
 from sonde.analysis.downsample import Steps, Values, any_in_columns, column_edges, columns, thin
-from sonde.analysis.facts import RunFacts, facts_of, find_learning_rate, find_loss
+from sonde.analysis.facts import RunFacts, count_steps, facts_of, find_learning_rate, find_loss
 from sonde.analysis.flow import FlowRow, gradient_flow
 from sonde.analysis.long_table import SiteRows, read_rows, windows
 from sonde.analysis.news import News, Newspaper
@@ -40,6 +40,7 @@ __all__ = [
     "any_in_columns",
     "column_edges",
     "columns",
+    "count_steps",
     "describe",
     "facts_of",
     "find_learning_rate",

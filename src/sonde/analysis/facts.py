@@ -44,7 +44,7 @@ def facts_of(run: Run) -> RunFacts:
         model=str(run.header.model.get("name", "")),
         num_parameters=num_parameters(run.header),
         device=device_of(run.header),
-        num_steps=len(run.steps),
+        num_steps=count_steps(run),
         first_step=int(run.steps[0]) if len(run.steps) else None,
         last_step=int(run.steps[-1]) if len(run.steps) else None,
         seconds=seconds,
@@ -58,6 +58,11 @@ def facts_of(run: Run) -> RunFacts:
         nbytes=int(run.nbytes),
         created=run.header.created,
     )
+
+
+def count_steps(run: Run) -> int:
+    """Return how many steps were recorded; step 0 is the state before the first one and does not count."""
+    return int((run.steps > 0).sum())
 
 
 def num_parameters(header: RunHeader) -> int | None:

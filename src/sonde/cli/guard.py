@@ -33,6 +33,10 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 _ClickError: Any = typer.BadParameter.__mro__[2]
 
 
+class _ReaderLeft(Exception):
+    """Whoever read our output has closed it, as `head` does when it has enough."""
+
+
 class Verbs(TyperGroup):
     """The group of all verbs. It turns what goes wrong in any of them into a line on standard error."""
 
@@ -45,7 +49,7 @@ class Verbs(TyperGroup):
         try:
             code = super().main(args, *rest, **more)
             sys.stdout.flush()
-        except BrokenPipeError:
+        except (_ReaderLeft, BrokenPipeError):
             _forget_output()
             return OK
         except (KeyboardInterrupt, typer.Abort):
@@ -57,6 +61,14 @@ class Verbs(TyperGroup):
         except OSError as error:
             return _complain(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
         return code if isinstance(code, int) else OK
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Typer would take this for a failure and exit with 1.
+            raise _ReaderLeft from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print our own page."""

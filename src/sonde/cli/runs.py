@@ -67,7 +67,7 @@ def _table(found: list[RunSummary], folder: Path, now: float) -> Table:
     from sonde.views.terminal.palette import BAD, STATUS_STYLES
     from sonde.views.terminal.tables import plain_table
 
-    table = plain_table("run", "status", "steps", "loss", "started", "model", right=("steps", "loss", "started"))
+    table = plain_table("run", "status", "step", "loss", "started", "model", right=("step", "loss", "started"))
     table.columns[0].no_wrap, table.columns[0].overflow = True, "ellipsis"
     for run in found:
         name = str(run.path.relative_to(folder)) if run.path != folder else str(run.path)
@@ -77,9 +77,8 @@ def _table(found: list[RunSummary], folder: Path, now: float) -> Table:
             table.add_row(Text(name), Text("damaged", BAD), "", "", started, Text(run.problem, BAD))
             continue
         loss = "nan" if run.last_loss is not None and run.last_loss != run.last_loss else short(run.last_loss)
-        table.add_row(
-            Text(name), Text(run.status, style), f"{run.steps:,}", Text(loss), Text(started, "dim"), Text(run.model)
-        )
+        step = ABSENT if run.last_step is None else f"{run.last_step:,}"
+        table.add_row(Text(name), Text(run.status, style), step, Text(loss), Text(started, "dim"), Text(run.model))
     return table
 
 

@@ -117,11 +117,12 @@ def _tell_json(run: Run, news: News) -> None:
 
 
 def _tell_end(run: Run, *, width: int | None, json: bool) -> None:
+    from sonde.analysis import count_steps
     from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console
     from sonde.views.terminal.palette import STATUS_STYLES
 
-    steps = len(run.steps)
+    steps = count_steps(run)
     if json:
         print_json({"status": run.status, "steps": steps})
         return

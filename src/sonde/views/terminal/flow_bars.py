@@ -26,7 +26,7 @@ def flow_bars(flow: Sequence[FlowRow], look: Look, *, most: int = MOST_ROWS) -> 
     shown = _thinned(flow, most)
     low, high = _scale([row.gradient for row in flow])
     names = max((len(row.name) for row in shown), default=0)
-    names = min(names, max(12, look.width // 3))
+    names = max(len("layer"), min(names, look.width // 3))
     width = min(max(8, look.width - names - 2 - 10 - 10 - 2), _MOST_BAR)
     table: Table = plain_table("layer", "", "gradient", "update/w", right=("gradient", "update/w"))
     table.columns[0].max_width, table.columns[0].overflow = names, "ellipsis"

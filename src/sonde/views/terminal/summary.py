@@ -88,12 +88,18 @@ def _span(sites: Sequence[SiteSummary]) -> tuple[int, int]:
 def print_summary(run: Run, console: Console, *, last: int | None = None) -> None:
     """Print the page about a run."""
     look = Look.of(console)
-    for part in render(read_page(run, last=last), look):
+    page = read_page(run, last=last)
+    for part in render(page, look):
         console.print(part)
+    if page.facts.num_steps:
+        console.print(_title("try next", look))
+        for line in next_lines(page, look):
+            # A command is copied whole: the terminal may wrap it, we must not.
+            console.print(line, soft_wrap=True)
 
 
 def render(page: Page, look: Look) -> Iterator[RenderableType]:
-    """Return the parts of the page, top to bottom."""
+    """Return the parts of the page about the run, top to bottom."""
     yield _header(page.facts, look)
     if not page.facts.num_steps:
         yield Text("\nNo steps have been recorded yet.", QUIET)
@@ -109,8 +115,6 @@ def render(page: Page, look: Look) -> Iterator[RenderableType]:
     if page.events:
         yield _title("events", look)
         yield event_table(page.events)
-    yield _title("try next", look)
-    yield Group(*next_lines(page, look))
 
 
 def _title(text: str, look: Look) -> Group:
@@ -243,6 +247,7 @@ def next_lines(page: Page, look: Look) -> list[Text]:
 
 
 def _command(command: str, purpose: str, look: Look) -> Text:
-    # A command is copied whole, so it keeps its line; what it is for moves below where it does not fit beside it.
+    # What a command is for moves below it where it does not fit beside it.
     beside = len(command) + len(purpose) + 3 <= look.width
-    return Text.assemble((command, "cyan"), "   " if beside else "\n    ", (purpose, QUIET), overflow="fold")
+    gap = "   " if beside else "\n    "
+    return Text.assemble((command, "cyan"), gap, (purpose, QUIET))

@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from sonde.analysis import LayerSummary, Level, Mark, SiteSummary, any_in_columns, column_edges, columns
+from sonde.analysis import LayerSummary, Level, SiteSummary, any_in_columns, column_edges, columns
 from sonde.records import Reading, Site
 from sonde.views.terminal.look import Look
 from sonde.views.terminal.numbers import ABSENT, count, short
@@ -86,7 +86,7 @@ def layer_table(layers: Sequence[LayerSummary], span: tuple[int, int], look: Loo
     for layer in layers:
         name = Text(layer.name or "(model)", LEVEL_STYLES[layer.mark.level])
         cells = [column.cell(layer) for column in shown]
-        table.add_row(dot(layer.mark.level, look), name, *cells, remark(layer.mark, layer.worst.site))
+        table.add_row(dot(layer.mark.level, look), name, *cells, remark(layer))
     return table
 
 
@@ -98,12 +98,15 @@ def _gradient_spark(layer: LayerSummary, span: tuple[int, int], width: int, look
     return spark_of(row, span, width, look) if row else Text("")
 
 
-def remark(mark: Mark, site: Site) -> Text:
-    """Say why a row stands out, and at which quantity of the layer."""
+def remark(layer: LayerSummary) -> Text:
+    """Say why a layer stands out; what is not about the gradient of its weight says what it is about."""
+    mark, site = layer.mark, layer.worst.site
     if not mark.reason:
         return Text("")
-    what = "" if site.quantity == "gradient" else site.quantity.replace("_", " ") + " "
-    return Text(f"{what}{mark.reason}", LEVEL_STYLES[mark.level])
+    quantity = "" if site.quantity == "gradient" else site.quantity.replace("_", " ") + " "
+    is_main = layer.sites[site.quantity].site == site
+    leaf = "" if is_main or site.name == layer.name else site.name.rpartition(".")[2] + " "
+    return Text(f"{leaf}{quantity}{mark.reason}", LEVEL_STYLES[mark.level])
 
 
 def site_table(rows: Sequence[SiteSummary], span: tuple[int, int], look: Look) -> Table:
