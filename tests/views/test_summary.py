@@ -113,3 +113,12 @@ def test_a_scalar_has_a_curve_and_no_histogram(run, draw):
     assert sections(text) == ["value over steps"]
     assert "▲" in text
     assert np.isfinite(row.last)
+
+
+def test_a_large_run_is_read_from_where_it_can_be_afforded_and_says_so(run, monkeypatch):
+    monkeypatch.setattr("sonde.analysis.summary._READING_BUDGET", 60)
+    monkeypatch.setattr("sonde.analysis.summary._LEAST_STEPS", 20)
+    text = page(run)
+    assert "layers, worst first, since step 41" in text
+    # The loss is always whole.
+    assert text.splitlines()[4].startswith("2.")

@@ -161,6 +161,10 @@ def largest_jump(logs: Values) -> tuple[int, float, float] | None:
 
 
 def _jump(steps: NDArray[np.int64], logs: Values) -> Mark | None:
+    known = logs[np.isfinite(logs)]
+    # No jump is larger than the whole range; most sites are done here, without their running medians.
+    if not len(known) or known.max() - known.min() < _ODD_DECADES:
+        return None
     found = largest_jump(logs)
     if found is None or abs(found[1]) < _ODD_DECADES or found[2] < _ODD_DEVIATIONS:
         return None

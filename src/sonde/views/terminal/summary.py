@@ -67,11 +67,12 @@ def read_page(run: Run, *, last: int | None = None) -> Page:
     """Read all that the page shows."""
     order = ModelOrder(run.header, run.sites)
     sites = worst_first(summarise_sites(run, [site for site in run.sites if site.same_as is None], last=last), order)
-    loss = find_loss(run.sites)
+    # The sites together may be too much to read in full; the loss alone never is.
+    loss = [site for site in (find_loss(run.sites),) if site is not None]
     return Page(
         facts=facts_of(run),
         span=_span(sites),
-        loss=next((row for row in sites if loss is not None and row.site.key == loss.key), None),
+        loss=next(iter(summarise_sites(run, loss, last=last)), None),
         sites=sites,
         layers=summarise_layers(sites, order),
         flow=gradient_flow(sites, order),
@@ -215,7 +216,10 @@ def _layers_part(page: Page, look: Look) -> Group:
     told = [layer for layer in page.layers if layer.mark.level != "fine" or "parameter" in layer.sites or _moves(layer)]
     told = told or page.layers
     shown = told[:MOST_LAYERS]
-    parts: list[RenderableType] = [_title("layers, worst first", look), layer_table(shown, page.span, look)]
+    first = page.facts.first_step
+    since = f", since step {page.span[0]:,}" if first is not None and page.span[0] > max(first, 1) else ""
+    title = _title(f"layers, worst first{since}", look)
+    parts: list[RenderableType] = [title, layer_table(shown, page.span, look)]
     rest = told[MOST_LAYERS:]
     if rest:
         odd = sum(layer.mark.level != "fine" for layer in rest)
