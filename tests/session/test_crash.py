@@ -40,8 +40,7 @@ def fork_training():
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    process.stdin.close()
-    process.wait(30)
+    process.communicate(timeout=30)
 
 
 def wait_until(condition, what):

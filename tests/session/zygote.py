@@ -15,12 +15,14 @@ import torch
 import sonde
 
 
-def train(path: str) -> None:
-    torch.set_num_threads(1)
+def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
-    optimizer = torch.optim.Adam(model.parameters())
+    return model, torch.optim.Adam(model.parameters())
+
+
+def train(path: str) -> None:
+    model, optimizer = build()
     acked = os.open(f"{path}.acked", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    # A small journal seals and compacts all the time, so that kills hit those moments too.
     session = sonde.watch(model, optimizer, run=path, resume=os.path.exists(path))  # noqa: PTH110
     while True:
         loss = model(torch.randn(4, 8)).square().mean()
@@ -34,6 +36,8 @@ def train(path: str) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    build()[1].step()  # torch imports much of itself at the first step of an optimizer: pay for that once
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
