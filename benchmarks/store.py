@@ -14,13 +14,14 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from sonde import schema
 from sonde.records import Block, RunHeader, Site
-from sonde.store import RunWriter, layout, list_runs, open_run, segment, table, verify
+from sonde.store import RunWriter, layout, lease, list_runs, open_run, segment, table, verify
 from sonde.store.attempts import Attempt
 from sonde.store.header import write as write_header
 from sonde.store.sealer import MAX_SEGMENT_BYTES
@@ -157,6 +158,7 @@ def build(path: Path, steps: int, sites: int) -> None:
         )
         origin = segment.Origin(sites=known, attempts=[Attempt(0, 0, 0.0)])
         segment.write(folder / layout.segment_name(number, number), sealed, origin)
+    lease.write(folder, replace(lease.mine("finished", 0, time.time()), blocks=steps, last_step=steps - 1))
 
 
 def drop_cache(path: Path) -> None:

@@ -246,7 +246,7 @@ def test_maps_are_bounded(tmp_path):
         opened.append(Segment(path, maps))
     for one in (*opened, *opened):
         assert len(one.table()) == 3
-    assert len(maps._tables) == 2
+    assert len(maps._mapped) == 2
 
 
 def test_a_segment_that_was_replaced_is_not_mapped(tmp_path):

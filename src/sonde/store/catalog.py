@@ -164,10 +164,11 @@ def _walk(path: Path) -> tuple[int, int | None]:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             while at + HEADER.size <= size:
-                magic, kind, _, step, length, *_ = HEADER.unpack(os.pread(file.fileno(), HEADER.size, at))
+                magic, kind, _, step, length, *_ = HEADER.unpack(file.read(HEADER.size))
                 at += HEADER.size + length
                 if magic != MAGIC or at > size:
                     break
+                file.seek(at)
                 if kind == Kind.BLOCK:
                     count, last = count + 1, step
     except (OSError, struct.error):

@@ -10,7 +10,6 @@ a record goes unchecked. `sequence` counts the records of a journal from 0.
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from sonde import schema
 from sonde.records import Block
+from sonde.store import strict_json
 
 MAGIC: Final = b"SNDJ"
 VERSION: Final = 1
@@ -145,16 +145,17 @@ def unpack(packed: Packed) -> Block:
 def encode(kind: Kind, step: int, sequence: int, parts: list[bytes | memoryview]) -> bytes:
     """Return one whole record."""
     size = sum(len(part) for part in parts)
-    padding = bytes(-size % 8)
-    head = _UNCHECKED.pack(MAGIC, kind, VERSION, step, size + len(padding), sequence, 0)
-    body = b"".join([*parts, padding])
-    crc = zlib.crc32(body, zlib.crc32(head))
-    return b"".join([head, crc.to_bytes(4, "little"), body])
+    body = [*parts, bytes(-size % 8)]
+    head = _UNCHECKED.pack(MAGIC, kind, VERSION, step, size + len(body[-1]), sequence, 0)
+    crc = zlib.crc32(head)
+    for part in body:
+        crc = zlib.crc32(part, crc)
+    return b"".join([head, crc.to_bytes(4, "little"), *body])
 
 
 def encode_json(kind: Kind, sequence: int, plain: Any) -> bytes:
     """Return a record that holds JSON."""
-    text = json.dumps(plain, allow_nan=False, separators=(",", ":")).encode()
+    text = strict_json.dumps(plain)
     # JSON may end in blanks, so the padding needs no length of its own.
     return encode(kind, 0, sequence, [text, b" " * (-len(text) % 8)])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -18,7 +18,12 @@ _CHUNK: Final = 64 << 10
 
 def encode(event: Event) -> bytes:
     """Return the line of an event."""
-    return strict_json.dumps(asdict(event)) + b"\n"
+    try:
+        return strict_json.dumps(asdict(event)) + b"\n"
+    except (RecursionError, ValueError, TypeError) as error:
+        # Better an event without its data than none.
+        poor = replace(event, data={"unwritable": f"{type(error).__name__}: {error}"[:200]})
+        return strict_json.dumps(asdict(poor)) + b"\n"
 
 
 def decode(line: bytes, where: str) -> Event:
@@ -81,19 +86,26 @@ class EventFile:
 
     def refresh(self) -> bool:
         """Read what is new; say whether there was anything."""
+        before = self.end
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, 2) < self.end:  # replaced by a shorter file
                     self.events, self.bad_lines, self.end = [], [], 0
-                file.seek(self.end)
-                fresh = file.read()
+                while self._read(file):
+                    pass
         except FileNotFoundError:
             return False
+        return self.end != before
+
+    def _read(self, file: BinaryIO) -> bool:
+        """Read a piece; say whether there is more."""
+        file.seek(self.end)
+        fresh = file.read(strict_json.MAX_BYTES)
         whole = fresh[: fresh.rfind(b"\n") + 1]
-        for line in whole.splitlines(keepends=True):
+        for line in whole.split(b"\n")[:-1]:
             self._take(line)
-            self.end += len(line)
-        return bool(whole)
+            self.end += len(line) + 1
+        return bool(whole) and len(fresh) == strict_json.MAX_BYTES
 
     def _take(self, line: bytes) -> None:
         if not line.strip():

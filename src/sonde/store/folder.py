@@ -24,6 +24,7 @@ from sonde.store.table import Blocks, Table
 # Files are renamed and deleted while a folder is read. Each turn of a writer's compaction can spoil one look at it;
 # nothing spoils this many.
 _MAX_LOOKS: Final = 20
+_MAX_WAITING_BYTES: Final = 64 << 20
 
 
 class JournalSource:
@@ -37,7 +38,6 @@ class JournalSource:
     def _begin(self) -> None:
         self.end = 0
         """Where the last whole record ends."""
-        self.size = 0
         self.sites: dict[int, Site] = {}
         self.problems: list[str] = []
         self.tables: list[Table] = []
@@ -60,20 +60,19 @@ class JournalSource:
             if self._inode not in (0, stat.st_ino) or stat.st_size < self.end:
                 self._begin()  # another file took its name
             self._inode = stat.st_ino
-            file.seek(self.end)
-            fresh = file.read()
-        self.size = self.end + len(fresh)
-        packed: list[Packed] = []
-        before = self.end
-        for item in journal.scan(fresh, self.end):
-            if isinstance(item, journal.Gap):
-                self.problems.append(f"{self.path}: bytes {item.offset} to {item.end} are damaged")
-                continue
-            self.end = item.end
-            if journal.is_known(item):
-                self._take(item, packed)
-        if packed:
-            self._add(table.from_blocks(packed))
+            before, packed, waiting = self.end, list[Packed](), 0
+            for item in journal.follow(file, self.end):
+                if isinstance(item, journal.Gap):
+                    self.problems.append(f"{self.path}: bytes {item.offset} to {item.end} are damaged")
+                    continue
+                self.end = item.end
+                if journal.is_known(item):
+                    self._take(item, packed)
+                waiting += item.end - item.offset
+                if waiting > _MAX_WAITING_BYTES:  # the blocks still hold on to what was read
+                    self._add(packed)
+                    packed, waiting = [], 0
+        self._add(packed)
         return self.end > before
 
     def _take(self, record: journal.Record, packed: list[Packed]) -> None:
@@ -90,9 +89,11 @@ class JournalSource:
         except RunDamaged as error:
             self.problems.append(str(error))
 
-    def _add(self, fresh: Table) -> None:
+    def _add(self, packed: list[Packed]) -> None:
+        if not packed:
+            return
         # Each table at least twice as long as the next, so following a run costs a logarithm of merges.
-        self.tables.append(fresh)
+        self.tables.append(table.from_blocks(packed))
         while len(self.tables) > 1 and len(self.tables[-2]) < 2 * len(self.tables[-1]):
             self.tables[-2:] = [table.merge(self.tables[-2:])]
 
@@ -245,11 +246,14 @@ class RankFolder:
         sources: list[Segment | JournalSource] = [*self.segments.values(), *self.journals.values()]
         self.attempts = attempts.merge(attempt for source in sources for attempt in source.attempts)
         self.sites, self.parts = {}, []
+        seen: list[Site] | None = None
         for source in sources:
             last = max((attempt.number for attempt in source.attempts), default=0)
             limit = attempts.replaced_from(self.attempts, last)
             if isinstance(source, Segment):
-                self.sites.update((site.id, site) for site in source.sites)
+                if source.sites is not seen:  # neighbours mostly share the very same list
+                    self.sites.update((site.id, site) for site in source.sites)
+                seen = source.sites
                 self.parts.append(Part(source.blocks, limit, source, None))
             else:
                 self.sites.update(source.sites)
@@ -288,17 +292,22 @@ class RankFolder:
     def _pieces(
         self, ids: list[int], columns: tuple[int, ...], *, bins: bool, start: int | None, stop: int | None
     ) -> Iterator[tuple[Table, slice]]:
-        for part in self.parts:
-            end = _least(stop, part.limit)
-            if not _overlaps(part.blocks, start, end):
-                continue
-            for number in ids:
-                at = table.find_site(part.site(), number)
-                if at is not None and self._is_sound(part, at, columns, bins=bins):
-                    rows = part.rows()
-                    cut = _cut(rows, at, start, end)
-                    if cut.start < cut.stop:
-                        yield rows, cut
+        places = [
+            (part, at)
+            for part in self.parts
+            if _overlaps(part.blocks, start, _least(stop, part.limit))
+            for number in ids
+            if (at := table.find_site(part.site(), number)) is not None
+        ]
+        for part, at in places:
+            if part.segment is not None:
+                part.segment.prefetch(at, columns)
+        for part, at in places:
+            if self._is_sound(part, at, columns, bins=bins):
+                rows = part.rows()
+                cut = _cut(rows, at, start, _least(stop, part.limit))
+                if cut.start < cut.stop:
+                    yield rows, cut
 
     def _is_sound(self, part: Part, at: int, columns: tuple[int, ...], *, bins: bool) -> bool:
         """Say whether readings are what was written; if not, they are left out and named among the problems."""

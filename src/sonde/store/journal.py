@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import BinaryIO, Final
 
 from sonde.store import codec
 from sonde.store.codec import HEADER, MAGIC
@@ -13,6 +13,9 @@ from sonde.store.codec import HEADER, MAGIC
 # A hostile file could hold a record header every few bytes, each naming a long payload to be checked. Past this many
 # checked bytes per byte of the file, the search for the next whole record gives up.
 _MAX_WORK: Final = 4
+
+_PIECE: Final = 64 << 20
+_MAX_PIECE: Final = 1 << 30  # no record is longer
 
 _KINDS = frozenset(int(kind) for kind in codec.Kind)
 
@@ -58,6 +61,23 @@ def scan(buffer: bytes | memoryview, base: int = 0) -> Iterator[Record | Gap]:
             yield Gap(base + start, record.offset)
         yield record
         at = record.end - base
+
+
+def follow(file: BinaryIO, start: int) -> Iterator[Record | Gap]:
+    """Yield what `scan` yields, from `start` to the end of a file, holding only a piece of it in memory."""
+    size = _PIECE
+    while True:
+        file.seek(start)
+        piece = file.read(size)
+        end = start
+        for item in scan(piece, start):
+            end = item.end
+            yield item
+        if len(piece) < size or size > _MAX_PIECE:
+            return
+        # A piece without a whole record holds the beginning of a long one.
+        size = _PIECE if end > start else size * 2
+        start = end
 
 
 def _read(view: memoryview, at: int, base: int, budget: int) -> tuple[Record | None, int]:

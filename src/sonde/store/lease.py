@@ -138,6 +138,8 @@ def _process_start_psutil(pid: int) -> str | None:
 def _is_running(pid: int) -> bool:
     if pid <= 0:
         return False
+    if os.name == "nt":  # there, signal 0 would end the process instead of asking for it
+        return _process_start_psutil(pid) is not None
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

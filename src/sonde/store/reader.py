@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -56,6 +57,7 @@ class Run:
         self.path = Path(path)
         self.header: RunHeader = header.read(self.path)
         self._clock = clock
+        self._lock = threading.RLock()  # a viewer asks from several threads
         self._maps = Maps()
         self._folders: dict[int, RankFolder] = {}
         self._event_files: dict[int, EventFile] = {}
@@ -71,6 +73,10 @@ class Run:
 
     def refresh(self) -> bool:
         """Read what was written since; say whether there was anything. A live run is followed by calling this."""
+        with self._lock:
+            return self._refresh()
+
+    def _refresh(self) -> bool:
         changed = False
         for rank in layout.ranks(self.path):
             folder = self._folders.setdefault(rank, RankFolder(layout.rank_folder(self.path, rank), self._maps))
@@ -299,10 +305,11 @@ class Run:
     def _again(self, query: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Ask, and ask again when a segment was put together with others or thinned in between."""
         for _ in range(_MAX_TRIES):
-            try:
-                return query(*args, **kwargs)
-            except FileNotFoundError:
-                self.refresh()
+            with self._lock:
+                try:
+                    return query(*args, **kwargs)
+                except FileNotFoundError:
+                    self._refresh()
         raise RunDamaged(f"{self.path}: its segments vanish as they are read.")
 
     # ------------------------------------------------------------------ tables

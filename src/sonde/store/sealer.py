@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from sonde.errors import RunDamaged
-from sonde.records import Event
+from sonde.records import Event, Site
 from sonde.store import attempts, layout, retention, segment, table
 from sonde.store.folder import JournalSource
 from sonde.store.segment import Maps, Origin, Segment
@@ -124,20 +124,23 @@ class Sealer:
         listing = layout.list_folder(self._folder)
         for name in listing.obsolete:
             (self._folder / name).unlink(missing_ok=True)
-        entries = {}
+        entries: dict[str, Entry] = {}
+        known_sites: dict[str, list[Site]] = {}
         for first, last, name in listing.segments:
             nbytes = (self._folder / name).stat().st_size
             known = self._entries.get(name)
             if known is not None and known.nbytes == nbytes:
                 entries[name] = known
             elif name not in self._bad:
-                self._open(first, last, name, entries)
+                self._open(first, last, name, entries, known_sites)
         self._entries = entries
         return list(entries.values())
 
-    def _open(self, first: int, last: int, name: str, entries: dict[str, Entry]) -> None:
+    def _open(
+        self, first: int, last: int, name: str, entries: dict[str, Entry], known_sites: dict[str, list[Site]]
+    ) -> None:
         try:
-            entries[name] = Entry.of(first, last, Segment(self._folder / name, Maps()))
+            entries[name] = Entry.of(first, last, Segment(self._folder / name, Maps(), known_sites))
         except RunDamaged as error:
             self._set_aside(name, error)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -221,31 +221,40 @@ class Stamp:
         return cls(stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A segment in memory. The file is read as its arrays are touched."""
+
+    segment: Segment
+    rows: Table
+    whole: mmap.mmap
+
+
 class Maps:
     """The mapped segments that were used last. Each holds a file open, and a process may hold only so many."""
 
     def __init__(self, limit: int = 192) -> None:
         self._limit = limit
-        self._tables: OrderedDict[int, tuple[Segment, Table]] = OrderedDict()
+        self._mapped: OrderedDict[int, Mapped] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, segment: Segment) -> Table:
-        """Return the rows of a segment, mapping it if it is not."""
+    def get(self, segment: Segment) -> Mapped:
+        """Return a mapped segment, mapping it if it is not."""
         with self._lock:
-            entry = self._tables.get(id(segment))
+            entry = self._mapped.get(id(segment))
             if entry is not None:
-                self._tables.move_to_end(id(segment))
-                return entry[1]
-            rows = segment.map()
-            self._tables[id(segment)] = (segment, rows)
-            if len(self._tables) > self._limit:
-                self._tables.popitem(last=False)
-            return rows
+                self._mapped.move_to_end(id(segment))
+                return entry
+            entry = segment.map()
+            self._mapped[id(segment)] = entry
+            if len(self._mapped) > self._limit:
+                self._mapped.popitem(last=False)
+            return entry
 
     def drop(self, segment: Segment) -> None:
         """Let go of a segment that is read no more."""
         with self._lock:
-            self._tables.pop(id(segment), None)
+            self._mapped.pop(id(segment), None)
 
 
 class Segment:
@@ -256,9 +265,9 @@ class Segment:
         self._maps = maps
         with path.open("rb") as file:
             self.stamp = Stamp.of(os.fstat(file.fileno()))
-            header, start = _read_header(path, file.fileno(), self.stamp.size)
+            header, start = _read_header(path, file, self.stamp.size)
             self._extents, metadata = _parse_header(path, header, start, self.stamp.size)
-            small = {name: self._read_small(file.fileno(), name, dtype) for name, dtype in _SMALL.items()}
+            small = {name: self._read_small(file, name, dtype) for name, dtype in _SMALL.items()}
         self.sites = _parse_sites(metadata, path, known_sites)
         self.window = _parse_int(metadata, "window", path)
         self.site, self.offset, self._slice_crc = small["site"], small["offset"], small["slice_crc"]
@@ -288,9 +297,32 @@ class Segment:
             FileNotFoundError: It was compacted or thinned since it was opened; look at the folder again.
 
         """
-        return self._maps.get(self)
+        return self._maps.get(self).rows
 
-    def map(self) -> Table:
+    def prefetch(self, at: int, columns: tuple[int, ...]) -> None:
+        """Ask the system to read the columns of one site that were not read yet, while other files are asked for.
+
+        A series takes a few small pieces of every segment. Read one after the other from a cold disk, each waits.
+        """
+        if not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        wanted = [column for column in (*columns, STEP, SPAN) if not self._checked[column, at]]
+        if not wanted:
+            return
+        first, last = int(self.offset[at]), int(self.offset[at + 1])
+        whole = self._maps.get(self).whole
+        for column in wanted:
+            begin, width = self._place(column)
+            start = (begin + first * width) // mmap.PAGESIZE * mmap.PAGESIZE
+            whole.madvise(mmap.MADV_WILLNEED, start, begin + last * width - start)
+
+    def _place(self, column: int) -> tuple[int, int]:
+        """Return where a column begins in the file, and how wide its items are."""
+        if column < schema.NUM_COLUMNS:
+            return self._extents["stats"].start + column * self.num_rows * 8, 8
+        return (self._extents["step"].start, 8) if column == STEP else (self._extents["span"].start, 4)
+
+    def map(self) -> Mapped:
         """Map the file; `table` keeps the maps that were used last."""
         with self.path.open("rb") as file:
             if Stamp.of(os.fstat(file.fileno())) != self.stamp:
@@ -304,7 +336,7 @@ class Segment:
 
         num_rows = self.num_rows
         has_hist = "hist" in self._extents
-        return Table(
+        rows = Table(
             site=self.site,
             offset=self.offset,
             step=view("step"),
@@ -317,6 +349,7 @@ class Segment:
             hist=view("hist") if has_hist else np.zeros(0, np.uint32),
             blocks=self.blocks,
         )
+        return Mapped(self, rows, whole)
 
     def check_site(self, rows: Table, at: int, columns: tuple[int, ...], *, bins: bool) -> None:
         """Check the columns of one site that are about to be used, once.
@@ -357,18 +390,19 @@ class Segment:
             for name, array in mapped.items()
             if zlib.crc32(_raw(array)) != (extent := self._extents[name]).crc
         ]
-        return found or _inconsistencies(self.path, rows)
+        return found or _inconsistencies(self.path, rows, has_hist="hist" in self._extents)
 
     def _compare(self, at: int, column: int, crc: int) -> None:
         if int(self._slice_crc[column, at]) != crc:
             raise RunDamaged(f"{self.path}: the readings of site {int(self.site[at])} do not match their checksum")
         self._checked[column, at] = True
 
-    def _read_small(self, fd: int, name: str, dtype: str) -> NDArray[Any]:
+    def _read_small(self, file: BinaryIO, name: str, dtype: str) -> NDArray[Any]:
         extent = self._extents.get(name)
         if extent is None:
             raise RunDamaged(f"{self.path} lacks the tensor {name!r}.")
-        raw = os.pread(fd, extent.end - extent.start, extent.start)
+        file.seek(extent.start)
+        raw = file.read(extent.end - extent.start)
         if zlib.crc32(raw) != extent.crc:
             raise RunDamaged(
                 f"{self.path}: the tensor {name!r} (bytes {extent.start} to {extent.end}) does not match its checksum"
@@ -432,9 +466,10 @@ def _check_offsets(path: Path, rows: Table, first: int, last: int) -> None:
         raise RunDamaged(f"{path}: the histograms of rows {first} to {last} make no sense.")
 
 
-def _inconsistencies(path: Path, rows: Table) -> list[str]:
+def _inconsistencies(path: Path, rows: Table, *, has_hist: bool) -> list[str]:
     try:
-        _check_offsets(path, rows, 0, len(rows))
+        if has_hist:
+            _check_offsets(path, rows, 0, len(rows))
     except RunDamaged as error:
         return [str(error)]
     falling = rows.step[1:] <= rows.step[:-1]
@@ -443,11 +478,11 @@ def _inconsistencies(path: Path, rows: Table) -> list[str]:
     return [f"{path}: the steps of a site are not in rising order"] if falling.any() else []
 
 
-def _read_header(path: Path, fd: int, size: int) -> tuple[bytes, int]:
-    length = int.from_bytes(os.pread(fd, 8, 0), "little") if size >= 8 else 0
+def _read_header(path: Path, file: BinaryIO, size: int) -> tuple[bytes, int]:
+    length = int.from_bytes(file.read(8), "little")
     if not _CHECK_AT + 8 < length <= min(MAX_HEADER_BYTES, size - 8):
         raise RunDamaged(f"{path} is not a segment: of its {size} bytes, {length} should be a header.")
-    header = os.pread(fd, length, 8)
+    header = file.read(length)
     blanked = header[:_CHECK_AT] + b"0" * 8 + header[_CHECK_AT + 8 :]
     stated = header[_CHECK_AT : _CHECK_AT + 8]
     if not header.startswith(_PREFIX) or stated != f"{zlib.crc32(blanked):08x}".encode():

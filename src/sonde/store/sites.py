@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sonde.errors import RunDamaged
-from sonde.records import QUANTITIES, Site
+from sonde.records import Site
 from sonde.store import strict_json
 
 
@@ -41,11 +41,10 @@ def _problem(plain: dict[str, Any]) -> str | None:
         value = plain.get(name, None if name == "same_as" else 0 if name == "call" else "missing")
         if value is not None and not (type(value) is int and 0 <= value < 2**32):
             return f"{name} is {value!r}"
-    for name in ("name", "part", "kind", "dtype"):
-        if not isinstance(plain.get(name, "" if name != "name" else None), str):
+    # Later versions may know more quantities and phases; to read them, their names are enough.
+    for name in ("name", "quantity", "phase", "part", "kind", "dtype"):
+        if not isinstance(plain.get(name, None if name in ("name", "quantity") else ""), str):
             return f"{name} is {plain.get(name)!r}"
-    if plain.get("quantity") not in QUANTITIES or plain.get("phase", "train") not in ("train", "eval"):
-        return f"quantity and phase are {plain.get('quantity')!r} and {plain.get('phase')!r}"
     if not _is_list(plain.get("shape", []), int) or not _is_list(plain.get("aliases", []), str):
         return f"shape and aliases are {plain.get('shape')!r} and {plain.get('aliases')!r}"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from sonde.store import attempts, codec, header, journal, layout, lease, sites, 
 from sonde.store.codec import Kind
 from sonde.store.events import EventFile
 from sonde.store.segment import Maps, Segment
+
+_MAX_LOOKS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,13 @@ class Report:
         """Whether nothing is wrong; torn tails are not."""
         return not self.problems
 
+    def add(self, other: Report) -> None:
+        """Take in what another report says about a part."""
+        self.problems += other.problems
+        self.torn_tails += other.torn_tails
+        self.num_files += other.num_files
+        self.num_blocks += other.num_blocks
+
     def __str__(self) -> str:
         lines = [str(problem) for problem in self.problems]
         lines += [f"torn tail: {tail}" for tail in self.torn_tails]
@@ -66,7 +76,7 @@ def verify(path: str | Path) -> Report:
     except RunDamaged as error:
         report.problems.append(_problem(report.path / layout.HEADER, error))
     for rank in layout.ranks(report.path):
-        _check_folder(report, layout.rank_folder(report.path, rank))
+        report.add(_look_at(layout.rank_folder(report.path, rank)))
     for rank in {0, *layout.ranks(report.path)}:
         _check_events(report, layout.events_file(report.path, rank))
     return report
@@ -75,6 +85,18 @@ def verify(path: str | Path) -> Report:
 def _problem(file: Path, error: Exception, offset: int | None = None) -> Problem:
     what = str(error).removeprefix(f"{file}: ").removeprefix(f"{file} ")
     return Problem(file, what, offset)
+
+
+def _look_at(folder: Path) -> Report:
+    """Check a folder, and once more from the start when a live writer renamed something under way."""
+    for _ in range(_MAX_LOOKS):
+        report = Report(folder)
+        try:
+            _check_folder(report, folder)
+        except FileNotFoundError:
+            continue
+        return report
+    raise RunDamaged(f"{folder} keeps changing: its files vanish as they are read.")
 
 
 def _check_folder(report: Report, folder: Path) -> None:
@@ -124,19 +146,19 @@ def _unknown(path: Path, used: Iterable[int], known: set[int], offset: int | Non
 
 def _check_journal(report: Report, path: Path) -> None:
     report.num_files += 1
-    whole = path.read_bytes()
     check = _JournalCheck(report, path)
     end = 0
-    for item in journal.scan(whole):
-        end = item.end
-        if isinstance(item, journal.Gap):
-            report.problems.append(Problem(path, f"{item.end - item.offset} bytes are damaged", item.offset))
-            check.expected = None
-        else:
-            check.take(item)
-    if end < len(whole):
-        what = f"{len(whole) - end} bytes after the last whole record"
-        report.torn_tails.append(Problem(path, what, end))
+    with path.open("rb") as file:
+        for item in journal.follow(file, 0):
+            end = item.end
+            if isinstance(item, journal.Gap):
+                report.problems.append(Problem(path, f"{item.end - item.offset} bytes are damaged", item.offset))
+                check.expected = None
+            else:
+                check.take(item)
+        size = file.seek(0, 2)
+    if end < size:
+        report.torn_tails.append(Problem(path, f"{size - end} bytes after the last whole record", end))
 
 
 class _JournalCheck:

@@ -105,17 +105,17 @@ class RunWriter:
             clock=clock,
             max_segment_bytes=min(MAX_SEGMENT_BYTES, budget // _BUDGET_SHARE),
         )
+        self._number = past.number
+        self._lease = replace(
+            lease.mine("live", past.attempt, clock()),
+            journal=past.number,
+            blocks=past.num_blocks,
+            last_step=past.last_step,
+        )
         try:
-            self._number = past.number
-            self._journal = self._begin_journal(past.number)
-            self._lease = replace(
-                lease.mine("live", past.attempt, clock()),
-                journal=past.number,
-                blocks=past.num_blocks,
-                last_step=past.last_step,
-            )
-            lease.write(self.folder, self._lease)
             self._events = events.open_for_append(layout.events_file(self.path, rank))
+            self._journal = self._begin_journal(past.number)
+            lease.write(self.folder, self._lease)
         except FileExistsError:
             raise RunInUse(f"Another process has just begun to write {self.path}. Choose another path.") from None
         except OSError as error:
