@@ -314,7 +314,7 @@ class Session:
         self._closed = True
         try:
             self._detach()
-            self._guard.wrap("the last step", self._packer.ship)()
+            self._guard.wrap("the last step", self._packer.ship_rest)()
         finally:
             self._finish(timeout_s)
 

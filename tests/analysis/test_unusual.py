@@ -106,3 +106,14 @@ def test_an_empty_history_is_fine():
     empty = History(Site(id=0, name="a", quantity="output"), np.zeros(0, int), np.zeros(0), np.zeros(0))
     assert mark_all([empty])[0].level == "fine"
     assert mark_all([]) == []
+
+
+def test_a_learning_rate_schedule_that_moves_all_updates_is_no_news_of_a_layer():
+    updates = [history(quantity="update", name=f"{i}.weight") for i in range(5)]
+    for update in updates:
+        update.values[80:] *= 1e-4
+    assert all(mark.level == "fine" for mark in mark_all(updates))
+    updates[2].values[90:] *= 1e3
+    marks = mark_all(updates)
+    assert marks[2].reason.startswith("jumped") and marks[2].step == 90
+    assert all(mark.level == "fine" for mark in marks[:2] + marks[3:])

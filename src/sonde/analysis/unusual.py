@@ -70,6 +70,7 @@ class History:
 def mark_all(histories: Sequence[History]) -> list[Mark]:
     """Return a mark for each history, comparing those that are peers of each other."""
     logs = [history.logs for history in histories]
+    own = _own_moves(histories, logs)
     now = np.array([_median(log[-RECENT:]) for log in logs])
     drift = now - np.array([_median(log[_EARLY]) for log in logs])
     groups: dict[object, list[int]] = {}
@@ -85,7 +86,7 @@ def mark_all(histories: Sequence[History]) -> list[Mark]:
                 _non_finite(history)
                 or _all_zero(history)
                 or (Mark() if history.site.quantity == "scalar" else None)
-                or _jump(history.steps, logs[index])
+                or _jump(history.steps, own[index])
                 or _drift(history.steps, logs[index], drift_shift[place])
                 or _far_from_peers(now_shift[place], now_scale)
             )
@@ -116,6 +117,25 @@ def _against_peers(values: Values) -> tuple[Values, float]:
         return np.full(len(values), np.nan), _LEAST_DEVIATION
     shift = values - _median(values)
     return shift, max(_TO_SIGMA * _median(np.abs(shift)), _LEAST_DEVIATION)
+
+
+def _own_moves(histories: Sequence[History], logs: Sequence[Values]) -> list[Values]:
+    """Return the logs; those of updates less the move that all updates make together.
+
+    A learning-rate schedule moves all updates at once, which is no news of any one layer.
+    """
+    own = list(logs)
+    updates = [index for index, history in enumerate(histories) if history.site.quantity == "update"]
+    together = all(np.array_equal(histories[index].steps, histories[updates[0]].steps) for index in updates)
+    if len(updates) < MIN_PEERS or not together:
+        return own
+    stacked = np.stack([logs[index] for index in updates])
+    known = np.isfinite(stacked).any(0)
+    common = np.zeros(stacked.shape[1])
+    common[known] = np.nanmedian(stacked[:, known], axis=0)
+    for index in updates:
+        own[index] = logs[index] - common
+    return own
 
 
 def _non_finite(history: History) -> Mark | None:

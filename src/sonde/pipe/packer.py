@@ -59,6 +59,7 @@ class Packer:
         self._holds: dict[torch.device, list[Hold]] = {}
         self._starved: set[torch.device] = set()
         self._unreported = 0
+        self._ended = False
         self._lock = threading.RLock()
 
     @property
@@ -180,6 +181,7 @@ class Packer:
     def end_step(self, *, skipped: bool = False) -> None:
         """Mark the present step as ended."""
         with self._lock:
+            self._ended = True
             self._packet.stepped = True
             self._packet.skipped = skipped
             self._packet.time = self._clock()
@@ -188,6 +190,13 @@ class Packer:
         """Send what there is, ended or not; what comes later about the same step is merged with it by readers."""
         with self._lock:
             self._ship(self._packet.step, reopened=self._packet.stepped)
+
+    def ship_rest(self) -> None:
+        """Send what came after the last step has ended (a last evaluation) as a part of that step."""
+        with self._lock:
+            if self._ended and not self._packet.stepped:
+                self._packet.step -= 1
+            self._ship(self._packet.step)
 
     def _ship(self, next_step: int, *, reopened: bool = False) -> None:
         packet = self._packet
