@@ -4,6 +4,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -87,6 +88,8 @@ def test_a_reader_in_another_process_follows_a_live_run(tmp_path):
             assert series.values[last] == make_block(last, 6).rows[3][9]
             assert len(run.at(last)) == 6
             assert len(run.at(0)) == 6
+            if last % 10 == 0:
+                assert verify(path).ok
         assert run.status == "live"
     finally:
         child.kill()
@@ -103,3 +106,29 @@ def test_how_a_run_ended_is_kept(tmp_path, state):
     writer.close()
     assert open_run(tmp_path / "run").status == state
     assert list_runs(tmp_path)[0].status == state
+
+
+def test_a_run_can_be_asked_from_several_threads_while_it_is_written(tmp_path):
+    writer = write_run(tmp_path / "run", range(1), close=False, journal_bytes=1 << 12)
+    run, stop, wrong = open_run(tmp_path / "run"), threading.Event(), []
+
+    def ask():
+        while not stop.is_set():
+            run.refresh()
+            series = run.series("layer1.weight", "mean")
+            wanted = [make_block(step).rows[1][9] for step in series.steps[-3:].tolist()]
+            if series.values[-3:].tolist() != wanted or len(run.at(0)) != 3:
+                wrong.append(series)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for step in range(1, 150):
+        writer.take_block(make_block(step))
+    writer.close()
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    run.refresh()
+    assert not wrong
+    assert run.steps.tolist() == list(range(150))

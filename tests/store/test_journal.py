@@ -134,3 +134,19 @@ def test_following_a_journal_reads_only_what_is_new(tmp_path):
     assert len(source.tables) <= 8
     assert sorted(source.sites.values(), key=lambda s: s.id) == make_sites(2)
     writer.close()
+
+
+def test_long_journals_are_read_in_pieces(small, monkeypatch):
+    path, whole = small
+    wanted = [(record.offset, record.end) for record in journal.scan(whole)]
+    for piece in (64, 100, 1000):
+        monkeypatch.setattr(journal, "_PIECE", piece)
+        with path.open("rb") as file:
+            assert [(record.offset, record.end) for record in journal.follow(file, 0)] == wanted
+    damaged = bytearray(whole)
+    damaged[wanted[2][0] + 60] ^= 1
+    path.write_bytes(damaged)
+    with path.open("rb") as file:
+        found = list(journal.follow(file, 0))
+    assert [type(item) for item in found].count(journal.Gap) == 1
+    assert sum(isinstance(item, journal.Record) for item in found) == len(wanted) - 1
