@@ -25,6 +25,12 @@ from sonde.stats.cuda import DeviceKernel, cuda_kernel
 from sonde.stats.cuda.native import NativeKernel
 
 REPEATS = 15
+HOOK_SHAPES = (
+    ((64,), torch.float32),
+    ((16, 1024, 768), torch.bfloat16),
+    ((16, 1024, 3072), torch.bfloat16),
+    ((16, 1024, 50304), torch.bfloat16),
+)
 GPT2_LAYERS, GPT2_WIDTH, GPT2_WORDS, GPT2_LENGTH = 12, 768, 50304, 1024
 
 
@@ -117,17 +123,18 @@ def compare(title: str, tensors: Sequence[Tensor], made: dict[str, DeviceKernel]
     print(f"\n{title}: {len(tensors)} tensors, {size / 1e6:.0f} MB, floor {1e3 * floor:.4f} ms")
     print(f"{'':46s} {'ms':>9s} {'x floor':>8s} {'host us':>9s} {'us each':>8s}")
     for name, kernel in made.items():
-        arena = kernel.arena(2 * len(tensors))
+        arena = kernel.arena(len(tensors))
+        rows = list(range(len(tensors)))
         for histogram in (False, True):
             kind = f"{name}, {'exact histogram' if histogram else 'no histogram'}"
 
-            def measure(kernel=kernel, arena=arena, histogram=histogram) -> None:
-                kernel.measure(tensors, range(len(tensors)), arena, histogram=histogram)
+            def measure(kernel=kernel, arena=arena, rows=rows, histogram=histogram) -> None:
+                kernel.measure(tensors, rows, arena, histogram=histogram)
 
             line(kind, *_timed(measure, floor), per)
 
-        def measure_and_ship(kernel=kernel, arena=arena) -> None:
-            kernel.measure(tensors, range(len(tensors)), arena)
+        def measure_and_ship(kernel=kernel, arena=arena, rows=rows) -> None:
+            kernel.measure(tensors, rows, arena)
             kernel.ship(arena)
 
         line(f"{name}, exact histogram + shipping", *_timed(measure_and_ship, floor), per)
@@ -156,11 +163,7 @@ def hook_times(made: dict[str, DeviceKernel], bandwidth: float) -> None:
     print("\none tensor at a time, as in a hook:   host us per call; device us and x floor")
     for name, kernel in made.items():
         arena = kernel.arena(4)
-        for shape, dtype in (
-            ((64,), torch.float32),
-            ((16, 1024, 768), torch.bfloat16),
-            ((16, 1024, 3072), torch.bfloat16),
-        ):
+        for shape, dtype in HOOK_SHAPES:
             tensor = torch.randn(shape, device="cuda").to(dtype)
 
             def one(kernel=kernel, arena=arena, tensor=tensor) -> None:
@@ -175,23 +178,46 @@ def hook_times(made: dict[str, DeviceKernel], bandwidth: float) -> None:
             )
 
 
+def compare_contents(kernel: DeviceKernel, bandwidth: float) -> None:
+    """Contents that are harder than a bell curve: many elements in one bin, or chunks that must be read twice."""
+    for dtype in (torch.float32, torch.bfloat16):
+        values = torch.randn(2**28, device="cuda").mul_(0.02).to(dtype)
+        sprinkled = values.clone()
+        sprinkled[:: 2**12] = float("nan")
+        contents = {
+            "bell curve": values,
+            "half zeros": values.relu(),
+            "all equal": torch.full_like(values, 0.02),
+            "far from zero": values + 1000,
+            "a NaN in every chunk": sprinkled,
+        }
+        print(f"\n256 M {str(dtype)[6:]}, exact histogram, by contents")
+        arena = kernel.arena(1)
+        for name, tensor in contents.items():
+
+            def measure(tensor=tensor, arena=arena) -> None:
+                kernel.measure_one(tensor, 0, arena)
+
+            line(name, *_timed(measure, tensor.numel() * tensor.element_size() / bandwidth))
+
+
 def tune(sets: dict[str, list[Tensor]], bandwidth: float) -> None:
-    print("\nx floor with exact histogram / without, by blocks per processor and resident blocks")
-    for resident in (3, 4, 5, 6):
-        for blocks in (6, 8, 12, 16, 24, 32):
-            kernel = NativeKernel(0, blocks_per_processor=blocks, defines=(f"-DSUMMARY_RESIDENT={resident}",))
-            results = []
-            for tensors in sets.values():
-                arena = kernel.arena(len(tensors))
-                floor = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / bandwidth
-                for histogram in (True, False):
-
-                    def measure(kernel=kernel, tensors=tensors, arena=arena, histogram=histogram) -> None:
-                        kernel.measure(tensors, range(len(tensors)), arena, histogram=histogram)
-
-                    results.append(f"{device_and_host_time(measure)[0] / floor:6.2f}")
-            print(f"resident {resident} blocks {blocks:3d}: {' '.join(results)}", flush=True)
+    print("\nx floor with exact histogram and without, by blocks per processor")
     print("columns:", ", ".join(sets))
+    for blocks in (3, 4, 5, 6, 8, 12, 16):
+        kernel = NativeKernel(0, blocks_per_processor=blocks)
+        results = []
+        for tensors in sets.values():
+            arena = kernel.arena(len(tensors))
+            rows = list(range(len(tensors)))
+            floor = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / bandwidth
+            for histogram in (True, False):
+
+                def measure(kernel=kernel, tensors=tensors, rows=rows, arena=arena, histogram=histogram) -> None:
+                    kernel.measure(tensors, rows, arena, histogram=histogram)
+
+                results.append(f"{device_and_host_time(measure)[0] / floor:6.2f}")
+        print(f"{blocks:3d} blocks: {' '.join(results)}", flush=True)
 
 
 def main() -> int:
@@ -220,6 +246,7 @@ def main() -> int:
     compare("1 G float32", [big], made, copy)
     compare("500 of 1 K, float32", tiny, made, copy)
     hook_times(made, copy)
+    compare_contents(made["cuda"], copy)
     if arguments.tune:
         tune(
             {

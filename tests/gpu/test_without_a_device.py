@@ -41,8 +41,10 @@ def test_no_row_is_written_twice_in_a_launch():
 
 
 @pytest.mark.parametrize("elements", [0, 1, 10**4, 10**6, 10**9, 10**11])
-def test_chunks_stay_within_bounds(elements):
-    chunk = batches.chunk_for(elements, 2112)
+def test_a_launch_has_few_blocks(elements):
+    chunk = batches.chunk_for(elements, 528)
     assert chunk % 4096 == 0
-    assert chunk // batches.CHANGE_THREADS + 64 < 2**16, "a lane counts in 16 bits"
-    assert chunk == 2**22 or batches.blocks_of(elements, chunk) <= 2112
+    assert batches.blocks_of(elements, chunk) <= 2 * 528
+    many = [elements // 100] * 100
+    [batch] = batches.make_batches(many, range(100), None, 528)
+    assert batch.blocks <= batches.most_blocks(528)

@@ -40,16 +40,16 @@ class DeviceArena:
         self.rows: Tensor = self._words[: capacity * schema.NUM_COLUMNS].view(torch.float64).view(capacity, -1)
         self.bins: Tensor = self._words[capacity * schema.NUM_COLUMNS :].view(capacity, schema.NUM_BINS)
         self.tickets: Tensor = torch.zeros(capacity, dtype=torch.int32, device=self.device)
-        self._outgrown: list[Tensor] = []
-        self.partials: Tensor = self._new_partials(partial_rows)
-        self.partial_rows = partial_rows
+        self.partials: Tensor = torch.empty((partial_rows, schema.NUM_COLUMNS), dtype=torch.float64, device=self.device)
         self._stream = torch.cuda.current_stream(self.device)
         self.stream_handle: int = self._stream.cuda_stream
         self.nbytes = sum(map(_bytes_of, (self._words, self.tickets, self.partials)))
-        self.address_rows: int = self.rows.data_ptr()
-        self.address_bins: int = self.bins.data_ptr()
-        self.address_partials: int = self.partials.data_ptr()
-        self.address_tickets: int = self.tickets.data_ptr()
+        self.addresses = (
+            self.rows.data_ptr(),
+            self.bins.data_ptr(),
+            self.partials.data_ptr(),
+            self.tickets.data_ptr(),
+        )
 
     def enter(self) -> int:
         """Return the handle of the current stream, ordered after all that was queued for this arena so far."""
@@ -62,15 +62,6 @@ class DeviceArena:
             self.stream_handle = handle
         return handle
 
-    def reserve(self, partial_rows: int) -> None:
-        """Make sure that there is scratch memory for so many partial rows."""
-        if partial_rows > self.partial_rows:
-            # Launches that are still queued, perhaps on another stream, write to the old memory.
-            self._outgrown.append(self.partials)
-            self.partials, self.partial_rows = self._new_partials(partial_rows), partial_rows
-            self.address_partials = self.partials.data_ptr()
-            self.nbytes += _bytes_of(self.partials)
-
     def reset(self) -> None:
         """Empty all rows, in the order of the current stream."""
         with torch.cuda.device(self.device), torch.no_grad():
@@ -82,9 +73,6 @@ class DeviceArena:
         with torch.cuda.device(self.device), torch.no_grad():
             self.enter()
             return DeviceShipment(self._words, self.capacity, self._stream)
-
-    def _new_partials(self, rows: int) -> Tensor:
-        return torch.empty((rows, schema.NUM_COLUMNS), dtype=torch.float64, device=self.device)
 
 
 def _bytes_of(tensor: Tensor) -> int:

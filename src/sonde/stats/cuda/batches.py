@@ -19,14 +19,20 @@ _WORD, _HALF = 8, 4
 # Chunks start at a multiple of this many elements, so that a tensor's alignment is that of all its chunks.
 _CHUNK_UNIT: Final = 4096
 _SMALLEST_CHUNK: Final = 4 * _CHUNK_UNIT
-# A lane counts in 16 bits: no thread may see more elements than that of one chunk.
-_LARGEST_CHUNK: Final = 1 << 22
+# From this size on a block's start and end hardly count, and smaller chunks even out which block finishes last.
+_AMPLE_CHUNK: Final = 1 << 17
 
 
 def chunk_for(elements: int, blocks: int) -> int:
-    """Return the chunk size with which `elements` give about as many blocks, within what kernels can take."""
-    even = -(-elements // (blocks * _CHUNK_UNIT)) * _CHUNK_UNIT
-    return min(max(even, _SMALLEST_CHUNK), _LARGEST_CHUNK)
+    """Return the chunk size with which `elements` give `blocks` blocks, or twice as many if they are large."""
+    if elements > blocks * _AMPLE_CHUNK:
+        blocks *= 2
+    return max(-(-elements // (blocks * _CHUNK_UNIT)) * _CHUNK_UNIT, _SMALLEST_CHUNK)
+
+
+def most_blocks(blocks: int) -> int:
+    """Return how many blocks a launch can have at most: each tensor's last chunk may be a small one."""
+    return 2 * blocks + SUMMARY_TENSORS
 
 
 def blocks_of(numel: int, chunk: int) -> int:
@@ -115,21 +121,14 @@ def _make_batch(
 
 
 class SingleBatch:
-    """The argument block of a launch for one tensor, made to be refilled in a few hundred nanoseconds."""
+    """The argument block of a launch for one tensor, made to be refilled quickly."""
 
-    _ROW_AT: Final = _TARGET.size + (2 * _WORD + _HALF) * SUMMARY_TENSORS
-    _NUMEL_AT: Final = _TARGET.size + _WORD * SUMMARY_TENSORS
+    _LAYOUT: Final = struct.Struct(_TARGET.format + "QQII")
 
     def __init__(self) -> None:
-        size = _TARGET.size + (2 * _WORD + 2 * _HALF) * SUMMARY_TENSORS
-        self._block = ctypes.create_string_buffer(size)
+        self._block = ctypes.create_string_buffer(self._LAYOUT.size)
         self.arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
-        self._head = struct.Struct(_TARGET.format + "Q")
-        self._numel = struct.Struct("<Q")
-        self._row = struct.Struct("<I")
 
     def point(self, targets: tuple[int, int, int, int], chunk: int, pointer: int, numel: int, row: int) -> None:
         """Fill in everything."""
-        self._head.pack_into(self._block, 0, *targets, chunk, 1, 0, pointer)
-        self._numel.pack_into(self._block, self._NUMEL_AT, numel)
-        self._row.pack_into(self._block, self._ROW_AT, row)
+        self._LAYOUT.pack_into(self._block, 0, *targets, chunk, 1, 0, pointer, numel, 0, row)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import ClassVar, Final, TypeGuard
 
 import torch
@@ -23,6 +24,7 @@ from sonde.stats.adapt import PLAIN_TYPES, is_dense, to_readable, widened
 from sonde.stats.cuda.arena import DeviceArena, DeviceShipment
 
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_DTYPE: Final = attrgetter("dtype")
 WARM_UP_DTYPES: Final = (torch.float32, torch.bfloat16)
 
 
@@ -157,6 +159,11 @@ class DeviceKernel(ABC):
         arena: DeviceArena,
         histogram: bool,
     ) -> None:
+        plain, before = self._plain_group(tensors, rows), self._plain_group(shadows, change_rows)
+        if plain is not None and before is not None and plain[0] is before[0] and plain[1].numels == before[1].numels:
+            plain[1].shadows, plain[1].change_rows = before[1].pointers, before[1].rows
+            self.launch_change(*plain, arena, histogram)
+            return
         groups: dict[torch.dtype, Group] = {}
         for tensor, shadow, row, change_row in zip(tensors, shadows, rows, change_rows, strict=True):
             if self._is_plain(tensor) and self._is_plain(shadow) and _lie_alike(tensor, shadow):
@@ -190,16 +197,14 @@ class DeviceKernel(ABC):
         if dtype not in self.dtypes or not set(map(type, tensors)) <= PLAIN_TYPES:
             return None
         try:
-            alike = (
-                all(tensor.dtype is dtype for tensor in tensors)
-                and set(map(Tensor.get_device, tensors)) == {self.index}
-                and all(map(Tensor.is_contiguous, tensors))
-                and not any(map(Tensor.is_neg, tensors))
-            )
-            if not alike:
+            if set(map(_DTYPE, tensors)) != {dtype} or set(map(Tensor.get_device, tensors)) != {self.index}:
+                return None
+            if not all(map(Tensor.is_contiguous, tensors)):
                 return None
             pointers, numels = list(map(Tensor.data_ptr, tensors)), list(map(Tensor.numel, tensors))
         except RuntimeError:  # a sparse or otherwise unusual tensor
+            return None
+        if 1 in numels and any(map(Tensor.is_neg, tensors)):  # a view with flipped signs is contiguous only then
             return None
         if len(pointers) != len(rows):
             raise ValueError(f"{len(pointers)} tensors for {len(rows)} rows")

@@ -29,8 +29,10 @@ _ELEMENTS: Final = {
     torch.float8_e4m3fn: 4,
     torch.float8_e5m2: 5,
 }
-# Enough blocks that the last ones to finish hardly matter, few enough that their partial rows hardly matter either.
-_BLOCKS_PER_PROCESSOR: Final = 16
+# As many blocks as run at once: on small tensors a second round would cost more than it evens out.
+_BLOCKS_PER_PROCESSOR: Final = 4
+# Blocks that measure a change have half the threads, and more to do at a time.
+_CHANGE_BLOCKS: Final = 2
 _MOST_PLANS: Final = 256
 
 _PlanKey = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -40,31 +42,35 @@ _PlanKey = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 class _Functions:
     """The kernels for one element type; index by whether a histogram is wanted."""
 
+    single: tuple[Function, Function]
     summary: tuple[Function, Function]
     change: tuple[Function, Function]
 
 
-class NativeKernel(DeviceKernel):
-    """Summarises tensors on one NVIDIA GPU with CUDA C. One launch per batch; nothing is uploaded.
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """All launches for a group, and the rows they write to."""
 
-    `blocks_per_processor` and `defines` are for benchmarks that look for better values.
-    """
+    batches: list[Batch]
+    lowest_row: int
+    highest_row: int
+
+
+class NativeKernel(DeviceKernel):
+    """Summarises tensors on one NVIDIA GPU with CUDA C. One launch per batch; nothing is uploaded."""
 
     name = "cuda"
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset(_ELEMENTS)
 
-    def __init__(
-        self, index: int, *, blocks_per_processor: int = _BLOCKS_PER_PROCESSOR, defines: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, index: int, *, blocks_per_processor: int = _BLOCKS_PER_PROCESSOR) -> None:
         super().__init__(index)
         if torch.version.cuda is None:
             raise compiler.CompileError("CUDA C needs a CUDA build of torch")
         properties = torch.cuda.get_device_properties(index)
         self._capability = (properties.major, properties.minor)
         self._blocks = properties.multi_processor_count * blocks_per_processor
-        self._defines = defines
         self._functions: dict[torch.dtype, _Functions] = {}
-        self._plans: dict[_PlanKey, list[Batch]] = {}
+        self._plans: dict[_PlanKey, _Plan] = {}
         self._single = SingleBatch()
         # Argument blocks are refilled for every launch, and a launch lets other threads run while it is queued.
         self._lock = Lock()
@@ -73,7 +79,7 @@ class NativeKernel(DeviceKernel):
     def arena(self, capacity: int) -> DeviceArena:
         """Make an empty arena with `capacity` rows."""
         # Two partial rows per block where a change is measured.
-        return DeviceArena(capacity, self.index, 2 * (self._blocks + batches.SUMMARY_TENSORS))
+        return DeviceArena(capacity, self.index, 2 * batches.most_blocks(_CHANGE_BLOCKS * self._blocks))
 
     def measure_one(self, tensor: Tensor, row: int, arena: Arena, *, histogram: bool = True) -> bool:
         """Merge the summary of one tensor into a row; say whether the tensor could be read.
@@ -97,10 +103,9 @@ class NativeKernel(DeviceKernel):
         chunk = batches.chunk_for(numel, self._blocks)
         blocks = batches.blocks_of(numel, chunk)
         _check_rows(row, row, arena)
-        targets = _targets(arena, blocks)
         with self._lock:
-            self._single.point(targets, chunk, tensor.data_ptr(), numel, row)
-            functions.summary[histogram].launch(
+            self._single.point(arena.addresses, chunk, tensor.data_ptr(), numel, row)
+            functions.single[histogram].launch(
                 blocks, batches.SUMMARY_THREADS, arena.stream_handle, self._single.arguments
             )
         return True
@@ -119,22 +124,22 @@ class NativeKernel(DeviceKernel):
         self, function: Function, threads: int, dtype: torch.dtype, group: Group, arena: DeviceArena
     ) -> None:
         with self._lock:
-            for batch in self._plan(dtype, group):
-                _check_rows(min(group.rows), max(group.rows), arena)
-                if group.change_rows:
-                    _check_rows(min(group.change_rows), max(group.change_rows), arena)
-                rows_per_block = 2 if group.shadows else 1
-                batch.point(_targets(arena, batch.blocks * rows_per_block), group.pointers, group.shadows)
+            plan = self._plan(dtype, group)
+            _check_rows(plan.lowest_row, plan.highest_row, arena)
+            for batch in plan.batches:
+                batch.point(arena.addresses, group.pointers, group.shadows)
                 function.launch(batch.blocks, threads, arena.stream_handle, batch.arguments)
 
-    def _plan(self, dtype: torch.dtype, group: Group) -> list[Batch]:
+    def _plan(self, dtype: torch.dtype, group: Group) -> _Plan:
         key = (dtype, tuple(group.numels), tuple(group.rows), tuple(group.change_rows))
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:  # shapes that never come back, say of sentences
                 self._plans.clear()
-            plan = batches.make_batches(group.numels, group.rows, group.change_rows or None, self._blocks)
-            self._plans[key] = plan
+            blocks = self._blocks * (_CHANGE_BLOCKS if group.shadows else 1)
+            made = batches.make_batches(group.numels, group.rows, group.change_rows or None, blocks)
+            rows = group.rows + group.change_rows
+            plan = self._plans[key] = _Plan(made, min(rows), max(rows))
         return plan
 
     def _load(self, dtype: torch.dtype) -> _Functions:
@@ -146,7 +151,7 @@ class NativeKernel(DeviceKernel):
         return functions
 
     def _compile(self, dtype: torch.dtype) -> _Functions:
-        options = (f"-DELEMENT={_ELEMENTS[dtype]}", *self._defines)
+        options = (f"-DELEMENT={_ELEMENTS[dtype]}",)
         image = compiler.compiled(_source(), self._capability, options)
         try:
             module = Module(image)
@@ -154,14 +159,10 @@ class NativeKernel(DeviceKernel):
             compiler.forget(_source(), self._capability, options)
             module = Module(compiler.compiled(_source(), self._capability, options))
         return _Functions(
+            single=(module.function("single"), module.function("single_bins")),
             summary=(module.function("summary"), module.function("summary_bins")),
             change=(module.function("change"), module.function("change_bins")),
         )
-
-
-def _targets(arena: DeviceArena, partial_rows: int) -> tuple[int, int, int, int]:
-    arena.reserve(partial_rows)
-    return arena.address_rows, arena.address_bins, arena.address_partials, arena.address_tickets
 
 
 def _check_rows(lowest: int, highest: int, arena: DeviceArena) -> None:

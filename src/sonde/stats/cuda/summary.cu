@@ -6,9 +6,9 @@
 // chunk, each element once. A tensor of one chunk is merged into its row at once; else the block writes a partial row,
 // and whichever block of the tensor finishes last merges them all, always in the same order.
 //
-// The quick pass takes all elements for finite and adds up float32 distances to a nearby value (so nothing cancels), a few
-// at a time; the few go into float64. A chunk is read again, carefully, only where that went wrong: an element was not
-// finite, a square left the range of float32, or the nearby value was not near.
+// The quick pass takes all elements for finite. Each warp adds up float32 distances to one of its elements (so that little
+// cancels), a few at a time; the few go into float64. A chunk is read again, carefully, only where that went wrong: an
+// element was not finite, a square left the range of float32, or too much cancelled all the same.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -17,15 +17,15 @@ typedef unsigned long long u64;
 
 constexpr int LANES = 32;
 constexpr int BINS = 64;
+constexpr int COLUMNS = 16;                 // counters of a bin in each warp
+constexpr u32 BIN_BYTES = COLUMNS * sizeof(u32);
 constexpr int ONE_BIN = 47;                 // the bin that starts at |x| = 1; bin k starts at 2**(k - ONE_BIN)
 constexpr int SUMMARY_THREADS = 256;
 constexpr int CHANGE_THREADS = 128;         // two histograms per block, and still under 48 KiB of shared memory
 constexpr int SUMMARY_TENSORS = 168;        // what fits into the 4 KiB of arguments that every driver takes
 constexpr int CHANGE_TENSORS = 112;
-#ifndef SUMMARY_RESIDENT
-#define SUMMARY_RESIDENT 4                  // blocks that one multiprocessor should hold at once
-#endif
-constexpr double CANCELLED = 15.0;          // a shift this many variances away costs too many digits
+constexpr int SUMMARY_RESIDENT = 4;         // blocks that one multiprocessor should hold at once
+constexpr double CANCELLED = 16.0;          // squares that exceed m2 by more have lost too many digits
 
 // ---------------------------------------------------------------------------------------------------------- elements
 
@@ -92,13 +92,40 @@ __device__ __forceinline__ double greater(double a, double b) { return fmax(a, b
 __device__ __forceinline__ float magnitude_of(float x) { return fabsf(x); }
 __device__ __forceinline__ double magnitude_of(double x) { return fabs(x); }
 
-// Clamping the number instead of the bin makes the first and last bin open ended for free: abs is a modifier of max.
-__device__ __forceinline__ int bin_of(float x) {
-  return (int)(__float_as_uint(fminf(fmaxf(fabsf(x), 0x1p-47f), 0x1p16f)) >> 23) - (127 - ONE_BIN);
+// Bytes from the counter of an imaginary bin at exponent field 0 to that of the bin of x. Clamping the number instead of the
+// bin makes the first and last bin open ended for free: abs is a modifier of max.
+__device__ __forceinline__ u32 bin_offset(float x) {
+  return (__float_as_uint(fminf(fmaxf(fabsf(x), 0x1p-47f), 0x1p16f)) >> 23) * BIN_BYTES;
 }
-__device__ __forceinline__ int bin_of(double x) {
-  return (__double2hiint(fmin(fmax(fabs(x), 0x1p-47), 0x1p16)) >> 20) - (1023 - ONE_BIN);
+__device__ __forceinline__ u32 bin_offset(double x) {
+  return (u32)(__double2hiint(fmin(fmax(fabs(x), 0x1p-47), 0x1p16)) >> 20) * BIN_BYTES;
 }
+constexpr u32 FIRST_BIN_OFFSET = ((sizeof(Real) == 8 ? 1023 : 127) - ONE_BIN) * BIN_BYTES;
+
+// Pairs of 16-bit elements in one register, on devices that compute with such pairs.
+#if (ELEMENT == 1 || ELEMENT == 2) && __CUDA_ARCH__ >= 900
+#define PAIRED 1
+#define PAIR_FUNCTION(name, instruction)                                        \
+  __device__ __forceinline__ u32 name(u32 a, u32 b) {                           \
+    u32 result;                                                                 \
+    asm(instruction " %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));            \
+    return result;                                                              \
+  }
+PAIR_FUNCTION(pair_min_bits, "min.u16x2")
+PAIR_FUNCTION(pair_max_bits, "max.u16x2")
+#if ELEMENT == 1
+PAIR_FUNCTION(pair_min, "min.bf16x2")
+PAIR_FUNCTION(pair_max, "max.bf16x2")
+constexpr u32 PAIR_INFINITY = 0x7f807f80u;
+#else
+PAIR_FUNCTION(pair_min, "min.f16x2")
+PAIR_FUNCTION(pair_max, "max.f16x2")
+constexpr u32 PAIR_INFINITY = 0x7c007c00u;
+#endif
+constexpr u32 PAIR_SIGNS = 0x80008000u;
+#else
+#define PAIRED 0
+#endif
 
 // -------------------------------------------------------------------------------------------------------------- rows
 
@@ -157,45 +184,69 @@ __device__ void deposit(Row* target, Row total) {
   *target = row;
 }
 
+// Merge the rows of lanes that lie `width` / 2, ..., 1 apart; lane 0 has them all then.
+__device__ void merge_lanes(Row& row, int width) {
+  for (int distance = width / 2; distance; distance /= 2) {
+    const Row other = shuffled(row, distance);
+    if (threadIdx.x % LANES < distance) merge(row, other);
+  }
+}
+
 // Merge `count` partial rows that lie `stride` apart; thread 0 gets the total. The order depends on nothing but `count`.
 template <int THREADS>
 __device__ Row collect(const Row* partials, u32 count, u32 stride) {
-  __shared__ Row of_warp[THREADS / LANES];
+  constexpr int WARPS = THREADS / LANES;
+  __shared__ Row of_warp[WARPS];
   Row total = {};
   for (u32 i = threadIdx.x; i < count; i += THREADS) merge(total, load_partial(partials + (u64)i * stride));
-  for (int distance = LANES / 2; distance; distance /= 2) {
-    const Row other = shuffled(total, distance);
-    if ((threadIdx.x & (LANES - 1)) < distance) merge(total, other);
-  }
+  merge_lanes(total, LANES);
   __syncthreads();
   if (threadIdx.x % LANES == 0) of_warp[threadIdx.x / LANES] = total;
   __syncthreads();
-  if (threadIdx.x == 0)
-    for (int warp = 1; warp < THREADS / LANES; warp++) merge(total, of_warp[warp]);
+  if (threadIdx.x < LANES) {
+    total = of_warp[threadIdx.x % WARPS];
+    merge_lanes(total, WARPS);
+  }
   return total;
 }
 
 // ------------------------------------------------------------------------------------------------------------ tallies
 
+// What one thread has seen.
 struct Tally {
-  double shift, sum, squares, magnitude;  // of finite elements; the first two by their distance to the shift
-  Real low, high;
-  u32 zero, ge_one, nan, pos_inf, neg_inf;
+  Real shift = 0;  // an element; sum and squares are of distances to it
+  double sum = 0, squares = 0, magnitude = 0;
+  Real low = infinity(), high = -infinity();
+  u32 finite = 0, zero = 0, ge_one = 0, nan = 0, pos_inf = 0, neg_inf = 0;
+};
 
-  __device__ void clear(double new_shift) {
-    shift = new_shift;
-    sum = squares = magnitude = 0;
-    low = infinity();
-    high = -infinity();
-    zero = ge_one = nan = pos_inf = neg_inf = 0;
+// What several threads have seen.
+struct Part {
+  double mean, m2, squares, magnitude;
+  Real low, high;
+  u32 finite, zero, ge_one, nan, pos_inf, neg_inf;
+
+  __device__ Part() {}
+  __device__ explicit Part(const Tally& tally)
+      : squares(tally.squares), magnitude(tally.magnitude), low(tally.low), high(tally.high), finite(tally.finite),
+        zero(tally.zero), ge_one(tally.ge_one), nan(tally.nan), pos_inf(tally.pos_inf), neg_inf(tally.neg_inf) {
+    const double rest = finite ? tally.sum / finite : 0.0;
+    mean = tally.shift + rest;
+    m2 = isinf(squares) ? squares : squares - tally.sum * rest;
   }
 
-  __device__ void merge(const Tally& other) {
-    sum += other.sum;
+  __device__ void merge(const Part& other) {
+    if (other.finite) {
+      const double delta = other.mean - mean, weight = (double)other.finite / (finite + other.finite);
+      // Weight 1 means that there is nothing on this side: no mean to be distant from.
+      m2 = finite ? m2 + other.m2 + delta * delta * finite * weight : other.m2;
+      mean = finite ? mean + delta * weight : other.mean;
+    }
     squares += other.squares;
     magnitude += other.magnitude;
     low = lesser(low, other.low);
     high = greater(high, other.high);
+    finite += other.finite;
     zero += other.zero;
     ge_one += other.ge_one;
     nan += other.nan;
@@ -203,19 +254,22 @@ struct Tally {
     neg_inf += other.neg_inf;
   }
 
-  __device__ void merge_warp() {
-    for (int distance = LANES / 2; distance; distance /= 2) {
-      Tally other;
-      other.sum = __shfl_xor_sync(~0u, sum, distance);
-      other.squares = __shfl_xor_sync(~0u, squares, distance);
-      other.magnitude = __shfl_xor_sync(~0u, magnitude, distance);
-      other.low = __shfl_xor_sync(~0u, low, distance);
-      other.high = __shfl_xor_sync(~0u, high, distance);
-      other.zero = __shfl_xor_sync(~0u, zero, distance);
-      other.ge_one = __shfl_xor_sync(~0u, ge_one, distance);
-      other.nan = __shfl_xor_sync(~0u, nan, distance);
-      other.pos_inf = __shfl_xor_sync(~0u, pos_inf, distance);
-      other.neg_inf = __shfl_xor_sync(~0u, neg_inf, distance);
+  // Merge the parts of lanes that lie `width` / 2, ..., 1 apart; lane 0 has them all then.
+  __device__ void merge_lanes(int width) {
+    for (int distance = width / 2; distance; distance /= 2) {
+      Part other;
+      other.mean = __shfl_down_sync(~0u, mean, distance);
+      other.m2 = __shfl_down_sync(~0u, m2, distance);
+      other.squares = __shfl_down_sync(~0u, squares, distance);
+      other.magnitude = __shfl_down_sync(~0u, magnitude, distance);
+      other.low = __shfl_down_sync(~0u, low, distance);
+      other.high = __shfl_down_sync(~0u, high, distance);
+      other.finite = __shfl_down_sync(~0u, finite, distance);
+      other.zero = __shfl_down_sync(~0u, zero, distance);
+      other.ge_one = __shfl_down_sync(~0u, ge_one, distance);
+      other.nan = __shfl_down_sync(~0u, nan, distance);
+      other.pos_inf = __shfl_down_sync(~0u, pos_inf, distance);
+      other.neg_inf = __shfl_down_sync(~0u, neg_inf, distance);
       merge(other);
     }
   }
@@ -226,59 +280,141 @@ struct Tally {
     row.nan = nan;
     row.pos_inf = pos_inf;
     row.neg_inf = neg_inf;
-    const double finite = row.finite();
-    if (finite > 0) {
+    if (finite) {
       row.zero = zero;
       row.ge_one = ge_one;
       row.low = low;
       row.high = high;
+      row.mean = low == high ? (double)low : mean;
+      row.m2 = low == high ? 0.0 : fmax(0.0, m2);
       row.abs_sum = magnitude;
-      const double rest = sum / finite;
-      row.mean = low == high ? (double)low : shift + rest;
-      row.m2 = low == high ? 0.0 : isinf(squares) ? squares : fmax(0.0, squares - sum * rest);
     }
     return row;
   }
 
-  // Whether the quick pass, which took all elements for finite, can be trusted.
-  __device__ bool doubtful(u32 count) const {
-    if (!isfinite(magnitude) || !isfinite(squares) || !isfinite(sum)) return true;
-    if (count == 0 || low == high) return false;
-    const double farthest = fmax((double)high - shift, shift - (double)low), moved = sum * (sum / count);
-    return farthest < SMALLEST_DISTANCE || moved > CANCELLED * (squares - moved);
+  // Whether the quick pass, which took all elements for finite, cannot be trusted.
+  __device__ bool doubtful() const {
+    if (!isfinite(magnitude) || !isfinite(squares) || !isfinite(mean)) return true;
+    return finite && low != high && ((double)high - (double)low < SMALLEST_DISTANCE || squares > CANCELLED * m2);
   }
 };
 
-// A lane counts in a column of its own, 64 bytes from bin to bin: no atomics, and at most two lanes meet in a bank.
-__device__ __forceinline__ void bump(u16* counters, Real x) { counters[bin_of(x) * LANES] += 1; }
+__device__ __forceinline__ u32 warp_total(u32 value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(~0u, value);
+#else
+  for (int distance = LANES / 2; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+  return value;
+#endif
+}
+
+// The part of a warp whose lanes share one shift and took all elements for finite: their tallies simply add up.
+template <bool HISTOGRAM>
+__device__ Part quick_part(Tally tally) {
+  for (int distance = LANES / 2; distance; distance /= 2) {
+    tally.sum += __shfl_xor_sync(~0u, tally.sum, distance);
+    tally.squares += __shfl_xor_sync(~0u, tally.squares, distance);
+    tally.magnitude += __shfl_xor_sync(~0u, tally.magnitude, distance);
+    tally.low = lesser(tally.low, __shfl_xor_sync(~0u, tally.low, distance));
+    tally.high = greater(tally.high, __shfl_xor_sync(~0u, tally.high, distance));
+  }
+  tally.finite = warp_total(tally.finite);
+  tally.zero = warp_total(tally.zero);
+  if (!HISTOGRAM) tally.ge_one = warp_total(tally.ge_one);
+  return Part(tally);
+}
+
+// The part of a warp whose lanes differ in what they saw and what they took for shift.
+__device__ Part careful_part(const Tally& tally) {
+  Part part(tally);
+  part.merge_lanes(LANES);
+  return part;
+}
+
+// Counters are 32 bits wide, BIN_BYTES from bin to bin; two lanes share a column. Adding without asking for the result costs
+// less here than reading and writing. Addresses are those of shared memory, less FIRST_BIN_OFFSET.
+__device__ __forceinline__ void bump(u32 address) { asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address)); }
 
 // Adds elements, all taken for finite; zeros are counted in the first bin too, and taken out of it later.
 template <bool HISTOGRAM>
 struct Quick {
   Tally& tally;
-  u16* const counters;
-  const Real shift;
-  Real sum = 0, squares = 0, magnitude = 0;  // of the few elements since the last fold
+  const u32 counters;
+  Real sum = 0, squares = 0, magnitude = 0;  // of the few elements since the last `close`
+#if PAIRED
+  u32 nonzero = 0, low = PAIR_INFINITY, high = PAIR_INFINITY | PAIR_SIGNS;
+#endif
 
-  __device__ Quick(Tally& tally, u16* counters) : tally(tally), counters(counters), shift((Real)tally.shift) {}
+  __device__ Quick(Tally& tally, u32 counters) : tally(tally), counters(counters) {}
 
-  __device__ __forceinline__ void add(Real x) {
-    const Real distance = x - shift;
+  __device__ __forceinline__ void add_moments(Real x) {
+    const Real distance = x - tally.shift;
     sum += distance;
     squares += distance * distance;
     magnitude += magnitude_of(x);
+    if (!HISTOGRAM) tally.ge_one += magnitude_of(x) >= 1;
+  }
+
+  __device__ __forceinline__ void add(Real x) {
+    add_moments(x);
     tally.low = lesser(tally.low, x);
     tally.high = greater(tally.high, x);
     tally.zero += x == 0;
-    if (HISTOGRAM) bump(counters, x);
-    else tally.ge_one += magnitude_of(x) >= 1;
+    if (HISTOGRAM) bump(counters + bin_offset(x));
   }
 
-  __device__ __forceinline__ void fold() {
+#if PAIRED
+  __device__ __forceinline__ void add_pair(u32 pair) {
+    const Real first = decode((Raw)pair), second = decode((Raw)(pair >> 16));
+    add_moments(first);
+    add_moments(second);
+    low = pair_min(low, pair);
+    high = pair_max(high, pair);
+    const u32 sizes = pair & ~PAIR_SIGNS;
+    nonzero += pair_min_bits(sizes, 0x00010001u);  // two 16-bit counts, emptied long before they overflow
+    if (!HISTOGRAM) return;
+#if ELEMENT == 1
+    // The exponent field is that of float32, and lies so that the bin's offset is half of what stands in the register.
+    const u32 clamped = pair_min_bits(pair_max_bits(sizes, 0x28002800u), 0x47804780u);
+    bump(counters + ((clamped >> 1) & 0x3fc0u));
+    bump(counters + ((clamped >> 17) & 0x3fc0u));
+#else
+    bump(counters + bin_offset(first));
+    bump(counters + bin_offset(second));
+#endif
+  }
+
+  __device__ __forceinline__ void add_vector(const uint4& vector) {
+    add_pair(vector.x);
+    add_pair(vector.y);
+    add_pair(vector.z);
+    add_pair(vector.w);
+  }
+#else
+  __device__ __forceinline__ void add_vector(const uint4& vector) {
+#pragma unroll
+    for (int i = 0; i < PER_VECTOR; i++) add(decode(pick(vector, i)));
+  }
+#endif
+
+  // After a few elements: `vectors` of them, and `singles`.
+  __device__ __forceinline__ void close(u32 vectors, u32 singles) {
     tally.sum += sum;
     tally.squares += squares;
     tally.magnitude += magnitude;
+    tally.finite += vectors * PER_VECTOR + singles;
     sum = squares = magnitude = 0;
+#if PAIRED
+    tally.zero += vectors * PER_VECTOR - (nonzero & 0xffffu) - (nonzero >> 16);
+    nonzero = 0;
+#endif
+  }
+
+  __device__ __forceinline__ void finish() {
+#if PAIRED
+    tally.low = lesser(tally.low, lesser(decode((Raw)low), decode((Raw)(low >> 16))));
+    tally.high = greater(tally.high, greater(decode((Raw)high), decode((Raw)(high >> 16))));
+#endif
   }
 };
 
@@ -286,9 +422,9 @@ struct Quick {
 template <bool HISTOGRAM>
 struct Careful {
   Tally& tally;
-  u16* const counters;
+  const u32 counters;
 
-  __device__ Careful(Tally& tally, u16* counters) : tally(tally), counters(counters) {}
+  __device__ Careful(Tally& tally, u32 counters) : tally(tally), counters(counters) {}
 
   __device__ __forceinline__ void add(Real x) {
     if (!isfinite(x)) {
@@ -297,7 +433,9 @@ struct Careful {
       tally.neg_inf += x < 0;
       return;
     }
-    const double distance = (double)x - tally.shift;
+    if (tally.finite == 0) tally.shift = x;
+    tally.finite += 1;
+    const double distance = (double)x - (double)tally.shift;
     tally.sum += distance;
     tally.squares += distance * distance;
     tally.magnitude += magnitude_of(x);
@@ -305,17 +443,17 @@ struct Careful {
     tally.high = greater(tally.high, x);
     tally.zero += x == 0;
     tally.ge_one += magnitude_of(x) >= 1;
-    if (HISTOGRAM && x != 0) bump(counters, x);
+    if (HISTOGRAM && x != 0) bump(counters + bin_offset(x));
   }
 
-  __device__ __forceinline__ void fold() {}
-};
-
-template <class Adder>
-__device__ __forceinline__ void add_vector(Adder& adder, const uint4& vector) {
+  __device__ __forceinline__ void add_vector(const uint4& vector) {
 #pragma unroll
-  for (int i = 0; i < PER_VECTOR; i++) adder.add(decode(pick(vector, i)));
-}
+    for (int i = 0; i < PER_VECTOR; i++) add(decode(pick(vector, i)));
+  }
+
+  __device__ __forceinline__ void close(u32, u32) {}
+  __device__ __forceinline__ void finish() {}
+};
 
 // ------------------------------------------------------------------------------------------------------------- chunks
 
@@ -336,79 +474,73 @@ __device__ __forceinline__ void sweep(Adder& adder, const Raw* data, const Span&
   for (; i + 3 * THREADS < span.vectors; i += 4 * THREADS) {  // four loads in flight per thread
     const uint4 a = __ldg(vectors + i), b = __ldg(vectors + i + THREADS);
     const uint4 c = __ldg(vectors + i + 2 * THREADS), d = __ldg(vectors + i + 3 * THREADS);
-    add_vector(adder, a);
-    add_vector(adder, b);
-    add_vector(adder, c);
-    add_vector(adder, d);
-    adder.fold();
+    adder.add_vector(a);
+    adder.add_vector(b);
+    adder.add_vector(c);
+    adder.add_vector(d);
+    adder.close(4, 0);
   }
   for (; i < span.vectors; i += THREADS) {
-    add_vector(adder, __ldg(vectors + i));
-    adder.fold();
+    adder.add_vector(__ldg(vectors + i));
+    adder.close(1, 0);
   }
-  if (threadIdx.x < span.head) adder.add(decode(data[threadIdx.x]));
-  if (span.tail() + threadIdx.x < span.length) adder.add(decode(data[span.tail() + threadIdx.x]));
-  adder.fold();
-}
-
-// Leave the tally of the whole block in `of_warp[0]`. Starts and ends with all threads together.
-template <int THREADS>
-__device__ void merge_block(Tally tally, Tally* of_warp) {
-  tally.merge_warp();
-  __syncthreads();
-  if (threadIdx.x % LANES == 0) of_warp[threadIdx.x / LANES] = tally;
-  __syncthreads();
-  if (threadIdx.x == 0)
-    for (int warp = 1; warp < THREADS / LANES; warp++) of_warp[0].merge(of_warp[warp]);
-  __syncthreads();
-}
-
-// Mean of the finite elements among the first few: a value that most of the chunk is near to.
-template <int THREADS>
-__device__ double nearby_value(const Raw* data, const Span& span, double2* of_warp) {
-  double sum = 0, count = 0;
-  auto add = [&](Real x) {
-    if (isfinite(x)) sum += x, count += 1;
+  auto single = [&](u32 at) {
+    adder.add(decode(data[at]));
+    adder.close(0, 1);
   };
-  if (threadIdx.x < span.vectors) {
-    const uint4 vector = __ldg(reinterpret_cast<const uint4*>(data + span.head) + threadIdx.x);
-#pragma unroll
-    for (int i = 0; i < PER_VECTOR; i++) add(decode(pick(vector, i)));
-  } else if (span.vectors == 0 && threadIdx.x < span.length) {
-    add(decode(data[threadIdx.x]));
-  }
-  for (int distance = LANES / 2; distance; distance /= 2) {
-    sum += __shfl_xor_sync(~0u, sum, distance);
-    count += __shfl_xor_sync(~0u, count, distance);
-  }
-  if (threadIdx.x % LANES == 0) of_warp[threadIdx.x / LANES] = make_double2(sum, count);
+  if (threadIdx.x < span.head) single(threadIdx.x);
+  if (span.tail() + threadIdx.x < span.length) single(span.tail() + threadIdx.x);
+  adder.finish();
+}
+
+// Leave the part of the whole block in `of_warp[0]`. Starts and ends with all threads together.
+template <int THREADS>
+__device__ void merge_block(Part part, Part* of_warp) {
+  constexpr int WARPS = THREADS / LANES;
   __syncthreads();
-  sum = count = 0;
-  for (int warp = 0; warp < THREADS / LANES; warp++) sum += of_warp[warp].x, count += of_warp[warp].y;
-  const double mean = count > 0 ? (double)(Real)(sum / count) : 0.0;
-  return isfinite(mean) ? mean : 0.0;
+  if (threadIdx.x % LANES == 0) of_warp[threadIdx.x / LANES] = part;
+  __syncthreads();
+  if (threadIdx.x < LANES) {
+    part = of_warp[threadIdx.x % WARPS];
+    part.merge_lanes(WARPS);
+    if (threadIdx.x == 0) of_warp[0] = part;
+  }
+  __syncthreads();
+}
+
+// An element of the chunk for a warp to take as shift: one of those it reads first. Not always the same place in a row of a
+// matrix, whose first column may be unlike all others.
+__device__ Real shift_for_warp(const Raw* data, const Span& span) {
+  const u32 warp = threadIdx.x / LANES, lane = (11 * warp + 3) % LANES;
+  const u32 at = span.head + (warp * LANES + lane) * PER_VECTOR;
+  return span.length ? decode(data[min(at, span.length - 1)]) : Real(0);
 }
 
 // Set a warp's own counters to zero.
-__device__ void clear_counters(u16* of_warp) {
+__device__ void clear_counters(u32* of_warp) {
   uint4* words = reinterpret_cast<uint4*>(of_warp);
-  for (int i = threadIdx.x % LANES; i < BINS * LANES * (int)sizeof(u16) / 16; i += LANES) words[i] = make_uint4(0, 0, 0, 0);
+  for (int i = threadIdx.x % LANES; i < BINS * (int)BIN_BYTES / 16; i += LANES) words[i] = make_uint4(0, 0, 0, 0);
   __syncwarp();
+}
+
+// Return what a lane must add to a bin's offset to get the address of its counter.
+__device__ u32 lane_address(const u32* of_warp) {
+  return (u32)__cvta_generic_to_shared(of_warp + threadIdx.x % COLUMNS) - FIRST_BIN_OFFSET;
 }
 
 // Add the block's counters to the row's bins, less `zeros` in the first; count elements of 1 and more in `ge_one`.
 // Starts and ends with all threads together.
 template <int THREADS>
-__device__ void publish(const u16* counters, u64* bins, u32 zeros, u32* ge_one) {
-  constexpr int SHARERS = THREADS / BINS, WORDS = LANES / 2 / SHARERS;
+__device__ void publish(const u32* counters, u64* bins, u32 zeros, u32* ge_one) {
+  constexpr int SHARERS = THREADS / BINS, VECTORS = COLUMNS / 4 / SHARERS;
   const int bin = threadIdx.x / SHARERS, part = threadIdx.x % SHARERS;
   if (threadIdx.x == 0) *ge_one = 0;
   __syncthreads();
   u32 count = 0;
   for (int warp = 0; warp < THREADS / LANES; warp++) {
-    const u32* pairs = reinterpret_cast<const u32*>(counters + (warp * BINS + bin) * LANES) + part * WORDS;
+    const uint4* row = reinterpret_cast<const uint4*>(counters + (warp * BINS + bin) * COLUMNS) + part * VECTORS;
 #pragma unroll
-    for (int i = 0; i < WORDS; i++) count += (pairs[i] & 0xffffu) + (pairs[i] >> 16);
+    for (int i = 0; i < VECTORS; i++) count += row[i].x + row[i].y + row[i].z + row[i].w;
   }
   for (int distance = SHARERS / 2; distance; distance /= 2) count += __shfl_xor_sync(~0u, count, distance);
   if (part == 0) {
@@ -430,10 +562,11 @@ struct Target {
   u32 tensors, unused;
 };
 
+template <int TENSORS>
 struct Batch {
   Target target;
-  u64 data[SUMMARY_TENSORS], numel[SUMMARY_TENSORS];
-  u32 first[SUMMARY_TENSORS], row[SUMMARY_TENSORS];  // first: the tensor's first block
+  u64 data[TENSORS], numel[TENSORS];
+  u32 first[TENSORS], row[TENSORS];  // first: the tensor's first block
 };
 
 struct ChangeBatch {
@@ -479,33 +612,34 @@ __device__ bool is_last(u32* ticket, u32 blocks) {
   return last;
 }
 
-template <bool HISTOGRAM>
-__device__ __forceinline__ void summarise(const Batch& batch) {
-  constexpr int THREADS = SUMMARY_THREADS, WARPS = THREADS / LANES;
-  __shared__ __align__(16) u16 counters[HISTOGRAM ? WARPS * BINS * LANES : 8];
-  __shared__ Tally of_warp[WARPS];
-  __shared__ double2 samples[WARPS];
+template <bool HISTOGRAM, int TENSORS>
+__device__ __forceinline__ void summarise(const Batch<TENSORS>& batch) {
+  constexpr int THREADS = SUMMARY_THREADS, WARPS = THREADS / LANES, COUNTERS = BINS * COLUMNS;
+  __shared__ __align__(16) u32 counters[HISTOGRAM ? WARPS * COUNTERS : 4];
+  __shared__ Part of_warp[WARPS];
   __shared__ u32 ge_one;
   const Share share = find_share(batch);
-  const u32 warp = threadIdx.x / LANES, row_index = batch.row[share.tensor];
+  const u32 row_index = batch.row[share.tensor];
   const Raw* data = reinterpret_cast<const Raw*>(batch.data[share.tensor]) + share.start;
   const Span span((u64)data, share.length);
-  u16* warp_counters = counters + (HISTOGRAM ? warp * BINS * LANES : 0);
-  u16* lane_counters = warp_counters + (HISTOGRAM ? threadIdx.x % LANES : 0);
+  u32* warp_counters = counters + (HISTOGRAM ? threadIdx.x / LANES * COUNTERS : 0);
+  const u32 address = lane_address(warp_counters);
 
   if (HISTOGRAM) clear_counters(warp_counters);
-  Tally tally;
-  tally.clear(nearby_value<THREADS>(data, span, samples));
-  Quick<HISTOGRAM> quick(tally, lane_counters);
-  sweep<THREADS>(quick, data, span);
-  merge_block<THREADS>(tally, of_warp);
-  const bool again = of_warp[0].doubtful(share.length);
+  {
+    Tally tally;
+    tally.shift = shift_for_warp(data, span);
+    Quick<HISTOGRAM> quick(tally, address);
+    sweep<THREADS>(quick, data, span);
+    merge_block<THREADS>(quick_part<HISTOGRAM>(tally), of_warp);
+  }
+  const bool again = of_warp[0].doubtful();
   if (again) {
     if (HISTOGRAM) clear_counters(warp_counters);
-    tally.clear(tally.shift);
-    Careful<HISTOGRAM> careful(tally, lane_counters);
+    Tally tally;
+    Careful<HISTOGRAM> careful(tally, address);
     sweep<THREADS>(careful, data, span);
-    merge_block<THREADS>(tally, of_warp);
+    merge_block<THREADS>(careful_part(tally), of_warp);
   }
   if (HISTOGRAM) publish<THREADS>(counters, batch.target.bins + (u64)row_index * BINS, again ? 0 : of_warp[0].zero, &ge_one);
 
@@ -521,12 +655,15 @@ __device__ __forceinline__ void summarise(const Batch& batch) {
   if (threadIdx.x == 0) deposit(batch.target.rows + row_index, row);
 }
 
-extern "C" __global__ void __launch_bounds__(SUMMARY_THREADS, SUMMARY_RESIDENT) summary(const __grid_constant__ Batch batch) {
-  summarise<false>(batch);
-}
-extern "C" __global__ void __launch_bounds__(SUMMARY_THREADS, SUMMARY_RESIDENT) summary_bins(const __grid_constant__ Batch batch) {
-  summarise<true>(batch);
-}
+#define SUMMARY_KERNEL(name, histogram, tensors)                                                        \
+  extern "C" __global__ void __launch_bounds__(SUMMARY_THREADS, SUMMARY_RESIDENT)                       \
+  name(const __grid_constant__ Batch<tensors> batch) {                                                  \
+    summarise<histogram, tensors>(batch);                                                               \
+  }
+SUMMARY_KERNEL(summary, false, SUMMARY_TENSORS)
+SUMMARY_KERNEL(summary_bins, true, SUMMARY_TENSORS)
+SUMMARY_KERNEL(single, false, 1)  // its argument is 72 bytes instead of 4 KiB, which shows in a hook
+SUMMARY_KERNEL(single_bins, true, 1)
 
 // ------------------------------------------------------------------------------------------------------------- change
 
@@ -567,13 +704,11 @@ __device__ __forceinline__ void sweep_change(Adder& now, Adder& change, const Ra
   for (u32 at = span.tail() + threadIdx.x; at < span.length; at += THREADS) single(at);
 }
 
-__device__ double finite_or_zero(Real x) { return isfinite(x) ? (double)x : 0.0; }
-
 template <bool HISTOGRAM>
 __device__ __forceinline__ void summarise_change(const ChangeBatch& batch) {
-  constexpr int THREADS = CHANGE_THREADS, WARPS = THREADS / LANES, COUNTERS = WARPS * BINS * LANES;
-  __shared__ __align__(16) u16 counters[HISTOGRAM ? 2 * COUNTERS : 8];
-  __shared__ Tally of_warp[2][WARPS];
+  constexpr int THREADS = CHANGE_THREADS, WARPS = THREADS / LANES, COUNTERS = WARPS * BINS * COLUMNS;
+  __shared__ __align__(16) u32 counters[HISTOGRAM ? 2 * COUNTERS : 4];
+  __shared__ Part of_warp[2][WARPS];
   __shared__ u32 ge_one;
   const Share share = find_share(batch);
   const u32 row_index[2] = {batch.row[share.tensor], batch.change_row[share.tensor]};
@@ -582,24 +717,18 @@ __device__ __forceinline__ void summarise_change(const ChangeBatch& batch) {
   Span span((u64)data, share.length);
   // Vectors only where both lie alike; else all elements belong to the head.
   if (((u64)data ^ (u64)shadow) & 15) span.head = share.length, span.vectors = 0;
-  u16* lane_counters = counters;
+  u32* warp_counters = counters + (HISTOGRAM ? threadIdx.x / LANES * BINS * COLUMNS : 0);
+  const u32 address = lane_address(warp_counters);
   if (HISTOGRAM) {
-    u16* warp_counters = counters + threadIdx.x / LANES * BINS * LANES;
     clear_counters(warp_counters);
     clear_counters(warp_counters + COUNTERS);
-    lane_counters = warp_counters + threadIdx.x % LANES;
   }
 
-  // Any element of the chunk will do as shift: the chunk's variance then bounds how much can cancel in float64.
   Tally now, change;
-  const Real start = share.length ? decode(data[0]) : Real(0);
-  now.clear(finite_or_zero(start));
-  change.clear(share.length ? finite_or_zero(start - decode(shadow[0])) : 0.0);
-  __syncthreads();  // all have read the first shadow before anyone overwrites it
-  Careful<HISTOGRAM> add_now(now, lane_counters), add_change(change, lane_counters + (HISTOGRAM ? COUNTERS : 0));
+  Careful<HISTOGRAM> add_now(now, address), add_change(change, address + COUNTERS * (u32)sizeof(u32));
   sweep_change<THREADS>(add_now, add_change, data, shadow, span);
-  merge_block<THREADS>(now, of_warp[0]);
-  merge_block<THREADS>(change, of_warp[1]);
+  merge_block<THREADS>(careful_part(now), of_warp[0]);
+  merge_block<THREADS>(careful_part(change), of_warp[1]);
   for (int which = 0; which < 2; which++) {
     if (HISTOGRAM) publish<THREADS>(counters + which * COUNTERS, batch.target.bins + (u64)row_index[which] * BINS, 0, &ge_one);
     if (threadIdx.x == 0) {

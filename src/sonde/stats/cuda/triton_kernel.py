@@ -16,7 +16,7 @@ from sonde.stats.cuda.kernel import FLOATS, DeviceKernel, Group
 
 _BLOCK: Final = 1024
 _MERGE_BLOCK: Final = 64
-_CHUNKS_PER_PROCESSOR: Final = 16
+_CHUNKS_PER_PROCESSOR: Final = 8
 _NO_LIMIT: Final = 1 << 30
 _WARPS: Final = 8
 
@@ -33,7 +33,7 @@ class TritonKernel(DeviceKernel):
 
     def arena(self, capacity: int) -> DeviceArena:
         """Make an empty arena with `capacity` rows."""
-        return DeviceArena(capacity, self.index, 2 * (self._chunks + capacity))
+        return DeviceArena(capacity, self.index, 2 * (2 * self._chunks + capacity))
 
     def launch(self, dtype: torch.dtype, group: Group, arena: DeviceArena, histogram: bool) -> None:
         """Queue the summaries of a group on the current stream."""
@@ -50,7 +50,6 @@ class TritonKernel(DeviceKernel):
         chunks, tensors = tables(group, part, dtype.itemsize, self._chunks)
         if tensors[:, 2:].min() < 0 or tensors[:, 2:].max() >= arena.capacity:
             raise IndexError(f"some rows are not among the arena's {arena.capacity}")
-        arena.reserve(ways * len(chunks))
         table = _upload(np.concatenate((chunks.ravel(), tensors.ravel())), self.device)
         run_programs(
             table, len(chunks), len(tensors), arena.rows, arena.bins, arena.partials, dtype, ways == 2, histogram
