@@ -1,8 +1,10 @@
+import json
+
 from tests.store.making import HEADER, Clock, make_block, write_run
 
 from sonde.records import RunHeader, Site
 from sonde.schema import row_of_value
-from sonde.store import RunWriter, layout, lease, list_runs
+from sonde.store import RunWriter, layout, lease, list_runs, open_run
 
 
 def test_runs_are_found_below_a_folder_newest_first(tmp_path):
@@ -42,6 +44,23 @@ def test_a_run_whose_writer_left_no_word_is_looked_at(tmp_path):
     (layout.rank_folder(tmp_path / "run", 0) / "writer.json").unlink()
     found = list_runs(tmp_path)[0]
     assert (found.status, found.steps, found.last_step) == ("crashed", 5, 4)
+
+
+def test_a_writer_json_of_nonsense_does_no_harm(tmp_path):
+    write_run(tmp_path / "run", range(5))
+    path = layout.rank_folder(tmp_path / "run", 0) / "writer.json"
+    whole = json.loads(path.read_text())
+    for change in (
+        {"beat": 10**400},
+        {"loss": 10**400},
+        {"beat": None},
+        {"blocks": -1},
+        {"last_step": "x"},
+        {"loss": []},
+    ):
+        path.write_text(json.dumps({**whole, **change}))
+        assert list_runs(tmp_path)[0].steps == 5
+        assert open_run(tmp_path / "run").status == "crashed"
 
 
 def test_a_damaged_run_is_listed_with_its_problem(tmp_path):

@@ -143,6 +143,9 @@ HOSTILE = {
     "site with list for a name": lambda h: h["__metadata__"].update(sites='[{"id":0,"name":[],"quantity":"value"}]'),
     "deep sites": lambda h: h["__metadata__"].update(sites="[" * 100_000),
     "attempts of nothing": lambda h: h["__metadata__"].update(attempts="[1]"),
+    "attempt at the end of time": lambda h: h["__metadata__"].update(
+        attempts='[{"attempt":0,"start_step":0,"time":1' + "0" * 400 + "}]"
+    ),
     "attempts are no list": lambda h: h["__metadata__"].update(attempts="1"),
     "no checksums": lambda h: h["__metadata__"].update(crc32="[]"),
     "checksums of words": lambda h: h["__metadata__"].update(crc32='{"site":"x"}'),
@@ -168,12 +171,12 @@ def rebuild(path, **changes):
     for name, change in changes.items():
         change(values[name])
     hostile = table.Table(**values, blocks=rows.blocks)
-    crcs = segment._slice_crcs
-    segment._slice_crcs = lambda _: np.zeros((segment.NUM_SLICES, len(values["site"])), np.uint32)
+    crcs = segment.slice_crcs
+    segment.slice_crcs = lambda _: np.zeros((segment.NUM_SLICES, len(values["site"])), np.uint32)
     try:
         segment.write(path, hostile, Origin(sites=make_sites(3), attempts=[Attempt(0, None, 0.0)]))
     finally:
-        segment._slice_crcs = crcs
+        segment.slice_crcs = crcs
 
 
 def put(at, value):

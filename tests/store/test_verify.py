@@ -35,6 +35,11 @@ def test_nothing_there_is_an_error(tmp_path):
         ("run.json", b'{"format": "sonde-run", "schema_version": 99}'),
         ("run.json", b'{"format": "sonde-run", "schema_version": 1}'),
         ("run.json", b'{"format": "sonde-run", "schema_version": 1, "created": NaN, "sonde_version": ""}'),
+        ("run.json", b'{"format": "sonde-run", "schema_version": 1, "created": 1e999, "sonde_version": ""}'),
+        (
+            "run.json",
+            b'{"format": "sonde-run", "schema_version": 1, "created": 1%s, "sonde_version": ""}' % (b"0" * 400),
+        ),
         ("telemetry/r00000/writer.json", b"\x00"),
         ("telemetry/r00000/writer.json", b'{"state": "asleep"}'),
         (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from sonde.errors import RunDamaged
+from sonde.store import strict_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def parse(plain: Any, where: str) -> Attempt:
         number, start, time = plain["attempt"], plain["start_step"], plain["time"]
     except (KeyError, TypeError, IndexError):
         number, start, time = None, None, None
-    if type(number) is not int or type(time) not in (int, float) or not math.isfinite(time):
+    if type(number) is not int or not strict_json.is_number(time):
         raise RunDamaged(f"{where} does not describe an attempt: {plain!r:.100}")
     if start is not None and (type(start) is not int or not -(2**63) <= start < 2**63):
         raise RunDamaged(f"{where} does not describe an attempt: {plain!r:.100}")

@@ -42,7 +42,7 @@ def read(run: Path) -> RunHeader:
         header = RunHeader(**{name: value for name, value in plain.items() if name in names})
     except TypeError as error:
         raise RunDamaged(f"{path} lacks what a run must say about itself: {error}") from None
-    if type(header.created) not in (int, float) or type(header.sonde_version) is not str:
+    if not strict_json.is_number(header.created) or type(header.sonde_version) is not str:
         raise RunDamaged(f"{path} has no valid time of creation or version.")
     if not all(type(part) is dict for part in (header.model, header.environment, header.config)):
         raise RunDamaged(f"{path}: model, environment and config must be objects.")

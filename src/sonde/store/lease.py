@@ -90,9 +90,9 @@ def _makes_sense(lease: Lease) -> bool:
         state in ("live", "finished", "failed")
         and all(type(number) is int and number >= 0 for number in numbers)
         and all(isinstance(text, str) for text in texts)
-        and type(lease.beat) in (int, float)
+        and strict_json.is_number(lease.beat)
         and type(lease.last_step) in (int, type(None))
-        and type(lease.loss) in (int, float, str, type(None))
+        and (type(lease.loss) in (str, type(None)) or strict_json.is_number(lease.loss))
     )
 
 

@@ -122,7 +122,7 @@ class Sealer:
     def _look(self) -> list[Entry]:
         """Bring the entries up to date with the folder, and delete what a crash left behind."""
         listing = layout.list_folder(self._folder)
-        for name in listing.obsolete:
+        for name in (*listing.obsolete, *self._leftovers()):
             (self._folder / name).unlink(missing_ok=True)
         entries: dict[str, Entry] = {}
         known_sites: dict[str, list[Site]] = {}
@@ -135,6 +135,12 @@ class Sealer:
                 self._open(first, last, name, entries, known_sites)
         self._entries = entries
         return list(entries.values())
+
+    def _leftovers(self) -> list[str]:
+        """Name the half-written files of writers that are no more: this one has the folder for itself."""
+        names = (entry.name for entry in os.scandir(self._folder))
+        mine = f".{os.getpid()}.tmp"
+        return [name for name in names if name.startswith(".") and name.endswith(".tmp") and not name.endswith(mine)]
 
     def _open(
         self, first: int, last: int, name: str, entries: dict[str, Entry], known_sites: dict[str, list[Site]]

@@ -129,7 +129,7 @@ def _tensors(rows: Table) -> dict[str, NDArray[Any]]:
         "block_epoch": rows.blocks.epoch,
         "span": rows.span,
         "site": rows.site,
-        "slice_crc": _slice_crcs(rows),
+        "slice_crc": slice_crcs(rows),
         "block_span": rows.blocks.span,
         "block_skipped": rows.blocks.skipped,
     }
@@ -147,7 +147,8 @@ def _tensors(rows: Table) -> dict[str, NDArray[Any]]:
     return dict(sorted(little.items(), key=lambda item: -item[1].itemsize))
 
 
-def _slice_crcs(rows: Table) -> NDArray[np.uint32]:
+def slice_crcs(rows: Table) -> NDArray[np.uint32]:
+    """Return the checksum of each column of each site."""
     crcs = np.zeros((NUM_SLICES, len(rows.site)), dtype=np.uint32)
     columns = dict(enumerate(rows.stats)) | {STEP: rows.step, SPAN: rows.span, MERGED: rows.merged}
     bounds = rows.offset.tolist()
@@ -270,7 +271,7 @@ class Segment:
             small = {name: self._read_small(file, name, dtype) for name, dtype in _SMALL.items()}
         self.sites = _parse_sites(metadata, path, known_sites)
         self.window = _parse_int(metadata, "window", path)
-        self.site, self.offset, self._slice_crc = small["site"], small["offset"], small["slice_crc"]
+        self.site, self.offset, self.slice_crc = small["site"], small["offset"], small["slice_crc"]
         self.blocks = Blocks(*(small[f"block_{name}"] for name in ("step", "time", "epoch", "skipped", "span")))
         listed = strict_json.loads(metadata.get("attempts", "").encode(), f"{path}: attempts")
         if not isinstance(listed, list):
@@ -393,7 +394,7 @@ class Segment:
         return found or _inconsistencies(self.path, rows, has_hist="hist" in self._extents)
 
     def _compare(self, at: int, column: int, crc: int) -> None:
-        if int(self._slice_crc[column, at]) != crc:
+        if int(self.slice_crc[column, at]) != crc:
             raise RunDamaged(f"{self.path}: the readings of site {int(self.site[at])} do not match their checksum")
         self._checked[column, at] = True
 

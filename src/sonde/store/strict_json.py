@@ -60,6 +60,11 @@ def _refuse(name: str) -> None:
     raise ValueError(f"the bare word {name}")
 
 
+def is_number(value: Any) -> bool:
+    """Say whether a parsed value is a finite number that fits a float; JSON's own numbers have no limits."""
+    return type(value) in (int, float) and -1e300 < value < 1e300
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file.
 

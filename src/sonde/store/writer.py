@@ -97,6 +97,7 @@ class RunWriter:
         self._reason = ""
         self._loss_site: int | None = None
         self._loss: float | str | None = None
+        self._last_block: Block | None = None
         self._find_loss(past.sites.values())
         self._sealer = Sealer(
             self.folder,
@@ -255,7 +256,7 @@ class RunWriter:
     def _accepted(self, block: Block) -> None:
         self._num_blocks += 1
         self.last_step = int(block.step)
-        self._note_loss(block)
+        self._last_block = block
         if self.health == "failing":
             self.health = "well"
             self._report_dropped()
@@ -293,6 +294,7 @@ class RunWriter:
             self._refused(error)
 
     def _beat(self, state: lease.State) -> None:
+        self._note_loss()
         self._lease = replace(
             self._lease,
             state=state,
@@ -355,8 +357,9 @@ class RunWriter:
             if self._loss_site is None and site.quantity == "scalar" and "loss" in site.name.lower():
                 self._loss_site = site.id
 
-    def _note_loss(self, block: Block) -> None:
-        if self._loss_site is None:
+    def _note_loss(self) -> None:
+        block = self._last_block
+        if self._loss_site is None or block is None:
             return
         at = table.find_site(block.sites, self._loss_site)
         if at is not None:
