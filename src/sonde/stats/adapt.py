@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
-READABLE: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+READABLE: Final = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
 PLAIN_TYPES: Final = frozenset((Tensor, Parameter))
 
 _SMALL_INTEGERS: Final = frozenset((torch.bool, torch.int8, torch.uint8, torch.int16, torch.uint16))
@@ -32,6 +32,8 @@ def to_readable(tensor: Tensor) -> Readable | None:
     None is the answer for meta and fake tensors, tensors inside a functorch transform, parameters that are not
     initialised yet and dtypes that torch itself cannot convert (float4).
     """
+    if is_plain(tensor):
+        return Readable(tensor.detach())
     if is_lazy(tensor):
         return None
     try:
@@ -39,6 +41,16 @@ def to_readable(tensor: Tensor) -> Readable | None:
             return _convert(tensor)
     except (RuntimeError, TypeError, AttributeError):
         return None  # torch refuses to read or convert it; so do we, rather than stop the training
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Say whether a tensor can be read without a closer look, quickly."""
+    if type(tensor) not in PLAIN_TYPES or tensor.dtype not in READABLE:
+        return False
+    try:
+        return tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_nested) and tensor.data_ptr() != 0
+    except RuntimeError:  # sparse, or inside a functorch transform: there is no pointer to be had
+        return False
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -25,7 +25,10 @@ from sonde.stats.host import HostArena, HostShipment
 _CHUNK: Final = 1 << 16
 # Sums of float32 squares outside these lie too near to overflow or underflow to be trusted.
 _SMALLEST_SQUARES, _LARGEST_SQUARES = 1e-28, 1e38
-_FLOAT32_BIAS, _FLOAT64_BIAS = 127, 1023
+_BIAS: Final = 127  # the exponent bits of 1.0 in float32
+# The first exponent of each bin. Bin 0 begins with all that is smaller than its own.
+_FIRST: Final = _BIAS + schema.FIRST_EXPONENT
+_STARTS: Final = np.array([0, *range(_FIRST + 1, _FIRST + schema.NUM_BINS)])
 
 
 class TorchKernel:
@@ -87,8 +90,9 @@ def _add(values: Tensor, row: int, arena: HostArena, histogram: bool) -> None:
     flat = values.as_strided((values.numel(),), (1,))
     tally = _Tally(*arena.rows[row].tolist())
     tally.seen += 1
-    for start in range(0, values.numel(), _CHUNK):
-        _add_chunk(widened(flat[start : start + _CHUNK]), tally, arena.bins[row] if histogram else None)
+    chunks = (flat[start : start + _CHUNK] for start in range(0, len(flat), _CHUNK)) if len(flat) > _CHUNK else (flat,)
+    for chunk in chunks:
+        _add_chunk(widened(chunk), tally, arena.bins[row] if histogram else None)
     arena.rows[row] = tally.to_row()
 
 
@@ -141,12 +145,11 @@ def _add_chunk(chunk: Tensor, tally: _Tally, bins: Bins | None) -> None:
         if size == 0:
             return
         low, high = (edge.item() for edge in torch.aminmax(chunk))
-    if low <= 0.0 <= high:
-        tally.zero += size - int(torch.count_nonzero(chunk))
-    if bins is not None:
-        _add_bins(chunk, bins)
-    if max(-low, high) >= 1.0:
-        tally.ge_one += int(torch.count_nonzero(chunk.abs() >= 1.0))
+    if bins is None:
+        tally.zero += _zeros(chunk) if low <= 0.0 <= high else 0
+        tally.ge_one += int(torch.count_nonzero(chunk.abs() >= 1.0)) if max(-low, high) >= 1.0 else 0
+    else:
+        _add_bins(chunk, tally, bins)
     mean, m2, abs_sum = _moments(chunk, low, high)
     tally.abs_sum += abs_sum
     tally.add_moments(size, low, high, mean, m2)
@@ -196,12 +199,25 @@ def _centred_moments(chunk: Tensor, mean: float) -> tuple[float, float]:
     return origin + rest / size, max(0.0, squares - rest * (rest / size))
 
 
-def _add_bins(chunk: Tensor, bins: Bins) -> None:
-    if chunk.dtype == torch.float64:
-        exponents, bias = (chunk.view(torch.int64) >> 52) & 0x7FF, _FLOAT64_BIAS
-    else:
-        exponents, bias = (chunk.view(torch.int32) >> 23) & 0xFF, _FLOAT32_BIAS
-    # Zeros are in no bin: they get one below the first.
-    codes = (exponents - (bias + schema.FIRST_EXPONENT - 1)).clamp_(1, schema.NUM_BINS)
-    codes *= chunk != 0
-    bins += torch.bincount(codes, minlength=schema.NUM_BINS + 1)[1:].numpy().astype(np.uint64)
+def _zeros(chunk: Tensor) -> int:
+    return chunk.numel() - int(torch.count_nonzero(chunk))
+
+
+def _add_bins(chunk: Tensor, tally: _Tally, bins: Bins) -> None:
+    """Count finite elements by their exponent, which tells zeros and those of |x| >= 1 as well."""
+    counts = torch.bincount(_exponents(chunk), minlength=256).numpy()
+    # Zeros share their exponent bits with denormals, but are in no bin.
+    zeros = _zeros(chunk) if counts[0] else 0
+    found = np.add.reduceat(counts, _STARTS)
+    found[0] -= zeros
+    bins += found.view(np.uint64)
+    tally.zero += zeros
+    tally.ge_one += int(found[schema.ONE_BIN :].sum())
+
+
+def _exponents(chunk: Tensor) -> Tensor:
+    """Return the exponent bits as float32 has them, in bytes: bincount is quickest on those."""
+    if chunk.dtype == torch.float32:
+        return (chunk.view(torch.int32) >> 23).to(torch.uint8)  # drops the sign
+    exponents = ((chunk.view(torch.int64) >> 52) & 0x7FF) - (1023 - _BIAS)
+    return exponents.clamp_(0, 255).to(torch.uint8)

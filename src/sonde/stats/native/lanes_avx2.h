@@ -53,6 +53,15 @@ static inline uint32_t sum_of_bytes(bytes counts)
     __m128i half = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
     return (uint32_t)(_mm_cvtsi128_si64(half) + _mm_extract_epi64(half, 1));
 }
+
+#define HAS_LOOK_UP 1
+static inline bytes table_of_16(const uint8_t *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
+/* The entries of a table at indices below 16. */
+static inline bytes look_up(bytes table, bytes indices) { return _mm256_shuffle_epi8(table, indices); }
+static inline bytes add_bytes(bytes a, bytes b) { return _mm256_add_epi8(a, b); }
+static inline bytes low_nibbles(bytes a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
+static inline bytes high_nibbles(bytes a) { return low_nibbles(_mm256_srli_epi16(a, 4)); }
+
 /* One bit for each byte that is at least 1 and at most `limit`. */
 static inline uint64_t bytes_up_to(bytes a, uint8_t limit)
 {

@@ -53,6 +53,15 @@ static inline uint32_t sum_of_bytes(bytes counts)
 {
     return (uint32_t)_mm512_reduce_add_epi64(_mm512_sad_epu8(counts, _mm512_setzero_si512()));
 }
+
+#define HAS_LOOK_UP 1
+static inline bytes table_of_16(const uint8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
+/* The entries of a table at indices below 16. */
+static inline bytes look_up(bytes table, bytes indices) { return _mm512_shuffle_epi8(table, indices); }
+static inline bytes add_bytes(bytes a, bytes b) { return _mm512_add_epi8(a, b); }
+static inline bytes low_nibbles(bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+static inline bytes high_nibbles(bytes a) { return low_nibbles(_mm512_srli_epi16(a, 4)); }
+
 /* One bit for each byte that is at least 1 and at most `limit`. */
 static inline uint64_t bytes_up_to(bytes a, uint8_t limit)
 {

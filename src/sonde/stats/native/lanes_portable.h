@@ -78,6 +78,17 @@ static inline uint32_t sum_of_bytes(bytes counts)
         sum += counts[i];
     return sum;
 }
+
+#if defined(__aarch64__)
+#define HAS_LOOK_UP 1
+static inline bytes table_of_16(const uint8_t *p) { return load_bytes(p); }
+/* The entries of a table at indices below 16. */
+static inline bytes look_up(bytes table, bytes indices) { return (bytes)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)indices); }
+static inline bytes add_bytes(bytes a, bytes b) { return a + b; }
+static inline bytes low_nibbles(bytes a) { return a & 15; }
+static inline bytes high_nibbles(bytes a) { return a >> 4; }
+#endif
+
 /* One bit for each byte that is at least 1 and at most `limit`. */
 static inline uint64_t bytes_up_to(bytes a, uint8_t limit)
 {
