@@ -37,6 +37,19 @@ def test_the_environment_can_insist(monkeypatch):
     assert isinstance(kernel_for(CPU), NativeKernel)
 
 
+def test_a_choice_that_does_not_exist_is_an_error(monkeypatch):
+    monkeypatch.setenv("SONDE_KERNEL", "nativ")
+
+    with pytest.raises(OptionError, match="'nativ' is not one of: native, torch"):
+        kernel_for(CPU)
+
+
+def test_a_choice_for_other_devices_does_not_concern_the_cpu(monkeypatch):
+    monkeypatch.setenv("SONDE_KERNEL", "cuda")
+
+    assert isinstance(kernel_for(CPU), NativeKernel)
+
+
 def test_without_the_library_torch_does_the_work(no_library):
     assert isinstance(kernel_for(CPU), TorchKernel)
 

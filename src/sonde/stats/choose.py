@@ -15,6 +15,7 @@ from sonde.stats.fallback import TorchKernel
 from sonde.stats.generic import GenericKernel
 
 CHOICE_VARIABLE: Final = "SONDE_KERNEL"
+_CHOICES: Final = ("", "native", "torch", "cuda", "triton")  # the last two are for other devices, and mean nothing here
 
 
 def kernel_for(device: torch.device) -> Kernel:
@@ -27,6 +28,8 @@ def kernel_for(device: torch.device) -> Kernel:
 
 def _host_kernel() -> Kernel:
     wanted = os.environ.get(CHOICE_VARIABLE, "").lower()
+    if wanted not in _CHOICES:
+        raise OptionError(f"{CHOICE_VARIABLE}={wanted!r} is not one of: {', '.join(_CHOICES[1:])}")
     native = None if wanted == "torch" else library.load()
     if native is not None:
         return NativeKernel(native)
