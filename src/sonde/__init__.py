@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from sonde.schedule import at, between, every, first, log_spaced
     from sonde.select import glob, kind, regex
     from sonde.session import Session
-    from sonde.store import Run, Series, list_runs, open_run, verify
+    from sonde.store import Run, Series, list_runs, open_run
+    from sonde.store.verify import verify
     from sonde.version import VERSION as __version__
 
 # Loaded at first use, so that reading a run never imports torch, and recording never imports what only readers need.

@@ -250,7 +250,7 @@ class Sink(Protocol):
         """Take sites that are new; a site comes before the first block that names it."""
 
     def take_block(self, block: Block) -> None:
-        """Take the readings of one step."""
+        """Take the readings of one step. A further block of the same step replaces what it says of a site."""
 
     def take_event(self, event: Event) -> None:
         """Take an event."""

@@ -93,5 +93,5 @@ def schedule(when: When) -> Schedule:
 
 
 def _at_least(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if type(value) is not int or value < least:
         raise OptionError(f"{name}(n) takes a whole number of at least {least}; got {value!r}.")

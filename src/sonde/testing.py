@@ -49,8 +49,7 @@ class MemorySink:
             for index, site in enumerate(block.sites):
                 if int(site) in ids:
                     bins = block.bins[index] if block.binned[index] else None
-                    reading = Reading(block.rows[index], bins, block.step)
-                    found[block.step] = found[block.step].merge(reading) if block.step in found else reading
+                    found[block.step] = Reading(block.rows[index], bins, block.step)
         return found
 
     @property

@@ -115,5 +115,6 @@ def test_a_learning_rate_schedule_that_moves_all_updates_is_no_news_of_a_layer()
     assert all(mark.level == "fine" for mark in mark_all(updates))
     updates[2].values[90:] *= 1e3
     marks = mark_all(updates)
-    assert marks[2].reason.startswith("jumped") and marks[2].step == 90
+    assert marks[2].reason.startswith("jumped")
+    assert marks[2].step == 90
     assert all(mark.level == "fine" for mark in marks[:2] + marks[3:])

@@ -153,14 +153,15 @@ def test_steps_are_dropped_counted_and_told_when_the_writer_lags(setup, tmp_path
         dropped = session.dropped_steps
         assert dropped > 0
         gate.set()
-        session.flush()
-        train(model, optimizer, 2 * 1024, session)
+        for _ in range(12):
+            session.flush()
+            train(model, optimizer, 1, session)
         assert session._packer.stride == 1, "it recovers"
     run = sonde.open_run(tmp_path / "run")
     told = [event for event in run.events if event.event_type == "steps_dropped"]
     assert sum(event.data["steps"] for event in told) == session.dropped_steps
-    assert len(run.series("loss:scalar", "mean").steps) + session.dropped_steps == 200 + 2 * 1024
-    assert len(run.series("0.weight:gradient", "norm").steps) < 200 + 2 * 1024 - dropped
+    assert len(run.series("loss:scalar", "mean").steps) + session.dropped_steps == 212
+    assert len(run.series("0.weight:gradient", "norm").steps) <= 212 - dropped
 
 
 def test_updates_that_do_not_fit_the_memory_are_left_out_and_told(tmp_path, caplog):

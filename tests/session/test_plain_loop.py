@@ -269,3 +269,24 @@ def test_a_disabled_session_does_nothing_at_all(tmp_path):
         session.step()
         assert session.flush()
     assert not (tmp_path / "off").exists()
+
+
+def test_what_comes_after_a_flush_is_merged_into_the_same_step(watched):
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watched(model, optimizer) as seen:
+        model(torch.randn(4, 8)).sum().backward()
+        seen.session.flush()
+        model(torch.randn(6, 8)).sum().backward()
+        optimizer.step()
+        seen.log(note=1.0)
+        seen.session.flush()
+        seen.log(note=3.0)
+        seen.session.flush()
+    run = sonde.open_run(seen.session.path)
+    assert run.steps.tolist() == [0, 1]
+    for reading in (seen["0:output"][1], run.at(1)[run.site("0:output")]):
+        assert reading.count == (4 + 6) * 16
+    note = run.at(1)[run.site("note:scalar")]
+    assert (note.count, note.mean) == (2, 2.0)
+    assert run.series("0.weight:gradient", "count").values.tolist() == [8 * 16]

@@ -374,7 +374,9 @@ def test_evaluation_under_no_grad_is_a_phase_of_its_own(watched):
         step(model, optimizer)
         with torch.no_grad():
             model(torch.randn(7, 8))
-    assert {step: r.count for step, r in seen["0:output@eval"].items()} == {2: (4 * 5 + 7) * 16}, "the last is part of step 2"
+    assert {step: r.count for step, r in seen["0:output@eval"].items()} == {2: (4 * 5 + 7) * 16}, (
+        "the last is part of step 2"
+    )
     assert seen["0:output"][2].count == 6 * 16
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,17 +18,10 @@ _Part = tuple[NDArray[np.uint32], Rows, Bins, NDArray[np.bool_]]
 
 def to_block(packet: Packet, book: SiteBook, *, histogram: bool) -> Block | None:
     """Wait for the packet's rows and return them as a block, or None if it holds no reading."""
-    parts = [_from_arenas(packet, book, histogram), _from_numbers(packet), _from_readings(packet)]
-    sites, rows, bins, binned = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    parts: list[_Part] = [_from_arenas(packet, book, histogram), _from_numbers(packet), _from_readings(packet)]
+    sites, rows, bins, binned = _merge(parts)
     if not len(sites):
         return None
-    order = np.argsort(sites, kind="stable")
-    sites, rows, bins, binned = sites[order], rows[order], bins[order], binned[order]
-    starts = np.flatnonzero(np.r_[True, sites[1:] != sites[:-1]])
-    if len(starts) < len(sites):
-        rows = schema.merge_groups(rows, starts)
-        bins, binned = np.add.reduceat(bins, starts), np.logical_and.reduceat(binned, starts)
-        sites = sites[starts]
     for chosen, scale in packet.unscale:
         _unscale(sites, rows, bins, binned, chosen, scale)
     return Block(
@@ -39,6 +34,34 @@ def to_block(packet: Packet, book: SiteBook, *, histogram: bool) -> Block | None
         epoch=packet.epoch,
         skipped=packet.skipped or any(_number_at(sites, rows, flag) for flag in packet.skip_flags),
     )
+
+
+def continue_block(before: Block, block: Block) -> tuple[Block, Block]:
+    """Merge a block with what was sent about the same step before.
+
+    Returns:
+        The block to send, whose readings replace those sent before, and the step as a whole so far.
+
+    """
+    parts = [(part.sites, part.rows, part.bins, part.binned) for part in (before, block)]
+    sites, rows, bins, binned = _merge(parts)
+    skipped = before.skipped or block.skipped
+    whole = replace(block, sites=sites, rows=rows, bins=bins, binned=binned, skipped=skipped)
+    chosen = np.isin(sites, block.sites)
+    return replace(whole, sites=sites[chosen], rows=rows[chosen], bins=bins[chosen], binned=binned[chosen]), whole
+
+
+def _merge(parts: list[_Part]) -> _Part:
+    """Sort by site, and merge what is about the same one."""
+    sites, rows, bins, binned = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    order = np.argsort(sites, kind="stable")
+    sites, rows, bins, binned = sites[order], rows[order], bins[order], binned[order]
+    starts = np.flatnonzero(np.r_[True, sites[1:] != sites[:-1]][: len(sites)])
+    if len(starts) < len(sites):
+        rows = schema.merge_groups(rows, starts)
+        bins, binned = np.add.reduceat(bins, starts), np.logical_and.reduceat(binned, starts)
+        sites = sites[starts]
+    return sites, rows, bins, binned
 
 
 def _from_arenas(packet: Packet, book: SiteBook, histogram: bool) -> _Part:
@@ -111,5 +134,5 @@ def _shift_down(bins: Bins, places: int) -> Bins:
     """Move every count `places` bins down; what leaves an end gathers in the last bin there."""
     target = np.clip(np.arange(schema.NUM_BINS) - places, 0, schema.NUM_BINS - 1)
     shifted = np.zeros_like(bins)
-    np.add.at(shifted, (slice(None), target), bins)
+    np.add.at(shifted.T, target, bins.T)
     return shifted

@@ -197,6 +197,9 @@ class Packer:
             if self._ended and not self._packet.stepped:
                 self._packet.step -= 1
             self._ship(self._packet.step)
+            if self._unreported:
+                self._packet.events.append(self._dropped_event(self._packet.step))
+                self._ship(self._packet.step)
 
     def _ship(self, next_step: int, *, reopened: bool = False) -> None:
         packet = self._packet
@@ -224,14 +227,13 @@ class Packer:
         elif self.stride > 1 and packet.holds and self._pool.is_slack:
             self.stride //= 2
         if self._unreported and packet.holds:
-            message = (
-                f"{self._unreported} step(s) before step {packet.step} were not recorded: the writer lagged behind"
-            )
-            data = {"steps": self._unreported, "total": self.dropped, "stride": self.stride}
-            packet.events.append(
-                Event(event_type="steps_dropped", message=message, step=packet.step, timestamp=self._clock(), data=data)
-            )
-            self._unreported = 0
+            packet.events.append(self._dropped_event(packet.step))
+
+    def _dropped_event(self, step: int) -> Event:
+        message = f"{self._unreported} step(s) up to step {step} were not recorded: the writer lagged behind"
+        data = {"steps": self._unreported, "total": self.dropped, "stride": self.stride}
+        self._unreported = 0
+        return Event(event_type="steps_dropped", message=message, step=step, timestamp=self._clock(), data=data)
 
     def _take_back(self, packet: Packet) -> None:
         self.dropped += 1

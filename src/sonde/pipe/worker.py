@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
-from sonde.pipe.blocks import to_block
+from sonde.pipe.blocks import continue_block, to_block
 from sonde.pipe.book import SiteBook
 from sonde.pipe.packet import Packet
 from sonde.pipe.pool import ArenaPool
@@ -42,6 +42,7 @@ class Worker:
         self._histogram = histogram
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._sites: list[Site] = []
+        self._last: Block | None = None
         self._reported: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="sonde-worker", daemon=True)
         self._thread.start()
@@ -96,7 +97,7 @@ class Worker:
     def _handle(self, packet: Packet) -> None:
         block = None
         try:
-            block = to_block(packet, self._book, histogram=self._histogram)
+            block = self._block(packet)
         except Exception:  # noqa: BLE001 - the edge of this thread: a packet that cannot be read must not end it
             self._report("packing a step", traceback.format_exc())
         for hold in packet.holds:
@@ -104,6 +105,16 @@ class Worker:
         self._sites += packet.new_sites
         for sink in self._sinks():
             self._offer(sink, functools.partial(_deliver, sink, packet.new_sites, block, packet.events))
+
+    def _block(self, packet: Packet) -> Block | None:
+        block = to_block(packet, self._book, histogram=self._histogram)
+        if block is None:
+            return None
+        if self._last is not None and self._last.step == block.step:
+            block, self._last = continue_block(self._last, block)
+        else:
+            self._last = block
+        return block
 
     def _offer(self, sink: Sink, action: Callable[[], None]) -> None:
         try:

@@ -176,7 +176,7 @@ class ModuleTap:
         if self._output_gradients and tensor.requires_grad:
             gradient_site = self._site(entry, "output_gradient", here.phase, call, part, tensor)
             gradient = self._gradient
-            tensor.register_hook(lambda grad: gradient(gradient_site, grad))
+            tensor.register_hook(lambda grad: gradient(gradient_site, grad))  # type: ignore[no-untyped-call] # torch
 
     def _see_gradient(self, site: int, grad: Tensor) -> None:
         self._recorder.see(site, grad)
