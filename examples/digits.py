@@ -63,7 +63,7 @@ def train(path: Path, epochs: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader, held_out = loaders()
     steps = epochs * len(loader)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, final_div_factor=10)
     with (
         sonde.watch(model, optimizer, run=path, what=EVERYTHING, scheduler=scheduler, loader=loader) as session,
         TrainingProgress(steps, title="digits") as progress,

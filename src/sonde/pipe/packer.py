@@ -105,7 +105,7 @@ class Packer:
             hold = self._hold(tensor.device, site)
             if hold is not None:
                 histogram = self._histogram and self._book.has_histogram(site)
-                hold.kernel.measure((tensor,), (site - hold.base,), hold.arena, histogram=histogram)
+                hold.kernel.measure_one(tensor, site - hold.base, hold.arena, histogram=histogram)
 
     def see_many(self, tensors: Sequence[Tensor], sites: Sequence[int]) -> None:
         """Summarise many tensors of one device in one pass."""

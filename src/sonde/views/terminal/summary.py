@@ -76,7 +76,8 @@ def read_page(run: Run, *, last: int | None = None) -> Page:
         sites=sites,
         layers=summarise_layers(sites, order),
         flow=gradient_flow(sites, order),
-        events=list(run.events),
+        # Epochs go by; they are in the curve's axis, not news.
+        events=[event for event in run.events if event.event_type != "epoch"],
     )
 
 
