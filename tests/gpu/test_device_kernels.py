@@ -183,6 +183,7 @@ def test_layouts(kernel, dtype):
         check_all(kernel, [tensor])
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_unusual_tensors(kernel):
     indices = torch.tensor([[0, 2, 2]], device="cuda")
     sparse = torch.sparse_coo_tensor(indices, torch.randn(3, 4, device="cuda"), (5, 4))
@@ -276,6 +277,7 @@ def test_change_that_is_measured_often_accumulates(kernel):
     check(rows[1], bins[1], None, expected=(want, want_bins))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits(kernel):
     kernel.warm_up()
     parameters = [torch.randn(100, 100, device="cuda") for _ in range(20)] + [torch.randn(8, 6, device="cuda")[:, ::2]]

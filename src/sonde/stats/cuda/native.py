@@ -31,8 +31,7 @@ _ELEMENTS: Final = {
 }
 # As many blocks as run at once: on small tensors a second round would cost more than it evens out.
 _BLOCKS_PER_PROCESSOR: Final = 4
-# Blocks that measure a change have half the threads, and more to do at a time.
-_CHANGE_BLOCKS: Final = 2
+_CHANGE_BLOCKS_PER_PROCESSOR: Final = 6
 _MOST_PLANS: Final = 256
 
 _PlanKey = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -69,6 +68,7 @@ class NativeKernel(DeviceKernel):
         properties = torch.cuda.get_device_properties(index)
         self._capability = (properties.major, properties.minor)
         self._blocks = properties.multi_processor_count * blocks_per_processor
+        self._change_blocks = properties.multi_processor_count * _CHANGE_BLOCKS_PER_PROCESSOR
         self._functions: dict[torch.dtype, _Functions] = {}
         self._plans: dict[_PlanKey, _Plan] = {}
         self._single = SingleBatch()
@@ -79,7 +79,7 @@ class NativeKernel(DeviceKernel):
     def arena(self, capacity: int) -> DeviceArena:
         """Make an empty arena with `capacity` rows."""
         # Two partial rows per block where a change is measured.
-        return DeviceArena(capacity, self.index, 2 * batches.most_blocks(_CHANGE_BLOCKS * self._blocks))
+        return DeviceArena(capacity, self.index, 2 * batches.most_blocks(max(self._blocks, self._change_blocks)))
 
     def measure_one(self, tensor: Tensor, row: int, arena: Arena, *, histogram: bool = True) -> bool:
         """Merge the summary of one tensor into a row; say whether the tensor could be read.
@@ -136,7 +136,7 @@ class NativeKernel(DeviceKernel):
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:  # shapes that never come back, say of sentences
                 self._plans.clear()
-            blocks = self._blocks * (_CHANGE_BLOCKS if group.shadows else 1)
+            blocks = self._change_blocks if group.shadows else self._blocks
             made = batches.make_batches(group.numels, group.rows, group.change_rows or None, blocks)
             rows = group.rows + group.change_rows
             plan = self._plans[key] = _Plan(made, min(rows), max(rows))

@@ -1,14 +1,17 @@
 // One-pass summaries of many tensors, merged into the rows of an arena. Compiled at run time, once per element type:
 // ELEMENT is 0 float32, 1 bfloat16, 2 float16, 3 float64, 4 float8_e4m3fn, 5 float8_e5m2.
 //
-// A launch covers a batch of tensors, which travels by value as the kernel's one argument: nothing is uploaded, so nothing
-// can be overwritten while another stream still reads it. Tensors are cut into chunks of one size; one block reads one
-// chunk, each element once. A tensor of one chunk is merged into its row at once; else the block writes a partial row,
-// and whichever block of the tensor finishes last merges them all, always in the same order.
+// A launch covers a batch of tensors, which travels by value as the kernel's one argument: nothing is uploaded, so
+// nothing can be overwritten while another stream still reads it. Tensors are cut into chunks of one size; one block
+// reads one chunk, each element once. A tensor of one chunk is merged into its row at once; else the block writes a
+// partial row, and whichever block of the tensor finishes last merges them all, always in the same order.
 //
-// The quick pass takes all elements for finite. Each warp adds up float32 distances to one of its elements (so that little
-// cancels), a few at a time; the few go into float64. A chunk is read again, carefully, only where that went wrong: an
-// element was not finite, a square left the range of float32, or too much cancelled all the same.
+// The quick pass takes all elements for finite. Each warp adds up float32 distances to one of its elements (so that
+// little cancels), a few at a time; the few go into float64. A chunk is read again, carefully, only where that went
+// wrong: an element was not finite, a square left the range of float32, or too much cancelled all the same.
+//
+// Everything but the inner loops is kept small (loops stay loops, rare work is not inlined): a block that reads 50 KB
+// of data must not wait for as much code.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -22,6 +25,7 @@ constexpr u32 BIN_BYTES = COLUMNS * sizeof(u32);
 constexpr int ONE_BIN = 47;                 // the bin that starts at |x| = 1; bin k starts at 2**(k - ONE_BIN)
 constexpr int SUMMARY_THREADS = 256;
 constexpr int CHANGE_THREADS = 128;         // two histograms per block, and still under 48 KiB of shared memory
+constexpr int CHANGE_RESIDENT = 6;
 constexpr int SUMMARY_TENSORS = 168;        // what fits into the 4 KiB of arguments that every driver takes
 constexpr int CHANGE_TENSORS = 112;
 constexpr int SUMMARY_RESIDENT = 4;         // blocks that one multiprocessor should hold at once
@@ -32,9 +36,11 @@ constexpr double CANCELLED = 16.0;          // squares that exceed m2 by more ha
 #if ELEMENT == 3
 typedef double Real;
 constexpr double SMALLEST_DISTANCE = 0x1p-450;  // below, squares lose digits
+constexpr double ORDINARY = 0x1p1000;           // above, sums of a few overflow
 #else
 typedef float Real;
 constexpr double SMALLEST_DISTANCE = 0x1p-50;
+constexpr float ORDINARY = 0x1p100f;
 #endif
 
 #if ELEMENT == 0
@@ -92,8 +98,8 @@ __device__ __forceinline__ double greater(double a, double b) { return fmax(a, b
 __device__ __forceinline__ float magnitude_of(float x) { return fabsf(x); }
 __device__ __forceinline__ double magnitude_of(double x) { return fabs(x); }
 
-// Bytes from the counter of an imaginary bin at exponent field 0 to that of the bin of x. Clamping the number instead of the
-// bin makes the first and last bin open ended for free: abs is a modifier of max.
+// Bytes from the counter of an imaginary bin at exponent field 0 to that of the bin of x. Clamping the number instead
+// of the bin makes the first and last bin open ended for free: abs is a modifier of max.
 __device__ __forceinline__ u32 bin_offset(float x) {
   return (__float_as_uint(fminf(fmaxf(fabsf(x), 0x1p-47f), 0x1p16f)) >> 23) * BIN_BYTES;
 }
@@ -168,15 +174,6 @@ __device__ Row load_partial(const Row* from) {
   return row;
 }
 
-__device__ Row shuffled(const Row& row, int distance) {
-  Row other;
-  const double* from = reinterpret_cast<const double*>(&row);
-  double* to = reinterpret_cast<double*>(&other);
-#pragma unroll
-  for (int i = 0; i < ROW_WORDS; i++) to[i] = __shfl_down_sync(~0u, from[i], distance);
-  return other;
-}
-
 __device__ void deposit(Row* target, Row total) {
   total.seen = 1;
   Row row = *target;
@@ -184,29 +181,63 @@ __device__ void deposit(Row* target, Row total) {
   *target = row;
 }
 
-// Merge the rows of lanes that lie `width` / 2, ..., 1 apart; lane 0 has them all then.
-__device__ void merge_lanes(Row& row, int width) {
-  for (int distance = width / 2; distance; distance /= 2) {
-    const Row other = shuffled(row, distance);
-    if (threadIdx.x % LANES < distance) merge(row, other);
-  }
-}
-
-// Merge `count` partial rows that lie `stride` apart; thread 0 gets the total. The order depends on nothing but `count`.
+// Merge `count` partial rows that lie `stride` apart; thread 0 gets the total. The order depends on `count` alone. All
+// means are close to that of one of the rows, so with that as shift plain sums in float64 lose nothing: rows add up word
+// by word, with the sum of distances in the place of the mean and that of squares in the place of m2.
 template <int THREADS>
-__device__ Row collect(const Row* partials, u32 count, u32 stride) {
+__device__ __noinline__ Row collect(const Row* partials, u32 count, u32 stride) {
   constexpr int WARPS = THREADS / LANES;
   __shared__ Row of_warp[WARPS];
+  Row shift = load_partial(partials);
+  if (shift.finite() == 0) shift = load_partial(partials + (u64)(count - 1) * stride);
   Row total = {};
-  for (u32 i = threadIdx.x; i < count; i += THREADS) merge(total, load_partial(partials + (u64)i * stride));
-  merge_lanes(total, LANES);
-  __syncthreads();
+  total.low = infinity();
+  total.high = -infinity();
+  auto add = [&](const Row& row) {
+    total.count += row.count;
+    total.nan += row.nan;
+    total.pos_inf += row.pos_inf;
+    total.neg_inf += row.neg_inf;
+    total.zero += row.zero;
+    total.ge_one += row.ge_one;
+    total.low = fmin(total.low, row.low);
+    total.high = fmax(total.high, row.high);
+    total.mean += row.mean;
+    total.m2 += row.m2;
+    total.abs_sum += row.abs_sum;
+  };
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < count; i += THREADS) {
+    Row row = load_partial(partials + (u64)i * stride);
+    const double finite = row.finite(), distance = row.mean - shift.mean;
+    row.m2 += finite * distance * distance;
+    row.mean = finite * distance;
+    if (finite == 0) row.m2 = row.mean = 0, row.low = infinity(), row.high = -infinity();
+    add(row);
+  }
+  const auto merge_lanes = [&](int width) {
+#pragma unroll 1
+    for (int distance = width / 2; distance; distance /= 2) {
+      Row other;
+      const double* from = reinterpret_cast<const double*>(&total);
+      double* to = reinterpret_cast<double*>(&other);
+#pragma unroll
+      for (int i = 0; i < ROW_WORDS; i++) to[i] = __shfl_down_sync(~0u, from[i], distance);
+      add(other);
+    }
+  };
+  merge_lanes(LANES);
+  __syncthreads();  // an earlier call may still be reading
   if (threadIdx.x % LANES == 0) of_warp[threadIdx.x / LANES] = total;
   __syncthreads();
-  if (threadIdx.x < LANES) {
-    total = of_warp[threadIdx.x % WARPS];
-    merge_lanes(total, WARPS);
-  }
+  if (threadIdx.x >= LANES) return total;
+  total = of_warp[threadIdx.x % WARPS];
+  merge_lanes(WARPS);
+  const double finite = total.finite(), rest = total.mean / fmax(finite, 1.0);
+  const bool constant = total.low == total.high;
+  total.m2 = finite == 0 || constant ? 0.0 : isinf(total.m2) ? total.m2 : fmax(0.0, total.m2 - total.mean * rest);
+  total.mean = finite == 0 ? 0.0 : constant ? total.low : shift.mean + rest;
+  if (finite == 0) total.low = total.high = 0;
   return total;
 }
 
@@ -256,6 +287,7 @@ struct Part {
 
   // Merge the parts of lanes that lie `width` / 2, ..., 1 apart; lane 0 has them all then.
   __device__ void merge_lanes(int width) {
+#pragma unroll 1
     for (int distance = width / 2; distance; distance /= 2) {
       Part other;
       other.mean = __shfl_down_sync(~0u, mean, distance);
@@ -311,6 +343,7 @@ __device__ __forceinline__ u32 warp_total(u32 value) {
 // The part of a warp whose lanes share one shift and took all elements for finite: their tallies simply add up.
 template <bool HISTOGRAM>
 __device__ Part quick_part(Tally tally) {
+#pragma unroll 1
   for (int distance = LANES / 2; distance; distance /= 2) {
     tally.sum += __shfl_xor_sync(~0u, tally.sum, distance);
     tally.squares += __shfl_xor_sync(~0u, tally.squares, distance);
@@ -331,8 +364,8 @@ __device__ Part careful_part(const Tally& tally) {
   return part;
 }
 
-// Counters are 32 bits wide, BIN_BYTES from bin to bin; two lanes share a column. Adding without asking for the result costs
-// less here than reading and writing. Addresses are those of shared memory, less FIRST_BIN_OFFSET.
+// Counters are 32 bits wide, BIN_BYTES from bin to bin; two lanes share a column. Adding without asking for the result
+// costs less here than reading and writing. Addresses are those of shared memory, less FIRST_BIN_OFFSET.
 __device__ __forceinline__ void bump(u32 address) { asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address)); }
 
 // Adds elements, all taken for finite; zeros are counted in the first bin too, and taken out of it later.
@@ -418,7 +451,7 @@ struct Quick {
   }
 };
 
-// Adds elements of any kind, in float64.
+// Adds elements of any kind; squares in float64. Zeros are counted in the first bin too, as above.
 template <bool HISTOGRAM>
 struct Careful {
   Tally& tally;
@@ -427,33 +460,63 @@ struct Careful {
   __device__ Careful(Tally& tally, u32 counters) : tally(tally), counters(counters) {}
 
   __device__ __forceinline__ void add(Real x) {
-    if (!isfinite(x)) {
+    if (isfinite(x)) {
+      const double distance = (double)x - (double)tally.shift;
+      tally.sum += distance;
+      tally.squares += distance * distance;
+      tally.magnitude += magnitude_of(x);
+      add_place(x);
+    } else {
       tally.nan += x != x;
       tally.pos_inf += x > 0;
       tally.neg_inf += x < 0;
-      return;
     }
-    if (tally.finite == 0) tally.shift = x;
-    tally.finite += 1;
-    const double distance = (double)x - (double)tally.shift;
-    tally.sum += distance;
-    tally.squares += distance * distance;
-    tally.magnitude += magnitude_of(x);
+  }
+
+  __device__ __forceinline__ void add_place(Real x) {
     tally.low = lesser(tally.low, x);
     tally.high = greater(tally.high, x);
     tally.zero += x == 0;
-    tally.ge_one += magnitude_of(x) >= 1;
-    if (HISTOGRAM && x != 0) bump(counters + bin_offset(x));
+    if (HISTOGRAM) bump(counters + bin_offset(x));
+    else tally.ge_one += magnitude_of(x) >= 1;
+  }
+
+  // Add the elements that `get` returns for 0, 1, ...
+  template <class Get>
+  __device__ __forceinline__ void add_few(Get get) {
+    Real magnitude = 0;
+#pragma unroll
+    for (int i = 0; i < PER_VECTOR; i++) magnitude += magnitude_of(get(i));
+    if (magnitude < ORDINARY) {  // neither NaN nor infinite nor huge is among them
+      Real sum = 0;
+#pragma unroll
+      for (int i = 0; i < PER_VECTOR; i++) {
+        const Real distance = get(i) - tally.shift;
+        sum += distance;
+        tally.squares += (double)distance * (double)distance;
+        add_place(get(i));
+      }
+      tally.sum += sum;
+      tally.magnitude += magnitude;
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < PER_VECTOR; i++) add(get(i));
+    }
   }
 
   __device__ __forceinline__ void add_vector(const uint4& vector) {
-#pragma unroll
-    for (int i = 0; i < PER_VECTOR; i++) add(decode(pick(vector, i)));
+    add_few([&](int i) { return decode(pick(vector, i)); });
   }
 
-  __device__ __forceinline__ void close(u32, u32) {}
-  __device__ __forceinline__ void finish() {}
+  __device__ __forceinline__ void close(u32 vectors, u32 singles) { tally.finite += vectors * PER_VECTOR + singles; }
+  __device__ __forceinline__ void finish() { tally.finite -= tally.nan + tally.pos_inf + tally.neg_inf; }
 };
+
+// The first ordinary candidate among the lanes, or 0: a shift for all of them.
+__device__ Real common_shift(Real candidate) {
+  const u32 usable = __ballot_sync(~0u, magnitude_of(candidate) < ORDINARY);
+  return usable ? __shfl_sync(~0u, candidate, __ffs(usable) - 1) : Real(0);
+}
 
 // ------------------------------------------------------------------------------------------------------------- chunks
 
@@ -464,32 +527,39 @@ struct Span {
     head = min(length, (u32)((16 - (address & 15)) & 15) / (u32)sizeof(Raw));
     vectors = (length - head) / PER_VECTOR;
   }
-  __device__ u32 tail() const { return head + vectors * PER_VECTOR; }
+  __device__ u32 singles() const { return length - vectors * PER_VECTOR; }
+  __device__ u32 single_at(u32 index) const { return index < head ? index : index + vectors * PER_VECTOR; }
+  // The first element that this thread itself reads, if it reads any.
+  __device__ bool own(u32& at) const {
+    at = threadIdx.x < vectors ? head + threadIdx.x * PER_VECTOR : single_at(threadIdx.x);
+    return threadIdx.x < vectors || threadIdx.x < singles();
+  }
 };
 
 template <int THREADS, class Adder>
 __device__ __forceinline__ void sweep(Adder& adder, const Raw* data, const Span& span) {
-  const uint4* vectors = reinterpret_cast<const uint4*>(data + span.head);
-  u32 i = threadIdx.x;
-  for (; i + 3 * THREADS < span.vectors; i += 4 * THREADS) {  // four loads in flight per thread
-    const uint4 a = __ldg(vectors + i), b = __ldg(vectors + i + THREADS);
-    const uint4 c = __ldg(vectors + i + 2 * THREADS), d = __ldg(vectors + i + 3 * THREADS);
+  const uint4* vector = reinterpret_cast<const uint4*>(data + span.head);
+  const uint4* const end = vector + span.vectors;
+  vector += threadIdx.x;
+  for (; vector + 3 * THREADS < end; vector += 4 * THREADS) {  // four loads in flight per thread
+    const uint4 a = __ldg(vector), b = __ldg(vector + THREADS);
+    const uint4 c = __ldg(vector + 2 * THREADS), d = __ldg(vector + 3 * THREADS);
     adder.add_vector(a);
     adder.add_vector(b);
     adder.add_vector(c);
     adder.add_vector(d);
     adder.close(4, 0);
   }
-  for (; i < span.vectors; i += THREADS) {
-    adder.add_vector(__ldg(vectors + i));
+#pragma unroll 1
+  for (; vector < end; vector += THREADS) {
+    adder.add_vector(__ldg(vector));
     adder.close(1, 0);
   }
-  auto single = [&](u32 at) {
-    adder.add(decode(data[at]));
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < span.singles(); i += THREADS) {
+    adder.add(decode(data[span.single_at(i)]));
     adder.close(0, 1);
-  };
-  if (threadIdx.x < span.head) single(threadIdx.x);
-  if (span.tail() + threadIdx.x < span.length) single(span.tail() + threadIdx.x);
+  }
   adder.finish();
 }
 
@@ -508,8 +578,8 @@ __device__ void merge_block(Part part, Part* of_warp) {
   __syncthreads();
 }
 
-// An element of the chunk for a warp to take as shift: one of those it reads first. Not always the same place in a row of a
-// matrix, whose first column may be unlike all others.
+// An element of the chunk for a warp to take as shift: one of those it reads first. Not always the same place in a row
+// of a matrix, whose first column may be unlike all others.
 __device__ Real shift_for_warp(const Raw* data, const Span& span) {
   const u32 warp = threadIdx.x / LANES, lane = (11 * warp + 3) % LANES;
   const u32 at = span.head + (warp * LANES + lane) * PER_VECTOR;
@@ -537,6 +607,7 @@ __device__ void publish(const u32* counters, u64* bins, u32 zeros, u32* ge_one) 
   if (threadIdx.x == 0) *ge_one = 0;
   __syncthreads();
   u32 count = 0;
+#pragma unroll 1
   for (int warp = 0; warp < THREADS / LANES; warp++) {
     const uint4* row = reinterpret_cast<const uint4*>(counters + (warp * BINS + bin) * COLUMNS) + part * VECTORS;
 #pragma unroll
@@ -612,6 +683,18 @@ __device__ bool is_last(u32* ticket, u32 blocks) {
   return last;
 }
 
+// Read a chunk once more, carefully.
+template <bool HISTOGRAM>
+__device__ __noinline__ void summarise_again(const Raw* data, Span span, u32* warp_counters, Part* of_warp) {
+  if (HISTOGRAM) clear_counters(warp_counters);
+  u32 at;
+  Tally tally;
+  tally.shift = common_shift(span.own(at) ? decode(data[at]) : infinity());
+  Careful<HISTOGRAM> careful(tally, lane_address(warp_counters));
+  sweep<SUMMARY_THREADS>(careful, data, span);
+  merge_block<SUMMARY_THREADS>(careful_part(tally), of_warp);
+}
+
 template <bool HISTOGRAM, int TENSORS>
 __device__ __forceinline__ void summarise(const Batch<TENSORS>& batch) {
   constexpr int THREADS = SUMMARY_THREADS, WARPS = THREADS / LANES, COUNTERS = BINS * COLUMNS;
@@ -623,25 +706,16 @@ __device__ __forceinline__ void summarise(const Batch<TENSORS>& batch) {
   const Raw* data = reinterpret_cast<const Raw*>(batch.data[share.tensor]) + share.start;
   const Span span((u64)data, share.length);
   u32* warp_counters = counters + (HISTOGRAM ? threadIdx.x / LANES * COUNTERS : 0);
-  const u32 address = lane_address(warp_counters);
 
   if (HISTOGRAM) clear_counters(warp_counters);
-  {
-    Tally tally;
-    tally.shift = shift_for_warp(data, span);
-    Quick<HISTOGRAM> quick(tally, address);
-    sweep<THREADS>(quick, data, span);
-    merge_block<THREADS>(quick_part<HISTOGRAM>(tally), of_warp);
-  }
-  const bool again = of_warp[0].doubtful();
-  if (again) {
-    if (HISTOGRAM) clear_counters(warp_counters);
-    Tally tally;
-    Careful<HISTOGRAM> careful(tally, address);
-    sweep<THREADS>(careful, data, span);
-    merge_block<THREADS>(careful_part(tally), of_warp);
-  }
-  if (HISTOGRAM) publish<THREADS>(counters, batch.target.bins + (u64)row_index * BINS, again ? 0 : of_warp[0].zero, &ge_one);
+  Tally tally;
+  tally.shift = shift_for_warp(data, span);
+  Quick<HISTOGRAM> quick(tally, lane_address(warp_counters));
+  sweep<THREADS>(quick, data, span);
+  merge_block<THREADS>(quick_part<HISTOGRAM>(tally), of_warp);
+  // Uniform: all threads look at the same part.
+  if (of_warp[0].doubtful()) summarise_again<HISTOGRAM>(data, span, warp_counters, of_warp);
+  if (HISTOGRAM) publish<THREADS>(counters, batch.target.bins + (u64)row_index * BINS, of_warp[0].zero, &ge_one);
 
   Row row;
   if (threadIdx.x == 0) {
@@ -669,17 +743,15 @@ SUMMARY_KERNEL(single_bins, true, 1)
 
 // Adds tensor and shadow vectors. The shadow is overwritten as it is read, so there can be no second look: all careful.
 template <int THREADS, class Adder>
-__device__ __forceinline__ void sweep_change(Adder& now, Adder& change, const Raw* data, Raw* shadow, const Span& span) {
+__device__ __forceinline__ void sweep_change(
+    Adder& now, Adder& change, const Raw* data, Raw* shadow, const Span& span) {
   const uint4* vectors = reinterpret_cast<const uint4*>(data + span.head);
   uint4* shadows = reinterpret_cast<uint4*>(shadow + span.head);
-  auto both = [&](Raw raw, Raw old) {
-    const Real x = decode(raw);
-    now.add(x);
-    change.add(x - decode(old));
-  };
-  auto vector = [&](const uint4& a, const uint4& b) {
-#pragma unroll
-    for (int i = 0; i < PER_VECTOR; i++) both(pick(a, i), pick(b, i));
+  auto add_both = [&](const uint4& a, const uint4& b) {
+    now.add_vector(a);
+    change.add_few([&](int i) { return decode(pick(a, i)) - decode(pick(b, i)); });
+    now.close(1, 0);
+    change.close(1, 0);
   };
   u32 i = threadIdx.x;
   for (; i + THREADS < span.vectors; i += 2 * THREADS) {
@@ -687,21 +759,26 @@ __device__ __forceinline__ void sweep_change(Adder& now, Adder& change, const Ra
     const uint4 old_a = shadows[i], old_b = shadows[i + THREADS];
     shadows[i] = a;
     shadows[i + THREADS] = b;
-    vector(a, old_a);
-    vector(b, old_b);
+    add_both(a, old_a);
+    add_both(b, old_b);
   }
-  for (; i < span.vectors; i += THREADS) {
+  if (i < span.vectors) {
     const uint4 a = __ldg(vectors + i), old = shadows[i];
     shadows[i] = a;
-    vector(a, old);
+    add_both(a, old);
   }
-  auto single = [&](u32 at) {
+#pragma unroll 1
+  for (u32 k = threadIdx.x; k < span.singles(); k += THREADS) {
+    const u32 at = span.single_at(k);
     const Raw raw = data[at], old = shadow[at];
     shadow[at] = raw;
-    both(raw, old);
-  };
-  for (u32 at = threadIdx.x; at < span.head; at += THREADS) single(at);
-  for (u32 at = span.tail() + threadIdx.x; at < span.length; at += THREADS) single(at);
+    now.add(decode(raw));
+    change.add(decode(raw) - decode(old));
+    now.close(0, 1);
+    change.close(0, 1);
+  }
+  now.finish();
+  change.finish();
 }
 
 template <bool HISTOGRAM>
@@ -724,29 +801,40 @@ __device__ __forceinline__ void summarise_change(const ChangeBatch& batch) {
     clear_counters(warp_counters + COUNTERS);
   }
 
+  u32 at;
+  const bool any = span.own(at);
   Tally now, change;
+  now.shift = common_shift(any ? decode(data[at]) : infinity());
+  change.shift = common_shift(any ? decode(data[at]) - decode(shadow[at]) : infinity());
   Careful<HISTOGRAM> add_now(now, address), add_change(change, address + COUNTERS * (u32)sizeof(u32));
   sweep_change<THREADS>(add_now, add_change, data, shadow, span);
   merge_block<THREADS>(careful_part(now), of_warp[0]);
   merge_block<THREADS>(careful_part(change), of_warp[1]);
+#pragma unroll 1
   for (int which = 0; which < 2; which++) {
-    if (HISTOGRAM) publish<THREADS>(counters + which * COUNTERS, batch.target.bins + (u64)row_index[which] * BINS, 0, &ge_one);
+    if (HISTOGRAM) {
+      u64* bins = batch.target.bins + (u64)row_index[which] * BINS;
+      publish<THREADS>(counters + which * COUNTERS, bins, of_warp[which][0].zero, &ge_one);
+    }
     if (threadIdx.x == 0) {
+      if (HISTOGRAM) of_warp[which][0].ge_one = ge_one;
       const Row row = of_warp[which][0].to_row(share.length);
       if (share.blocks == 1) deposit(batch.target.rows + row_index[which], row);
       else batch.target.partials[2 * blockIdx.x + which] = row;
     }
   }
   if (share.blocks == 1 || !is_last(batch.target.tickets + row_index[0], share.blocks)) return;
+#pragma unroll 1
   for (int which = 0; which < 2; which++) {
     const Row row = collect<THREADS>(batch.target.partials + 2 * share.first + which, share.blocks, 2);
     if (threadIdx.x == 0) deposit(batch.target.rows + row_index[which], row);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(CHANGE_THREADS) change(const __grid_constant__ ChangeBatch batch) {
-  summarise_change<false>(batch);
-}
-extern "C" __global__ void __launch_bounds__(CHANGE_THREADS) change_bins(const __grid_constant__ ChangeBatch batch) {
-  summarise_change<true>(batch);
-}
+#define CHANGE_KERNEL(name, histogram)                                                                  \
+  extern "C" __global__ void __launch_bounds__(CHANGE_THREADS, CHANGE_RESIDENT)                         \
+  name(const __grid_constant__ ChangeBatch batch) {                                                     \
+    summarise_change<histogram>(batch);                                                                 \
+  }
+CHANGE_KERNEL(change, false)
+CHANGE_KERNEL(change_bins, true)
