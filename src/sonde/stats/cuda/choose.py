@@ -14,6 +14,7 @@ from sonde.errors import OptionError, SondeError
 from sonde.stats.cuda.kernel import DeviceKernel
 
 CHOICE_VARIABLE: Final = "SONDE_KERNEL"
+_CPU_CHOICES: Final = ("native",)  # the same variable chooses for the CPU; these say nothing about other devices
 
 
 class NoDeviceKernel(SondeError, RuntimeError):
@@ -24,12 +25,19 @@ def cuda_kernel(device: torch.device | str | int) -> DeviceKernel:
     """Return the kernel of a CUDA device: one object per device, made on first use.
 
     `SONDE_KERNEL=cuda` or `SONDE_KERNEL=triton` insists on one of the two; otherwise Triton stands in where CUDA C
-    cannot be compiled, with a warning that says why. `NoDeviceKernel` is raised where neither works.
+    cannot be compiled, with a warning that says why. `NoDeviceKernel` is raised where neither works, and for
+    `SONDE_KERNEL=torch`: torch operations are to be used then.
     """
     index = _index_of(device)
     wanted = os.environ.get(CHOICE_VARIABLE, "").lower()
+    if wanted == "torch":
+        raise NoDeviceKernel(f"{CHOICE_VARIABLE}={wanted} asks for torch operations")
+    if wanted in _CPU_CHOICES:
+        wanted = ""
     if wanted and wanted not in _MAKERS:
-        raise OptionError(f"{CHOICE_VARIABLE}={wanted!r} is not one of: {', '.join(_MAKERS)}")
+        raise OptionError(
+            f"{CHOICE_VARIABLE}={wanted!r} is not one of: {', '.join((*_MAKERS, *_CPU_CHOICES, 'torch'))}"
+        )
     with _lock:
         kernel = _kernels.get((index, wanted))
         if kernel is None:

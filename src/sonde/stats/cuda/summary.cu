@@ -182,8 +182,8 @@ __device__ void deposit(Row* target, Row total) {
 }
 
 // Merge `count` partial rows that lie `stride` apart; thread 0 gets the total. The order depends on `count` alone. All
-// means are close to that of one of the rows, so with that as shift plain sums in float64 lose nothing: rows add up word
-// by word, with the sum of distances in the place of the mean and that of squares in the place of m2.
+// means are close to that of one of the rows, so with that as shift plain sums in float64 lose nothing: rows add up
+// word by word, with the sum of distances in the place of the mean and that of squares in the place of m2.
 template <int THREADS>
 __device__ __noinline__ Row collect(const Row* partials, u32 count, u32 stride) {
   constexpr int WARPS = THREADS / LANES;
