@@ -35,9 +35,8 @@ def cuda_kernel(device: torch.device | str | int) -> DeviceKernel:
     if wanted in _CPU_CHOICES:
         wanted = ""
     if wanted and wanted not in _MAKERS:
-        raise OptionError(
-            f"{CHOICE_VARIABLE}={wanted!r} is not one of: {', '.join((*_MAKERS, *_CPU_CHOICES, 'torch'))}"
-        )
+        known = ", ".join((*_MAKERS, *_CPU_CHOICES, "torch"))
+        raise OptionError(f"{CHOICE_VARIABLE}={wanted!r} is not one of: {known}")
     with _lock:
         kernel = _kernels.get((index, wanted))
         if kernel is None:

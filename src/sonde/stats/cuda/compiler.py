@@ -1,7 +1,7 @@
 """CUDA C to machine code at run time, by the NVRTC library that every CUDA build of torch brings along.
 
-Compiling takes about a second per element type, so the result is kept on disk: in `$SONDE_CACHE`, or `~/.cache/sonde`.
-A cache that cannot be written, or holds something unreadable, costs that second again and nothing else.
+Compiling takes seconds per element type, so the result is kept on disk: in `$SONDE_CACHE`, or `~/.cache/sonde`.
+A cache that cannot be written, or holds something unreadable, costs those seconds again and nothing else.
 """
 
 from __future__ import annotations
