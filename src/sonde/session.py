@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from sonde import schema
 from sonde.errors import ClosedError, OptionError
@@ -122,12 +123,18 @@ class Session:
             first_step=0 if steps_before is None else steps_before + 1,
         )
         self._table = ParameterTable(parameters, self._packer)
+        self._backward_handles: list[RemovableHandle] = []
+        self._make_taps(modules, optimizers, steps_before)
         _live.add(self)
-        self._wire(modules, optimizers, steps_before)
+        try:
+            self._guard.wrap("attaching", self._attach_first if steps_before is None else self._attach)()
+        except BaseException:
+            self.close()
+            raise
 
     # ------------------------------------------------------------------ wiring
 
-    def _wire(self, modules: list[WatchedModule], optimizers: list[Optimizer], steps_before: int | None) -> None:
+    def _make_taps(self, modules: list[WatchedModule], optimizers: list[Optimizer], steps_before: int | None) -> None:
         what, packer, guard = self._plan.what, self._packer, self._guard
         self._modules = ModuleTap(
             modules,
@@ -154,35 +161,40 @@ class Session:
             after_step=self._end_step,
             steps_before=steps_before or 0,
         )
-        self._scaler = self._scaler_tap()
-        self._backward_handles = self._listen_for_backward()
-        if "updates" in what:
+        self._scaler: ScalerTap | None = None
+        if self._helpers.scaler is not None:
+            self._scaler = ScalerTap(
+                self._helpers.scaler,
+                self._optimizers,
+                packer,
+                guard,
+                before_step=packer.begin,
+                after_skip=functools.partial(self._end_step, skipped=True),
+            )
+
+    def _attach_first(self) -> None:
+        """Attach to a fresh run: the parameters before the first step are its step 0."""
+        self._optimizers.see_initial()
+        self._packer.end_step()
+        self._attach()
+
+    def _attach(self) -> None:
+        if "updates" in self._plan.what:
             self._make_shadows()
-        if steps_before is None:
-            guard.wrap("initial parameters", self._see_initial)()
-        if {"outputs", "output_gradients"} & what:
+        self._listen_for_backward()
+        if {"outputs", "output_gradients"} & self._plan.what:
             self._modules.attach()
         self._optimizers.attach()
+        if self._scaler is not None:
+            self._scaler.attach()
 
-    def _scaler_tap(self) -> ScalerTap | None:
-        if self._helpers.scaler is None:
-            return None
-        tap = ScalerTap(
-            self._helpers.scaler,
-            self._optimizers,
-            self._packer,
-            self._guard,
-            before_step=self._packer.begin,
-            after_skip=functools.partial(self._end_step, skipped=True),
-        )
-        tap.attach()
-        return tap
-
-    def _listen_for_backward(self) -> list[Any]:
+    def _listen_for_backward(self) -> None:
         saw_backward = self._modules.saw_backward
-        trainable = [entry.parameter for entry in self._table if entry.parameter.requires_grad and entry.is_ready()]
         register = Tensor.register_post_accumulate_grad_hook
-        return [register(parameter, lambda _: saw_backward()) for parameter in trainable]  # type: ignore[no-untyped-call] # torch
+        for entry in self._table:
+            if entry.parameter.requires_grad and entry.is_ready():
+                handle = register(entry.parameter, lambda _: saw_backward())  # type: ignore[no-untyped-call] # torch
+                self._backward_handles.append(handle)
 
     def _make_shadows(self) -> None:
         left_out = self._table.make_shadows(self._plan.max_memory_bytes - self._plan.ring_bytes)
@@ -194,11 +206,6 @@ class Session:
             )
             logger.warning("%s", message)
             self._packer.put_event("updates_left_out", message, {"parameters": [entry.name for entry in left_out]})
-
-    def _see_initial(self) -> None:
-        """Record the parameters before the first step, as step 0."""
-        self._optimizers.see_initial()
-        self._packer.end_step()
 
     # ------------------------------------------------------------------ what taps call
 

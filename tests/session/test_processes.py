@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -71,6 +72,38 @@ def test_a_forked_child_lets_go_of_the_session(tmp_path):
     run = sonde.open_run(tmp_path / "run")
     assert run.status == "finished"
     assert run.steps.tolist() == [0, 1, 2]
+
+
+def ranked(rank, path, port):
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = torch.nn.parallel.DistributedDataParallel(tiny_mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=path, on_error="raise") as session:
+        for _ in range(3):
+            loss = model(torch.full((4, 8), float(rank))).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            session.log(loss=loss)
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_of_a_distributed_run_write_their_own_folders_and_are_read_as_one(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(ranked, (str(tmp_path / "run"), port), nprocs=2)
+    run = sonde.open_run(tmp_path / "run")
+    assert run.ranks == [0, 1]
+    assert run.steps.tolist() == [0, 1, 2, 3]
+    assert not any("module" in site.key for site in run.sites)
+    both, first = (run.series("0:output", "count", rank=rank).values for rank in (None, 0))
+    assert both.tolist() == [2 * count for count in first.tolist()]
+    one, two = (run.series("0.weight:gradient", "norm", rank=rank).values for rank in (0, 1))
+    assert one.tolist() == two.tolist(), "gradients are averaged over ranks"
+    assert sonde.verify(tmp_path / "run").ok
 
 
 def run_program(tmp_path, body):

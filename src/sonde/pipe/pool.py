@@ -19,6 +19,7 @@ class ArenaPool:
         self._free: dict[torch.device, deque[Arena]] = {}
         self._lock = threading.Lock()
         self._lent = 0
+        self._bytes_per_row = 0.0
 
     def lend(self, device: torch.device, kernel: Kernel, capacity: int) -> Arena | None:
         """Return an empty arena with room for `capacity` rows at least, or None if the bytes are used up."""
@@ -30,10 +31,11 @@ class ArenaPool:
                     self._lent += 1
                     return arena
                 self.used_bytes -= arena.nbytes  # too small since new sites were found: let it go
-            arena = kernel.arena(capacity)
-            # The first two are always lent: one to fill while the other is emptied. Less could record nothing.
-            if self._lent >= 2 and self.used_bytes + arena.nbytes > self.max_bytes:
+            # The first two are always lent: one to fill while the other is emptied. With less, nothing is recorded.
+            if self._lent >= 2 and self.used_bytes + int(self._bytes_per_row * capacity) > self.max_bytes:
                 return None
+            arena = kernel.arena(capacity)
+            self._bytes_per_row = arena.nbytes / arena.capacity
             self.used_bytes += arena.nbytes
             self._lent += 1
             return arena
