@@ -111,11 +111,12 @@ class Session:
         parameters = _watched_parameters(models, plan.where)
         book = SiteBook(writer.sites)
         pool = ArenaPool(plan.ring_bytes)
+        self._kernels = functools.cache(kernel_for)
         self._worker = Worker(writer, pool, book, histogram=plan.histogram, clock=clock)
         self._packer = Packer(
             book,
             pool,
-            functools.cache(kernel_for),
+            self._kernels,
             self._worker.send,
             clock=clock,
             histogram=plan.histogram,
@@ -179,6 +180,8 @@ class Session:
         self._attach()
 
     def _attach(self) -> None:
+        for device in {entry.parameter.device for entry in self._table if entry.parameter.device.type != "meta"}:
+            self._kernels(device).warm_up()
         if "updates" in self._plan.what:
             self._make_shadows()
         self._listen_for_backward()

@@ -65,6 +65,9 @@ class Kernel(Protocol):
         Afterwards shadow i equals tensor i. Each element is read once.
         """
 
+    def warm_up(self) -> None:
+        """Do now what the first use would have to wait for, such as compiling."""
+
     def ship(self, arena: Arena) -> Shipment:
         """Start moving the arena's rows to the host."""
 

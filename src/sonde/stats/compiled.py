@@ -85,6 +85,9 @@ class NativeKernel:
         for tensor, shadow in outdated:
             shadow.detach().copy_(tensor.detach())
 
+    def warm_up(self) -> None:
+        """Do nothing: there is nothing to prepare."""
+
     def ship(self, arena: Arena) -> HostShipment:
         """Hand the arena's rows over."""
         assert isinstance(arena, HostArena)

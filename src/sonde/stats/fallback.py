@@ -74,6 +74,9 @@ class TorchKernel:
                 self.measure_one(change, change_row, arena, histogram=histogram)
                 shadow.detach().copy_(tensor.detach())
 
+    def warm_up(self) -> None:
+        """Do nothing: there is nothing to prepare."""
+
     def ship(self, arena: Arena) -> HostShipment:
         """Hand the arena's rows over."""
         assert isinstance(arena, HostArena)

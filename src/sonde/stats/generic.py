@@ -116,6 +116,9 @@ class GenericKernel:
                 self.measure_one(change, change_row, arena, histogram=histogram)
                 shadow.detach().copy_(tensor.detach())
 
+    def warm_up(self) -> None:
+        """Do nothing: there is nothing to prepare."""
+
     def ship(self, arena: Arena) -> DeviceShipment:
         """Start moving the arena's rows to the host."""
         assert isinstance(arena, DeviceArena)

@@ -56,7 +56,7 @@ def _make(index: int, choices: tuple[str, ...]) -> DeviceKernel:
     for name in choices:
         try:
             kernel = _MAKERS[name](index)
-        except Exception as error:  # noqa: BLE001  # whatever is wrong with one way, the next may work
+        except (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
             reasons.append(f"{name}: {type(error).__name__}: {error}")
             continue
         if reasons:
