@@ -1,0 +1,201 @@
+"""The pool, the packer and the worker, apart from any session."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sonde import schema
+from sonde.pipe.blocks import continue_block, to_block
+from sonde.pipe.book import SiteBook
+from sonde.pipe.packer import Packer
+from sonde.pipe.packet import Packet
+from sonde.pipe.pool import ArenaPool
+from sonde.pipe.worker import Worker
+from sonde.records import Reading, Site
+from sonde.stats import kernel_for
+from sonde.testing import FakeClock, MemorySink
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def pipe():
+    """A packer whose packets are kept instead of being worked on."""
+    sent = []
+    book = SiteBook()
+    packer = Packer(
+        book,
+        ArenaPool(1 << 20),
+        kernel_for,
+        lambda packet: sent.append(packet) or True,
+        clock=FakeClock(),
+        histogram=True,
+        expected_sites=4,
+    )
+    return packer, book, sent
+
+
+def test_the_pool_lends_up_to_its_bytes_and_takes_back_clean_arenas():
+    kernel = kernel_for(CPU)
+    one = kernel.arena(100).nbytes
+    pool = ArenaPool(3 * one)
+    arenas = [pool.lend(CPU, kernel, 100) for _ in range(4)]
+    assert [arena is not None for arena in arenas] == [True, True, True, False]
+    kernel.measure([torch.ones(5)], [0], arenas[0])
+    pool.give_back(CPU, arenas[0])
+    again = pool.lend(CPU, kernel, 100)
+    assert again is arenas[0]
+    assert not kernel.ship(again).take()[0].any()
+    assert pool.used_bytes == 3 * one
+
+
+def test_the_pool_lets_go_of_arenas_that_have_become_too_small():
+    kernel = kernel_for(CPU)
+    pool = ArenaPool(1 << 20)
+    small = pool.lend(CPU, kernel, 10)
+    pool.give_back(CPU, small)
+    large = pool.lend(CPU, kernel, 100)
+    assert large.capacity >= 100
+    assert pool.used_bytes == large.nbytes
+
+
+def test_two_arenas_are_lent_however_small_the_budget():
+    kernel = kernel_for(CPU)
+    pool = ArenaPool(1)
+    assert pool.lend(CPU, kernel, 100) is not None
+    assert pool.lend(CPU, kernel, 100) is not None
+    assert pool.lend(CPU, kernel, 100) is None
+
+
+def test_sites_found_in_mid_step_get_room(pipe):
+    packer, book, sent = pipe
+    for index in range(300):
+        packer.see(packer.site(f"layer{index}", "output"), torch.full((2,), float(index)))
+    packer.end_step()
+    packer.begin()
+    block = to_block(sent[0], book, histogram=True)
+    assert block.sites.tolist() == list(range(300))
+    np.testing.assert_array_equal(block.rows[:, schema.MEAN], range(300))
+    assert len(sent[0].holds) > 1
+
+
+def test_many_at_once_may_span_old_and_new_room(pipe):
+    packer, book, sent = pipe
+    packer.see(packer.site("first", "gradient"), torch.ones(1))
+    sites = [packer.site(f"p{index}", "gradient") for index in range(200)]
+    values = [torch.full((3,), float(index)) for index in range(200)]
+    packer.see_many(values, sites)
+    shadows = [torch.zeros(3) for _ in values]
+    changes = [packer.site(f"p{index}", "update") for index in range(200)]
+    packer.see_changes(values, shadows, [packer.site(f"p{i}", "parameter") for i in range(200)], changes)
+    packer.end_step()
+    packer.begin()
+    block = to_block(sent[0], book, histogram=True)
+    by_key = {book[int(site)].key: row for site, row in zip(block.sites, block.rows, strict=True)}
+    assert by_key["p7:gradient"][schema.MEAN] == by_key["p7:update"][schema.MEAN] == 7
+    assert all(torch.equal(value, shadow) for value, shadow in zip(values, shadows, strict=True))
+
+
+def test_logs_after_a_step_belong_to_it_and_later_ones_to_the_next(pipe):
+    packer, _, sent = pipe
+    site = packer.site("loss", "scalar")
+    packer.end_step()
+    packer.put(site, 1.0)
+    packer.begin()
+    packer.put(site, 2.0)
+    packer.end_step()
+    packer.begin()
+    assert [(packet.step, packet.numbers) for packet in sent] == [(0, [(site, 1.0)]), (1, [(site, 2.0)])]
+
+
+def test_an_empty_step_is_not_sent_but_counts(pipe):
+    packer, _, sent = pipe
+    for _ in range(3):
+        packer.end_step()
+        packer.begin()
+    assert (sent, packer.step) == ([], 3)
+
+
+def test_scaled_gradients_are_unscaled_with_their_histogram(pipe):
+    packer, book, sent = pipe
+    values = torch.tensor([0.001, -0.5, 3.0, 0.0])
+    gradient, scale = packer.site("w", "gradient"), packer.site("scale", "scalar")
+    packer.see(gradient, values * 1024)
+    packer.see(scale, torch.tensor(1024.0))
+    packer.unscale([gradient], scale)
+    packer.end_step()
+    packer.begin()
+    block = to_block(sent[0], book, histogram=True)
+    truth = Reading.of(values.numpy())
+    np.testing.assert_allclose(block.rows[0], truth.row, rtol=1e-6)
+    np.testing.assert_array_equal(block.bins[0], truth.bins)
+
+
+def test_a_scale_that_is_no_power_of_two_costs_the_histogram(pipe):
+    packer, book, sent = pipe
+    gradient, scale = packer.site("w", "gradient"), packer.site("scale", "scalar")
+    packer.see(gradient, torch.tensor([3.0]))
+    packer.put(scale, 3.0)
+    packer.unscale([gradient], scale)
+    packer.end_step()
+    packer.begin()
+    block = to_block(sent[0], book, histogram=True)
+    assert not block.binned[0]
+    assert block.rows[0, schema.MEAN] == pytest.approx(1.0)
+
+
+def test_a_block_continues_what_was_sent_about_its_step():
+    book = SiteBook([Site(id=0, name="a", quantity="scalar"), Site(id=1, name="b", quantity="scalar")])
+    first = to_block(Packet(3, numbers=[(0, 1.0), (1, 5.0)]), book, histogram=True)
+    second = to_block(Packet(3, numbers=[(0, 3.0)]), book, histogram=True)
+    send, whole = continue_block(first, second)
+    assert send.sites.tolist() == [0]
+    assert send.rows[0, schema.MEAN] == 2.0
+    assert whole.sites.tolist() == [0, 1]
+
+
+def test_a_packet_that_cannot_be_read_does_not_end_the_worker(caplog):
+    class Broken:
+        def take(self):
+            raise RuntimeError("lost on the way")
+
+    pool, book, sink = ArenaPool(1 << 20), SiteBook(), MemorySink()
+    worker = Worker(sink, pool, book, histogram=True, clock=FakeClock())
+    packer = Packer(book, pool, kernel_for, worker.send, clock=FakeClock(), histogram=True, expected_sites=1)
+    packer.see(packer.site("a", "output"), torch.ones(2))
+    packer.end_step()
+    packer._holds[CPU][0].kernel.ship = lambda arena: Broken()
+    packer.begin()
+    packer.see(packer.site("a", "output"), torch.ones(2))
+    packer.end_step()
+    packer.begin()
+    assert worker.flush(30)
+    assert worker.close(30)
+    assert [block.step for block in sink.blocks] == [1]
+    assert "lost on the way" in caplog.text
+    assert sink.events[0].event_type == "fault"
+    assert sink.closed
+
+
+def test_the_worker_refuses_more_than_it_can_hold(monkeypatch):
+    import threading
+
+    from sonde.pipe import worker as module
+
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    gate = threading.Event()
+
+    class Slow(MemorySink):
+        def take_block(self, block):
+            gate.wait(30)
+            super().take_block(block)
+
+    book = SiteBook([Site(id=0, name="a", quantity="scalar")])
+    worker = Worker(Slow(), ArenaPool(1), book, histogram=True, clock=FakeClock())
+    accepted = [worker.send(Packet(step, numbers=[(0, 1.0)])) for step in range(10)]
+    assert accepted.count(True) <= 5
+    assert not accepted[-1]
+    gate.set()
+    assert worker.close(30)
