@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sonde.attach import watch
+    from sonde.capture import Capture
     from sonde.records import Block, Event, Reading, Site
     from sonde.schedule import at, between, every, first, log_spaced
     from sonde.select import glob, kind, regex
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 # Loaded at first use, so that reading a run never imports torch, and recording never imports what only readers need.
 _HOMES = {
     "Block": "records",
+    "Capture": "capture",
+    "DebugOutputs": "store",
     "Event": "records",
     "Reading": "records",
     "Run": "store",
@@ -34,6 +37,7 @@ _HOMES = {
     "glob": "select",
     "kind": "select",
     "list_runs": "store",
+    "load_debug_outputs": "store",
     "log_spaced": "schedule",
     "open_run": "store",
     "regex": "select",
@@ -43,6 +47,8 @@ _HOMES = {
 
 __all__ = [
     "Block",
+    "Capture",
+    "DebugOutputs",
     "Event",
     "Reading",
     "Run",
@@ -57,6 +63,7 @@ __all__ = [
     "glob",
     "kind",
     "list_runs",
+    "load_debug_outputs",
     "log_spaced",
     "open_run",
     "regex",

@@ -2,6 +2,7 @@
 
 from sonde.store.attempts import Attempt
 from sonde.store.catalog import RunSummary, list_runs
+from sonde.store.pages import DebugOutputs, PageWriter, load_debug_outputs
 from sonde.store.reader import Run, open_run
 from sonde.store.series import Series
 from sonde.store.table import Blocks
@@ -11,6 +12,8 @@ from sonde.store.writer import RunWriter
 __all__ = [
     "Attempt",
     "Blocks",
+    "DebugOutputs",
+    "PageWriter",
     "Problem",
     "Report",
     "Run",
@@ -18,6 +21,7 @@ __all__ = [
     "RunWriter",
     "Series",
     "list_runs",
+    "load_debug_outputs",
     "open_run",
     "verify",
 ]

@@ -1,0 +1,695 @@
+"""Captures on their way to disk: copied at the hook, split by sample, written by one thread in bounded memory."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import dataclasses
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Literal
+from weakref import WeakSet
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonde.errors import ClosedError, MissingExtra, OptionError, RunError, RunExists
+from sonde.store.pages import DebugOutputs, FromTorch, PageWriter, Unsupported
+from sonde.store.pages import dtypes as numpy_types
+from sonde.store.pages.keep import Keep, copy_datapoints, move_pages
+from sonde.store.pages.names import list_pages
+from sonde.store.pages.nodes import MAX_DEPTH, TORCH
+from sonde.store.pages.record import Datapoint, check_datapoint
+
+logger = logging.getLogger("sonde")
+
+SPILL: Final = "spill"
+"""The folder, inside that of the pages, where captures wait for their scores."""
+MAX_FAILURES: Final = 100
+_MAX_DENSE_BYTES: Final = 1 << 30
+_EXIT_S: Final = 10.0
+
+_live: WeakSet[Capture] = WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A capture that could not be written."""
+
+    datapoint: Datapoint
+    error: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Item:
+    datapoint: Datapoint
+    outputs: dict[str, Any]
+    info: dict[str, Any]
+    nbytes: int
+    ready: list[torch.cuda.Event] = field(default_factory=list)
+
+
+class Capture:
+    """Takes captures from any thread and writes them to pages with a thread of its own.
+
+    Captures that come before a folder is known wait in memory; what exceeds `max_pending_bytes` waits in pages in a
+    temporary folder, and moves when `open` names the place. The thread lives only while there is something to write.
+    In a forked child every verb does nothing: files and thread belong to the parent.
+
+    Args:
+        page_bytes: How large a page grows.
+        save_dtype: Floating tensors are stored as this type.
+        max_pending_bytes: How many bytes of captures may wait in memory.
+        on_full: What `add` does when that is reached: wait for up to `block_timeout_s`, or drop the capture. Dropped
+            ones are counted.
+        block_timeout_s: After waiting this long a capture is dropped as well.
+        on_error: What happens to a capture that cannot be written. `"isolate"` reports the first one and counts all;
+            `"raise"` also makes the next `flush`, `seal` or `close` raise.
+        keep: Which captures stay once scores are known: `"worst:50"`, or `"worst:50+control:5"`. The control is drawn
+            from the good ones; without a word on it, it is a tenth. Captures wait in pages until `keep_only` is called.
+        seed: For drawing the control.
+        rank: The process of a distributed evaluation.
+        spill_folder: Where captures go that exceed the memory before a folder is known; the system's temporary one by
+            default.
+        clock: Tells the time.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        page_bytes: int,
+        save_dtype: torch.dtype | None = None,
+        max_pending_bytes: int = 256 << 20,
+        on_full: Literal["block", "drop"] = "block",
+        block_timeout_s: float = 30.0,
+        on_error: Literal["isolate", "raise"] = "isolate",
+        keep: str | None = None,
+        seed: int = 0,
+        rank: int = 0,
+        spill_folder: str | Path | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        _check("on_full", on_full, "block", "drop")
+        _check("on_error", on_error, "isolate", "raise")
+        if page_bytes < 1 or max_pending_bytes < 1:
+            raise OptionError(f"Sizes are positive; got {page_bytes=}, {max_pending_bytes=}.")
+        if save_dtype is not None and not save_dtype.is_floating_point:
+            raise OptionError(f"save_dtype is a floating type, such as torch.float16; got {save_dtype!r}.")
+        self.page_bytes = page_bytes
+        self.save_dtype = save_dtype
+        self.max_pending_bytes = max_pending_bytes
+        self.on_full = on_full
+        self.block_timeout_s = block_timeout_s
+        self.on_error = on_error
+        self.keep = Keep.parse(keep) if keep is not None else None
+        self.seed = seed
+        self.rank = rank
+        self.written = 0
+        """Captures that are safe on disk."""
+        self.dropped = 0
+        """Captures that found no room in time."""
+        self.failed = 0
+        """Captures that could not be written."""
+        self.discarded = 0
+        """Captures that `keep_only` let go."""
+        self.failures: list[Failure] = []
+        """The first of them."""
+        self._clock = clock
+        self._spill_root = spill_folder
+        self._folder: Path | None = None
+        self._writer: PageWriter | None = None
+        self._spill: Path | None = None
+        self._queue: deque[_Item] = deque()
+        self._pending_bytes = 0
+        self._unraised: list[Failure] = []
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._verbs = threading.RLock()  # held by what opens, settles or closes; never by the thread
+        self._closed = False
+        self._abandoned = False
+        _live.add(self)
+
+    # What it holds
+
+    @property
+    def folder(self) -> Path | None:
+        """Where captures go, if that is known."""
+        return self._folder
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of captures that wait in memory."""
+        return self._pending_bytes
+
+    @property
+    def num_pending(self) -> int:
+        """Captures that wait in memory."""
+        return len(self._queue)
+
+    @property
+    def pages_written(self) -> int:
+        """Pages sealed in the folder that is open."""
+        writer = self._writer
+        return writer.pages_written if writer is not None else 0
+
+    @property
+    def current_page(self) -> int:
+        """The number of the page that is being filled."""
+        writer = self._writer
+        return writer.current_page if writer is not None else 0
+
+    @property
+    def current_page_bytes(self) -> int:
+        """Bytes of tensors in the page that is being filled."""
+        writer = self._writer
+        return writer.current_page_bytes if writer is not None else 0
+
+    @property
+    def stored(self) -> frozenset[Datapoint]:
+        """Datapoints on disk in the folder that is open, also from an attempt before: no need to capture them again."""
+        with self._changed:
+            return frozenset(self._writer.datapoints) if self._writer is not None else frozenset()
+
+    # Verbs
+
+    def open(self, folder: str | Path, *, resume: bool = False) -> None:
+        """Say where captures go. What waits is written there; a folder that was open before is sealed.
+
+        Raises:
+            RunExists: The folder holds pages, and was not to be continued.
+            RunInUse: Another process writes it.
+
+        """
+        with self._verbs:
+            if not self._may_act():
+                return
+            path = Path(folder)
+            if self._folder is not None:
+                self.seal()
+            if self.keep is not None and list_pages(path) and not resume:
+                raise RunExists(f"{path} holds pages already. Pass resume=True to add to them.")
+            target = path if self.keep is None else path / SPILL
+            writer = self._make_writer(target, resume=resume)
+            spilled = self._take_back_spill()
+            if spilled is not None:
+                move_pages(spilled, writer)
+                shutil.rmtree(spilled, ignore_errors=True)
+            with self._changed:
+                self._folder, self._writer = path, writer
+                self._wake()
+
+    def add(self, datapoint: Datapoint, outputs: Mapping[str, Any], *, info: Mapping[str, Any] | None = None) -> bool:
+        """Take what was captured for a datapoint; its tensors belong to this object from now on.
+
+        Returns:
+            Whether there was room for it.
+
+        """
+        if self._abandoned:
+            return False
+        item = self._prepare(check_datapoint(datapoint), outputs, info)
+        with self._changed:
+            if self._closed:
+                raise ClosedError("This capture is closed.")
+            if not self._make_room(item.nbytes):
+                self.dropped += 1
+                if self.dropped == 1:
+                    logger.warning("Captures are dropped: %s bytes wait to be written.", f"{self._pending_bytes:,}")
+                return False
+            self._queue.append(item)
+            self._pending_bytes += item.nbytes
+            self._wake()
+        return True
+
+    def flush(self, timeout_s: float = 60.0) -> bool:
+        """Wait until all captures that were taken are on disk; False if that took too long, or no folder is known.
+
+        Raises:
+            RunError: With `on_error="raise"`: it took too long, or something could not be written.
+
+        """
+        if not self._may_act():
+            return False
+        with self._changed:
+            done = (
+                self._changed.wait_for(lambda: not self._pending_bytes and not self._queue, timeout_s)
+                if (self._writer is not None)
+                else not self._queue
+            )
+            unraised, self._unraised = self._unraised, []
+        if self.on_error == "raise":
+            if unraised:
+                first = unraised[0]
+                raise RunError(
+                    f"{len(unraised)} captures could not be written; the first, of datapoint {first.datapoint!r:.80}: "
+                    f"{first.error}"
+                )
+            if not done and self._writer is not None:
+                raise RunError(f"{self.num_pending} captures are not written after {timeout_s:g} s.")
+        return done
+
+    def keep_only(self, scores: Mapping[Datapoint, float], higher_is_better: bool) -> frozenset[Datapoint]:
+        """Let only the captures stay that `keep` asks for, and put them in their place.
+
+        Args:
+            scores: By datapoint. One that is not a number is the worst of all; a capture without a score stays.
+            higher_is_better: The direction of the scores.
+
+        Returns:
+            The datapoints that stay.
+
+        Raises:
+            OptionError: There is no `keep`, or no folder was named.
+
+        """
+        with self._verbs:
+            if not self._may_act():
+                return frozenset()
+            keep, folder = self.keep, self._folder
+            if keep is None or folder is None:
+                raise OptionError("keep_only needs keep=... and a folder: call open(folder) first.")
+            self.flush()
+            writer = self._drop_writer()
+            if writer is None:
+                return frozenset()
+            writer.close()
+            captured = DebugOutputs(writer.folder, ranks=False)
+            chosen = keep.choose(captured, scores, higher_is_better=higher_is_better, seed=self.seed)
+            with PageWriter(
+                folder, page_bytes=self.page_bytes, rank=self.rank, resume=True, clock=self._clock
+            ) as final:
+                copy_datapoints(captured, final, [each for each in captured if each in chosen])
+            self.discarded += len(captured) - len(chosen)
+            _remove_spill(writer.folder, folder)
+            return frozenset(chosen)
+
+    def seal(self, timeout_s: float = 60.0) -> bool:
+        """Write all that waits and finish the folder; captures that follow wait for the next `open`.
+
+        With `keep`, captures that never met their scores all stay.
+        """
+        with self._verbs:
+            if not self._may_act():
+                return False
+            folder = self._folder
+            if folder is None:
+                return not self._queue
+            try:
+                return self.flush(timeout_s)
+            finally:
+                self._finish(folder)
+
+    def discard(self) -> None:
+        """Forget the captures that wait for a folder."""
+        with self._verbs:
+            if not self._may_act() or self._folder is not None:
+                return
+            with self._changed:
+                self._pending_bytes -= sum(item.nbytes for item in self._queue)
+                self._queue.clear()
+            spilled = self._take_back_spill()
+            if spilled is not None:
+                shutil.rmtree(spilled, ignore_errors=True)
+
+    def close(self, timeout_s: float = 60.0) -> bool:
+        """Seal and end; again is fine. Captures that never got a folder are lost, and counted as dropped."""
+        with self._verbs:
+            if self._abandoned or self._closed:
+                return True
+            try:
+                return self.seal(timeout_s)
+            finally:
+                self.dropped += self.num_pending
+                self.discard()
+                with self._changed:
+                    self._closed = True
+                _live.discard(self)
+                thread = self._thread
+                if thread is not None:
+                    thread.join(timeout_s)
+
+    def __enter__(self) -> Capture:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Taking
+
+    def _prepare(self, datapoint: Datapoint, outputs: Mapping[str, Any], info: Mapping[str, Any] | None) -> _Item:
+        devices: set[torch.device] = set()
+
+        def take(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            leaf = _compact(leaf.detach())
+            if self.save_dtype is not None and leaf.is_floating_point():
+                leaf = leaf.to(self.save_dtype)
+            if leaf.is_cuda:
+                devices.add(leaf.device)
+            return leaf
+
+        taken = {str(name): _map(value, take) for name, value in outputs.items()}
+        noted = {str(name): _map(value, take) for name, value in (info or {}).items()}
+        # The thread copies from the device on a stream of its own, after what this stream has in hand.
+        ready = [torch.cuda.current_stream(device).record_event() for device in devices]
+        return _Item(datapoint, taken, noted, _num_bytes(taken) + _num_bytes(noted) + 256, ready)
+
+    def _make_room(self, nbytes: int) -> bool:
+        """Wait for room; a capture larger than the bound by itself gets in when nothing else waits."""
+
+        def has_room() -> bool:
+            return not self._pending_bytes or self._pending_bytes + nbytes <= self.max_pending_bytes
+
+        if has_room():
+            return True
+        if self._writer is None:
+            self._begin_spill()
+            self._wake()
+        return self.on_full == "block" and self._changed.wait_for(has_room, self.block_timeout_s)
+
+    def _begin_spill(self) -> None:
+        self._spill = Path(tempfile.mkdtemp(prefix="sonde-spill-", dir=self._spill_root))
+        self._writer = self._make_writer(self._spill, resume=False)
+
+    def _make_writer(self, folder: Path, *, resume: bool) -> PageWriter:
+        return PageWriter(folder, page_bytes=self.page_bytes, rank=self.rank, resume=resume, clock=self._clock)
+
+    # Settling
+
+    def _take_back_spill(self) -> Path | None:
+        """Stop writing to the temporary folder, and return it if there is one."""
+        if self._spill is None:
+            return None
+        self.flush()
+        writer, self._spill = self._drop_writer(), None
+        if writer is None:
+            return None
+        writer.close()
+        return writer.folder
+
+    def _drop_writer(self) -> PageWriter | None:
+        with self._changed:
+            # The thread may hold the writer for one more capture.
+            self._changed.wait_for(lambda: self._thread is None, self.block_timeout_s)
+            writer, self._writer = self._writer, None
+            return writer
+
+    def _finish(self, folder: Path) -> None:
+        writer = self._drop_writer()
+        self._folder = None
+        if writer is None:
+            return
+        writer.close()
+        if self.keep is not None:
+            with self._make_writer(folder, resume=True) as final:
+                move_pages(writer.folder, final)
+            _remove_spill(writer.folder, folder)
+
+    # The thread
+
+    def _wake(self) -> None:
+        """Start the thread if there is something to write and none runs."""
+        if self._thread is None and self._queue and self._writer is not None:
+            self._thread = threading.Thread(target=self._run, name="sonde-pages", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                writer = self._writer
+                if not self._queue or writer is None:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                item = self._queue.popleft()
+            failure = _write(writer, item)
+            with self._changed:
+                self._pending_bytes -= item.nbytes
+                if failure is None:
+                    self.written += 1
+                else:
+                    self._note(failure)
+                del item
+                self._changed.notify_all()
+
+    def _note(self, failure: Failure) -> None:
+        self.failed += 1
+        if self.failed == 1:
+            logger.warning(
+                "A capture of datapoint %r could not be written; others go on.\n%s",
+                failure.datapoint,
+                failure.traceback,
+            )
+        if len(self.failures) < MAX_FAILURES:
+            self.failures.append(failure)
+        self._unraised.append(failure)
+        del self._unraised[MAX_FAILURES:]
+
+    # The process
+
+    def _may_act(self) -> bool:
+        if self._abandoned:
+            return False
+        if self._closed:
+            raise ClosedError("This capture is closed.")
+        return True
+
+    def _abandon(self) -> None:
+        self._abandoned = True
+        self._queue.clear()
+        self._thread = self._writer = self._folder = self._spill = None
+        self._pending_bytes = 0
+        self._changed, self._verbs = threading.Condition(), threading.RLock()
+
+
+def _write(writer: PageWriter, item: _Item) -> Failure | None:
+    try:
+        for event in item.ready:
+            event.synchronize()
+        plain = {name: _map(value, to_plain) for name, value in item.outputs.items()}
+        noted = {name: _map(value, to_plain) for name, value in item.info.items()}
+        writer.add(item.datapoint, plain, info=noted)
+    except Exception as error:  # noqa: BLE001 - the edge of this thread: no capture's fault may end it
+        return Failure(item.datapoint, f"{type(error).__name__}: {error}", traceback.format_exc())
+    return None
+
+
+def _remove_spill(spill: Path, folder: Path) -> None:
+    shutil.rmtree(spill, ignore_errors=True)
+    if spill.parent != folder:
+        # Rank 1 and up wrote to a folder inside the common one; the last of them removes it.
+        with contextlib.suppress(OSError):
+            spill.parent.rmdir()
+
+
+def _check(name: str, value: object, *choices: str) -> None:
+    if value not in choices:
+        raise OptionError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r:.80}.")
+
+
+# Values
+
+
+def copy_outputs(outputs: Any) -> Any:
+    """Return a copy of nested outputs that nothing done to the original can change.
+
+    Tensors are detached and cloned, arrays copied, containers (also named tuples, dataclasses and mappings of any kind)
+    built anew. Other objects are passed on as they are.
+    """
+    return _map(outputs, _copy)
+
+
+def split_batch(outputs: Any, num_samples: int) -> list[Any]:
+    """Split the outputs of a batch by sample.
+
+    Every tensor and array whose first dimension is the number of samples is cut into slices of one, so that a sample
+    looks the same whatever the batch it came in: its first dimension is 1. Everything else is repeated.
+
+    >>> [part["x"].tolist() for part in split_batch({"x": torch.tensor([[1], [2]])}, 2)]
+    [[[1]], [[2]]]
+    """
+    if num_samples == 1:
+        return [outputs]
+
+    def cut(at: int) -> Callable[[Any], Any]:
+        return lambda leaf: leaf[at : at + 1] if leaf.ndim and leaf.shape[0] == num_samples else leaf
+
+    return [_map(outputs, cut(at)) for at in range(num_samples)]
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf.copy()
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """Return a tensor that keeps no more than itself alive; a slice of a batch would keep the batch."""
+    if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_nested:
+        return tensor
+    return tensor.clone() if tensor.untyped_storage().nbytes() > 2 * tensor.nbytes + 4096 else tensor
+
+
+def _map(value: Any, leaf: Callable[[Any], Any], depth: int = MAX_DEPTH) -> Any:
+    """Return a nested value built anew, with `leaf` applied to its tensors and arrays."""
+    if isinstance(value, Tensor | np.ndarray):
+        return leaf(value)
+    if not depth or isinstance(value, str | bytes | int | float | type | None):
+        return value
+    if isinstance(value, tuple):
+        items = [_map(item, leaf, depth - 1) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [_map(item, leaf, depth - 1) for item in value]
+    if isinstance(value, Mapping):
+        return _map_mapping(value, leaf, depth - 1)
+    if dataclasses.is_dataclass(value):
+        return _map_fields(value, leaf, depth - 1)
+    return value
+
+
+def _map_mapping(value: Mapping[Any, Any], leaf: Callable[[Any], Any], depth: int) -> Any:
+    mapped = {key: _map(item, leaf, depth) for key, item in value.items()}
+    if type(value) is dict or not isinstance(value, dict):
+        return mapped
+    # Subclasses of dict keep their kind, and with it their behaviour (defaults, attributes).
+    other = copy.copy(value)
+    for key, item in mapped.items():
+        other[key] = item
+    return other
+
+
+def _map_fields(value: Any, leaf: Callable[[Any], Any], depth: int) -> Any:
+    other = copy.copy(value)
+    for each in dataclasses.fields(value):
+        if hasattr(value, each.name):
+            # Frozen dataclasses refuse plain assignment; this copy is nobody else's yet.
+            object.__setattr__(other, each.name, _map(getattr(value, each.name), leaf, depth))
+    return other
+
+
+def _num_bytes(value: Any, depth: int = MAX_DEPTH) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, str | bytes):
+        return 64 + len(value)
+    if not depth:
+        return 64
+    if isinstance(value, Mapping):
+        return sum(64 + _num_bytes(item, depth - 1) for item in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return sum(_num_bytes(item, depth - 1) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return sum(_num_bytes(getattr(value, each.name, None), depth - 1) for each in dataclasses.fields(value))
+    return 32
+
+
+def to_plain(leaf: Any) -> Any:
+    """Return a tensor as numpy holds it, tagged so that it can become the same tensor again.
+
+    Sparse and quantized tensors are stored dense; of a sharded tensor the local part; a nested tensor as a list. A
+    tensor without elements to read (on the meta device) becomes a placeholder.
+    """
+    if not isinstance(leaf, Tensor):
+        return leaf
+    tensor = leaf.detach()
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if tensor.is_nested:
+        return [to_plain(part) for part in tensor.unbind()]
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.device.type == "meta":
+        return Unsupported.of(leaf, f"a tensor of shape {tuple(tensor.shape)} on the meta device")
+    if tensor.layout != torch.strided:
+        if tensor.numel() * tensor.element_size() > _MAX_DENSE_BYTES:
+            return Unsupported.of(leaf, f"a sparse tensor of shape {tuple(tensor.shape)}, too large when dense")
+        tensor = tensor.to_dense()
+    return _to_array(tensor.resolve_conj().resolve_neg().cpu().contiguous())
+
+
+def _to_array(tensor: Tensor) -> FromTorch | Unsupported:
+    dtype = str(tensor.dtype)
+    shape = tuple(tensor.shape)
+    if tensor.dtype == torch.complex32:  # numpy has no such type: two halves stand for it
+        tensor, shape = torch.view_as_real(tensor), (*shape, 2)
+    name = str(tensor.dtype).removeprefix(TORCH)
+    numpy_type = np.dtype(np.uint8) if name == "float4_e2m1fn_x2" else numpy_types.parse(name)
+    if numpy_type is None or numpy_type.itemsize != tensor.element_size():
+        return Unsupported.of(tensor, f"a tensor of shape {shape} and type {dtype}")
+    if not tensor.numel():
+        return FromTorch(np.empty(shape, numpy_type), dtype)
+    content = tensor.reshape(-1).view(torch.uint8).numpy()
+    return FromTorch(content.view(numpy_type).reshape(shape), dtype)
+
+
+def write_legacy_pages(
+    folder: str | Path, captures: Iterable[tuple[Datapoint, Mapping[str, Any]]], *, page_bytes: int
+) -> int:
+    """Write captures as `page_N.pkl`, as Pylon does. Such files run code when they are loaded: for old tools only.
+
+    Returns:
+        How many pages were written.
+
+    Raises:
+        RunExists: There are such pages already.
+
+    """
+    try:
+        joblib = import_module("joblib")
+    except ImportError:
+        raise MissingExtra("joblib", "dev", "Writing legacy pages") from None
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.glob("page_*.pkl")):
+        raise RunExists(f"{path} holds legacy pages already. Choose another folder.")
+    page: dict[Datapoint, Any] = {}
+    held, number = 0, 0
+    for datapoint, outputs in captures:
+        plain = {name: _map(value, _to_host) for name, value in outputs.items()}
+        page[check_datapoint(datapoint)] = plain
+        held += _num_bytes(plain)
+        if held >= page_bytes:
+            joblib.dump(page, path / f"page_{number}.pkl")
+            page, held, number = {}, 0, number + 1
+    if page:
+        joblib.dump(page, path / f"page_{number}.pkl")
+        number += 1
+    return number
+
+
+def _to_host(leaf: Any) -> Any:
+    return leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf
+
+
+def _abandon_in_child() -> None:
+    for capture in list(_live):
+        capture._abandon()
+    _live.clear()
+
+
+def _close_at_exit() -> None:
+    for capture in list(_live):
+        try:
+            capture.close(_EXIT_S)
+        except (OSError, RunError) as error:
+            logger.warning("Captures could not be finished: %s", error)
+
+
+# A forked child (a DataLoader worker) inherits files and locks but no thread: it must let go of them at once.
+os.register_at_fork(after_in_child=_abandon_in_child)
+atexit.register(_close_at_exit)

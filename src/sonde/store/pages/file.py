@@ -1,0 +1,275 @@
+"""One page in progress: raw tensors in one file, records in another, until both are sealed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final, cast
+
+from sonde.errors import RunDamaged
+from sonde.store import journal, strict_json
+from sonde.store.appender import Appender
+from sonde.store.pages import dtypes, names, record
+from sonde.store.pages.header import MAX_BYTES, Header, Item, check_version, make_item
+from sonde.store.pages.record import ALIGN, FORMAT, VERSION, Draft, Entry, Kind
+from sonde.store.segment import sync_folder
+
+MAX_TENSORS: Final = 10_000  # of one page: a header is parsed whole
+_WRITE_BYTES: Final = 1 << 30  # the most that one call of the system takes
+
+
+class OpenPage:
+    """A page that takes datapoints."""
+
+    def __init__(self, folder: Path, number: int, *, reserved: int, rank: int, created: float) -> None:
+        self.folder = folder
+        self.number = number
+        self.reserved = reserved
+        self._header = Header(rank)
+        self._names: set[str] = set()
+        self._sequence = 0
+        told = {"format": FORMAT, "schema_version": VERSION, "rank": rank, "reserved": reserved, "created": created}
+        self._journal = Appender(names.page_file(folder, number, names.JOURNAL), new=True)
+        self._data = Appender(names.page_file(folder, number, names.OPEN), new=True)
+        try:
+            self._data.append(bytes(reserved))
+            self._append_record(record.encode_page(0, told))
+        except OSError:
+            self.close()
+            self._data.path.unlink()
+            self._journal.path.unlink()
+            raise
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tensors."""
+        return self._data.size - self.reserved
+
+    @property
+    def num_datapoints(self) -> int:
+        """How many datapoints it holds."""
+        return self._sequence - 1
+
+    def has_room(self, draft: Draft) -> bool:
+        """Say whether the header can take one more datapoint."""
+        room = self.reserved - self._header.size - header_bytes(draft)
+        return room >= 0 and self._header.num_tensors + len(draft.blobs) < MAX_TENSORS
+
+    def add(self, draft: Draft) -> None:
+        """Write a datapoint: its tensors, then its record.
+
+        Raises:
+            OSError: It was not written; the page is as it was before.
+
+        """
+        before = self._data.size
+        chosen = self._choose_names(draft)
+        order = sorted(range(len(draft.blobs)), key=lambda at: -dtypes.item_bytes(_dtype(draft, at)))
+        starts = [0] * len(draft.blobs)
+        at = before
+        for each in order:
+            starts[each] = at
+            at += len(draft.blobs[each].content)
+        text = record.render(draft, chosen, starts)
+        padding = -at % ALIGN
+        item = self._describe(draft, chosen, starts, text, at, padding)
+        try:
+            for each in order:
+                self._write(draft.blobs[each].content)
+            self._write(memoryview(bytes(padding)))
+            encoded = record.encode(self._sequence, record.key_text(draft.datapoint), text.encode(), draft.previews)
+            self._append_record(encoded)
+        except OSError:
+            self._data.cut(before)
+            raise
+        self._names.update(chosen)
+        self._header.add(item)
+
+    def seal(self, *, sync: bool) -> None:
+        """Fill the header in and give the files their final names."""
+        self._data.close()
+        self._journal.close()
+        finish(self.folder, self.number, self._header, self.reserved, sync=sync)
+
+    def close(self) -> None:
+        """Let go of the files as they are."""
+        self._data.close()
+        self._journal.close()
+
+    def _describe(self, draft: Draft, chosen: list[str], starts: list[int], text: str, end: int, pad: int) -> Item:
+        tensors = []
+        for name, blob, start in zip(chosen, draft.blobs, starts, strict=True):
+            dtype, shape = dtypes.to_safetensors(_parse(blob.dtype), blob.shape)
+            first = start - self.reserved
+            tensors.append((name, dtype, shape, first, first + len(blob.content)))
+        if pad:
+            tensors.append(padding_tensor(end, pad, self.reserved))
+        return make_item(text, tensors)
+
+    def _choose_names(self, draft: Draft) -> list[str]:
+        """Return a name for each tensor that no other one of the page has."""
+        chosen: list[str] = []
+        taken = set[str]()
+        for blob in draft.blobs:
+            name, count = blob.label, 1
+            while name in self._names or name in taken:
+                count += 1
+                name = f"{blob.label}~{count}"
+            taken.add(name)
+            chosen.append(name)
+        return chosen
+
+    def _write(self, content: memoryview) -> None:
+        for start in range(0, len(content), _WRITE_BYTES):
+            # A view is as good as bytes to the system, and copies nothing.
+            self._data.append(cast("bytes", content[start : start + _WRITE_BYTES]))
+
+    def _append_record(self, encoded: bytes) -> None:
+        self._journal.append(encoded)
+        self._sequence += 1
+
+
+def _dtype(draft: Draft, at: int) -> dtypes.Dtype:
+    return _parse(draft.blobs[at].dtype)
+
+
+def _parse(described: Any) -> dtypes.Dtype:
+    dtype = dtypes.parse(described)
+    assert dtype is not None, described
+    return dtype
+
+
+def padding_tensor(end: int, pad: int, data_start: int) -> tuple[str, str, tuple[int, ...], int, int]:
+    """Return the tensor that stands for the bytes between two datapoints: the format allows no holes."""
+    first = end - data_start
+    return f"padding/{first}", "U8", (pad,), first, first + pad
+
+
+def header_bytes(draft: Draft) -> int:
+    """Return how much of a header a datapoint takes, at most."""
+    text = record.render(draft, [blob.label + "~00000000" for blob in draft.blobs], [10**15] * len(draft.blobs))
+    labels = sum(len(blob.label) * 6 + 21 * len(blob.shape) for blob in draft.blobs)
+    return len(text) + text.count('"') + text.count("\\") + labels + 150 * (len(draft.blobs) + 1)
+
+
+def finish(folder: Path, number: int, header: Header, reserved: int, *, sync: bool) -> None:
+    """Turn an open page whose records are all known into a sealed one."""
+    page = names.page_file(folder, number, names.OPEN)
+    with page.open("r+b", buffering=0) as file:
+        file.write(header.render(reserved))
+        if sync:
+            os.fsync(file.fileno())
+    page.rename(names.page_file(folder, number, names.SEALED))
+    # A crash between these two leaves the journal, which readers take as well.
+    names.page_file(folder, number, names.JOURNAL).rename(names.page_file(folder, number, names.INDEX))
+    if sync:
+        sync_folder(folder)
+
+
+def read_start(payload: memoryview, where: str) -> int:
+    """Read the first record of a page's journal and return where tensors begin.
+
+    Raises:
+        RunDamaged: It makes no sense.
+
+    """
+    told = strict_json.loads(payload, where)
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        raise RunDamaged(f"{where} is not a page of captures.")
+    check_version(told.get("schema_version"), where)
+    reserved = told.get("reserved")
+    if type(reserved) is not int or not 8 <= reserved <= 8 + MAX_BYTES:
+        raise RunDamaged(f"{where} reserves {reserved!r:.40} bytes for a header, which cannot be.")
+    return reserved
+
+
+def repair(folder: Path, page: names.Page, *, rank: int, sync: bool) -> bool:
+    """Finish a page that a writer left behind; False if it held nothing and is gone.
+
+    What a crash cut off is left out: it was never acknowledged.
+
+    Raises:
+        RunDamaged: Its journal cannot be read.
+
+    """
+    suffixes = page.suffixes
+    if page.is_sealed:
+        if names.INDEX not in suffixes and names.JOURNAL in suffixes:
+            index = names.page_file(folder, page.number, names.INDEX)
+            names.page_file(folder, page.number, names.JOURNAL).rename(index)
+        return True
+    if not {names.OPEN, names.JOURNAL} <= suffixes:
+        _discard_if_empty(folder, page)
+        return bool(suffixes & {names.OPEN, names.INDEX})
+    return _finish_left(folder, page.number, rank=rank, sync=sync)
+
+
+def _discard_if_empty(folder: Path, page: names.Page) -> None:
+    # The journal is made first. Alone it names no datapoint: the page died in its first moments.
+    lone = names.page_file(folder, page.number, names.JOURNAL)
+    if page.suffixes == {names.JOURNAL}:
+        lone.unlink(missing_ok=True)
+
+
+def _finish_left(folder: Path, number: int, *, rank: int, sync: bool) -> bool:
+    journal_file = names.page_file(folder, number, names.JOURNAL)
+    page_file = names.page_file(folder, number, names.OPEN)
+    entries, reserved, end = read_journal(journal_file)
+    # Bytes come before their record, so a record whose bytes are missing means that the file was cut by other hands.
+    size = page_file.stat().st_size
+    whole = [entry for entry in entries if all(place.end <= size for place in entry.places)]
+    if len(whole) < len(entries):
+        raise RunDamaged(f"{page_file} has {size:,} bytes, but its journal names tensors beyond them.")
+    if not entries:
+        page_file.unlink()
+        journal_file.unlink()
+        return False
+    header = Header(rank)
+    at = reserved
+    for entry in entries:
+        at = _add_again(header, entry, at, reserved)
+    os.truncate(journal_file, end)
+    os.truncate(page_file, at)
+    finish(folder, number, header, reserved, sync=sync)
+    return True
+
+
+def _add_again(header: Header, entry: Entry, at: int, reserved: int) -> int:
+    tensors = []
+    end = at
+    for place in entry.places:
+        dtype, shape = dtypes.to_safetensors(place.dtype, place.shape)
+        tensors.append((place.name, dtype, shape, place.start - reserved, place.end - reserved))
+        end = max(end, place.end)
+    pad = -end % ALIGN
+    if pad:
+        tensors.append(padding_tensor(end, pad, reserved))
+    header.add(make_item(entry.text, tensors))
+    return end + pad
+
+
+def read_journal(path: Path) -> tuple[list[Entry], int, int]:
+    """Read all datapoints of a page's journal.
+
+    Returns:
+        Them, where tensors begin, and where the last whole record ends.
+
+    Raises:
+        RunDamaged: It is no journal, or damaged in the middle.
+
+    """
+    entries: list[Entry] = []
+    reserved, end = 0, 0
+    with path.open("rb") as file:
+        for item in journal.follow(file, 0):
+            where = f"{path} at byte {item.offset}"
+            if isinstance(item, journal.Gap):
+                raise RunDamaged(f"{where}: {item.end - item.offset} bytes are damaged.")
+            end = item.end
+            if item.kind == Kind.PAGE:
+                reserved = read_start(item.payload, where)
+            elif item.kind == Kind.DATAPOINT:
+                entries.append(record.decode(item.payload, where))
+    if entries and not reserved:
+        raise RunDamaged(f"{path} does not begin like the journal of a page.")
+    return entries, reserved, end

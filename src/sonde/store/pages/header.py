@@ -1,0 +1,148 @@
+"""The header that makes a page an ordinary safetensors file."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from sonde.errors import RunDamaged
+from sonde.store import strict_json
+from sonde.store.pages import dtypes
+from sonde.store.pages.record import FORMAT, VERSION, Entry, Place, parse
+
+MAX_BYTES: Final = strict_json.MAX_BYTES
+_PREFIX: Final = b'{"__metadata__":{"check":"'
+_CHECK_AT: Final = len(_PREFIX)
+_CLOSE: Final = b'"}'
+
+
+class Header:
+    """A header that grows with its page. It knows its length before it is written."""
+
+    def __init__(self, rank: int) -> None:
+        head = {"format": FORMAT, "schema_version": str(VERSION), "rank": str(rank)}
+        told = json.dumps(head, separators=(",", ":"))[1:-1]
+        self._head = _PREFIX + b"00000000" + f'",{told},"datapoints":"'.encode()
+        self._datapoints: list[bytes] = []
+        self._tensors: list[bytes] = []
+        self.num_tensors = 0
+        self.size = 8 + len(self._head) + len(b"[]") + len(_CLOSE) + len(b"}")
+
+    def add(self, item: Item) -> None:
+        """Take in a datapoint."""
+        self.size += item.size
+        self.num_tensors += item.num_tensors
+        self._datapoints.append(item.datapoint)
+        self._tensors.append(item.tensors)
+
+    def render(self, reserved: int) -> bytes:
+        """Return the first `reserved` bytes of the page."""
+        parts = [self._head, b"[", b",".join(self._datapoints), b"]", _CLOSE, *self._tensors, b"}"]
+        text = b"".join(parts)
+        if 8 + len(text) > reserved:
+            raise RunDamaged(f"A header of {len(text):,} bytes does not fit the {reserved:,} that its page reserved.")
+        text += b" " * (reserved - 8 - len(text))
+        text = text[:_CHECK_AT] + f"{zlib.crc32(text):08x}".encode() + text[_CHECK_AT + 8 :]
+        return len(text).to_bytes(8, "little") + text
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What the header says about one datapoint."""
+
+    datapoint: bytes
+    tensors: bytes
+    num_tensors: int
+
+    @property
+    def size(self) -> int:
+        """How much it takes in a header, with the comma before it."""
+        return len(self.datapoint) + len(self.tensors) + 1
+
+
+def make_item(text: str, tensors: list[tuple[str, str, tuple[int, ...], int, int]]) -> Item:
+    """Describe a datapoint.
+
+    Args:
+        text: Its JSON, which becomes a part of a string in the header.
+        tensors: Name, type, shape, and where the bytes begin and end, counted from the end of the header.
+
+    """
+    entries = [
+        f',{json.dumps(name)}:{{"dtype":"{dtype}","shape":{_compact(shape)},"data_offsets":[{start},{end}]}}'
+        for name, dtype, shape, start, end in tensors
+    ]
+    return Item(json.dumps(text)[1:-1].encode(), "".join(entries).encode(), len(tensors))
+
+
+def _compact(shape: tuple[int, ...]) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+def read(path: Path, file: BinaryIO, size: int) -> tuple[list[Entry], int]:
+    """Read a page's header.
+
+    Returns:
+        Its datapoints, and where its tensors begin.
+
+    Raises:
+        RunDamaged: It is not what was written.
+
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if not _CHECK_AT + 8 < length <= min(MAX_BYTES, size - 8):
+        raise RunDamaged(f"{path} is not a page: of its {size:,} bytes, {length:,} should be a header.")
+    text = file.read(length)
+    blanked = text[:_CHECK_AT] + b"0" * 8 + text[_CHECK_AT + 8 :]
+    if not text.startswith(_PREFIX) or text[_CHECK_AT : _CHECK_AT + 8] != f"{zlib.crc32(blanked):08x}".encode():
+        raise RunDamaged(f"{path}: its header (bytes 8 to {8 + length}) does not match its checksum.")
+    plain = strict_json.loads(text, f"{path}: its header")
+    metadata = plain.pop("__metadata__", None) if isinstance(plain, dict) else None
+    entries = _entries(path, metadata)
+    _compare(path, entries, plain, 8 + length, size)
+    return entries, 8 + length
+
+
+def _entries(path: Path, metadata: Any) -> list[Entry]:
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise RunDamaged(f"{path} is not a page of captures.")
+    check_version(metadata.get("schema_version"), str(path))
+    listed = strict_json.loads(str(metadata.get("datapoints", "")).encode(), f"{path}: its datapoints")
+    if not isinstance(listed, list):
+        raise RunDamaged(f"{path}: its datapoints are no list.")
+    return [parse(plain, "", f"{path}: datapoint {at}") for at, plain in enumerate(listed)]
+
+
+def check_version(version: object, where: str) -> None:
+    """Raise RunDamaged if a page is of a later version."""
+    if not str(version).isdecimal() or not 1 <= int(str(version)[:9]) <= VERSION:
+        raise RunDamaged(f"{where} has page version {version!r:.40}; this Sonde reads 1 to {VERSION}. Update it.")
+
+
+def _compare(path: Path, entries: list[Entry], plain: dict[str, Any], start: int, size: int) -> None:
+    """Hold what the header tells other programs against what it tells us; no byte may be left over."""
+    at = 0
+    extents = []
+    for name, tensor in plain.items():
+        offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
+        if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(each) is int for each in offsets):
+            raise RunDamaged(f"{path}: its header describes the tensor {name!r:.80} as {tensor!r:.150}.")
+        extents.append((offsets[0], offsets[1]))
+    for first, last in sorted(extents):
+        if first != at or last < first:
+            raise RunDamaged(f"{path}: its tensors overlap or leave a hole at byte {start + min(at, first)}.")
+        at = last
+    if start + at != size:
+        raise RunDamaged(f"{path} has {size:,} bytes, but its tensors end at byte {start + at:,}.")
+    for place in (place for entry in entries for place in entry.places):
+        _compare_place(path, place, plain.get(place.name), start)
+
+
+def _compare_place(path: Path, place: Place, told: Any, start: int) -> None:
+    dtype, shape = dtypes.to_safetensors(place.dtype, place.shape)
+    expected = {"dtype": dtype, "shape": list(shape), "data_offsets": [place.start - start, place.end - start]}
+    if told != expected:
+        raise RunDamaged(f"{path}: it describes the tensor {place.name!r:.80} in two ways.")

@@ -1,0 +1,210 @@
+"""Previews: about a kilobyte beside each tensor, so that browsing never opens a page.
+
+A preview holds sixteen statistics of the elements, and for tensors of two dimensions or more a thumbnail: the plane
+itself, or a mosaic of the most active of its planes (channels, heads). Levels 0 to 254 run from `low` to `high`; 255 is
+an element that is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde import schema
+from sonde.store.pages import dtypes
+
+STATS: Final = (*schema.COLUMNS, "p01", "p50", "p99", "sampled")
+"""A row, three quantiles of an evenly spaced sample of the finite elements, and how many elements that sample has."""
+
+SIDE: Final = 28
+TILES: Final = 2  # a mosaic is this many tiles wide and high
+RANKED: Final = 16
+SAMPLE: Final = 4096
+NOT_FINITE: Final = 255
+
+_PIECE: Final = 32 << 10  # elements; a piece and its float64 copy stay in the cache
+_MAX_POOLED: Final = 512  # rows and columns; beyond, lines are skipped before the rest is averaged
+_FIXED: Final = struct.Struct(f"<{len(STATS)}d2dBBHHH")
+MAX_BYTES: Final = _FIXED.size + 4 * RANKED + SIDE * SIDE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Preview:
+    """What can be seen of a tensor without reading it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    stats: dict[str, float]
+    """By name (see `STATS`); empty if the elements are no numbers."""
+    thumbnail: NDArray[np.uint8] | None = None
+    low: float = math.nan
+    high: float = math.nan
+    channels: tuple[int, ...] = ()
+    """The planes of a tensor of three dimensions or more, most active (largest mean magnitude) first; the first of them
+    make up the thumbnail, row by row."""
+    num_tiles: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """How much it takes on disk."""
+        return len(pack(self))
+
+
+def measure(array: NDArray[Any]) -> Preview:
+    """Return the preview of an array."""
+    described = dtypes.describe(array.dtype)
+    dtype = described if isinstance(described, str) else str(array.dtype)
+    if not dtypes.is_numeric(array.dtype):
+        return Preview(array.shape, dtype, {})
+    if array.dtype.kind == "c" or "complex" in array.dtype.name:
+        array = np.abs(array)
+    with np.errstate(all="ignore"):
+        stats = dict(zip(STATS, _statistics(array.reshape(-1)), strict=True))
+        picture = _Picture.of(_planes(array)) if array.ndim >= 2 and array.size else None
+    if picture is None:
+        return Preview(array.shape, dtype, stats)
+    return Preview(
+        array.shape, dtype, stats, picture.levels, picture.low, picture.high, picture.channels, picture.num_tiles
+    )
+
+
+def _statistics(flat: NDArray[Any]) -> list[float]:
+    row = np.zeros(schema.NUM_COLUMNS)
+    for start in range(0, flat.size, _PIECE):
+        row = schema.merge_rows(row, _row(flat[start : start + _PIECE]))
+    row[schema.SEEN] = 1
+    return [*row.tolist(), *_quantiles(flat)]
+
+
+def _row(piece: NDArray[Any]) -> schema.Rows:
+    row = np.zeros(schema.NUM_COLUMNS)
+    values = piece.astype(np.float64)
+    row[schema.COUNT] = values.size
+    low, high = values.min(), values.max()
+    if not (math.isfinite(low) and math.isfinite(high)):
+        row[schema.NAN] = np.count_nonzero(np.isnan(values))
+        row[schema.POS_INF], row[schema.NEG_INF] = (np.count_nonzero(values == sign) for sign in (np.inf, -np.inf))
+        values = values[np.isfinite(values)]
+        if not values.size:
+            return row
+        low, high = values.min(), values.max()
+    row[schema.MIN], row[schema.MAX] = low, high
+    row[schema.ZERO] = values.size - np.count_nonzero(values)
+    row[schema.MEAN] = mean = values.mean()
+    row[schema.ABS_SUM] = values.sum() if low >= 0 else np.abs(values).sum()
+    row[schema.GE_ONE] = np.count_nonzero(np.abs(values) >= 1) if high >= 1 or low <= -1 else 0
+    values -= mean
+    row[schema.M2] = np.einsum("i,i->", values, values)  # not np.dot: that one starts threads
+    return row
+
+
+def _quantiles(flat: NDArray[Any]) -> list[float]:
+    stride = -(-flat.size // SAMPLE) or 1
+    sample = flat[::stride].astype(np.float64)
+    sample = np.sort(sample[np.isfinite(sample)])
+    last = sample.size - 1
+    if last < 0:
+        return [math.nan, math.nan, math.nan, 0.0]
+    return [*(float(sample[round(q * last)]) for q in (0.01, 0.5, 0.99)), float(sample.size)]
+
+
+def _planes(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array as a list of planes; leading dimensions are laid end to end."""
+    return array.reshape(-1, *array.shape[-2:])
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    levels: NDArray[np.uint8]
+    low: float
+    high: float
+    channels: tuple[int, ...]
+    num_tiles: int
+
+    @classmethod
+    def of(cls, planes: NDArray[Any]) -> _Picture:
+        if len(planes) == 1:
+            whole = _shrink(planes[0], SIDE)
+            return cls(*_levels(whole), (), 1)
+        channels = _rank(planes)
+        side = SIDE // TILES
+        tiles = [_shrink(planes[channel], side) for channel in channels[: TILES * TILES]]
+        high, wide = tiles[0].shape
+        mosaic = np.full((-(-len(tiles) // TILES) * high, min(len(tiles), TILES) * wide), np.nan)
+        for at, tile in enumerate(tiles):
+            top, left = at // TILES * high, at % TILES * wide
+            mosaic[top : top + high, left : left + wide] = tile
+        return cls(*_levels(mosaic), tuple(channels), len(tiles))
+
+
+def _rank(planes: NDArray[Any]) -> list[int]:
+    activity = np.empty(len(planes))
+    step = max(1, _PIECE // max(1, planes[0].size))
+    for start in range(0, len(planes), step):
+        few = planes[start : start + step].astype(np.float64)
+        np.abs(few, out=few)
+        sums = few.sum((1, 2))
+        if not np.isfinite(sums).all():
+            sums = np.where(np.isfinite(few), few, 0.0).sum((1, 2))
+        activity[start : start + step] = sums
+    order = np.argsort(-activity, kind="stable")
+    return [int(channel) for channel in order[:RANKED]]
+
+
+def _shrink(plane: NDArray[Any], side: int) -> NDArray[np.float64]:
+    """Average a plane down to at most `side` rows and columns."""
+    rows, columns = (max(1, -(-length // _MAX_POOLED)) for length in plane.shape)
+    small = plane[::rows, ::columns].astype(np.float64)
+    for axis in (0, 1):
+        length = small.shape[axis]
+        if length > side:
+            edges = np.arange(side + 1) * length // side
+            sums = np.add.reduceat(small, edges[:-1], axis)
+            counts = np.diff(edges).reshape((-1, 1) if axis == 0 else (1, -1))
+            small = sums / counts
+    return small
+
+
+def _levels(plane: NDArray[np.float64]) -> tuple[NDArray[np.uint8], float, float]:
+    finite = np.isfinite(plane)
+    if not finite.any():
+        return np.full(plane.shape, NOT_FINITE, np.uint8), math.nan, math.nan
+    low, high = float(plane[finite].min()), float(plane[finite].max())
+    # Halves first: the distance between two finite numbers may be infinite.
+    scaled = (plane / 2 - low / 2) / (high / 2 - low / 2) * 254 if high > low else np.zeros(plane.shape)
+    levels = np.full(plane.shape, NOT_FINITE, np.uint8)
+    levels[finite] = np.clip(np.rint(np.nan_to_num(scaled[finite])), 0, 254).astype(np.uint8)
+    return levels, low, high
+
+
+def pack(preview: Preview) -> bytes:
+    """Return a preview as bytes; its shape and type are kept elsewhere."""
+    if not preview.stats:
+        return b""
+    levels = preview.thumbnail
+    high, wide = levels.shape if levels is not None else (0, 0)
+    channels = np.array(preview.channels, "<u4")
+    fixed = _FIXED.pack(
+        *preview.stats.values(), preview.low, preview.high, high, wide, len(channels), preview.num_tiles, 0
+    )
+    return fixed + channels.tobytes() + (levels.tobytes() if levels is not None else b"")
+
+
+def unpack(content: bytes | memoryview, shape: tuple[int, ...], dtype: str) -> Preview | None:
+    """Undo `pack`; None if it makes no sense."""
+    if not len(content):
+        return Preview(shape, dtype, {})
+    if len(content) < _FIXED.size:
+        return None
+    *numbers, low, high, rows, columns, num_channels, num_tiles, _ = _FIXED.unpack_from(content)
+    if len(content) != _FIXED.size + 4 * num_channels + rows * columns:
+        return None
+    channels = np.frombuffer(content, "<u4", num_channels, _FIXED.size)
+    levels = np.frombuffer(content, np.uint8, rows * columns, _FIXED.size + 4 * num_channels).reshape(rows, columns)
+    stats = dict(zip(STATS, numbers, strict=True))
+    return Preview(shape, dtype, stats, levels if levels.size else None, low, high, tuple(channels.tolist()), num_tiles)
