@@ -105,6 +105,7 @@ def watch(
         resume=resume,
         start_step=start_step,
         max_disk_bytes=None if max_disk_mb is None else _positive("max_disk_mb", max_disk_mb) << 20,
+        num_ranks=_world_size(),
         clock=clock,
     )
     steps_before = writer.last_step if start_step is None else start_step - 1
@@ -241,6 +242,12 @@ def _rank(rank: int | None) -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
     return int(os.environ.get("RANK", "0"))
+
+
+def _world_size() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _warn_if_compiled(models: dict[str, nn.Module], plan: Plan) -> None:
