@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 from tests.store.making import HEADER, Clock, make_block, write_run
 
@@ -78,6 +79,20 @@ def test_a_loss_that_is_not_finite_is_nan(tmp_path):
     writer.close()
     loss = list_runs(tmp_path)[0].last_loss
     assert loss != loss
+
+
+def test_the_last_loss_is_kept_when_later_blocks_have_none(tmp_path):
+    writer = RunWriter(tmp_path / "run", HEADER)
+    writer.take_sites([Site(id=0, name="loss", quantity="scalar"), Site(id=1, name="a", quantity="output")])
+    block = make_block(0, 2)
+    block.rows[0] = row_of_value(0.25)
+    writer.take_block(block)
+    later = make_block(1, 2)
+    writer.take_block(
+        replace(later, sites=later.sites[1:], rows=later.rows[1:], bins=later.bins[1:], binned=later.binned[1:])
+    )
+    writer.close()
+    assert list_runs(tmp_path)[0].last_loss == 0.25
 
 
 def test_the_worst_rank_tells_how_the_run_is(tmp_path):

@@ -97,7 +97,7 @@ class RunWriter:
         self._reason = ""
         self._loss_site: int | None = None
         self._loss: float | str | None = None
-        self._last_block: Block | None = None
+        self._loss_block: Block | None = None
         self._find_loss(past.sites.values())
         self._sealer = Sealer(
             self.folder,
@@ -256,7 +256,8 @@ class RunWriter:
     def _accepted(self, block: Block) -> None:
         self._num_blocks += 1
         self.last_step = int(block.step)
-        self._last_block = block
+        if self._loss_site is not None and table.find_site(block.sites, self._loss_site) is not None:
+            self._loss_block = block
         if self.health == "failing":
             self.health = "well"
             self._report_dropped()
@@ -358,7 +359,7 @@ class RunWriter:
                 self._loss_site = site.id
 
     def _note_loss(self) -> None:
-        block = self._last_block
+        block = self._loss_block
         if self._loss_site is None or block is None:
             return
         at = table.find_site(block.sites, self._loss_site)
