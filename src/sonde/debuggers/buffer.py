@@ -1,0 +1,61 @@
+"""The buffer as one looks at it from outside: a queue, a thread; and pages for old tools."""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from sonde.capture import Capture, write_legacy_pages
+from sonde.debuggers.samples import SampleId
+from sonde.store.pages import load_debug_outputs
+
+
+class BufferQueue(queue.Queue[Any]):
+    """Shows what waits to be written. Nothing is put here by hand."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self._capture = capture
+
+    def qsize(self) -> int:
+        """Return how many captures are on their way to a folder that is known."""
+        return self._capture.num_pending if self._capture.folder is not None else 0
+
+    def empty(self) -> bool:
+        """Say whether nothing is on its way."""
+        return self.qsize() == 0
+
+    def join(self) -> None:
+        """Wait until everything that has a folder is written; never for ever."""
+        if self._capture.folder is not None:
+            self._capture.flush()
+
+    def waiting(self) -> list[tuple[SampleId, dict[str, Any]]]:
+        """Return what is in memory and not on disk."""
+        with self._capture._changed:
+            return [(item.datapoint, item.outputs) for item in self._capture._queue]
+
+
+class BufferThread(threading.Thread):
+    """Stands for the thread that writes. That one runs only while there is something to write."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__(name="sonde-pages", daemon=True)
+        self._capture = capture
+
+    def is_alive(self) -> bool:
+        """Say whether captures will be written: until the debugger is closed."""
+        return not self._capture._closed
+
+
+def write_pickled_pages(capture: Capture, folder: str | Path, *, page_bytes: int) -> None:
+    """Write what waits as `page_N.pkl`, through pages in a temporary folder, so that memory stays bounded."""
+    with tempfile.TemporaryDirectory(prefix="sonde-pickle-") as scratch:
+        capture.open(scratch)
+        capture.seal()
+        captured = load_debug_outputs(scratch, tensors="torch")
+        items = ((name, dict(captured[name])) for name in captured)
+        write_legacy_pages(folder, items, page_bytes=page_bytes)

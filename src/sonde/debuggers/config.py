@@ -1,0 +1,60 @@
+"""Debuggers from their description, and the layers that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from sonde.debuggers.base_debugger import BaseDebugger
+from sonde.debuggers.forward_debugger import ForwardDebugger
+from sonde.debuggers.utils import get_layer_by_name, require_layer
+from sonde.errors import OptionError
+from sonde.training.builder import build_from_config
+
+
+def build_debuggers(config: Iterable[Any]) -> dict[str, BaseDebugger]:
+    """Return the described debuggers by name, in their order; one that is built already is taken as it is.
+
+    Raises:
+        AssertionError: A name comes twice.
+        OptionError: An item has no name or no debugger, or one that cannot be called.
+
+    """
+    built: dict[str, BaseDebugger] = {}
+    for item in config:
+        if not isinstance(item, Mapping) or not {"name", "debugger_config"} <= set(item):
+            raise OptionError(f"A debugger is described as {{'name': ..., 'debugger_config': ...}}; got {item!r:.200}.")
+        name = item["name"]
+        if name in built:
+            raise AssertionError(f"Duplicate debugger name: {name}")
+        debugger = build_from_config(item["debugger_config"])
+        if not callable(debugger):
+            raise OptionError(f"Debugger {name!r} is a {type(debugger).__name__}, which cannot be called.")
+        built[name] = debugger
+    return built
+
+
+def by_layer(debuggers: Iterable[ForwardDebugger]) -> dict[str, list[ForwardDebugger]]:
+    """Return forward debuggers by the layer they look at."""
+    layers: dict[str, list[ForwardDebugger]] = {}
+    for debugger in debuggers:
+        layers.setdefault(debugger.layer_name, []).append(debugger)
+    return layers
+
+
+def check_layers(model: nn.Module, layers: Mapping[str, list[ForwardDebugger]], *, strict: bool) -> None:
+    """Name layers that are not there on standard output or, if `strict`, raise for the first of them.
+
+    Raises:
+        SelectionError: A layer is not there, and `strict` is set.
+
+    """
+    for layer_name, debuggers in layers.items():
+        if strict:
+            require_layer(model, layer_name)
+        elif get_layer_by_name(model, layer_name) is None:
+            kinds = ", ".join(type(each).__name__ for each in debuggers)
+            message = f"Warning: Could not find layer '{layer_name}' for debugger {kinds}; it will capture nothing."
+            print(message)  # noqa: T201 - documented: this is where it is said unless strict=True

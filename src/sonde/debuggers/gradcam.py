@@ -1,0 +1,77 @@
+"""Keep Grad-CAM maps: where a layer's features speak for a class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from sonde.debuggers.base_debugger import BaseDebugger
+from sonde.debuggers.samples import per_sample
+from sonde.debuggers.utils import require_layer
+from sonde.probes import Cam, CamError, grad_cam, sample_statistics
+from sonde.probes.grad_cam import Target
+from sonde.taps.names import is_wrapper, unwrap
+
+
+class GradCAMDebugger(BaseDebugger):
+    """Computes Grad-CAM for every sample, with the model's own gradients.
+
+    The model is run once more with gradients from the layer on, also inside `no_grad` and `inference_mode`. Its mode,
+    its gradients, its buffers and all random numbers stay as they were. Token grids of vision transformers are found
+    by themselves; `grid` gives one by hand. Maps are not negative, not scaled, and as fine as the layer.
+
+    `target_class` is a class, one for each sample, None for the predicted one, or a function that takes the model's
+    output and returns a score for each sample. `forward(model, inputs)` says how to call the model.
+    """
+
+    def __init__(
+        self,
+        target_layer: str,
+        target_class: Target = None,
+        *,
+        grid: tuple[int, int] | None = None,
+        forward: Callable[[nn.Module, Any], Any] | None = None,
+    ) -> None:
+        self.target_layer = target_layer
+        self.target_class = target_class
+        self.grid = grid
+        self.forward = forward
+
+    def __call__(self, datapoint: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+        """Return the maps, the classes they are for, and the scores."""
+        layer = require_layer(model, self.target_layer)
+        # The wrapper of DistributedDataParallel would get ready for a backward pass that never comes.
+        inner = unwrap(model) if is_wrapper(model) else model
+        try:
+            cam = grad_cam(inner, layer, datapoint["inputs"], self.target_class, grid=self.grid, forward=self.forward)
+        except CamError as error:
+            return {"error": str(error), "target_layer": self.target_layer}
+        return {"target_layer": self.target_layer, **_describe(cam)}
+
+
+def _describe(cam: Cam) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "gradcam": cam.maps,
+        "target_class": per_sample(cam.classes.tolist() if cam.classes is not None else [None] * len(cam.maps)),
+        "score": per_sample(cam.scores.tolist()),
+        "gradcam_stats": per_sample(_stats(cam)),
+    }
+    if not bool(cam.reached.all()):
+        found["note"] = per_sample([None if reached else _NOTE for reached in cam.reached.tolist()])
+    return found
+
+
+_NOTE = (
+    "No gradient reaches the places of this layer, so the map is empty. In a transformer that classifies by its class "
+    "token, choose a layer before the last attention, such as the first norm of the last block."
+)
+
+
+def _stats(cam: Cam) -> list[dict[str, Any]]:
+    shape = [1, *cam.maps.shape[1:]]
+    return [
+        {name: stats[name] for name in ("mean", "std", "min", "max")} | {"shape": shape}
+        for stats in sample_statistics(cam.maps.flatten(1))
+    ]

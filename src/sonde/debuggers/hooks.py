@@ -1,0 +1,185 @@
+"""Hooks on the layers that debuggers look at: there while capturing is on, and keeping threads apart."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from sonde.capture import copy_outputs
+from sonde.debuggers.forward_debugger import ForwardDebugger
+from sonde.debuggers.utils import get_layer_by_name
+from sonde.taps.names import unwrap
+
+# A layer that a pass calls more often than this (a cell in a long loop) is captured this often, and counted beyond it.
+MAX_CALLS: Final = 1024
+
+Guarded = Callable[[str, Callable[[], None]], None]
+"""Runs a function on behalf of the debugger with this name, and decides what an error in it means."""
+
+_in_backward = torch._C._current_graph_task_id
+
+
+class _Pass(threading.local):
+    """What one thread captured in the forward pass that it is in, or has just finished."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.quiet = 0
+        self.captures: dict[str, list[Any]] = {}
+        self.calls: dict[str, int] = {}
+        # Scopes around the layers that are computing now, innermost last.
+        self.scopes: list[tuple[int, contextlib.ExitStack]] = []
+
+
+class LayerHooks:
+    """Calls forward debuggers for the layers they name, and keeps what they return until the datapoint is done."""
+
+    def __init__(self, model: nn.Module, debuggers: dict[str, ForwardDebugger], guarded: Guarded) -> None:
+        self._model = model
+        self._debuggers = debuggers
+        self._guarded = guarded
+        self._pass = _Pass()
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def attached(self) -> bool:
+        """Whether the hooks are on the model."""
+        return bool(self._handles)
+
+    def attach(self) -> None:
+        """Put hooks on the layers that are there; those that are not are the caller's to report."""
+        if self._handles or not self._debuggers:
+            return
+        root = unwrap(self._model)
+        self._handles.append(root.register_forward_pre_hook(self._enter_model))
+        for layer, debuggers in self._by_layer():
+            self._hook(layer, debuggers)
+        # Registered last, so that it runs after the debuggers of the model itself.
+        self._handles.append(root.register_forward_hook(self._leave_model, always_call=True))
+
+    def remove(self) -> None:
+        """Take all hooks off, and forget what this thread captured."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.forget()
+
+    def captures(self, name: str) -> list[Any]:
+        """Return what this thread captured for a debugger, one entry a call."""
+        return self._pass.captures.get(name, [])
+
+    def num_calls(self, name: str) -> int:
+        """Return how often this thread called the debugger's layer."""
+        return self._pass.calls.get(name, 0)
+
+    def forget(self) -> None:
+        """Forget what this thread captured: the datapoint is done, and the next one begins with nothing."""
+        self._pass.captures, self._pass.calls = {}, {}
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Capture nothing in this thread for a while: a debugger that runs the model again must not be seen."""
+        here = self._pass
+        here.quiet += 1
+        try:
+            yield
+        finally:
+            here.quiet -= 1
+
+    # ------------------------------------------------------------------ hooks; none of them returns a value
+
+    def _by_layer(self) -> list[tuple[nn.Module, dict[str, ForwardDebugger]]]:
+        layers: dict[int, tuple[nn.Module, dict[str, ForwardDebugger]]] = {}
+        for name, debugger in self._debuggers.items():
+            layer = get_layer_by_name(self._model, debugger.layer_name)
+            if layer is not None:
+                layers.setdefault(id(layer), (layer, {}))[1][name] = debugger
+        return list(layers.values())
+
+    def _hook(self, layer: nn.Module, debuggers: dict[str, ForwardDebugger]) -> None:
+        watching = {name: debugger for name, debugger in debuggers.items() if _has_scope(debugger)}
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._is_seeing():
+                self._open_scopes(watching, module, args, kwargs)
+
+        def close(module: nn.Module, args: Any, output: Any) -> None:
+            if self._is_seeing():
+                self._close_scopes(module)
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if self._is_seeing():
+                for name, debugger in debuggers.items():
+                    self._guarded(name, functools.partial(self._capture, name, debugger, module, args, output))
+
+        if watching:
+            self._handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
+            # Scopes must also end when the layer raises.
+            self._handles.append(layer.register_forward_hook(close, always_call=True))
+        self._handles.append(layer.register_forward_hook(after))
+
+    def _is_seeing(self) -> bool:
+        # Under torch.compile the first test is constant, so nothing of this enters the graph. A forward inside a
+        # backward is a checkpoint being recomputed, which was seen already.
+        return not torch.compiler.is_compiling() and not self._pass.quiet and _in_backward() == -1
+
+    def _enter_model(self, module: nn.Module, args: Any) -> None:
+        if not self._is_seeing():
+            return
+        here = self._pass
+        if here.depth == 0:
+            self.forget()
+            for debugger in self._debuggers.values():
+                debugger._of_thread.by_hand = False
+        here.depth += 1
+
+    def _leave_model(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._is_seeing():
+            self._pass.depth = max(0, self._pass.depth - 1)
+
+    def _capture(self, name: str, debugger: ForwardDebugger, module: nn.Module, args: Any, output: Any) -> None:
+        here = self._pass
+        here.calls[name] = here.calls.get(name, 0) + 1
+        kept = here.captures.setdefault(name, [])
+        if len(kept) == MAX_CALLS:
+            return
+        debugger.forward_hook_fn(module, args, output)
+        slot = debugger._of_thread
+        slot.by_hand = False
+        if type(debugger).forward_hook_fn is not ForwardDebugger.forward_hook_fn:
+            slot.value = copy_outputs(slot.value)  # this one is the user's own, and may not have copied
+        kept.append(slot.value)
+
+    def _open_scopes(
+        self,
+        watching: dict[str, ForwardDebugger],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        stack = contextlib.ExitStack()
+        self._pass.scopes.append((id(module), stack))
+        for name, debugger in watching.items():
+
+            def enter(debugger: ForwardDebugger = debugger) -> None:
+                scope = debugger.around_forward(module, args, kwargs)
+                if scope is not None:
+                    stack.enter_context(scope)
+
+            self._guarded(name, enter)
+
+    def _close_scopes(self, module: nn.Module) -> None:
+        scopes = self._pass.scopes
+        if scopes and scopes[-1][0] == id(module):
+            scopes.pop()[1].close()
+
+
+def _has_scope(debugger: ForwardDebugger) -> bool:
+    return type(debugger).around_forward is not ForwardDebugger.around_forward

@@ -1,0 +1,40 @@
+"""Keep a layer's output, made smaller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from sonde.debuggers.forward_debugger import ForwardDebugger
+from sonde.errors import OptionError
+from sonde.probes import downsample
+from sonde.taps.unpack import unpack
+
+
+class LayerOutputDebugger(ForwardDebugger):
+    """Captures outputs averaged over windows of `downsample_factor` places along every axis of places."""
+
+    def __init__(self, layer_name: str, downsample_factor: int = 4) -> None:
+        super().__init__(layer_name)
+        if downsample_factor < 1:
+            raise OptionError(f"downsample_factor is a whole number of 1 or more; got {downsample_factor!r}.")
+        self.downsample_factor = downsample_factor
+
+    def process_forward(self, module: nn.Module, input: Any, output: Any) -> dict[str, Any]:
+        """Return the smaller output."""
+        facts: dict[str, Any] = {"layer_name": self.layer_name, "downsample_factor": self.downsample_factor}
+        if isinstance(output, Tensor):
+            return facts | self._shrink(output, module)
+        parts = unpack(output)
+        if not parts:
+            return facts | {"error": f"the output holds no tensor ({type(output).__name__})"}
+        return facts | {"parts": {part: self._shrink(tensor, module) for part, tensor in parts}}
+
+    def _shrink(self, tensor: Tensor, module: nn.Module) -> dict[str, Any]:
+        smaller = downsample(tensor.detach(), self.downsample_factor, module)
+        return {
+            "original_shape": [1, *tensor.shape[1:]] if tensor.dim() else [],
+            "output": smaller,
+            "downsampled": smaller.shape != tensor.shape,
+        }

@@ -1,0 +1,5 @@
+"""Debuggers made of debuggers."""
+
+from sonde.debuggers.wrappers.sequential_debugger import SequentialDebugger
+
+__all__ = ["SequentialDebugger"]

@@ -1,0 +1,329 @@
+"""Several debuggers as one: hooked, run, and written to pages by sample."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from sonde.capture import Capture, copy_outputs
+from sonde.debuggers.base_debugger import BaseDebugger
+from sonde.debuggers.buffer import BufferQueue, BufferThread, write_pickled_pages
+from sonde.debuggers.config import build_debuggers, by_layer, check_layers
+from sonde.debuggers.forward_debugger import ForwardDebugger
+from sonde.debuggers.hooks import LayerHooks
+from sonde.debuggers.isolation import Isolation
+from sonde.debuggers.samples import SampleId, sample_ids, split_samples
+from sonde.debuggers.utils import get_layer_by_name
+from sonde.errors import ClosedError, OptionError
+from sonde.probes import cuda_devices, eager, is_compiled, untouched
+from sonde.taps.guard import OnError
+from sonde.training.tensor_ops import apply_tensor_op
+
+logger = logging.getLogger("sonde")
+
+MB: Final = 1024 * 1024
+
+
+class SequentialDebugger(BaseDebugger):
+    """Runs debuggers on every datapoint while `enabled`, and writes what they return to pages, sample by sample.
+
+    Outputs go to disk as they come, once a folder is known: `open(folder)` before the loop names it. Without that they
+    wait, in memory and beyond `max_pending_mb` in a temporary folder, until `save_all(folder)`.
+
+    Args:
+        debuggers_config: A list of `{"name": ..., "debugger_config": ...}`, where the latter is a debugger or describes
+            one as `{"class": ..., "args": {...}}`.
+        model: The model whose layers are looked at.
+        page_size_mb: How large a page of captures grows, counted in bytes of its tensors.
+        on_error: What an error in a debugger does: `"raise"` lets it through; `"isolate"` records it with the
+            datapoint, logs the first of each debugger, and goes on.
+        strict: Whether a layer that is not there is an error. If not, it is named on standard output.
+        keep: Which captures stay once scores are known, such as `"worst:50"`; see `save_all`.
+        save_dtype: Floating tensors are stored as this type.
+        page_format: `"pickle"` writes pages for old tools, which run code when they are loaded.
+        max_pending_mb: How much may wait in memory. Beyond it `__call__` waits for the writer.
+
+    """
+
+    def __init__(
+        self,
+        debuggers_config: Iterable[Mapping[str, Any]],
+        model: nn.Module,
+        page_size_mb: float = 100,
+        *,
+        on_error: OnError = "raise",
+        strict: bool = False,
+        keep: str | None = None,
+        save_dtype: torch.dtype | None = None,
+        page_format: Literal["safetensors", "pickle"] = "safetensors",
+        max_pending_mb: float = 256,
+    ) -> None:
+        if page_format not in ("safetensors", "pickle"):
+            raise OptionError(f"page_format is 'safetensors' or 'pickle'; got {page_format!r:.80}.")
+        self.page_size = int(page_size_mb * MB)
+        self.page_format = page_format
+        self.epoch: int | None = None
+        """The epoch that captures belong to, where it is known."""
+        self.split: str | None = None
+        """The split that captures belong to, where it is known."""
+        self.debuggers = build_debuggers(debuggers_config)
+        self.model = model
+        named = {name: each for name, each in self.debuggers.items() if isinstance(each, ForwardDebugger)}
+        self.forward_debuggers = by_layer(named.values())
+        check_layers(model, self.forward_debuggers, strict=strict)
+        strangers = (name for name, each in self.debuggers.items() if _is_stranger(each))
+        self._isolation = Isolation(on_error, strangers)
+        # The hooks know no more than this, so that a model that carries them does not keep this object alive.
+        self._hooks = LayerHooks(model, named, self._isolation.run)
+        self._capture = Capture(
+            page_bytes=self.page_size,
+            save_dtype=save_dtype,
+            max_pending_bytes=int(max_pending_mb * MB),
+            on_error=on_error,
+            keep=keep,
+            rank=_rank(),
+        )
+        self._buffer_lock = threading.RLock()
+        self._buffer_queue = BufferQueue(self._capture)
+        self._buffer_thread = BufferThread(self._capture)
+        self._own_folders: set[Path] = set()
+        self._output_dir: str | None = None
+        self._compiled_told = False
+        # Also without `close`, nothing outlives this object: neither a hook nor a thread.
+        self._finalizer = weakref.finalize(self, _finish, self._hooks, self._capture)
+
+    # ------------------------------------------------------------------ what it holds
+
+    @property
+    def enabled(self) -> bool:
+        """Whether captures are taken. The model carries hooks only while this is so."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        if value and not self._finalizer.alive:
+            raise ClosedError("This debugger is closed. Build another one to capture more.")
+        self._enabled = bool(value)
+        if self._enabled:
+            self._isolation.devices = cuda_devices(self.model)
+            self._hooks.attach()
+        else:
+            self._hooks.remove()
+
+    _enabled = False
+
+    @property
+    def output_dir(self) -> str | None:
+        """The folder that captures go to, or went to last. Assigning one is `open`."""
+        return self._output_dir
+
+    @output_dir.setter
+    def output_dir(self, folder: str | Path | None) -> None:
+        if folder is not None:
+            self.open(folder)
+        else:
+            self._output_dir = None
+
+    @property
+    def current_page_idx(self) -> int:
+        """The number of the page that is being filled."""
+        return self._capture.current_page
+
+    @property
+    def current_page_size(self) -> int:
+        """Bytes of the page that is being filled, and of what waits to be written."""
+        return self._capture.current_page_bytes + self._capture.pending_bytes
+
+    @property
+    def current_page_data(self) -> dict[SampleId, dict[str, Any]]:
+        """What waits to be written, by sample."""
+        waiting = self._buffer_queue.waiting()
+        return {name: apply_tensor_op(func=Tensor.cpu, inputs=outputs) for name, outputs in waiting}
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """How many captures were written, dropped for want of room, not writable, and let go for their scores."""
+        capture = self._capture
+        return {
+            "written": capture.written,
+            "dropped": capture.dropped,
+            "failed": capture.failed,
+            "discarded": capture.discarded,
+            "debugger_errors": self._isolation.num_failures,
+        }
+
+    # ------------------------------------------------------------------ datapoints
+
+    def __call__(self, datapoint: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+        """Run all debuggers on a datapoint after its forward pass, and keep what they return; {} while disabled."""
+        if not self._enabled:
+            return {}
+        try:
+            self._see_compiled(datapoint, model)
+            with self._hooks.quiet():
+                outputs = _Copied(
+                    (name, self._run(name, each, datapoint, model)) for name, each in self.debuggers.items()
+                )
+            if outputs:
+                self.add_to_buffer(outputs, datapoint)
+            return outputs
+        finally:
+            self._hooks.forget()
+            self._isolation.forget()
+
+    def add_to_buffer(self, debug_outputs: Mapping[str, Any], datapoint: Mapping[str, Any]) -> None:
+        """Keep outputs for the samples that the datapoint's `meta_info.idx` names; nothing while disabled."""
+        if not self._enabled:
+            return
+        ids = sample_ids(datapoint)
+        info = self._info(datapoint)
+        if not isinstance(debug_outputs, _Copied):
+            debug_outputs = copy_outputs(dict(debug_outputs))
+        for name, outputs in zip(ids, split_samples(debug_outputs, len(ids)), strict=True):
+            self._capture.add(name, outputs, info=info)
+
+    def _run(self, name: str, debugger: BaseDebugger, datapoint: dict[str, Any], model: nn.Module) -> Any:
+        found: list[Any] = []
+        run = self._isolation.run
+        if not isinstance(debugger, ForwardDebugger):
+            run(name, lambda: found.append(copy_outputs(debugger(datapoint, model))))
+        elif (captures := self._hooks.captures(name)) or debugger._of_thread.by_hand:
+            run(name, lambda: found.extend(_answers(debugger, captures, datapoint, model)))
+        elif name not in self._isolation.failures:
+            self._isolation.not_run.append(name)
+            return {"error": self._why_not(debugger), "layer_name": debugger.layer_name}
+        if name in self._isolation.failures:
+            return {"error": self._isolation.failures[name]}
+        return found[0] if len(found) == 1 else {f"#{call}": each for call, each in enumerate(found)}
+
+    def _why_not(self, debugger: ForwardDebugger) -> str:
+        if get_layer_by_name(self.model, debugger.layer_name) is None:
+            return f"there is no layer '{debugger.layer_name}' in the model"
+        return f"layer '{debugger.layer_name}' did not run for this datapoint"
+
+    def _see_compiled(self, datapoint: Mapping[str, Any], model: nn.Module) -> None:
+        """Run a compiled model once more as it was written: hooks do not reach into compiled code."""
+        if not self.forward_debuggers or "inputs" not in datapoint or not is_compiled(model):
+            return
+        if not self._compiled_told:
+            self._compiled_told = True
+            logger.warning(
+                "The model is compiled, and hooks do not reach into compiled code: every captured datapoint is run a "
+                "second time as the model was written."
+            )
+        with torch.no_grad(), untouched(model), eager(model):
+            model(datapoint["inputs"])
+
+    def _info(self, datapoint: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what to know about a capture: where it belongs, and what is out of the ordinary about it."""
+        meta = datapoint.get("meta_info")
+        said = meta if isinstance(meta, Mapping) else {}
+        info = {
+            "epoch": self.epoch if self.epoch is not None else said.get("epoch"),
+            "split": self.split if self.split is not None else said.get("split"),
+            "rank": self._capture.rank,
+            "calls": {name: calls for name in self.debuggers if (calls := self._hooks.num_calls(name)) > 1},
+            "not_run": list(self._isolation.not_run),
+            "failed": dict(self._isolation.failures),
+        }
+        return {key: value for key, value in info.items() if value not in (None, {}, [])}
+
+    # ------------------------------------------------------------------ pages
+
+    def open(
+        self, output_dir: str | Path, *, epoch: int | None = None, split: str | None = None, resume: bool = False
+    ) -> None:
+        """Say where captures go from now on, so that they are safe on disk as they come.
+
+        A folder that holds pages of another run of the program is refused unless `resume` says to add to it.
+        """
+        with self._buffer_lock:
+            path = Path(output_dir)
+            self._capture.rank = _rank()
+            if self.page_format == "safetensors" and self._capture.folder != path:
+                self._capture.open(path, resume=resume or path in self._own_folders)
+                self._own_folders.add(path)
+            self._output_dir = str(output_dir)
+            self.epoch, self.split = epoch, split
+
+    def save_all(
+        self,
+        output_dir: str | Path,
+        *,
+        scores: Mapping[SampleId, float] | None = None,
+        higher_is_better: bool = True,
+    ) -> None:
+        """Write everything to the folder and finish it; what is captured afterwards belongs to the next one.
+
+        With `keep`, `scores` decides which captures stay; without scores all do.
+        """
+        with self._buffer_lock:
+            if self.page_format == "pickle":
+                write_pickled_pages(self._capture, output_dir, page_bytes=self.page_size)
+                self._output_dir = str(output_dir)
+                return
+            if self._capture.folder != Path(output_dir):
+                self.open(output_dir, epoch=self.epoch, split=self.split)
+            if scores is not None and self._capture.keep is not None:
+                self._capture.keep_only(scores, higher_is_better)
+            self._capture.seal()
+            self.epoch = self.split = None
+
+    def reset_buffer(self) -> None:
+        """Begin anew: finish a folder that is open, and forget what waits for one."""
+        with self._buffer_lock:
+            self._capture.seal()
+            self._capture.discard()
+            self._output_dir = self.epoch = self.split = None
+
+    def close(self) -> None:
+        """Take the hooks off, finish what is open and end. Closing twice is fine."""
+        if self._finalizer.alive:
+            self._finalizer.detach()
+            self._enabled = False
+            _finish(self._hooks, self._capture)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Copied(dict[str, Any]):
+    """Outputs whose tensors are copies already."""
+
+
+def _answers(
+    debugger: ForwardDebugger, captures: list[Any], datapoint: dict[str, Any], model: nn.Module
+) -> Iterable[Any]:
+    """Yield a debugger's answer for every call of its layer; `__call__` may be the user's own."""
+    if not captures:  # set by hand
+        yield debugger(datapoint, model)
+    for capture in captures:
+        debugger._of_thread.value = capture
+        yield debugger(datapoint, model)
+
+
+def _is_stranger(debugger: BaseDebugger) -> bool:
+    return not type(debugger).__module__.startswith("sonde.")
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+def _finish(hooks: LayerHooks, capture: Capture) -> None:
+    hooks.remove()
+    capture.close()

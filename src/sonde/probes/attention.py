@@ -1,0 +1,173 @@
+"""Attention weights: written out for calls that never materialise them, and what they look like per head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# How far the sum of a row of weights may be from 1 (bfloat16 keeps 8 bits).
+_ROW_SUM_TOLERANCE: Final = 2e-2
+
+Source = Literal["returned", "recomputed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The weights of one attention call: [batch, heads, queries, keys].
+
+    `max_difference` holds, per sample, the largest distance between what the model computed and what these weights
+    give; None where there was nothing to compare with.
+    """
+
+    weights: Tensor
+    source: Source
+    max_difference: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which heads and query rows to keep; None keeps all."""
+
+    heads: Sequence[int] | None = None
+    rows: Sequence[int] | None = None
+
+    def of(self, weights: Tensor) -> Tensor:
+        """Return the chosen part of [..., heads, rows, anything]."""
+        if self.heads is not None:
+            weights = weights[..., list(self.heads), :, :]
+        return weights[..., list(self.rows), :] if self.rows is not None else weights
+
+
+EVERYTHING: Final = Choice()
+
+
+def explain_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    output: Tensor | None = None,
+    choice: Choice = EVERYTHING,
+) -> Attention:
+    """Write out the weights of `F.scaled_dot_product_attention`, and check them against the output it gave.
+
+    Takes the function's own arguments. Computed in float32; dropout is left out, and then there is nothing to check.
+    Only the chosen heads and rows are computed.
+    """
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    bias = _bias(query, key, attn_mask, is_causal)
+    if query.dim() > 2:
+        if choice.heads is not None:
+            heads = list(choice.heads)
+            key, value = key[..., heads, :, :], value[..., heads, :, :]
+        query, bias = choice.of(query), None if bias is None else _choose_bias(bias, query, choice)
+    scores = query.float() @ key.float().transpose(-2, -1)
+    scores *= 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    weights = _softmax(scores if bias is None else scores + bias)
+    difference = None
+    if output is not None and dropout_p == 0.0:
+        expected = choice.of(output) if output.dim() > 2 else output
+        difference = _largest(weights @ value.float() - expected.float())
+    return Attention(_with_heads(weights), "recomputed", difference)
+
+
+def _bias(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor | None:
+    """Return what is added to the scores: 0 or -inf for a mask of yes and no, else the mask's own values."""
+    if is_causal:
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    if mask is None:
+        return None
+    if hasattr(mask, "_materialize"):  # torch.nn.attention.bias.CausalBias holds no values until asked
+        mask = mask._materialize(query.device)
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -math.inf)
+    return mask.float()
+
+
+def _choose_bias(bias: Tensor, query: Tensor, choice: Choice) -> Tensor:
+    if choice.heads is not None and bias.dim() > 2 and bias.shape[-3] > 1:
+        bias = bias[..., list(choice.heads), :, :]
+    if choice.rows is not None and bias.shape[-2] > 1:
+        bias = bias[..., list(choice.rows), :]
+    return bias
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """Return the softmax; a query that may look at nothing looks at nothing, as in torch, instead of being NaN."""
+    nowhere = (scores == -math.inf).all(-1, keepdim=True)
+    return torch.softmax(scores, -1).masked_fill_(nowhere, 0.0)
+
+
+def _largest(difference: Tensor) -> Tensor:
+    if difference.dim() <= 3:
+        return difference.abs().amax().reshape(1)
+    return difference.abs().flatten(1).amax(1)
+
+
+def _with_heads(weights: Tensor) -> Tensor:
+    """Give weights the shape [batch, heads, queries, keys]; with fewer axes they have one head."""
+    if weights.dim() == 2:
+        return weights[None, None]
+    return weights[:, None] if weights.dim() == 3 else weights.flatten(1, -3)
+
+
+def explain_multi_head(arguments: dict[str, Any], output: Any, choice: Choice, *, batched: bool) -> Attention:
+    """Write out the weights of `F.multi_head_attention_forward`, called with `arguments`, which gave `output`."""
+    asked: dict[str, Any] = {"need_weights": True, "average_attn_weights": False, "training": False, "dropout_p": 0.0}
+    again, weights = F.multi_head_attention_forward(**(arguments | asked))
+    assert weights is not None  # they were asked for
+    weights = weights if batched else weights.unsqueeze(0)
+    dropped = arguments.get("training", True) and arguments["dropout_p"] > 0.0
+    given = output[0] if isinstance(output, tuple) else output
+    difference = None
+    if isinstance(given, Tensor) and given.shape == again.shape and not dropped:
+        apart = (again.float() - given.float()).abs()
+        difference = apart.transpose(0, 1).flatten(1).amax(1) if batched else apart.amax().reshape(1)
+    return Attention(choice.of(weights), "recomputed", difference)
+
+
+def find_returned(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return the first tensor that is made of rows of weights: none negative, each summing to 1 (or to 0)."""
+    return next((_with_heads(tensor.detach()) for tensor in tensors if is_attention(tensor)), None)
+
+
+def is_attention(tensor: Tensor) -> bool:
+    """Say whether the last axis of a tensor holds rows of weights."""
+    if tensor.dim() < 2 or not tensor.is_floating_point() or tensor.numel() == 0 or tensor.shape[-1] == 1:
+        return False
+    sums = tensor.detach().sum(-1, dtype=torch.float32)
+    like_weights = ((sums - 1).abs() < _ROW_SUM_TOLERANCE) | (sums == 0)
+    # One number to wait for, and only here: whether a tensor holds weights decides what is kept.
+    return bool(like_weights.all() & (tensor.detach().amin() >= 0) & (sums != 0).any())
+
+
+def head_statistics(weights: Tensor) -> dict[str, Tensor]:
+    """Return, for every sample and head, how weights are spread over keys; [batch, heads] each.
+
+    `entropy` (in nats) and `peak` (the largest weight of a row) are means over those rows that look anywhere;
+    `max_attention` is the largest weight of all. A head none of whose rows looks anywhere has NaN and 0.
+    """
+    w = weights.float()
+    rows = w.sum(-1) > 0
+    count = rows.sum(-1)
+    # xlogy is 0 at 0, so no small number needs to be added under the logarithm.
+    entropy = -torch.special.xlogy(w, w).sum(-1)
+    peak = w.amax(-1)
+    return {
+        "entropy": (entropy * rows).sum(-1) / count,
+        "peak": (peak * rows).sum(-1) / count,
+        "max_attention": peak.amax(-1),
+    }
