@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -29,14 +29,14 @@ from sonde.errors import ClosedError, MissingExtra, OptionError, RunError, RunEx
 from sonde.store.pages import DebugOutputs, FromTorch, PageWriter, Unsupported
 from sonde.store.pages import dtypes as numpy_types
 from sonde.store.pages.keep import Keep, copy_datapoints, move_pages
-from sonde.store.pages.names import list_pages
+from sonde.store.pages.names import list_pages, rank_folder
 from sonde.store.pages.nodes import MAX_DEPTH, TORCH
 from sonde.store.pages.record import Datapoint, check_datapoint
 
 logger = logging.getLogger("sonde")
 
 SPILL: Final = "spill"
-"""The folder, inside that of the pages, where captures wait for their scores."""
+"""Folders of this name and a rank, inside that of the pages, hold captures that wait for their scores."""
 MAX_FAILURES: Final = 100
 _MAX_DENSE_BYTES: Final = 1 << 30
 _EXIT_S: Final = 10.0
@@ -105,7 +105,7 @@ class Capture:
     ) -> None:
         _check("on_full", on_full, "block", "drop")
         _check("on_error", on_error, "isolate", "raise")
-        if page_bytes < 1 or max_pending_bytes < 1:
+        if not (page_bytes >= 1 and max_pending_bytes >= 1):
             raise OptionError(f"Sizes are positive; got {page_bytes=}, {max_pending_bytes=}.")
         if save_dtype is not None and not save_dtype.is_floating_point:
             raise OptionError(f"save_dtype is a floating type, such as torch.float16; got {save_dtype!r}.")
@@ -200,14 +200,13 @@ class Capture:
             path = Path(folder)
             if self._folder is not None:
                 self.seal()
-            if self.keep is not None and list_pages(path) and not resume:
+            if self.keep is not None and list_pages(rank_folder(path, self.rank)) and not resume:
                 raise RunExists(f"{path} holds pages already. Pass resume=True to add to them.")
-            target = path if self.keep is None else path / SPILL
+            target = path if self.keep is None else self._waiting_room(path)
             writer = self._make_writer(target, resume=resume)
-            spilled = self._take_back_spill()
-            if spilled is not None:
-                move_pages(spilled, writer)
-                shutil.rmtree(spilled, ignore_errors=True)
+            with self._taken_back_spill() as spilled:
+                if spilled is not None:
+                    move_pages(spilled, writer)
             with self._changed:
                 self._folder, self._writer = path, writer
                 self._wake()
@@ -244,30 +243,25 @@ class Capture:
         """
         if not self._may_act():
             return False
-        with self._changed:
-            done = (
-                self._changed.wait_for(lambda: not self._pending_bytes and not self._queue, timeout_s)
-                if (self._writer is not None)
-                else not self._queue
-            )
-            unraised, self._unraised = self._unraised, []
+        done = self._drain(timeout_s)
         if self.on_error == "raise":
+            unraised, self._unraised = self._unraised, []
             if unraised:
-                first = unraised[0]
-                raise RunError(
-                    f"{len(unraised)} captures could not be written; the first, of datapoint {first.datapoint!r:.80}: "
-                    f"{first.error}"
-                )
+                first = f"the first, of datapoint {unraised[0].datapoint!r:.80}: {unraised[0].error}"
+                raise RunError(f"{len(unraised)} captures could not be written; {first}")
             if not done and self._writer is not None:
                 raise RunError(f"{self.num_pending} captures are not written after {timeout_s:g} s.")
         return done
 
-    def keep_only(self, scores: Mapping[Datapoint, float], higher_is_better: bool) -> frozenset[Datapoint]:
-        """Let only the captures stay that `keep` asks for, and put them in their place.
+    def keep_only(
+        self, scores: Mapping[Datapoint, float], higher_is_better: bool, timeout_s: float = 60.0
+    ) -> frozenset[Datapoint]:
+        """Let only the captures stay that `keep` asks for, put them in their place, and finish the folder.
 
         Args:
             scores: By datapoint. One that is not a number is the worst of all; a capture without a score stays.
             higher_is_better: The direction of the scores.
+            timeout_s: How long to wait for captures that are not written yet.
 
         Returns:
             The datapoints that stay.
@@ -282,19 +276,18 @@ class Capture:
             keep, folder = self.keep, self._folder
             if keep is None or folder is None:
                 raise OptionError("keep_only needs keep=... and a folder: call open(folder) first.")
-            self.flush()
-            writer = self._drop_writer()
+            self.flush(timeout_s)
+            writer = self._drop_writer(timeout_s)
             if writer is None:
-                return frozenset()
+                raise RunError(f"The captures in {folder} are still being written after {timeout_s:g} s; all stay.")
             writer.close()
             captured = DebugOutputs(writer.folder, ranks=False)
             chosen = keep.choose(captured, scores, higher_is_better=higher_is_better, seed=self.seed)
-            with PageWriter(
-                folder, page_bytes=self.page_bytes, rank=self.rank, resume=True, clock=self._clock
-            ) as final:
+            with self._make_writer(folder, resume=True) as final:
                 copy_datapoints(captured, final, [each for each in captured if each in chosen])
             self.discarded += len(captured) - len(chosen)
-            _remove_spill(writer.folder, folder)
+            self._folder = None
+            shutil.rmtree(self._waiting_room(folder), ignore_errors=True)
             return frozenset(chosen)
 
     def seal(self, timeout_s: float = 60.0) -> bool:
@@ -309,21 +302,19 @@ class Capture:
             if folder is None:
                 return not self._queue
             try:
-                return self.flush(timeout_s)
+                done = self.flush(timeout_s)
             finally:
-                self._finish(folder)
+                self._finish(folder, timeout_s)
+            return done
 
     def discard(self) -> None:
         """Forget the captures that wait for a folder."""
         with self._verbs:
             if not self._may_act() or self._folder is not None:
                 return
-            with self._changed:
-                self._pending_bytes -= sum(item.nbytes for item in self._queue)
-                self._queue.clear()
-            spilled = self._take_back_spill()
-            if spilled is not None:
-                shutil.rmtree(spilled, ignore_errors=True)
+            self._forget_waiting()
+            with self._taken_back_spill():
+                pass
 
     def close(self, timeout_s: float = 60.0) -> bool:
         """Seal and end; again is fine. Captures that never got a folder are lost, and counted as dropped."""
@@ -333,8 +324,9 @@ class Capture:
             try:
                 return self.seal(timeout_s)
             finally:
-                self.dropped += self.num_pending
-                self.discard()
+                self.dropped += self._forget_waiting()
+                with self._taken_back_spill():
+                    pass
                 with self._changed:
                     self._closed = True
                 _live.discard(self)
@@ -377,48 +369,84 @@ class Capture:
 
         if has_room():
             return True
-        if self._writer is None:
-            self._begin_spill()
+        if self._writer is None and self._begin_spill():
             self._wake()
-        return self.on_full == "block" and self._changed.wait_for(has_room, self.block_timeout_s)
+        return (
+            self.on_full == "block"
+            and self._writer is not None
+            and self._changed.wait_for(has_room, self.block_timeout_s)
+        )
 
-    def _begin_spill(self) -> None:
-        self._spill = Path(tempfile.mkdtemp(prefix="sonde-spill-", dir=self._spill_root))
-        self._writer = self._make_writer(self._spill, resume=False)
+    def _begin_spill(self) -> bool:
+        """Let captures wait on disk; False if that is not possible."""
+        try:
+            self._spill = Path(tempfile.mkdtemp(prefix="sonde-spill-", dir=self._spill_root))
+            self._writer = self._make_writer(self._spill, resume=False)
+        except (OSError, RunError) as error:
+            logger.warning("Captures that wait for a folder cannot be spilled: %s", error)
+            return False
+        return True
 
     def _make_writer(self, folder: Path, *, resume: bool) -> PageWriter:
         return PageWriter(folder, page_bytes=self.page_bytes, rank=self.rank, resume=resume, clock=self._clock)
 
     # Settling
 
-    def _take_back_spill(self) -> Path | None:
-        """Stop writing to the temporary folder, and return it if there is one."""
-        if self._spill is None:
-            return None
-        self.flush()
-        writer, self._spill = self._drop_writer(), None
-        if writer is None:
-            return None
-        writer.close()
-        return writer.folder
-
-    def _drop_writer(self) -> PageWriter | None:
+    def _drain(self, timeout_s: float) -> bool:
         with self._changed:
-            # The thread may hold the writer for one more capture.
-            self._changed.wait_for(lambda: self._thread is None, self.block_timeout_s)
-            writer, self._writer = self._writer, None
-            return writer
+            # Without a folder nobody writes, and waiting is in vain.
+            return self._changed.wait_for(lambda: not self._pending_bytes, timeout_s if self._writer else 0.0)
 
-    def _finish(self, folder: Path) -> None:
-        writer = self._drop_writer()
+    def _waiting_room(self, folder: Path) -> Path:
+        return folder / f"{SPILL}_{self.rank}"
+
+    def _forget_waiting(self) -> int:
+        with self._changed:
+            count = len(self._queue)
+            self._pending_bytes -= sum(item.nbytes for item in self._queue)
+            self._queue.clear()
+            self._changed.notify_all()
+        return count
+
+    @contextlib.contextmanager
+    def _taken_back_spill(self, timeout_s: float = 60.0) -> Iterator[Path | None]:
+        """Stop writing to the temporary folder, hand out what it holds, and remove it."""
+        spill, self._spill = self._spill, None
+        if spill is None:
+            yield None
+            return
+        self._drain(timeout_s)
+        writer = self._drop_writer(timeout_s)
+        if writer is not None:
+            writer.close()
+        try:
+            yield writer.folder if writer is not None else None
+        finally:
+            shutil.rmtree(spill, ignore_errors=True)
+
+    def _drop_writer(self, timeout_s: float) -> PageWriter | None:
+        """Let go of the writer once the thread has; None if the thread hangs in it."""
+        with self._changed:
+            writer, self._writer = self._writer, None
+            idle = self._changed.wait_for(lambda: self._thread is None, timeout_s)
+        return writer if idle else None
+
+    def _finish(self, folder: Path, timeout_s: float) -> None:
+        writer = self._drop_writer(timeout_s)
         self._folder = None
+        # What this folder did not get in time must not end up in the next one.
+        left = self._forget_waiting()
+        if left:
+            self.dropped += left
+            logger.warning("%d captures for %s were dropped: they were not written in time.", left, folder)
         if writer is None:
+            logger.warning("The last page of %s stays open: a write has hung for %g s.", folder, timeout_s)
             return
         writer.close()
         if self.keep is not None:
             with self._make_writer(folder, resume=True) as final:
                 move_pages(writer.folder, final)
-            _remove_spill(writer.folder, folder)
+            shutil.rmtree(self._waiting_room(folder), ignore_errors=True)
 
     # The thread
 
@@ -481,20 +509,10 @@ def _write(writer: PageWriter, item: _Item) -> Failure | None:
     try:
         for event in item.ready:
             event.synchronize()
-        plain = {name: _map(value, to_plain) for name, value in item.outputs.items()}
-        noted = {name: _map(value, to_plain) for name, value in item.info.items()}
-        writer.add(item.datapoint, plain, info=noted)
+        writer.add(item.datapoint, to_plain_outputs(item.outputs), info=to_plain_outputs(item.info))
     except Exception as error:  # noqa: BLE001 - the edge of this thread: no capture's fault may end it
         return Failure(item.datapoint, f"{type(error).__name__}: {error}", traceback.format_exc())
     return None
-
-
-def _remove_spill(spill: Path, folder: Path) -> None:
-    shutil.rmtree(spill, ignore_errors=True)
-    if spill.parent != folder:
-        # Rank 1 and up wrote to a folder inside the common one; the last of them removes it.
-        with contextlib.suppress(OSError):
-            spill.parent.rmdir()
 
 
 def _check(name: str, value: object, *choices: str) -> None:
@@ -597,6 +615,11 @@ def _num_bytes(value: Any, depth: int = MAX_DEPTH) -> int:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return sum(_num_bytes(getattr(value, each.name, None), depth - 1) for each in dataclasses.fields(value))
     return 32
+
+
+def to_plain_outputs(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested outputs as the store takes them: without torch."""
+    return {name: _map(value, to_plain) for name, value in outputs.items()}
 
 
 def to_plain(leaf: Any) -> Any:

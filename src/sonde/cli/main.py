@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sonde.cli import export, runs, show, tail, verify
+from sonde.cli import export, import_pages, runs, show, tail, verify
 from sonde.cli.guard import Verbs
 from sonde.cli.help import Verb
 
@@ -62,6 +62,7 @@ app.command(cls=Verb, epilog=show.EXAMPLES)(show.show)
 app.command(cls=Verb, epilog=tail.EXAMPLES)(tail.tail)
 app.command(cls=Verb, epilog=export.EXAMPLES)(export.export)
 app.command(cls=Verb, epilog=verify.EXAMPLES)(verify.verify)
+app.command(name="import-pages", cls=Verb, epilog=import_pages.EXAMPLES)(import_pages.import_pages)
 
 
 def run() -> None:

@@ -1,5 +1,6 @@
 """Captured tensors on disk: pages that are plain safetensors files, written datapoint by datapoint."""
 
+from sonde.store.pages.check import verify_pages
 from sonde.store.pages.nodes import FromTorch, Unsupported
 from sonde.store.pages.preview import Preview
 from sonde.store.pages.reader import DebugOutputs, load_debug_outputs
@@ -14,4 +15,5 @@ __all__ = [
     "Preview",
     "Unsupported",
     "load_debug_outputs",
+    "verify_pages",
 ]

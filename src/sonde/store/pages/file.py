@@ -33,7 +33,7 @@ class OpenPage:
         self._data = Appender(names.page_file(folder, number, names.OPEN), new=True)
         try:
             self._data.append(bytes(reserved))
-            self._append_record(record.encode_page(0, told))
+            self._append_record(record.encode_plain(Kind.PAGE, 0, told))
         except OSError:
             self.close()
             self._data.path.unlink()
@@ -86,10 +86,19 @@ class OpenPage:
         self._header.add(item)
 
     def seal(self, *, sync: bool) -> None:
-        """Fill the header in and give the files their final names."""
-        self._data.close()
-        self._journal.close()
-        finish(self.folder, self.number, self._header, self.reserved, sync=sync)
+        """Fill the header in and give the files their final names.
+
+        Raises:
+            OSError: The page stays open, and can be read as it is.
+
+        """
+        fill_header(self._data.path, self._header, self.reserved)
+        self._journal.append(record.encode_plain(Kind.END, self._sequence, {"datapoints": self.num_datapoints}))
+        if sync:
+            self._data.sync()
+            self._journal.sync()
+        self.close()
+        give_names(self.folder, self.number, sync=sync)
 
     def close(self) -> None:
         """Let go of the files as they are."""
@@ -152,14 +161,15 @@ def header_bytes(draft: Draft) -> int:
     return len(text) + text.count('"') + text.count("\\") + labels + 150 * (len(draft.blobs) + 1)
 
 
-def finish(folder: Path, number: int, header: Header, reserved: int, *, sync: bool) -> None:
-    """Turn an open page whose records are all known into a sealed one."""
-    page = names.page_file(folder, number, names.OPEN)
+def fill_header(page: Path, header: Header, reserved: int) -> None:
+    """Write the header into the room that an open page reserved for it."""
     with page.open("r+b", buffering=0) as file:
         file.write(header.render(reserved))
-        if sync:
-            os.fsync(file.fileno())
-    page.rename(names.page_file(folder, number, names.SEALED))
+
+
+def give_names(folder: Path, number: int, *, sync: bool) -> None:
+    """Give the files of a page that is finished their final names."""
+    names.page_file(folder, number, names.OPEN).rename(names.page_file(folder, number, names.SEALED))
     # A crash between these two leaves the journal, which readers take as well.
     names.page_file(folder, number, names.JOURNAL).rename(names.page_file(folder, number, names.INDEX))
     if sync:
@@ -198,39 +208,44 @@ def repair(folder: Path, page: names.Page, *, rank: int, sync: bool) -> bool:
             index = names.page_file(folder, page.number, names.INDEX)
             names.page_file(folder, page.number, names.JOURNAL).rename(index)
         return True
-    if not {names.OPEN, names.JOURNAL} <= suffixes:
-        _discard_if_empty(folder, page)
-        return bool(suffixes & {names.OPEN, names.INDEX})
+    if suffixes == {names.JOURNAL}:
+        # The journal is made first. Alone it names no datapoint: the page died in its first moments.
+        names.page_file(folder, page.number, names.JOURNAL).unlink()
+        return False
+    if names.OPEN not in suffixes or names.JOURNAL not in suffixes:
+        raise RunDamaged(
+            f"{names.page_file(folder, page.number, '*')}: of an open page, only {set(suffixes)} is there."
+        )
     return _finish_left(folder, page.number, rank=rank, sync=sync)
-
-
-def _discard_if_empty(folder: Path, page: names.Page) -> None:
-    # The journal is made first. Alone it names no datapoint: the page died in its first moments.
-    lone = names.page_file(folder, page.number, names.JOURNAL)
-    if page.suffixes == {names.JOURNAL}:
-        lone.unlink(missing_ok=True)
 
 
 def _finish_left(folder: Path, number: int, *, rank: int, sync: bool) -> bool:
     journal_file = names.page_file(folder, number, names.JOURNAL)
     page_file = names.page_file(folder, number, names.OPEN)
     entries, reserved, end = read_journal(journal_file)
-    # Bytes come before their record, so a record whose bytes are missing means that the file was cut by other hands.
-    size = page_file.stat().st_size
-    whole = [entry for entry in entries if all(place.end <= size for place in entry.places)]
-    if len(whole) < len(entries):
-        raise RunDamaged(f"{page_file} has {size:,} bytes, but its journal names tensors beyond them.")
     if not entries:
         page_file.unlink()
         journal_file.unlink()
         return False
+    # Bytes come before their record, so a record whose bytes are missing means that the file was cut by other hands.
+    size = page_file.stat().st_size
+    if any(place.end > size for entry in entries for place in entry.places):
+        raise RunDamaged(f"{page_file} has {size:,} bytes, but its journal names tensors beyond them.")
     header = Header(rank)
     at = reserved
     for entry in entries:
         at = _add_again(header, entry, at, reserved)
-    os.truncate(journal_file, end)
     os.truncate(page_file, at)
-    finish(folder, number, header, reserved, sync=sync)
+    fill_header(page_file, header, reserved)
+    appender = Appender(journal_file, new=False)
+    try:
+        appender.cut(end)
+        appender.append(record.encode_plain(Kind.END, len(entries) + 1, {"datapoints": len(entries)}))
+        if sync:
+            appender.sync()
+    finally:
+        appender.close()
+    give_names(folder, number, sync=sync)
     return True
 
 
@@ -252,7 +267,7 @@ def read_journal(path: Path) -> tuple[list[Entry], int, int]:
     """Read all datapoints of a page's journal.
 
     Returns:
-        Them, where tensors begin, and where the last whole record ends.
+        Them, where tensors begin, and where the last of them ends.
 
     Raises:
         RunDamaged: It is no journal, or damaged in the middle.
@@ -265,6 +280,8 @@ def read_journal(path: Path) -> tuple[list[Entry], int, int]:
             where = f"{path} at byte {item.offset}"
             if isinstance(item, journal.Gap):
                 raise RunDamaged(f"{where}: {item.end - item.offset} bytes are damaged.")
+            if item.kind == Kind.END:
+                break
             end = item.end
             if item.kind == Kind.PAGE:
                 reserved = read_start(item.payload, where)

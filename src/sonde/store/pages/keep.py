@@ -17,6 +17,7 @@ from sonde.store.pages.reader import DebugOutputs
 from sonde.store.pages.record import Blob, Datapoint, Draft, Entry
 from sonde.store.pages.writer import PageWriter
 
+_MARK = re.compile(r"~\d+$")  # what tells tensors of one name apart
 _PART = re.compile(r"(worst|best|control):(\d{1,9})")
 
 
@@ -88,7 +89,7 @@ def copy_datapoints(source: DebugOutputs, target: PageWriter, datapoints: Iterab
 
 def _draft(entry: Entry, contents: list[memoryview]) -> Draft:
     blobs = [
-        Blob(place.name.partition("~")[0], place.described, place.shape, place.origin, content, place.crc)
+        Blob(_MARK.sub("", place.name), place.described, place.shape, place.origin, content, place.crc)
         for place, content in zip(entry.places, contents, strict=True)
     ]
     outputs, info = (json.dumps(part, allow_nan=False, separators=(",", ":")) for part in (entry.outputs, entry.info))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, Literal
+from typing import Any, BinaryIO, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,7 @@ class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
         self._ranks = ranks
         self._lock = Lock()
         self._pages: dict[tuple[Path, int], _Page] = {}
-        self._where: dict[Datapoint, tuple[_Page, int]] = {}
+        self._where: dict[Datapoint, tuple[_Page, int | Entry]] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -90,7 +90,7 @@ class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
         return len(self._where)
 
     def __contains__(self, datapoint: object) -> bool:
-        return type(datapoint) in (int, str) and datapoint in self._where
+        return datapoint in self._where
 
     def __repr__(self) -> str:
         return f"<DebugOutputs of {len(self)} datapoints in {len(self._pages)} pages at {self.folder}>"
@@ -139,17 +139,26 @@ class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
         return entry, page.read_raw
 
     def _entry(self, datapoint: Datapoint) -> tuple[_Page, Entry]:
-        page, at = self._where[datapoint]
-        return page, page.entry(at)
+        page, where = self._where[datapoint]
+        return page, where if isinstance(where, Entry) else page.entry(where)
 
     def _take(self, folder: Path, files: names.Page) -> None:
         page = self._pages.setdefault((folder, files.number), _Page(folder, files.number))
         try:
-            for datapoint, at in page.refresh():
-                self._where[datapoint] = (page, at)
+            for datapoint, where in page.refresh():
+                self._where[datapoint] = (page, where)
+            if files.is_sealed and not page.is_whole:
+                for entry in {each.datapoint: each for each in page.read_header()}.values():
+                    if not _is_found(self._where.get(entry.datapoint), page):
+                        self._where[entry.datapoint] = (page, entry)
         except (RunDamaged, OSError) as error:
-            self.problems.append(str(error))
+            if str(error) not in page.problems:
+                page.problems.append(str(error))
         self.problems += page.problems
+
+
+def _is_found(known: tuple[_Page, int | Entry] | None, page: _Page) -> bool:
+    return known is not None and known[0] is page
 
 
 def _label(debugger: str, path: nodes.Path) -> str:
@@ -194,45 +203,49 @@ class _Page:
     folder: Path
     number: int
     problems: list[str] = field(default_factory=list)
+    is_whole: bool = False
+    """Whether all records are known: an index ends with a record that says so."""
     _end: int = 0
-    _from_header: list[Entry] | None = None
 
-    def refresh(self) -> list[tuple[Datapoint, int]]:
-        """Return the datapoints that are new, and where their records begin."""
+    def refresh(self) -> Iterator[tuple[Datapoint, int]]:
+        """Yield the datapoints that are new, and where their records begin."""
+        if self.is_whole:
+            return
         try:
-            with self._open(names.INDEX, names.JOURNAL) as file:
-                return list(self._follow(file))
+            file = self._open(names.INDEX, names.JOURNAL)
         except FileNotFoundError:
-            return self._refresh_from_header()
+            # Lost, or renamed to nothing: the page itself may tell.
+            if not names.page_file(self.folder, self.number, names.SEALED).exists():
+                raise RunDamaged(f"{self._name()}: there is neither an index nor a journal.") from None
+            return
+        with file:
+            yield from self._follow(file)
 
     def _follow(self, file: Any) -> Iterator[tuple[Datapoint, int]]:
+        damaged = False
         for item in journal.follow(file, self._end):
             where = f"{file.name} at byte {item.offset}"
             self._end = item.end
             if isinstance(item, journal.Gap):
+                damaged = True
                 self.problems.append(f"{where}: {item.end - item.offset} bytes are damaged.")
             elif item.kind == Kind.PAGE:
                 read_start(item.payload, where)
             elif item.kind == Kind.DATAPOINT:
                 yield record.read_key(item, where), item.offset
+            elif item.kind == Kind.END:
+                self.is_whole = not damaged
 
-    def _refresh_from_header(self) -> list[tuple[Datapoint, int]]:
-        """Fall back on the header: the index was lost, and the page can do without it."""
-        if self._from_header is not None:
-            return []
+    def read_header(self) -> list[Entry]:
+        """Return the datapoints that the page itself lists: its index was lost or cut, and it can do without."""
         path = names.page_file(self.folder, self.number, names.SEALED)
-        try:
-            with path.open("rb") as file:
-                entries, _ = header.read(path, file, os.fstat(file.fileno()).st_size)
-        except FileNotFoundError:
-            raise RunDamaged(f"{path} has neither an index nor a journal, and is not sealed.") from None
-        self._from_header = entries
-        return [(entry.datapoint, at) for at, entry in enumerate(entries)]
+        with path.open("rb") as file:
+            entries, _ = header.read(path, file, os.fstat(file.fileno()).st_size)
+        self.is_whole = True
+        return entries
 
     def entry(self, at: int) -> Entry:
         """Read the record that begins at a byte."""
-        if self._from_header is not None:
-            return self._from_header[at]
         with self._open(names.INDEX, names.JOURNAL) as file:
             where = f"{file.name} at byte {at}"
             found = _record_at(file, at)
@@ -266,22 +279,7 @@ class _Page:
 
         """
         with self._open(names.SEALED, names.OPEN) as file:
-            size = os.fstat(file.fileno()).st_size
-            # Checked before room is made: a hostile index may name any size.
-            if place.end > size:
-                raise RunDamaged(f"{file.name} has {size:,} bytes; {place.name!r:.80} should end at {place.end:,}.")
-            content = np.empty(place.nbytes, np.uint8)
-            if place.nbytes:
-                file.seek(place.start)
-                read = file.readinto(content.data)
-                if read != place.nbytes:
-                    raise RunDamaged(
-                        f"{file.name}: only {read} of {place.nbytes} bytes of {place.name!r:.80} are there."
-                    )
-            if zlib.crc32(content.data) != place.crc:
-                span = f"bytes {place.start} to {place.end}"
-                raise RunDamaged(f"{file.name}: {place.name!r:.80} ({span}) does not match its checksum.")
-        return content.data
+            return read_content(file, place)
 
     def _array(self, place: Place) -> NDArray[Any]:
         if not place.nbytes:
@@ -318,6 +316,31 @@ class _Page:
                 except FileNotFoundError:
                     continue
         raise FileNotFoundError(f"{self._name()} is gone")
+
+
+def read_content(file: BinaryIO, place: Place) -> memoryview:
+    """Read the bytes of a tensor from its page, and check them.
+
+    Raises:
+        RunDamaged: They are not what was written.
+
+    """
+    size = os.fstat(file.fileno()).st_size
+    # Checked before room is made: a hostile index may name any size.
+    if place.end > size:
+        raise RunDamaged(f"{file.name} has {size:,} bytes; {place.name!r:.80} should end at {place.end:,}.")
+    content = np.empty(place.nbytes, np.uint8)
+    view = content.data
+    file.seek(place.start)
+    while len(view):
+        read = file.readinto(view)  # type: ignore[attr-defined]
+        if not read:
+            raise RunDamaged(f"{file.name} was cut short while {place.name!r:.80} was read.")
+        view = view[read:]
+    if zlib.crc32(content.data) != place.crc:
+        span = f"bytes {place.start} to {place.end}"
+        raise RunDamaged(f"{file.name}: {place.name!r:.80} ({span}) does not match its checksum.")
+    return content.data
 
 
 def _record_at(file: Any, at: int) -> journal.Record | None:

@@ -44,6 +44,7 @@ class Kind(IntEnum):
 
     PAGE = 16
     DATAPOINT = 17
+    END = 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,9 +176,10 @@ def key_text(datapoint: Datapoint) -> bytes:
     return json.dumps(datapoint).encode()
 
 
-def encode_page(sequence: int, described: dict[str, Any]) -> bytes:
-    """Return the first record of a page's journal."""
-    return codec.encode_json(cast("codec.Kind", Kind.PAGE), sequence, described)
+def encode_plain(kind: Kind, sequence: int, described: dict[str, Any]) -> bytes:
+    """Return the first or the last record of a page's journal."""
+    # Framed like the records of telemetry, under kinds of their own.
+    return codec.encode_json(cast("codec.Kind", kind), sequence, described)
 
 
 def encode(sequence: int, key: bytes, text: bytes, previews: list[bytes]) -> bytes:
@@ -185,7 +187,6 @@ def encode(sequence: int, key: bytes, text: bytes, previews: list[bytes]) -> byt
     lengths = np.array([len(each) for each in previews], "<u2").tobytes()
     packed = b"".join([lengths, *previews])
     fixed = _LENGTHS.pack(len(key), len(text), len(packed), 0)
-    # Framed like the records of telemetry, under kinds of their own.
     return codec.encode(cast("codec.Kind", Kind.DATAPOINT), 0, sequence, [fixed, key, text, packed])
 
 

@@ -58,8 +58,9 @@ class PageWriter:
         sync: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if page_bytes < 1:
+        if not page_bytes >= 1:
             raise OptionError(f"A page holds at least one byte; got page_bytes={page_bytes!r}.")
+        page_bytes = int(page_bytes)
         self.folder = names.rank_folder(Path(folder), rank)
         self.page_bytes = page_bytes
         self.rank = rank
@@ -111,9 +112,10 @@ class PageWriter:
 
     def add_draft(self, draft: Draft) -> None:
         """Write a datapoint that is ready."""
+        if not self._may_write():
+            return
         with self._lock:
-            if not self._may_write():
-                return
+            self._may_write()
             self._page_for(draft).add(draft)
             self.bytes_written += draft.nbytes
             self.datapoints.add(draft.datapoint)
@@ -123,8 +125,8 @@ class PageWriter:
 
     def seal(self) -> None:
         """Finish the page that is open; the next datapoint begins another."""
-        with self._lock:
-            if self._may_write():
+        if self._may_write():
+            with self._lock:
                 self._seal()
 
     def take_number(self) -> int:
@@ -137,8 +139,10 @@ class PageWriter:
 
     def close(self) -> None:
         """Seal the open page and let the folder go; again is fine."""
+        if os.getpid() != self._pid:
+            return  # nor touch the lock: a thread of the parent may have held it when it forked
         with self._lock:
-            if self._closed or os.getpid() != self._pid:
+            if self._closed:
                 return
             self._closed = True
             _living.discard(self)
