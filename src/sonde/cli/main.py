@@ -1,6 +1,7 @@
-"""`sonde`: read runs from the command line.
+"""`sonde`: make and read runs from the command line.
 
-Nothing heavy is imported before a verb needs it: `sonde --help` answers at once, and no verb ever imports torch.
+Nothing heavy is imported before a verb needs it: `sonde --help` answers at once, and no verb but train and eval ever
+imports torch.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from sonde.cli import export, import_pages, runs, show, tail, verify
+from sonde.cli import evaluate, export, import_pages, runs, show, tail, train, verify
 from sonde.cli.guard import Verbs
 from sonde.cli.help import Verb
 
 _HELP = """See inside a neural network while it trains.
 
-Runs are recorded in Python with sonde.watch; these verbs read them, also while they are written, on any machine and
-without torch.
+Runs are recorded in Python with sonde.watch, or by train and eval from a config. The other verbs read them, also while
+they are written, on any machine and without torch.
 """
 
 _EXAMPLES = """
@@ -63,6 +64,8 @@ app.command(cls=Verb, epilog=tail.EXAMPLES)(tail.tail)
 app.command(cls=Verb, epilog=export.EXAMPLES)(export.export)
 app.command(cls=Verb, epilog=verify.EXAMPLES)(verify.verify)
 app.command(name="import-pages", cls=Verb, epilog=import_pages.EXAMPLES)(import_pages.import_pages)
+app.command(cls=Verb, epilog=train.EXAMPLES)(train.train)
+app.command(name="eval", cls=Verb, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 
 
 def run() -> None:

@@ -1,0 +1,136 @@
+"""The evaluation of a model on a dataset, with captures of every sample."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import torch
+
+from sonde.errors import OptionError, RunExists
+from sonde.training import capturing, checkpoints
+from sonde.training.config import EVALUATOR_KEYS, describe
+from sonde.training.loaders import build_loader, num_batches
+from sonde.training.moments import Moment
+from sonde.training.randomness import kept_random_state, kept_switches, seed_everything
+from sonde.training.recording import open_session, watch_options
+from sonde.training.runner import Runner
+from sonde.training.samples import FOLDER as SAMPLES
+from sonde.training.scores import Scores
+
+EVALUATION_SCORES: Final = "evaluation_scores.json"
+
+
+class BaseEvaluator(Runner):
+    """Evaluates a model, from a checkpoint if the config names one, and captures what the debugger sees.
+
+    Args:
+        config: See `docs/training.md` for its keys.
+        device: Where to run; `config["device"]`, CUDA if there is one, else the CPU.
+
+    """
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("work_dir", "model", "metric")
+    KNOWN: ClassVar[tuple[str, ...]] = EVALUATOR_KEYS
+
+    def __init__(self, config: Mapping[str, Any], device: str | torch.device | None = None) -> None:
+        super().__init__(config, device)
+        self.watch_options = watch_options(self.config.get("watch"), what=("parameters", "outputs"))
+        self.eval_dataloader: Any = None
+        self.scores: Scores | None = None
+
+    def run(self, *, overwrite: bool | None = None) -> Scores:
+        """Evaluate, and return the scores.
+
+        Args:
+            overwrite: Whether to replace an evaluation that is in the work_dir; `config["overwrite"]` by default. What
+                an evaluation that broke off has left is always replaced.
+
+        Raises:
+            RunExists: There is a finished evaluation or a training run, and it was not to be replaced.
+
+        """
+        overwrite = bool(self.config.get("overwrite", False)) if overwrite is None else overwrite
+        switches = {name: self.config.get(name) for name in ("deterministic", "detect_anomaly")}
+        with kept_switches(**switches), kept_random_state():
+            try:
+                self._init_components_(overwrite)
+                with self._open_session() as self.session:
+                    self._fire(Moment.before_run, split="eval")
+                    self.scores = self._eval_epoch_()
+                    self._fire(Moment.after_run, split="eval", scores=self.scores.aggregated)
+            finally:
+                capturing.close(self.debugger)
+        return self.scores
+
+    def _init_components_(self, overwrite: bool) -> None:
+        """Build everything, in this order."""
+        self._init_work_dir(overwrite)
+        if self.config.get("seed") is not None:
+            seed_everything(self.config["seed"])
+        self._init_dataloader()
+        self._init_metric()
+        self._init_model()
+        self._load_checkpoint()
+        self._init_debugger()
+
+    def _init_work_dir(self, overwrite: bool) -> None:
+        """Make room for the results, without touching those of a training run."""
+        if checkpoints.epochs_in(self.work_dir):
+            raise RunExists(f"{self.work_dir} holds a training run; give the evaluation a work_dir of its own.")
+        if (self.work_dir / EVALUATION_SCORES).exists() and not overwrite:
+            raise RunExists(
+                f"{self.work_dir} holds an evaluation already. Choose another work_dir, or replace it (--overwrite, "
+                "or run(overwrite=True))."
+            )
+        for name in (capturing.FOLDER, SAMPLES, "telemetry"):
+            shutil.rmtree(self.work_dir / name, ignore_errors=True)
+        for name in (EVALUATION_SCORES, "run.json", "events.jsonl"):
+            (self.work_dir / name).unlink(missing_ok=True)
+        self._write_config()
+
+    def _init_dataloader(self) -> None:
+        """Build the loader of `eval_dataset`."""
+        self.eval_dataloader = build_loader(self.config, "eval")
+        if self.eval_dataloader is None:
+            raise OptionError("The config lacks 'eval_dataset' (or an 'eval_dataloader' that is built already).")
+
+    def _load_checkpoint(self) -> None:
+        """Load `checkpoint_filepath` into the model, if there is one."""
+        path = self.config.get("checkpoint_filepath")
+        if path is not None:
+            loaded = checkpoints.load_checkpoint(path, self.device)
+            self.model.load_state_dict(checkpoints.model_state(loaded))
+
+    def _open_session(self) -> Any:
+        return open_session(
+            self.model,
+            None,
+            self.work_dir,
+            self.watch_options,
+            steps_done=0,
+            loader=self.eval_dataloader,
+            config=describe(self.config),
+        )
+
+    def _eval_epoch_(self) -> Scores:
+        """Evaluate everything, with the debugger on."""
+        capturing.begin_captures(self.debugger, self.work_dir / capturing.FOLDER, None, "eval")
+        self._keeper = self._sample_keeper(self.work_dir / SAMPLES)
+        self._fire(Moment.before_eval_loop, split="eval", num_batches=num_batches(self.eval_dataloader))
+        try:
+            scores = self._run_eval_loop(self.eval_dataloader, "eval", self._keeper)
+            self._after_eval_loop_(scores)
+        finally:
+            self._close_keeper()
+        self._fire(Moment.after_eval_loop, split="eval", scores=scores.aggregated)
+        return scores
+
+    def _after_eval_loop_(self, scores: Scores) -> None:
+        """Save captures, then scores: where there are scores, the captures are complete."""
+        self._close_keeper()
+        capturing.end_captures(self.debugger, self.work_dir / capturing.FOLDER, scores, self.monitor)
+        scores.write(self.work_dir / EVALUATION_SCORES)
+        self.session.log(**scores.flat("eval_"))
+        self.session.step()  # no optimizer does: the whole evaluation is one step of its run

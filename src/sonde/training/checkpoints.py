@@ -1,0 +1,188 @@
+"""Checkpoints: which epochs keep one, how they are written and read, and where a run that broke off goes on.
+
+work_dir/
+  checkpoint_latest.pt -> epoch_4/checkpoint.pt
+  checkpoint_best.pt   -> epoch_2/checkpoint.pt
+  epoch_4/
+    checkpoint.pt               written when the epoch has been trained
+    debugger/, samples/         captures of its validation
+    validation_scores.json      written last: its presence says that the validation is complete
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from sonde.errors import OptionError, RunError
+
+logger = logging.getLogger("sonde")
+
+FORMAT: Final = 1
+CHECKPOINT: Final = "checkpoint.pt"
+LATEST: Final = "checkpoint_latest.pt"
+BEST: Final = "checkpoint_best.pt"
+VALIDATION_SCORES: Final = "validation_scores.json"
+_EPOCH = re.compile(r"epoch_(0|[1-9]\d{0,8})")
+
+
+def checkpoint_indices(epochs: int, method: Any = "latest") -> list[int]:
+    """Return the epochs, counted from 0, whose checkpoint is kept and whose captures are saved.
+
+    Args:
+        epochs: How many epochs there are.
+        method: `"all"`; `"latest"`, the last epoch only; or a number n: each n-th epoch, and the last.
+
+    Raises:
+        OptionError: The method is something else.
+
+    >>> checkpoint_indices(10, 3)
+    [2, 5, 8, 9]
+
+    """
+    if method == "all":
+        return list(range(epochs))
+    if method == "latest":
+        return [epochs - 1]
+    if isinstance(method, bool) or not isinstance(method, int) or method < 1:
+        raise OptionError(f"checkpoint_method={method!r}: choose 'all', 'latest' or a whole number of at least 1.")
+    return sorted({*range(method - 1, epochs, method), epochs - 1})
+
+
+def epoch_folder(work_dir: Path, epoch: int) -> Path:
+    """Return the folder of an epoch."""
+    return work_dir / f"epoch_{epoch}"
+
+
+def epochs_in(work_dir: Path) -> list[int]:
+    """Return the epochs that have a folder, in order."""
+    names = [entry.name for entry in work_dir.iterdir()] if work_dir.is_dir() else []
+    return sorted(int(match[1]) for name in names if (match := _EPOCH.fullmatch(name)))
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint so that there is the old one or the new one, and never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save({"format": FORMAT, **state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Read a checkpoint. Only tensors and plain values are taken, so a stranger's file cannot run code.
+
+    Raises:
+        RunError: The file is missing, damaged, or holds more than that.
+
+    """
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except FileNotFoundError:
+        raise RunError(f"There is no checkpoint {path}.") from None
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"{path} holds more than tensors and plain values, so it is not loaded: {reason}") from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise RunError(f"{path} cannot be read as a checkpoint: {error}") from error
+    if not isinstance(state, dict):
+        raise RunError(f"{path} holds a {type(state).__name__}; a checkpoint is a dict.")
+    return state
+
+
+def model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the model's part of a checkpoint, or the whole if it is nothing but a model's state."""
+    state = checkpoint.get("model", checkpoint)
+    return state if isinstance(state, dict) else checkpoint
+
+
+def point_to(link: Path, target: Path) -> None:
+    """Let a link in the work_dir point to a checkpoint, in one step."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.symlink_to(target.relative_to(link.parent))
+    except (OSError, NotImplementedError):  # a file system without links
+        shutil.copyfile(target, temporary)
+    temporary.replace(link)
+
+
+def drop_old_checkpoints(work_dir: Path, keep: set[int]) -> None:
+    """Delete the checkpoints of all epochs but those to keep. Scores and captures stay."""
+    for epoch in epochs_in(work_dir):
+        if epoch not in keep:
+            (epoch_folder(work_dir, epoch) / CHECKPOINT).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """Where a run goes on."""
+
+    epoch: int = 0
+    """The first epoch that is not complete."""
+    checkpoint: dict[str, Any] | None = None
+    """The state to load; None to begin at the beginning."""
+    trained_epoch: int | None = None
+    """The epoch the checkpoint belongs to."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether `epoch` has been trained already and lacks only its validation."""
+        return self.trained_epoch == self.epoch and self.checkpoint is not None
+
+
+def find_resume_point(work_dir: Path, *, validates: bool) -> ResumePoint:
+    """Find the newest checkpoint that can be read, and whether its epoch was finished.
+
+    An epoch that broke off while it trained has no checkpoint and is trained again. One that broke off in validation
+    has a checkpoint and no scores: only its validation is done again.
+    """
+    for epoch in reversed(epochs_in(work_dir)):
+        folder = epoch_folder(work_dir, epoch)
+        if not (folder / CHECKPOINT).is_file():
+            continue
+        try:
+            state = load_checkpoint(folder / CHECKPOINT)
+            _check_format(state, folder / CHECKPOINT)
+        except RunError as error:
+            logger.warning("%s Going back to an earlier epoch.", error)
+            continue
+        is_complete = not validates or (folder / VALIDATION_SCORES).is_file()
+        return ResumePoint(epoch=epoch + is_complete, checkpoint=state, trained_epoch=epoch)
+    return ResumePoint()
+
+
+def _check_format(state: dict[str, Any], path: Path) -> None:
+    if state.get("format") != FORMAT:
+        raise RunError(f"{path} was not written by this version's trainer (format {state.get('format')!r}).")
+
+
+def clear_unfinished(folder: Path, *, finished: bool) -> None:
+    """Make room for captures: what a broken validation left goes, what a finished one left is moved aside.
+
+    An unfinished part comes back the same from the same checkpoint. Finished captures are found in the way only when
+    their checkpoint was lost and the epoch had to be trained anew.
+    """
+    if not folder.exists():
+        return
+    if not finished:
+        shutil.rmtree(folder)
+        return
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.superseded-{number}")).exists():
+        number += 1
+    folder.rename(aside)

@@ -1,0 +1,252 @@
+"""Configs: dicts, from a Python file that defines `config`, or from YAML or JSON with classes as import paths."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from sonde.errors import MissingExtra, OptionError
+from sonde.training.builder import import_path, name_of
+
+Config = dict[str, Any]
+
+SHARED_KEYS: Final = (
+    "work_dir",
+    "model",
+    "metric",
+    "monitor",
+    "debugger",
+    "device",
+    "amp",
+    "eval_n_jobs",
+    "watch",
+    "save_samples",
+    "deterministic",
+    "detect_anomaly",
+    "batch_size",
+    "runner",
+)
+TRAINER_KEYS: Final = (
+    *SHARED_KEYS,
+    "epochs",
+    "train_dataset",
+    "train_dataloader",
+    "val_dataset",
+    "val_dataloader",
+    "test_dataset",
+    "test_dataloader",
+    "criterion",
+    "optimizer",
+    "scheduler",
+    "scheduler_interval",
+    "init_seed",
+    "train_seeds",
+    "val_seeds",
+    "test_seed",
+    "accumulation_steps",
+    "clip_grad_norm",
+    "clip_grad_value",
+    "early_stopping",
+    "checkpoint_method",
+    "resume",
+)
+EVALUATOR_KEYS: Final = (
+    *SHARED_KEYS,
+    "eval_dataset",
+    "eval_dataloader",
+    "seed",
+    "checkpoint_filepath",
+    "overwrite",
+)
+
+
+def load_config(path: str | Path) -> Config:
+    """Read a config file: `.py` with `config = {...}`, `.yaml`, `.yml` or `.json`.
+
+    A Python file is run, and may import its neighbours. In YAML and JSON a class is written as its import path, and
+    `{"import": "package.name"}` stands for anything else that can be imported, such as a collate function.
+
+    Raises:
+        OptionError: There is no such file, or no config in it.
+
+    """
+    path = Path(path)
+    if not path.is_file():
+        near = (
+            get_close_matches(path.name, [each.name for each in path.parent.iterdir()]) if path.parent.is_dir() else []
+        )
+        hint = f" (nearest: {', '.join(str(path.parent / name) for name in near)})" if near else ""
+        raise OptionError(f"There is no config file {path}{hint}.")
+    with _neighbours(path.parent):
+        if path.suffix == ".py":
+            return _from_python(path)
+        return _resolve(_parse(path), str(path))  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _neighbours(folder: Path) -> Iterator[None]:
+    """Let a config file import what lies beside it."""
+    before = list(sys.path)
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _from_python(path: Path) -> Config:
+    name = f"sonde_config_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise OptionError(f"{path} cannot be run as Python.")
+    module = importlib.util.module_from_spec(spec)
+    # Registered, so that classes defined in the config can be pickled into the workers of a loader.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    config = getattr(module, "config", None)
+    if not isinstance(config, dict):
+        found = "no variable 'config'" if config is None else f"a 'config' that is a {type(config).__name__}"
+        raise OptionError(f"{path} has {found}; it must define config = {{...}}.")
+    return config
+
+
+def _parse(path: Path) -> Config:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        try:
+            config = json.loads(text)
+        except ValueError as error:
+            raise OptionError(f"{path} is not valid JSON: {error}.") from error
+    elif path.suffix in (".yaml", ".yml"):
+        config = _parse_yaml(text, path)
+    else:
+        raise OptionError(f"{path}: a config is a .py, .yaml, .yml or .json file.")
+    if not isinstance(config, dict):
+        raise OptionError(f"{path} holds a {type(config).__name__}; a config is a mapping of keys to values.")
+    return config
+
+
+def _parse_yaml(text: str, path: Path) -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtra("PyYAML", "yaml", "Reading a YAML config") from error
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc] # yaml has no types
+        """The safe loader, which also takes 1e-3 for a number; YAML 1.1 wants 1.0e-3."""
+
+    # Resolvers are kept by first character; the exponent form must be tried on those that begin numbers.
+    exponent = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, list("-+.0123456789"))
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise OptionError(f"{path} is not valid YAML: {error}") from error
+
+
+def _resolve(value: Any, where: str) -> Any:
+    """Replace the import paths in a parsed file by what they lead to."""
+    if isinstance(value, dict):
+        if set(value) == {"import"}:
+            return _import(value["import"], f"{where}.import")
+        inside = {key: _resolve(item, f"{where}.{key}") for key, item in value.items()}
+        if set(value) == {"class", "args"}:
+            inside["class"] = _import(value["class"], f"{where}.class")
+            inside["args"] = inside["args"] or {}
+        elif isinstance(value.get("runner"), str):
+            inside["runner"] = _import(value["runner"], f"{where}.runner")
+        return inside
+    if isinstance(value, list):
+        return [_resolve(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    return value
+
+
+def _import(path: Any, where: str) -> Any:
+    if not isinstance(path, str):
+        raise OptionError(f"{where} takes an import path such as torch.optim.SGD; got {path!r:.80}.")
+    try:
+        return import_path(path)
+    except OptionError as error:
+        raise OptionError(f"{where}: {error}") from error
+
+
+def check_config(config: Any, *, required: Iterable[str], known: Iterable[str]) -> Mapping[str, Any]:
+    """Return a config that cannot be changed, after looking for keys that are missing or misspelt.
+
+    Keys that nobody knows are left for subclasses that do, unless they look like a slip of the pen.
+
+    Raises:
+        OptionError: A key is missing, or is almost the name of a known one.
+
+    """
+    if not isinstance(config, Mapping):
+        raise OptionError(f"A config is a dict; got {type(config).__name__}. Use load_config(path) to read a file.")
+    known = tuple(known)
+    strange = [str(key) for key in config if key not in known]
+    for key in required:
+        if config.get(key) is None:
+            near = get_close_matches(key, strange, n=3)
+            hint = (
+                f" (nearest in it: {', '.join(near)})"
+                if near
+                else f"; it has {', '.join(map(str, config)) or 'no keys'}"
+            )
+            raise OptionError(f"The config lacks {key!r}{hint}.")
+    for key in strange:
+        near = get_close_matches(key, known, n=1, cutoff=0.85)
+        if near and near[0] not in config:
+            raise OptionError(f"The config has {key!r}, which nothing reads (nearest: {near[0]}).")
+    return MappingProxyType(dict(config))
+
+
+def check_choice(config: Mapping[str, Any], key: str, choices: tuple[Any, ...]) -> Any:
+    """Return an option that must be one of a few; the first is the default.
+
+    Raises:
+        OptionError: It is another.
+
+    """
+    value = config.get(key, choices[0])
+    if value not in choices:
+        raise OptionError(f"{key}={value!r}: choose from {', '.join(map(repr, choices))}.")
+    return value
+
+
+def check_count(config: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:
+    """Return an option that is a whole number.
+
+    Raises:
+        OptionError: It is something else, or too small.
+
+    """
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"{key} takes a whole number of at least {least}; got {value!r:.80}.")
+    return value
+
+
+def describe(value: Any) -> Any:
+    """Return a config as JSON can hold it: classes and functions by import path, objects by what they are."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [describe(item) for item in value]
+    if isinstance(value, Path | torch.device | torch.dtype):
+        return str(value)
+    if isinstance(value, torch.Tensor):
+        return f"<tensor {tuple(value.shape)} {value.dtype}>"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return name_of(value)
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"

@@ -1,0 +1,147 @@
+"""A datapoint: one batch on its way through a loop, as a dict.
+
+inputs      what the model is called with
+labels      what is wanted of it
+meta_info   {"idx": [ids of the samples], ...}
+outputs     what the model answered        (after its forward)
+scores      numbers a sample, by name      (in evaluation)
+debug       what the debugger returned     (in evaluation, while it is enabled)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sonde.errors import OptionError
+from sonde.training.tensor_ops import apply_tensor_op
+
+Datapoint = dict[str, Any]
+SampleId = int | str
+
+
+class NumberedBatch(NamedTuple):
+    """A batch with the places of its samples in the dataset."""
+
+    indices: list[int]
+    batch: Any
+
+
+def as_datapoint(batch: Any, first_index: int = 0) -> Datapoint:
+    """Return a loader's batch as a datapoint.
+
+    A dict with `inputs` is one already; a pair is inputs and labels; a single tensor is inputs. Samples that bring no
+    `meta_info["idx"]` are numbered by their place in the dataset or, where that is not known, in the loader.
+
+    Raises:
+        OptionError: It is none of these.
+
+    """
+    indices = None
+    if isinstance(batch, NumberedBatch):
+        indices, batch = batch.indices, batch.batch
+    datapoint = _as_dict(batch)
+    meta = datapoint.get("meta_info") or {}
+    if isinstance(meta, list | tuple):  # a collate function that leaves the samples' dicts side by side
+        meta = {key: [each[key] for each in meta] for key in meta[0]} if meta else {}
+    if "idx" not in meta:
+        meta = {**meta, "idx": indices or range(first_index, first_index + batch_size(datapoint))}
+    datapoint["meta_info"] = {**meta, "idx": plain_ids(meta["idx"])}
+    return datapoint
+
+
+def _as_dict(batch: Any) -> Datapoint:
+    if isinstance(batch, Mapping):
+        if "inputs" not in batch:
+            raise OptionError(
+                f"A batch that is a dict needs the key 'inputs'; this one has {', '.join(map(str, batch))}. "
+                "Let the dataset return {'inputs': ..., 'labels': ...}, or override _datapoint of the trainer."
+            )
+        return dict(batch)
+    if isinstance(batch, Tensor):
+        return {"inputs": batch, "labels": None}
+    if isinstance(batch, Sequence) and not isinstance(batch, str) and 1 <= len(batch) <= 2:
+        return {"inputs": batch[0], "labels": batch[1] if len(batch) == 2 else None}
+    size = f" of {len(batch)}" if isinstance(batch, Sequence) else ""
+    raise OptionError(
+        f"A batch is a dict with 'inputs' and 'labels', or a pair of them; the loader gave a {type(batch).__name__}"
+        f"{size}. Override _datapoint of the trainer to take it apart."
+    )
+
+
+def batch_size(datapoint: Datapoint) -> int:
+    """Return how many samples a datapoint holds: the length of its ids, else of its first tensor."""
+    meta = datapoint.get("meta_info")
+    if isinstance(meta, Mapping) and "idx" in meta:
+        return len(plain_ids(meta["idx"]))
+    for tensor in tensors_in((datapoint.get("inputs"), datapoint.get("labels"))):
+        if tensor.ndim:
+            return int(tensor.shape[0])
+    return 1
+
+
+def plain_ids(ids: Any) -> list[SampleId]:
+    """Return sample ids as a list of ints and strings, whatever the collate function made of them."""
+    if isinstance(ids, Tensor) or hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    if isinstance(ids, int | str):
+        return [ids]
+    flat: list[SampleId] = []
+    for each in ids:
+        flat += plain_ids(each)
+    return flat
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested dicts, lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def to_device(datapoint: Datapoint, device: torch.device) -> Datapoint:
+    """Return the datapoint with the tensors that the model and the criterion need on a device."""
+    moved = dict(datapoint)
+    for key in ("inputs", "labels"):
+        if any(tensor.device != device for tensor in tensors_in(moved.get(key))):
+            moved[key] = apply_tensor_op(lambda tensor: tensor.to(device, non_blocking=True), inputs=moved[key])
+    return moved
+
+
+def sample_of(value: Any, index: int, size: int) -> Any:
+    """Return one sample's part of a batch: the `index`-th of everything that has `size` rows.
+
+    The part is a copy, so that keeping it does not keep the batch.
+    """
+    if isinstance(value, Tensor):
+        part = value[index] if value.ndim and value.shape[0] == size else value
+        return part.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {str(key): sample_of(item, index, size) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(sample_of(item, index, size) for item in value)
+    if isinstance(value, list):
+        if len(value) == size and not any(isinstance(item, Tensor) for item in value):
+            return value[index]
+        return [sample_of(item, index, size) for item in value]
+    return value
+
+
+def grouped(batches: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Yield batches in groups of `size`; the last group may be smaller."""
+    group: list[Any] = []
+    for batch in batches:
+        group.append(batch)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group

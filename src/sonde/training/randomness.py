@@ -1,0 +1,112 @@
+"""Random state: taken, put back, seeded. Python's, numpy's, and torch's on the CPU and every CUDA device in use."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from sonde.errors import OptionError
+
+
+def _uses_cuda() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call] # torch
+
+
+def random_state() -> dict[str, Any]:
+    """Take the state of every generator, as tensors and plain numbers only, so that any checkpoint can hold it."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [
+            str(kind),
+            torch.from_numpy(np.asarray(keys, np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if _uses_cuda() else [],
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put every generator where `random_state` found it."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and torch.cuda.is_available():
+        devices = min(len(state["cuda"]), torch.cuda.device_count())
+        for index, each in enumerate(state["cuda"][:devices]):
+            torch.cuda.set_rng_state(each.cpu(), index)
+
+
+@contextlib.contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Put the random state back at the end, whatever is drawn or seeded inside."""
+    python, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if _uses_cuda() else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def seed_everything(seed: Any) -> None:
+    """Seed Python, numpy and torch."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise OptionError(f"A seed is a whole number of 0 or more; got {seed!r}.")
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def seed_of(seeds: Any, epoch: int, key: str) -> int | None:
+    """Return the seed that a config has for an epoch: from a list its entry, from a number that plus the epoch.
+
+    Raises:
+        OptionError: The list is too short.
+
+    """
+    if seeds is None:
+        return None
+    if isinstance(seeds, int):
+        return seeds + epoch
+    if epoch >= len(seeds):
+        raise OptionError(f"{key} has {len(seeds)} seeds, and epoch {epoch} needs one of its own.")
+    return int(seeds[epoch])
+
+
+@contextlib.contextmanager
+def kept_switches(*, deterministic: bool | None, detect_anomaly: bool | None) -> Iterator[None]:
+    """Set torch's process-wide switches for a while; None leaves one alone."""
+    backend = torch.backends.cudnn
+    kept = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        backend.deterministic,
+        backend.benchmark,
+    )
+    anomaly, check_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    try:
+        if deterministic is not None:
+            torch.use_deterministic_algorithms(deterministic, warn_only=True)
+            backend.deterministic, backend.benchmark = deterministic, not deterministic and backend.benchmark
+        if detect_anomaly is not None:
+            torch.autograd.set_detect_anomaly(detect_anomaly)
+        yield
+    finally:
+        torch.use_deterministic_algorithms(kept[0], warn_only=kept[1])
+        backend.deterministic, backend.benchmark = kept[2], kept[3]
+        torch.autograd.set_detect_anomaly(anomaly, check_nan)

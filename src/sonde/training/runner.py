@@ -1,0 +1,166 @@
+"""What a trainer and an evaluator share: a config, a model, a debugger, moments, and one way to evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from sonde.attach import IdleSession
+from sonde.errors import OptionError
+from sonde.session import Session
+from sonde.store import strict_json
+from sonde.taps.guard import OnError
+from sonde.training.builder import build_from_config
+from sonde.training.config import SHARED_KEYS, check_config, check_count, describe
+from sonde.training.datapoints import Datapoint, as_datapoint, batch_size, to_device
+from sonde.training.evaluation import eval_steps, evaluating
+from sonde.training.loaders import num_batches
+from sonde.training.metrics import Metrics, directions_of
+from sonde.training.moments import Glimpse, Moment, Moments, Observation, Observer, Split
+from sonde.training.precision import Precision
+from sonde.training.samples import SampleKeeper, sample_options
+from sonde.training.scores import ScoreBook, Scores
+
+
+class Runner:
+    """Builds what a config describes and runs it. Subclasses say in which order.
+
+    Args:
+        config: See `docs/training.md` for its keys.
+        device: Where to run; `config["device"]`, CUDA if there is one, else the CPU.
+
+    """
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("work_dir", "model")
+    KNOWN: ClassVar[tuple[str, ...]] = SHARED_KEYS
+
+    def __init__(self, config: Mapping[str, Any], device: str | torch.device | None = None) -> None:
+        self.config = check_config(config, required=self.REQUIRED, known=self.KNOWN)
+        self.work_dir = Path(self.config["work_dir"])
+        self.device = _device(device or self.config.get("device"))
+        self.eval_n_jobs = check_count(self.config, "eval_n_jobs", 1)
+        self.precision = Precision(self.config.get("amp"), self.device)
+        self.sample_options = sample_options(self.config.get("save_samples"))
+        self.session: Session = IdleSession(self.work_dir)
+        self.moments = Moments()
+        self.model: nn.Module
+        self.metric: Any = None
+        self.debugger: Any = None
+        self._keeper: SampleKeeper | None = None
+        self.cum_epochs = 0
+        self.cum_steps = 0
+
+    def on(self, moment: Moment | str, observer: Observer, on_error: OnError = "isolate") -> Observation:
+        """Call `observer` with a `Glimpse` at a moment, until the returned observation is removed.
+
+        Args:
+            moment: See `Moment`, which draws the loop.
+            observer: Takes a `Glimpse`; what it returns is ignored.
+            on_error: "isolate" reports an error in it once and goes on without it; "raise" lets it through.
+
+        """
+        return self.moments.on(moment, observer, on_error)
+
+    # ------------------------------------------------------------------ parts
+
+    def _init_metric(self) -> None:
+        """Build `metric`: one, or a list of them."""
+        metric = build_from_config(self.config.get("metric"))
+        self.metric = Metrics(metric) if isinstance(metric, list | tuple) else metric
+
+    def _init_model(self) -> None:
+        """Build `model` and bring it to the device."""
+        model = build_from_config(self.config["model"])
+        if not isinstance(model, nn.Module):
+            raise OptionError(f"'model' describes a {type(model).__name__}; it must be a torch.nn.Module.")
+        self.model = model.to(self.device)
+
+    def _init_debugger(self) -> None:
+        """Build `debugger` around the model, if there is one. It stays disabled until captures are wanted."""
+        described = self.config.get("debugger")
+        self.debugger = None if described is None else build_from_config(described, model=self.model)
+
+    def _write_config(self) -> None:
+        self.work_dir.mkdir(parents=True, exist_ok=True)
+        strict_json.write(self.work_dir / "config.json", describe(self.config), indent=2)
+
+    # ------------------------------------------------------------------ evaluation
+
+    def _datapoint(self, batch: Any, first_index: int = 0) -> Datapoint:
+        """Make a datapoint of what the loader gave. Override it for batches of another shape."""
+        return to_device(as_datapoint(batch, first_index), self.device)
+
+    def _forward(self, dp: Datapoint) -> Any:
+        """Call the model. Override it for a model that takes something else than its inputs."""
+        return self.model(dp["inputs"])
+
+    def _eval_step(self, dp: Datapoint) -> None:
+        """Evaluate one batch: outputs, scores and captures are put into the datapoint.
+
+        With `eval_n_jobs` above 1 several threads are in here at once, each with a datapoint of its own.
+        """
+        with self.precision.autocast():
+            dp["outputs"] = self._forward(dp)
+            dp["scores"] = self.metric(dp) if self.metric is not None else {}
+        if self.debugger is not None and self.debugger.enabled:
+            dp["debug"] = self.debugger(dp, self.model)
+
+    def _run_eval_loop(self, loader: Any, split: Split, keeper: SampleKeeper | None = None) -> Scores:
+        """Evaluate everything a loader has, and return the scores."""
+        book = ScoreBook(self.metric)
+        total = num_batches(loader)
+        with evaluating(self.model):
+            steps = eval_steps(self._eval_datapoints(loader, split, total), self._eval_step, self.eval_n_jobs)
+            for number, dp in enumerate(steps, start=1):
+                rows = book.add(dp["meta_info"]["idx"], dp["scores"])
+                if keeper is not None:
+                    keeper.take(dp, rows)
+                self._fire(Moment.after_eval_step, split=split, batch=number, num_batches=total, datapoint=dp)
+        return book.close()
+
+    def _eval_datapoints(self, loader: Any, split: Split, total: int | None) -> Iterator[Datapoint]:
+        seen = 0
+        for number, batch in enumerate(loader):
+            dp = self._datapoint(batch, seen)
+            seen += batch_size(dp)
+            self._fire(Moment.before_eval_step, split=split, batch=number, num_batches=total, datapoint=dp)
+            yield dp
+
+    def _sample_keeper(self, folder: Path) -> SampleKeeper | None:
+        """Return what will store the samples of a loop in `folder`, or None if none are wanted."""
+        if not self.sample_options.most:
+            return None
+        directions = directions_of(self.metric)
+        rank_by = self.monitor if self.monitor in directions else next(iter(directions), None)
+        return SampleKeeper(folder, self.sample_options, rank_by, directions.get(rank_by or "", 1))
+
+    def _close_keeper(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+
+    @property
+    def monitor(self) -> str | None:
+        """The score that decides which epoch is best and which samples are worst: the metric's first by default."""
+        wanted = self.config.get("monitor")
+        if wanted is not None:
+            return str(wanted)
+        return next(iter(directions_of(self.metric)), None)
+
+    # ------------------------------------------------------------------ moments
+
+    def _fire(self, moment: Moment, **what: Any) -> None:
+        if self.moments.wants(moment):
+            self.moments.fire(Glimpse(moment=moment, epoch=self.cum_epochs, step=self.cum_steps, **what))
+
+
+def _device(wanted: str | torch.device | None) -> torch.device:
+    if wanted is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(wanted)
+    except (RuntimeError, TypeError) as error:
+        raise OptionError(f"device={wanted!r} is no torch device: {error}") from error
