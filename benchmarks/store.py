@@ -24,7 +24,7 @@ from sonde.records import Block, RunHeader, Site
 from sonde.store import RunWriter, layout, lease, list_runs, open_run, segment, table, verify
 from sonde.store.attempts import Attempt
 from sonde.store.header import write as write_header
-from sonde.store.sealer import MAX_SEGMENT_BYTES
+from sonde.store.shelf import MAX_SEGMENT_BYTES
 
 HEADER = RunHeader(schema_version=1, created=time.time(), sonde_version="benchmark", model={"name": "synthetic"})
 QUANTITIES = ("parameter", "gradient", "update", "output")

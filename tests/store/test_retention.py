@@ -9,7 +9,7 @@ from sonde.records import Reading
 from sonde.store import open_run, verify
 from sonde.store.attempts import Attempt
 from sonde.store.sealer import folder_bytes
-from sonde.store.shelf import Entry, to_compact, to_thin
+from sonde.store.shelf import MAX_WINDOW, Entry, estimate, plan_windows, to_compact, to_join, to_thin
 
 BUDGET = 1 << 20
 
@@ -79,6 +79,19 @@ def test_every_step_still_has_a_reading(thinned):
         assert all(reading.step <= step < reading.step + reading.span for reading in found.values())
 
 
+def test_a_thinned_run_goes_on_after_its_last_step(tmp_path):
+    from sonde.store.sealer import Sealer
+
+    write_run(tmp_path / "run", range(10))
+    sealer = Sealer(tmp_path / "run/telemetry/r00000", budget=10, report=lambda _: None, clock=lambda: 0.0)
+    sealer.submit(99)
+    assert sealer.close(30)
+    assert open_run(tmp_path / "run").blocks.span.tolist() == [10]
+    writer = write_run(tmp_path / "run", range(0), close=False, resume=True)
+    assert writer.last_step == 9
+    writer.close()
+
+
 def test_thinning_does_not_show_as_a_jump(thinned):
     path, _ = thinned
     run = open_run(path)
@@ -108,7 +121,7 @@ def test_a_budget_that_cannot_be_kept_is_said_so(tmp_path):
     sealer = Sealer(tmp_path / "run/telemetry/r00000", budget=10, report=said.append, clock=lambda: 0.0)
     sealer.submit(99)
     assert sealer.close(30)
-    assert [event.event_type for event in said] == ["thinned", "thinned", "over_budget"]
+    assert [event.event_type for event in said] == ["thinned", "over_budget"]
     assert open_run(tmp_path / "run").blocks.span.tolist() == [4]
 
 
@@ -128,10 +141,10 @@ def test_a_damaged_segment_is_not_rewritten(tmp_path):
     assert path.read_bytes() == whole
 
 
-def entry(number, nbytes, *, window=1, attempts=(0,), steps=None, last=None):
+def entry(number, nbytes, *, window=1, attempts=(0,), steps=None, blocks=10):
     first_step, end = steps or (number * 10, number * 10 + 10)
     stated = [Attempt(a, first_step, 0.0) for a in attempts]
-    return Entry(number, number if last is None else last, f"{number}", nbytes, window, 10, first_step, end, stated)
+    return Entry(number, number, f"{number}", nbytes, 100, window, blocks, first_step, end, stated)
 
 
 def test_what_is_compacted():
@@ -140,21 +153,58 @@ def test_what_is_compacted():
     assert to_compact(small[:7], 1 << 20) == []
     assert to_compact([entry(0, 40), entry(1, 40), entry(2, 40)], 100) == [entry(0, 40), entry(1, 40)]
     assert to_compact([entry(0, 80), entry(1, 40)], 100) == []
-    mixed = [*small[:4], entry(4, 1000, window=2), *small[5:]]
-    assert to_compact(mixed, 1 << 20) == []
-    back = [
-        *small[:4],
-        entry(4, 1000, attempts=(1,), steps=(20, 30)),
-        *[entry(i, 1000, attempts=(1,)) for i in (5, 6, 7)],
-    ]
-    assert to_compact(back, 1 << 20) == []
+    assert to_compact([*small[:4], entry(4, 1000, window=2), *small[5:]], 1 << 20) == []
+    assert to_compact([*small[:4], *small[5:], entry(8, 1000)], 1 << 20) == []
+    later = [entry(i, 1000, attempts=(1,)) for i in (5, 6, 7)]
+    assert to_compact([*small[:4], entry(4, 1000, attempts=(1,), steps=(20, 30)), *later], 1 << 20) == []
     on = [*small[:4], *[entry(i, 1000, attempts=(1,)) for i in (4, 5, 6, 7)]]
     assert to_compact(on, 1 << 20) == on
 
 
-def test_what_is_thinned():
-    assert to_thin([]) is None
-    fresh = [entry(i, 1000) for i in range(4)]
-    assert to_thin(fresh) == fresh[0]
-    once = [entry(0, 500, window=2), *fresh[1:]]
-    assert to_thin(once) == fresh[1]
+def test_what_is_joined_when_every_byte_counts():
+    mixed = [
+        entry(0, 1000),
+        entry(1, 90_000),
+        entry(2, 1000, window=2),
+        entry(3, 500, window=2),
+        entry(4, 10, window=2),
+    ]
+    assert to_join(mixed, 1 << 20) == mixed[2:]
+    assert to_join(mixed[:2], 1 << 20) == mixed[:2]
+    assert to_join(mixed[:2], 90_000) == []
+    assert to_join([], 100) == []
+
+
+def test_windows_grow_with_age_until_all_fits():
+    assert plan_windows([], 100, 9999) == []
+    fresh = [entry(i, 1100) for i in range(64)]
+    assert plan_windows(fresh, 65 * 1100, 9999) == [1] * 64
+    for budget in (50_000, 30_000, 15_000):
+        windows = plan_windows(fresh, budget, 9999)
+        assert windows == sorted(windows, reverse=True)
+        assert windows[-1] == 1
+        assert sum(estimate(e, w) for e, w in zip(fresh, windows, strict=True)) <= budget
+    assert max(plan_windows(fresh, 50_000, 9999)) <= 8
+    assert plan_windows(fresh, 10, 9999) == [MAX_WINDOW] * 64
+
+
+def test_windows_never_shrink():
+    mixed = [entry(0, 1100), entry(1, 1100, window=64), entry(2, 1100)]
+    assert plan_windows(mixed, 3000, 9999)[1] == 64
+
+
+def test_windows_reach_over_the_gaps_between_steps():
+    sparse = [entry(0, 1100, steps=(0, 10_000)), entry(1, 1100, steps=(10_000, 20_000))]
+    assert plan_windows(sparse, 2000, 9999)[0] > 1000
+
+
+def test_small_neighbours_are_put_together_when_they_are_thinned():
+    fresh = [entry(i, 1100) for i in range(6)]
+    groups = to_thin(fresh, [4, 4, 4, 2, 1, 2], 600)
+    assert [([e.first for e in group], window) for group, window in groups] == [
+        ([0, 1], 4),
+        ([2], 4),
+        ([3], 2),
+        ([5], 2),
+    ]
+    assert to_thin([entry(0, 100, blocks=1)], [8], 100) == []

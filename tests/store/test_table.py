@@ -127,9 +127,3 @@ def test_rows_that_cover_a_step_are_found_in_all_sites_at_once(blocks, step):
         assert (site in found) == bool(covering)
         if covering:
             assert rows.step[found[site]] == covering[0].step
-
-
-def test_the_next_window_merges_something_even_when_steps_are_far_apart():
-    assert retention.next_window(np.arange(0, 1000), 1) == 2
-    assert retention.next_window(np.arange(0, 100_000, 100), 1) == 256
-    assert retention.next_window(np.array([0, 2**62]), 1) == retention.MAX_WINDOW

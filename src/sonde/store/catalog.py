@@ -124,14 +124,13 @@ def _read_progress(base: RunSummary, folder: Path) -> RunSummary:
         read.refresh()
     except (RunDamaged, OSError) as error:
         return RunSummary(path=base.path, status=base.status, created=base.created, updated=None, problem=str(error))
-    steps = read.blocks.step
     return RunSummary(
         path=base.path,
         status=base.status,
         created=base.created,
         updated=None,
-        steps=len(steps),
-        last_step=int(steps[-1]) if len(steps) else None,
+        steps=len(read.blocks),
+        last_step=read.blocks.last_step,
         model=base.model,
         attempts=max(1, len(read.attempts)),
     )

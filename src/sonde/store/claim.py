@@ -94,6 +94,6 @@ def _recall(folder: Path, start_step: int | None) -> Past:
         number=listing.next_number,
         journals=[number for number, _ in listing.journals],
         sites=read.sites,
-        last_step=int(read.blocks.step[-1]) if len(read.blocks) else None,
+        last_step=read.blocks.last_step,
         num_blocks=len(read.blocks) if start_step is None else int((read.blocks.step < start_step).sum()),
     )

@@ -22,8 +22,8 @@ from sonde.store.series import Readings
 from sonde.store.table import Blocks, Table
 
 # Files are renamed and deleted while a folder is read. Each turn of a writer's compaction can spoil one look at it;
-# nothing spoils this many.
-_MAX_LOOKS: Final = 20
+# none is so busy that it spoils this many.
+_MAX_LOOKS: Final = 200
 _MAX_WAITING_BYTES: Final = 64 << 20
 
 
@@ -187,47 +187,63 @@ class RankFolder:
         self._damage: dict[str, None] = {}
         self._maps = maps if maps is not None else Maps()
         self._known_sites: dict[str, list[Site]] = {}
-        self._is_whole = True
+        self._missing: list[int] = []
+        self._is_followed = False
 
     @property
     def problems(self) -> list[str]:
         """What could not be read, and is left out: each entry names the file."""
-        missing = [] if self._is_whole else [f"{self.path}: a segment or journal is missing"]
+        missing = [f"{self.path}: {layout.describe_missing(self._missing)}"] if self._missing else []
         bad = [why for _, why in self._bad_segments.values()]
         return [*missing, *bad, *(p for source in self.journals.values() for p in source.problems), *self._damage]
 
     def refresh(self) -> bool:
         """Read what is new; say whether there was anything."""
+        before = (list(self.segments.values()), list(self.journals), list(self._bad_segments))
         for look in range(_MAX_LOOKS):
             listing = layout.list_folder(self.path)
-            self._is_whole = listing.is_whole
-            if not self._is_whole and look < _MAX_LOOKS - 1:
+            # Files are renamed while the folder is listed: only what stays missing is missing.
+            if listing.missing != self._missing and look < _MAX_LOOKS // 10:
                 continue
+            self._missing = listing.missing
             try:
-                changed = self._take(listing)
+                grew = self._take(listing)
             except FileNotFoundError:
-                continue
+                continue  # what was read so far is kept, so each look is shorter
+            changed = grew or before != (list(self.segments.values()), list(self.journals), list(self._bad_segments))
             if changed:
                 self._arrange()
+            self._is_followed = True
             return changed
         raise RunDamaged(f"{self.path} keeps changing: its files vanish as they are read.")
 
     def _take(self, listing: layout.Listing) -> bool:
-        before = (list(self.segments.values()), list(self.journals), list(self._bad_segments))
         segments, bad = {}, {}
         for _, _, name in listing.segments:
             opened = self._open(name)
             if isinstance(opened, Segment):
+                if self._is_followed:
+                    opened.table()  # mapped at once: a busy writer may replace it before anyone asks
                 segments[name] = opened
+                self._keep(name, opened)
             else:
-                bad[name] = opened
-        journals = {name: self.journals.get(name) or JournalSource(self.path / name) for _, name in listing.journals}
-        grew = [source.refresh() for source in journals.values()]
+                bad[name] = self._bad_segments[name] = opened
+        grew = False
+        journals = {}
+        for _, name in listing.journals:
+            journals[name] = self.journals.setdefault(name, JournalSource(self.path / name))
+            grew |= journals[name].refresh()
         for name, segment in self.segments.items():
-            if segments.get(name) is not segment:
+            if name not in segments:
                 self._maps.drop(segment)
         self.segments, self.journals, self._bad_segments = segments, journals, bad
-        return any(grew) or before != (list(segments.values()), list(journals), list(bad))
+        return grew
+
+    def _keep(self, name: str, segment: Segment) -> None:
+        old = self.segments.get(name)
+        if old is not None and old is not segment:
+            self._maps.drop(old)
+        self.segments[name] = segment
 
     def _open(self, name: str) -> Segment | tuple[Stamp, str]:
         path = self.path / name

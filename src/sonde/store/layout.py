@@ -27,6 +27,8 @@ TELEMETRY: Final = "telemetry"
 WRITER: Final = "writer.json"
 DAMAGED: Final = ".damaged"  # appended to the name of a journal that was sealed without its unreadable parts
 
+MAX_MISSING: Final = 1000
+
 _RANK = re.compile(r"r(\d{5,9})")
 _JOURNAL = re.compile(r"journal-(\d{6,12})\.bin")
 _SEGMENT = re.compile(r"seg-(\d{6,12})(?:-(\d{6,12}))?\.safetensors")
@@ -99,11 +101,22 @@ class Listing:
         return max([last + 1 for _, last, _ in self.segments] + [number + 1 for number, _ in self.journals], default=0)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether every journal number is accounted for; if not, files were renamed while the folder was listed."""
-        spans = sorted([(a, b) for a, b, _ in self.segments] + [(n, n) for n, _ in self.journals])
-        ends = [-1, *(last for _, last in spans)]
-        return all(first == end + 1 for (first, _), end in zip(spans, ends, strict=False))
+    def missing(self) -> list[int]:
+        """The journals, of those before the last, that neither a journal nor a segment accounts for."""
+        spans = sorted([(first, last) for first, last, _ in self.segments] + [(n, n) for n, _ in self.journals])
+        found: list[int] = []
+        end = 0
+        for first, last in spans:
+            found.extend(range(end, min(first, end + MAX_MISSING)))
+            end = last + 1
+        return found[:MAX_MISSING]
+
+
+def describe_missing(numbers: list[int]) -> str:
+    """Say which files are missing."""
+    names = ", ".join(journal_name(number) for number in numbers[:3])
+    more = ", ..." if len(numbers) > 3 else ""
+    return f"{names}{more} or the segment made from it is missing"
 
 
 def arrange(names: Iterable[str]) -> Listing:

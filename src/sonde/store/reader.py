@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 RATIO: Final = "ratio"
 VALUE: Final = "value"
-_MAX_TRIES: Final = 20  # a writer can put a new file in the place of one that is being read, but not this often
+_MAX_TRIES: Final = 50  # a writer can put a new file in the place of one that is being read, but not this often
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -304,11 +304,13 @@ class Run:
 
     def _again(self, query: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Ask, and ask again when a segment was put together with others or thinned in between."""
-        for _ in range(_MAX_TRIES):
+        for number in range(_MAX_TRIES):
             with self._lock:
                 try:
                     return query(*args, **kwargs)
                 except FileNotFoundError:
+                    if number > 1:
+                        self._maps.widen(2 * sum(len(folder.segments) for folder in self._folders.values()))
                     self._refresh()
         raise RunDamaged(f"{self.path}: its segments vanish as they are read.")
 

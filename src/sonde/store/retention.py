@@ -16,21 +16,12 @@ from sonde.store.table import Blocks, Table, starts
 
 MAX_DEFAULT_BYTES: Final = 16 << 30
 MIN_BYTES: Final = 1 << 20
-MAX_WINDOW: Final = 1 << 30
 _ROWS_AT_ONCE: Final = 1 << 16  # histograms are spread out to 512 bytes a row while they are merged
 
 
 def default_budget(folder: Path) -> int:
     """Return a tenth of the free space, at most 16 GiB."""
     return max(MIN_BYTES, min(shutil.disk_usage(folder).free // 10, MAX_DEFAULT_BYTES))
-
-
-def next_window(step: NDArray[np.int64], window: int) -> int:
-    """Return the next power of two that merges enough of these steps to be worth a new file."""
-    while True:
-        window *= 2
-        if window >= MAX_WINDOW or len(_first_of_each(step // window)) <= max(1, 0.6 * len(step)):
-            return window
 
 
 def thin(rows: Table, window: int) -> Table:

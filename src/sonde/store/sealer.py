@@ -15,11 +15,10 @@ from sonde.records import Event, Site
 from sonde.store import attempts, layout, retention, segment, table
 from sonde.store.folder import JournalSource
 from sonde.store.segment import Maps, Origin, Segment
-from sonde.store.shelf import Entry, to_compact, to_thin
+from sonde.store.shelf import MAX_SEGMENT_BYTES, Entry, plan_windows, to_compact, to_join, to_thin
 from sonde.store.table import Table
 
-MAX_SEGMENT_BYTES: Final = 96 << 20
-"""Larger segments would be fewer, and slower to read all sites of one step from."""
+_MAX_KNOWN_SITES: Final = 8  # parsed lists of sites that are kept; most segments have the same
 
 
 def folder_bytes(folder: Path) -> int:
@@ -52,7 +51,8 @@ class Sealer:
         self._thread: threading.Thread | None = None
         self._hurry = threading.Event()
         self._waiting: list[int] = []
-        self._entries: dict[str, Entry] = {}
+        self._shelf: list[Entry] = []
+        self._known_sites: dict[str, list[Site]] = {}
         self._bad: set[str] = set()
         self._has_failed = self._is_over = False
 
@@ -76,16 +76,28 @@ class Sealer:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (number := self._queue.get()) is not None:
-            self._waiting.append(number)
-            if not self._hurry.is_set():
+        is_last = False
+        while not is_last:
+            for number in self._take_all():
+                if number is None:
+                    is_last = True
+                else:
+                    self._waiting.append(number)
+            if self._waiting and not self._hurry.is_set():
                 self._work()
+
+    def _take_all(self) -> list[int | None]:
+        """Wait for a journal, and take all that came meanwhile: together they cost less."""
+        taken = [self._queue.get()]
+        while not self._queue.empty():
+            taken.append(self._queue.get())
+        return taken
 
     def _work(self) -> None:
         try:
-            while self._waiting:
-                self._seal(self._waiting[0])
-                self._waiting.pop(0)
+            while self._waiting and not self._hurry.is_set():
+                self._seal()
+            self._look()
             while self._compact():
                 pass
             while self._thin():
@@ -100,41 +112,66 @@ class Sealer:
     def _may_finish(self) -> bool:
         return not self._hurry.is_set()
 
-    def _seal(self, number: int) -> None:
-        path = self._folder / layout.journal_name(number)
-        source = JournalSource(path)
-        try:
-            source.refresh()
-        except FileNotFoundError:
-            return  # sealed already
-        rows = source.tables[0] if len(source.tables) == 1 else table.merge(source.tables)
-        known = [source.sites[key] for key in sorted(source.sites)]
-        target = self._folder / layout.segment_name(number, number)
-        done = segment.write(target, rows, Origin(sites=known, attempts=source.attempts), may_finish=self._may_finish)
-        if not done:
-            return
-        if source.problems:
-            path.replace(path.with_name(path.name + layout.DAMAGED))
-            self._say("damaged", f"{path} was sealed without its damaged parts.", problems=source.problems[:20])
-        else:
-            path.unlink(missing_ok=True)
+    def _seal(self) -> None:
+        """Seal the first of the waiting journals, with as many of the next ones as fit in a segment."""
+        group = self._read_group()
+        if group:
+            numbers, sources = list(group), list(group.values())
+            known = {number: site for source in sources for number, site in source.sites.items()}
+            origin = Origin(
+                sites=[known[number] for number in sorted(known)],
+                attempts=attempts.merge(attempt for source in sources for attempt in source.attempts),
+            )
+            target = self._folder / layout.segment_name(numbers[0], numbers[-1])
+            rows = table.merge([part for source in sources for part in source.tables])
+            if not segment.write(target, rows, origin, may_finish=self._may_finish):
+                return
+            for source in sources:
+                self._finish(source)
+        del self._waiting[: max(1, len(group))]
 
-    def _look(self) -> list[Entry]:
-        """Bring the entries up to date with the folder, and delete what a crash left behind."""
+    def _read_group(self) -> dict[int, JournalSource]:
+        """Read neighbouring journals of one attempt, at most as much as a segment may hold."""
+        group: dict[int, JournalSource] = {}
+        total = 0
+        for number in self._waiting:
+            source = JournalSource(self._folder / layout.journal_name(number))
+            try:
+                total += source.path.stat().st_size
+                if group and (total > self._max_segment_bytes or number - 1 not in group):
+                    break
+                source.refresh()
+            except FileNotFoundError:
+                break  # sealed already
+            if group and {a.number for a in source.attempts} != {a.number for a in group[number - 1].attempts}:
+                break
+            group[number] = source
+        return group
+
+    def _finish(self, source: JournalSource) -> None:
+        """Delete a journal that was sealed; one with damage in it is kept for whoever wants to look."""
+        if source.problems:
+            source.path.replace(source.path.with_name(source.path.name + layout.DAMAGED))
+            message = f"{source.path} was sealed without its damaged parts."
+            self._say("damaged", message, problems=source.problems[:20])
+        else:
+            source.path.unlink(missing_ok=True)
+
+    def _look(self) -> None:
+        """Bring the shelf up to date with the folder, and delete what a crash left behind."""
         listing = layout.list_folder(self._folder)
-        for name in (*listing.obsolete, *self._leftovers()):
-            (self._folder / name).unlink(missing_ok=True)
-        entries: dict[str, Entry] = {}
-        known_sites: dict[str, list[Site]] = {}
+        known = {entry.name: entry for entry in self._shelf}
+        self._shelf = []
         for first, last, name in listing.segments:
-            nbytes = (self._folder / name).stat().st_size
-            known = self._entries.get(name)
-            if known is not None and known.nbytes == nbytes:
-                entries[name] = known
-            elif name not in self._bad:
-                self._open(first, last, name, entries, known_sites)
-        self._entries = entries
-        return list(entries.values())
+            entry = known.get(name)
+            if entry is None or entry.nbytes != (self._folder / name).stat().st_size:
+                entry = self._open(first, last, name)
+            if entry is not None:
+                self._shelf.append(entry)
+        # What a damaged segment was made from is the only good copy.
+        done = [name for name in listing.obsolete if any(_covers(entry, name) for entry in self._shelf)]
+        for name in (*done, *self._leftovers()):
+            (self._folder / name).unlink(missing_ok=True)
 
     def _leftovers(self) -> list[str]:
         """Name the half-written files of writers that are no more: this one has the folder for itself."""
@@ -142,22 +179,25 @@ class Sealer:
         mine = f".{os.getpid()}.tmp"
         return [name for name in names if name.startswith(".") and name.endswith(".tmp") and not name.endswith(mine)]
 
-    def _open(
-        self, first: int, last: int, name: str, entries: dict[str, Entry], known_sites: dict[str, list[Site]]
-    ) -> None:
+    def _open(self, first: int, last: int, name: str) -> Entry | None:
+        if name in self._bad:
+            return None
+        if len(self._known_sites) > _MAX_KNOWN_SITES:
+            self._known_sites.clear()
         try:
-            entries[name] = Entry.of(first, last, Segment(self._folder / name, Maps(), known_sites))
+            return Entry.of(first, last, Segment(self._folder / name, Maps(), self._known_sites))
         except RunDamaged as error:
             self._set_aside(name, error)
+            return None
 
     def _set_aside(self, name: str, error: RunDamaged) -> None:
         # A damaged segment stays as it is: rewriting it would give wrong readings a right checksum.
         self._bad.add(name)
-        self._entries.pop(name, None)
+        self._shelf = [entry for entry in self._shelf if entry.name != name]
         self._say("damaged", str(error))
 
     def _read(self, entry: Entry) -> tuple[Segment, Table] | None:
-        opened = Segment(self._folder / entry.name, Maps())
+        opened = Segment(self._folder / entry.name, Maps(), self._known_sites)
         rows = opened.table()
         try:
             opened.check_all(rows)
@@ -168,65 +208,83 @@ class Sealer:
 
     def _compact(self) -> bool:
         """Put one group of neighbours together; say whether there may be more to do."""
-        chosen = to_compact(self._look(), self._max_segment_bytes)
-        if not chosen or self._hurry.is_set():
+        chosen = to_compact(self._shelf, self._max_segment_bytes)
+        return bool(chosen) and not self._hurry.is_set() and self._rewrite(chosen, chosen[0].window) is not None
+
+    def _thin(self) -> bool:
+        """Thin the segments if the folder is over its budget; say whether there may be more to do."""
+        nbytes = folder_bytes(self._folder)
+        if nbytes <= self._budget:
             return False
-        read = [self._read(entry) for entry in chosen]
+        others = nbytes - sum(entry.nbytes for entry in self._shelf)
+        # A little more than needed, so that the next journal does not bring the next thinning. Journals that wait to
+        # be sealed have their turn when they are: what is old must not make room for all of them at once.
+        budget = int(self._budget * 0.9) - min(others, self._budget // 8)
+        windows = plan_windows(self._shelf, budget, self._max_segment_bytes)
+        groups = to_thin(self._shelf, windows, self._max_segment_bytes)
+        for group, window in groups:
+            if self._hurry.is_set():
+                return False
+            self._thin_group(group, window)
+        if groups:
+            return True
+        joined = to_join(self._shelf, self._max_segment_bytes)
+        if joined and not self._hurry.is_set():
+            return self._rewrite(joined, joined[0].window) is not None
+        if not self._is_over:
+            self._is_over = True
+            message = f"{self._folder} holds {nbytes:,} bytes of {self._budget:,}, and cannot be thinned."
+            self._say("over_budget", message, bytes=nbytes, budget=self._budget)
+        return False
+
+    def _thin_group(self, group: list[Entry], window: int) -> None:
+        after = self._rewrite(group, window)
+        if after is None:
+            return
+        first, last = group[0].first_step, max(entry.end_step for entry in group) - 1
+        self._say(
+            "thinned",
+            f"Merged steps {first} to {last} into windows of {window}, to keep to {self._budget:,} bytes.",
+            first_step=first,
+            last_step=last,
+            window=window,
+            blocks_before=sum(entry.num_blocks for entry in group),
+            blocks_after=after.num_blocks,
+            bytes_before=sum(entry.nbytes for entry in group),
+            bytes_after=after.nbytes,
+        )
+
+    def _rewrite(self, group: list[Entry], window: int) -> Entry | None:
+        """Put segments together in one, thinned to a window; return it, or None where nothing was done."""
+        read = [self._read(entry) for entry in group]
         whole = [item for item in read if item is not None]
         if len(whole) < len(read):
-            return True  # without the damaged one, others may fit
+            return None  # the damaged one is off the shelf now; the others have their turn again
         known = {site.id: site for opened, _ in whole for site in opened.sites}
         origin = Origin(
             sites=[known[number] for number in sorted(known)],
             attempts=attempts.merge(attempt for opened, _ in whole for attempt in opened.attempts),
-            window=chosen[0].window,
-        )
-        target = self._folder / layout.segment_name(chosen[0].first, chosen[-1].last)
-        if not segment.write(target, table.merge([rows for _, rows in whole]), origin, may_finish=self._may_finish):
-            return False
-        for entry in chosen:
-            (self._folder / entry.name).unlink(missing_ok=True)
-        return True
-
-    def _thin(self) -> bool:
-        """Thin one segment if the folder is over its budget; say whether there may be more to do."""
-        entries = self._look()
-        nbytes = folder_bytes(self._folder)
-        if nbytes <= self._budget or self._hurry.is_set():
-            return False
-        chosen = to_thin(entries)
-        if chosen is None:
-            if not self._is_over:
-                self._is_over = True
-                message = (
-                    f"{self._folder} holds {nbytes:,} bytes, more than its {self._budget:,}, and cannot be thinned."
-                )
-                self._say("over_budget", message, bytes=nbytes, budget=self._budget)
-            return False
-        found = self._read(chosen)
-        return found is None or self._thin_segment(chosen, *found)
-
-    def _thin_segment(self, entry: Entry, opened: Segment, rows: Table) -> bool:
-        window = retention.next_window(rows.blocks.step, entry.window)
-        thinned = retention.thin(rows, window)
-        origin = Origin(sites=opened.sites, attempts=opened.attempts, window=window)
-        if not segment.write(opened.path, thinned, origin, may_finish=self._may_finish):
-            return False
-        self._entries.pop(entry.name, None)
-        after = opened.path.stat().st_size
-        last = entry.end_step - 1
-        self._say(
-            "thinned",
-            f"Merged steps {entry.first_step} to {last} into windows of {window}, to keep to {self._budget:,} bytes.",
-            first_step=entry.first_step,
-            last_step=last,
             window=window,
-            blocks_before=len(rows.blocks),
-            blocks_after=len(thinned.blocks),
-            bytes_before=entry.nbytes,
-            bytes_after=after,
         )
-        return True
+        rows = whole[0][1] if len(whole) == 1 else table.merge([rows for _, rows in whole])
+        if window > min(entry.window for entry in group):
+            rows = retention.thin(rows, window)
+        name = layout.segment_name(group[0].first, group[-1].last)
+        if not segment.write(self._folder / name, rows, origin, may_finish=self._may_finish):
+            return None
+        for entry in group:
+            if entry.name != name:
+                (self._folder / entry.name).unlink(missing_ok=True)
+        after = self._open(group[0].first, group[-1].last, name)
+        at = self._shelf.index(group[0])
+        self._shelf[at : at + len(group)] = [after] if after is not None else []
+        return after
 
     def _say(self, event_type: str, message: str, **data: object) -> None:
         self._report(Event(event_type=event_type, message=message, timestamp=self._clock(), data=data))
+
+
+def _covers(entry: Entry, name: str) -> bool:
+    number = layout.journal_number(name)
+    span = layout.segment_range(name) if number is None else (number, number)
+    return span is not None and entry.name != name and entry.first <= span[0] and span[1] <= entry.last

@@ -252,6 +252,10 @@ class Maps:
                 self._mapped.popitem(last=False)
             return entry
 
+    def widen(self, limit: int) -> None:
+        """Allow more maps: those of a run whose segments are replaced faster than they can be mapped again."""
+        self._limit = max(self._limit, limit)
+
     def drop(self, segment: Segment) -> None:
         """Let go of a segment that is read no more."""
         with self._lock:
@@ -290,6 +294,12 @@ class Segment:
     def num_rows(self) -> int:
         """How many readings it holds."""
         return self._extents["step"].shape[0]
+
+    @property
+    def fixed_bytes(self) -> int:
+        """How many bytes do not grow with its rows."""
+        rows = (self._extents[name] for name in (*_LARGE, "merged", *_HIST, "hist") if name in self._extents)
+        return self.stamp.size - sum(extent.end - extent.start for extent in rows)
 
     def table(self) -> Table:
         """Return its rows, mapped from the file.

@@ -33,6 +33,11 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.step)
 
+    @property
+    def last_step(self) -> int | None:
+        """The last step that any block covers, or None if there is no block."""
+        return int((self.step + self.span).max()) - 1 if len(self) else None
+
     def take(self, index: NDArray[Any]) -> Blocks:
         """Return the lines that `index` names."""
         return Blocks(self.step[index], self.time[index], self.epoch[index], self.skipped[index], self.span[index])

@@ -101,8 +101,12 @@ def _look_at(folder: Path) -> Report:
 
 def _check_folder(report: Report, folder: Path) -> None:
     listing = layout.list_folder(folder)
-    if not listing.is_whole:
-        report.problems.append(Problem(folder, "a segment or journal is missing"))
+    for _ in range(_MAX_LOOKS):  # a rename while the folder is listed can hide a file for once
+        if not listing.missing:
+            break
+        listing = layout.list_folder(folder)
+    if listing.missing:
+        report.problems.append(Problem(folder, layout.describe_missing(listing.missing)))
     try:
         report.num_files += lease.read(folder) is not None
     except RunDamaged as error:

@@ -19,7 +19,8 @@ from sonde.store.appender import Appender
 from sonde.store.attempts import Attempt
 from sonde.store.claim import claim
 from sonde.store.codec import Kind
-from sonde.store.sealer import MAX_SEGMENT_BYTES, Sealer
+from sonde.store.sealer import Sealer
+from sonde.store.shelf import MAX_SEGMENT_BYTES
 
 _MAX_WAITING_EVENTS: Final = 1000  # kept while the disk refuses them; older ones are dropped and counted
 _BUDGET_SHARE: Final = 16  # no journal or segment takes more than this part of the budget, so thinning has a grain

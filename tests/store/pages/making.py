@@ -94,7 +94,7 @@ def capture(at: int) -> dict[str, object]:
 
 
 def write(folder: Path, ids, *, page_bytes: int = 1 << 20, close: bool = True, **options) -> PageWriter:
-    writer = PageWriter(folder, page_bytes=page_bytes, sync=False, **options)
+    writer = PageWriter(folder, page_bytes=page_bytes, sync=False, clock=lambda: 1_700_000_000.0, **options)
     for each in ids:
         writer.add(each, capture(each), info={"score": each / 2})
     if close:
