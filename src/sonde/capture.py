@@ -84,6 +84,7 @@ class Capture:
         rank: The process of a distributed evaluation.
         spill_folder: Where captures go that exceed the memory before a folder is known; the system's temporary one by
             default.
+        sync: Force each page to the disk when it is sealed, so that it also survives a loss of power.
         clock: Tells the time.
 
     """
@@ -101,6 +102,7 @@ class Capture:
         seed: int = 0,
         rank: int = 0,
         spill_folder: str | Path | None = None,
+        sync: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         _check("on_full", on_full, "block", "drop")
@@ -129,6 +131,7 @@ class Capture:
         self.failures: list[Failure] = []
         """The first of them."""
         self._clock = clock
+        self._sync = sync
         self._spill_root = spill_folder
         self._folder: Path | None = None
         self._writer: PageWriter | None = None
@@ -388,7 +391,9 @@ class Capture:
         return True
 
     def _make_writer(self, folder: Path, *, resume: bool) -> PageWriter:
-        return PageWriter(folder, page_bytes=self.page_bytes, rank=self.rank, resume=resume, clock=self._clock)
+        return PageWriter(
+            folder, page_bytes=self.page_bytes, rank=self.rank, resume=resume, sync=self._sync, clock=self._clock
+        )
 
     # Settling
 
@@ -656,7 +661,10 @@ def _to_array(tensor: Tensor) -> FromTorch | Unsupported:
         return Unsupported.of(tensor, f"a tensor of shape {shape} and type {dtype}")
     if not tensor.numel():
         return FromTorch(np.empty(shape, numpy_type), dtype)
-    content = tensor.reshape(-1).view(torch.uint8).numpy()
+    flat = tensor.reshape(-1)
+    if flat.stride() != (1,):  # a single element may have any stride, and still count as contiguous
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    content = flat.view(torch.uint8).numpy()
     return FromTorch(content.view(numpy_type).reshape(shape), dtype)
 
 

@@ -1,0 +1,459 @@
+"""Captures reach the disk from any thread, within a bound of memory, and nothing that fails can hang them."""
+
+import gc
+import logging
+import os
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+import sonde.capture
+from sonde.capture import Capture
+from sonde.errors import ClosedError, OptionError, RunError, RunExists
+from sonde.store.pages import PageWriter, load_debug_outputs, verify_pages
+
+MIB = 1 << 20
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "sonde-pages"]
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def make(**options):
+        made.append(Capture(**{"page_bytes": MIB, "on_error": "raise", "sync": False, **options}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.on_error = "isolate"
+        each.close()
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Holds writes back until it is set."""
+    gate, real = threading.Event(), PageWriter.add
+
+    def add(self, *args, **kwargs):
+        assert gate.wait(30)
+        real(self, *args, **kwargs)
+
+    monkeypatch.setattr(PageWriter, "add", add)
+    yield gate
+    gate.set()
+
+
+def test_captures_are_written_while_they_come(tmp_path, make):
+    capture = make()
+    capture.open(tmp_path)
+    for at in range(20):
+        assert capture.add(at, {"x": torch.full((3,), at)}, info={"score": at})
+    assert capture.flush()
+    assert (capture.written, capture.dropped, capture.failed, capture.pending_bytes) == (20, 0, 0, 0)
+    assert capture.stored == set(range(20))
+    assert len(load_debug_outputs(tmp_path)) == 20
+    assert not threads(), "the thread lives only while there is something to write"
+    assert capture.seal()
+    assert capture.folder is None
+    assert verify_pages(tmp_path).ok
+
+
+def test_ten_large_captures_with_a_small_page_give_ten_pages(tmp_path, make):
+    capture = make()
+    for at in range(10):
+        capture.add(at, {"x": torch.full((1024, 1024), float(at))})
+    capture.open(tmp_path)
+    capture.flush()
+    assert capture.pages_written == capture.current_page == 10
+    assert len(list(tmp_path.glob("*.safetensors"))) == 10
+
+
+def test_captures_wait_for_a_folder(tmp_path, make):
+    capture = make()
+    for at in range(5):
+        capture.add(at, {"x": torch.ones(2)})
+    assert capture.num_pending == 5
+    assert not capture.flush(0.0)
+    capture.open(tmp_path)
+    assert capture.flush()
+    assert list(load_debug_outputs(tmp_path)) == list(range(5))
+
+
+@pytest.mark.parametrize("on_full", ["block", "drop"])
+def test_what_waits_for_a_folder_beyond_the_memory_waits_on_disk(tmp_path, make, on_full):
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    capture = make(max_pending_bytes=MIB, page_bytes=MIB, spill_folder=spill)
+    for at in range(24):
+        assert capture.add(at, {"x": torch.full((256, 256), float(at))})
+        assert capture.pending_bytes <= MIB
+    assert list(spill.iterdir())
+    capture.open(tmp_path / "pages")
+    capture.add(24, {"x": torch.full((256, 256), 24.0)})
+    capture.seal()
+    assert not list(spill.iterdir())
+    read = load_debug_outputs(tmp_path / "pages")
+    assert list(read) == list(range(25))
+    assert all((read[at]["x"] == at).all() for at in read)
+    assert verify_pages(tmp_path / "pages").ok
+
+
+def test_what_waits_can_be_forgotten(tmp_path, make):
+    capture = make(max_pending_bytes=MIB, spill_folder=tmp_path)
+    for at in range(6):
+        capture.add(at, {"x": torch.ones(256, 256)})
+    capture.discard()
+    assert capture.pending_bytes == 0
+    assert not list(tmp_path.iterdir())
+    capture.add(7, {"x": torch.ones(1)})
+    capture.open(tmp_path / "pages")
+    capture.seal()
+    assert list(load_debug_outputs(tmp_path / "pages")) == [7]
+
+
+def test_epochs_go_to_their_own_folders(tmp_path, make):
+    capture = make(page_bytes=200)
+    for epoch in range(3):
+        if epoch == 1:
+            capture.open(tmp_path / f"epoch_{epoch}")
+        for at in range(epoch * 10, epoch * 10 + 10):
+            capture.add(at, {"x": torch.full((10,), at)})
+        if epoch != 1:
+            capture.open(tmp_path / f"epoch_{epoch}")
+        capture.seal()
+    for epoch in range(3):
+        folder = tmp_path / f"epoch_{epoch}"
+        assert list(load_debug_outputs(folder)) == list(range(epoch * 10, epoch * 10 + 10))
+        assert len(list(folder.glob("*.safetensors"))) >= 3
+
+
+def test_opening_the_next_folder_seals_the_last(tmp_path, make):
+    capture = make()
+    capture.open(tmp_path / "a")
+    capture.add(0, {"x": 1})
+    capture.open(tmp_path / "b")
+    capture.add(1, {"x": 2})
+    capture.close()
+    assert list(load_debug_outputs(tmp_path / "a")) == [0]
+    assert list(load_debug_outputs(tmp_path / "b")) == [1]
+    assert not list(tmp_path.rglob("*.open"))
+
+
+def test_pages_that_are_there_are_never_overwritten(tmp_path, make):
+    capture = make()
+    capture.open(tmp_path)
+    capture.add(0, {"x": 1})
+    capture.seal()
+    capture.add(1, {"x": 2})
+    with pytest.raises(RunExists):
+        capture.open(tmp_path)
+    capture.open(tmp_path, resume=True)
+    assert capture.stored >= {0}
+    capture.seal()
+    assert list(load_debug_outputs(tmp_path)) == [0, 1]
+
+
+def test_a_full_queue_blocks_and_then_drops(tmp_path, make, gate):
+    capture = make(max_pending_bytes=10_000, block_timeout_s=0.0)
+    capture.open(tmp_path)
+    taken = [capture.add(at, {"x": torch.zeros(1000)}) for at in range(5)]
+    assert taken == [True, True, False, False, False]
+    assert capture.dropped == 3
+    assert capture.pending_bytes <= 10_000
+    gate.set()
+    capture.seal()
+    assert list(load_debug_outputs(tmp_path)) == [0, 1]
+
+
+def test_a_full_queue_blocks_until_there_is_room(tmp_path, make, gate):
+    capture = make(max_pending_bytes=10_000, block_timeout_s=30.0)
+    capture.open(tmp_path)
+
+    def fill():
+        for at in range(20):
+            capture.add(at, {"x": torch.zeros(1000)})
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    gate.set()
+    thread.join(30)
+    capture.seal()
+    assert capture.dropped == 0
+    assert len(load_debug_outputs(tmp_path)) == 20
+
+
+def test_dropping_never_blocks(tmp_path, make, gate):
+    capture = make(max_pending_bytes=5000, on_full="drop", block_timeout_s=1e9)
+    capture.open(tmp_path)
+    assert [capture.add(at, {"x": torch.zeros(1000)}) for at in range(3)] == [True, False, False]
+    gate.set()
+
+
+def test_a_capture_larger_than_the_bound_gets_in_alone(tmp_path, make):
+    capture = make(max_pending_bytes=100)
+    capture.open(tmp_path)
+    for at in range(3):
+        assert capture.add(at, {"x": torch.zeros(1000)})
+    capture.seal()
+    assert len(load_debug_outputs(tmp_path)) == 3
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    real = PageWriter.add
+
+    def add(self, datapoint, outputs, **kwargs):
+        if datapoint % 3 == 1:
+            raise ValueError(f"no place for {datapoint}")
+        real(self, datapoint, outputs, **kwargs)
+
+    monkeypatch.setattr(PageWriter, "add", add)
+
+
+def test_a_capture_that_cannot_be_written_hangs_nothing(tmp_path, make, failing, caplog):
+    capture = make(on_error="isolate")
+    capture.open(tmp_path)
+    for at in range(9):
+        capture.add(at, {"x": torch.ones(2)})
+    with caplog.at_level(logging.WARNING, "sonde"):
+        assert capture.flush(30)
+    assert (capture.written, capture.failed, capture.pending_bytes) == (6, 3, 0)
+    assert [failure.datapoint for failure in capture.failures] == [1, 4, 7]
+    assert "ValueError: no place for 1" in capture.failures[0].traceback
+    capture.seal()
+    assert list(load_debug_outputs(tmp_path)) == [0, 2, 3, 5, 6, 8]
+
+
+def test_failures_are_raised_where_that_was_asked_for(tmp_path, make, failing):
+    capture = make(on_error="raise")
+    capture.open(tmp_path)
+    for at in range(5):
+        capture.add(at, {"x": torch.ones(2)})
+    with pytest.raises(RunError, match="2 captures could not be written; the first, of datapoint 1: ValueError"):
+        capture.flush()
+    assert capture.flush(), "each failure is raised once"
+    capture.add(7, {"x": 1})
+    with pytest.raises(RunError, match="datapoint 7"):
+        capture.close()
+    capture.close()
+    assert not threads()
+    assert list(load_debug_outputs(tmp_path)) == [0, 2, 3]
+
+
+def test_flushing_ends_in_time(tmp_path, make, gate, caplog):
+    capture = make(on_error="isolate")
+    capture.open(tmp_path)
+    for at in range(3):
+        capture.add(at, {"x": torch.ones(2)})
+    assert not capture.flush(0.01)
+    capture.on_error = "raise"
+    with pytest.raises(RunError, match=r"not written after 0\.01 s"):
+        capture.flush(0.01)
+    capture.on_error = "isolate"
+    with caplog.at_level(logging.WARNING, "sonde"):
+        assert not capture.seal(0.01)
+    assert capture.dropped == 2
+    assert "dropped" in caplog.text
+    assert "hung" in caplog.text
+    gate.set()
+    capture.close()
+    wait_for_threads()
+
+
+def wait_for_threads():
+    for thread in threads():
+        thread.join(30)
+
+
+def test_what_one_folder_did_not_get_does_not_end_up_in_the_next(tmp_path, make, gate):
+    capture = make(on_error="isolate")
+    capture.open(tmp_path / "a")
+    for at in range(3):
+        capture.add(at, {"x": torch.ones(2)})
+    capture.seal(0.01)
+    gate.set()
+    wait_for_threads()
+    capture.open(tmp_path / "b")
+    capture.add(9, {"x": 1})
+    capture.seal()
+    assert list(load_debug_outputs(tmp_path / "b")) == [9]
+
+
+def test_the_order_of_verbs_is_free(tmp_path, make):
+    capture = make()
+    assert capture.flush()
+    assert capture.seal()
+    capture.discard()
+    capture.close()
+    capture.close()
+    for verb in (capture.flush, capture.seal, lambda: capture.add(0, {}), lambda: capture.open(tmp_path)):
+        with pytest.raises(ClosedError):
+            verb()
+
+
+def test_what_never_got_a_folder_is_counted(make):
+    capture = make(on_error="isolate")
+    capture.add(0, {"x": 1})
+    capture.close()
+    assert capture.dropped == 1
+
+
+def test_bad_options_are_refused():
+    for options in (
+        {"page_bytes": 0},
+        {"page_bytes": 1, "max_pending_bytes": 0},
+        {"page_bytes": 1, "on_full": "wait"},
+        {"page_bytes": 1, "on_error": "ignore"},
+        {"page_bytes": 1, "save_dtype": torch.int8},
+        {"page_bytes": 1, "keep": "most"},
+    ):
+        with pytest.raises(OptionError):
+            Capture(**options)
+
+
+def test_four_threads_capture_four_hundred_datapoints_right(tmp_path, make):
+    capture = make(page_bytes=5000)
+    capture.open(tmp_path)
+
+    def evaluate(first):
+        for at in range(first, 400, 4):
+            capture.add(at, {"x": torch.full((20,), at)}, info={"at": at})
+
+    workers = [threading.Thread(target=evaluate, args=(first,)) for first in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    capture.seal()
+    read = load_debug_outputs(tmp_path)
+    assert list(read) == list(range(400))
+    assert all((read[at]["x"] == at).all() and read.info(at) == {"at": at} for at in read)
+
+
+def test_a_forked_child_leaves_captures_alone(tmp_path, make, gate):
+    capture = make()
+    capture.open(tmp_path)
+    capture.add(0, {"x": torch.ones(2)})
+    pid = os.fork()
+    if pid == 0:
+        silent = not capture.add(1, {"x": 1}) and not capture.flush(5) and not capture.seal() and capture.close()
+        capture.open(tmp_path / "child")
+        os._exit(0 if silent and not (tmp_path / "child").exists() else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    gate.set()
+    capture.seal()
+    assert list(load_debug_outputs(tmp_path)) == [0]
+
+
+def test_a_forgotten_capture_dies_and_its_folder_can_be_continued(tmp_path):
+    capture = Capture(page_bytes=MIB)
+    capture.open(tmp_path)
+    capture.add(0, {"x": torch.ones(2)})
+    capture.flush()
+    del capture
+    gc.collect()
+    assert not threads()
+    assert not list(sonde.capture._live)
+    with Capture(page_bytes=MIB) as other:
+        other.open(tmp_path, resume=True)
+        other.add(1, {"x": 1})
+    assert list(load_debug_outputs(tmp_path)) == [0, 1]
+
+
+def test_memory_stays_within_the_bound(tmp_path, make):
+    # Numpy's memory is seen by tracemalloc, torch's is not; the same queue holds both.
+    bound = 8 * MIB
+    capture = make(max_pending_bytes=bound, page_bytes=4 * MIB)
+    capture.open(tmp_path)
+    tracemalloc.start()
+    try:
+        for at in range(60):
+            capture.add(at, {"x": np.full(MIB, at, np.uint8)})
+        capture.seal()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < bound + 4 * MIB
+    assert len(load_debug_outputs(tmp_path)) == 60
+
+
+class TestKeep:
+    def fill(self, capture, count=60):
+        for at in range(count):
+            capture.add(at, {"x": torch.full((50,), at)}, info={"at": at})
+
+    def test_only_the_worst_and_a_control_stay(self, tmp_path, make):
+        capture = make(keep="worst:6+control:2", page_bytes=2000, seed=3)
+        capture.open(tmp_path)
+        self.fill(capture)
+        kept = capture.keep_only({at: at / 60 for at in range(60)}, higher_is_better=True)
+        assert set(range(6)) <= kept
+        assert len(kept) == 8
+        assert capture.discarded == 52
+        read = load_debug_outputs(tmp_path)
+        assert set(read) == kept
+        assert all((read[at]["x"] == at).all() and read.info(at) == {"at": at} for at in read)
+        assert verify_pages(tmp_path).ok
+        assert not list(tmp_path.glob("spill*"))
+
+    def test_captures_may_come_before_the_folder(self, tmp_path, make):
+        capture = make(keep="worst:5+control:0", max_pending_bytes=20_000, page_bytes=2000)
+        self.fill(capture, 300)
+        capture.open(tmp_path)
+        assert capture.keep_only(dict.fromkeys(range(300), 1.0) | {7: 9.0}, higher_is_better=False) >= {7}
+        assert len(load_debug_outputs(tmp_path)) == 5
+
+    def test_the_next_epoch_goes_on(self, tmp_path, make):
+        capture = make(keep="worst:2+control:0")
+        for epoch in range(2):
+            capture.open(tmp_path / f"epoch_{epoch}")
+            self.fill(capture, 9)
+            capture.keep_only({at: at for at in range(9)}, higher_is_better=bool(epoch))
+        assert list(load_debug_outputs(tmp_path / "epoch_0")) == [7, 8]
+        assert list(load_debug_outputs(tmp_path / "epoch_1")) == [0, 1]
+
+    def test_without_scores_everything_stays(self, tmp_path, make):
+        capture = make(keep="worst:2")
+        capture.open(tmp_path)
+        self.fill(capture, 9)
+        capture.close()
+        assert list(load_debug_outputs(tmp_path)) == list(range(9))
+        assert verify_pages(tmp_path).ok
+        assert not list(tmp_path.glob("spill*"))
+
+    def test_a_crash_before_the_scores_loses_nothing(self, tmp_path, make):
+        capture = make(keep="worst:2+control:0")
+        capture.open(tmp_path)
+        self.fill(capture, 9)
+        capture.flush()
+        capture._abandon()
+        again = make(keep="worst:2+control:0")
+        again.open(tmp_path, resume=True)
+        assert again.stored == set(range(9))
+        again.add(9, {"x": 1})
+        assert again.keep_only({at: at for at in range(10)}, higher_is_better=False) == {8, 9}
+        assert list(load_debug_outputs(tmp_path)) == [8, 9]
+
+    def test_it_needs_to_be_asked_for_and_a_folder(self, tmp_path, make):
+        with pytest.raises(OptionError, match="keep_only needs"):
+            make().keep_only({}, higher_is_better=True)
+        with pytest.raises(OptionError, match="keep_only needs"):
+            make(keep="worst:2").keep_only({}, higher_is_better=True)
+
+    def test_ranks_keep_apart(self, tmp_path, make):
+        captures = [make(keep="worst:1+control:0", rank=rank) for rank in range(2)]
+        for rank, capture in enumerate(captures):
+            capture.open(tmp_path)
+            for at in range(rank, 6, 2):
+                capture.add(at, {"x": at})
+        for capture in captures:
+            capture.keep_only({at: at for at in range(6)}, higher_is_better=True)
+        assert list(load_debug_outputs(tmp_path)) == [0, 1]
+        assert verify_pages(tmp_path).ok
