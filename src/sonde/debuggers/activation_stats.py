@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.samples import per_sample
-from sonde.probes import sample_statistics
+from sonde.probes import dense, sample_statistics
 from sonde.taps.unpack import unpack
 
 
@@ -33,7 +33,7 @@ class ActivationStatsDebugger(ForwardDebugger):
         return facts | {"parts": {part: self._look(tensor, module) for part, tensor in parts}}
 
     def _look(self, tensor: Tensor, module: nn.Module) -> dict[str, Any]:
-        rows = tensor.detach().reshape(tensor.shape[0] if tensor.dim() else 1, -1)
+        rows = dense(tensor).reshape(tensor.shape[0] if tensor.dim() else 1, -1)
         return {
             "activation_stats": per_sample(sample_statistics(tensor, module)),
             "sample_values": per_sample(rows[:, : self.num_values].tolist()),

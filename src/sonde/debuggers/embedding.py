@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from sonde.debuggers.forward_debugger import ForwardDebugger
-from sonde.probes import pooled_features
+from sonde.probes import dense, pooled_features
 from sonde.taps.unpack import unpack
 
 
@@ -28,7 +28,7 @@ class EmbeddingDebugger(ForwardDebugger):
             return {"error": f"the output holds no tensor ({type(output).__name__})", "layer_name": self.layer_name}
         part, tensor = parts[0]
         return {
-            "embedding": pooled_features(tensor.detach(), module, token=self.token),
+            "embedding": pooled_features(dense(tensor), module, token=self.token),
             "part": part,
             "layer_name": self.layer_name,
         }

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.errors import OptionError
-from sonde.probes import downsample
+from sonde.probes import dense, downsample
 from sonde.taps.unpack import unpack
 
 
@@ -32,7 +32,7 @@ class LayerOutputDebugger(ForwardDebugger):
         return facts | {"parts": {part: self._shrink(tensor, module) for part, tensor in parts}}
 
     def _shrink(self, tensor: Tensor, module: nn.Module) -> dict[str, Any]:
-        smaller = downsample(tensor.detach(), self.downsample_factor, module)
+        smaller = downsample(dense(tensor), self.downsample_factor, module)
         return {
             "original_shape": [1, *tensor.shape[1:]] if tensor.dim() else [],
             "output": smaller,

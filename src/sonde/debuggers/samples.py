@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from sonde.capture import split_batch
+from sonde.probes import dense
 
 SampleId = int | str
 
@@ -78,15 +78,27 @@ def split_samples(outputs: Mapping[str, Any], num_samples: int) -> list[dict[str
     Tensors and arrays whose first axis is the batch are cut and keep that axis, with length 1; entries of `PerSample`
     are handed out; everything else belongs to all samples.
     """
-    parts = split_batch(dict(outputs), num_samples)
-    return [_hand_out(part, sample, num_samples) for sample, part in enumerate(parts)]
+    return [{name: _part(value, at, num_samples) for name, value in outputs.items()} for at in range(num_samples)]
 
 
-def _hand_out(value: Any, sample: int, num_samples: int) -> Any:
+def _part(value: Any, at: int, num_samples: int) -> Any:
     if isinstance(value, PerSample):
-        return value[sample] if len(value) == num_samples else value.entries
-    if isinstance(value, dict):
-        return {key: _hand_out(item, sample, num_samples) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_hand_out(item, sample, num_samples) for item in value]
+        return value[at] if len(value) == num_samples else value.entries
+    if isinstance(value, Tensor | np.ndarray):
+        return value if num_samples == 1 else _cut(value, at, num_samples)
+    if isinstance(value, Mapping):
+        return {key: _part(item, at, num_samples) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_part(item, at, num_samples) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_part(item, at, num_samples) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        named = {field.name: getattr(value, field.name, None) for field in fields(value)}
+        return _part(named, at, num_samples)
     return value
+
+
+def _cut(value: Any, at: int, num_samples: int) -> Any:
+    if value.ndim == 0 or value.shape[0] != num_samples:
+        return value
+    return (dense(value) if isinstance(value, Tensor) else value)[at : at + 1]

@@ -10,6 +10,7 @@ from sonde.probes.attention import (
 )
 from sonde.probes.attention_calls import AttentionCalls, explain_module
 from sonde.probes.axes import channel_axis
+from sonde.probes.dense import dense
 from sonde.probes.grad_cam import Cam, CamError, grad_cam
 from sonde.probes.rerun import cuda_devices, eager, is_compiled, kept_random_state, untouched
 from sonde.probes.shrink import downsample, pooled_features
@@ -25,6 +26,7 @@ __all__ = [
     "TokenGrid",
     "channel_axis",
     "cuda_devices",
+    "dense",
     "downsample",
     "eager",
     "explain_attention",

@@ -146,7 +146,9 @@ def find_returned(tensors: Sequence[Tensor]) -> Tensor | None:
 
 def is_attention(tensor: Tensor) -> bool:
     """Say whether the last axis of a tensor holds rows of weights."""
-    if tensor.dim() < 2 or not tensor.is_floating_point() or tensor.numel() == 0 or tensor.shape[-1] == 1:
+    if tensor.layout is not torch.strided or not tensor.is_floating_point():
+        return False
+    if tensor.dim() < 2 or tensor.numel() == 0 or tensor.shape[-1] == 1:
         return False
     sums = tensor.detach().sum(-1, dtype=torch.float32)
     like_weights = ((sums - 1).abs() < _ROW_SUM_TOLERANCE) | (sums == 0)

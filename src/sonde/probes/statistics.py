@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.probes.axes import channel_axis
+from sonde.probes.dense import dense
 
 _ROWS: Final = ("mean", "m2", "min", "max", "abs_sum", "nonzero", "positive", "le_minus_one", "ge_one", "nan", "inf")
 
@@ -21,7 +22,7 @@ def sample_statistics(tensor: Tensor, module: nn.Module | None = None) -> list[d
     `abs_mean` is the mean magnitude. Numbers are over finite elements; `nan` and `inf` count the others. What cannot be
     known is None: the mean of no elements, the deviation of one.
     """
-    x = _as_float(tensor.detach())
+    x = _as_float(dense(tensor))
     if x.dim() == 0:
         x = x.reshape(1)
     channels = channel_axis(module, x)
@@ -36,8 +37,6 @@ def sample_statistics(tensor: Tensor, module: nn.Module | None = None) -> list[d
 
 
 def _as_float(x: Tensor) -> Tensor:
-    if x.layout is not torch.strided or x.is_quantized:
-        x = x.dequantize() if x.is_quantized else x.to_dense()
     if x.is_complex():
         return x.abs()
     return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
@@ -92,8 +93,9 @@ class SequentialDebugger(BaseDebugger):
             rank=_rank(),
         )
         self._buffer_lock = threading.RLock()
-        self._buffer_queue = BufferQueue(self._capture)
-        self._buffer_thread = BufferThread(self._capture)
+        self._waiting = BufferQueue(self._capture)
+        self._buffer_queue: queue.Queue[Any] = self._waiting
+        self._buffer_thread: threading.Thread = BufferThread(self._capture)
         self._own_folders: set[Path] = set()
         self._output_dir: str | None = None
         self._compiled_told = False
@@ -145,7 +147,7 @@ class SequentialDebugger(BaseDebugger):
     @property
     def current_page_data(self) -> dict[SampleId, dict[str, Any]]:
         """What waits to be written, by sample."""
-        waiting = self._buffer_queue.waiting()
+        waiting = self._waiting.waiting()
         return {name: apply_tensor_op(func=Tensor.cpu, inputs=outputs) for name, outputs in waiting}
 
     @property
@@ -283,6 +285,10 @@ class SequentialDebugger(BaseDebugger):
             self._capture.seal()
             self._capture.discard()
             self._output_dir = self.epoch = self.split = None
+
+    def _save_current_page(self) -> None:
+        """Wait until what is captured so far is on disk; pages end by themselves when they are full."""
+        self._waiting.join()
 
     def close(self) -> None:
         """Take the hooks off, finish what is open and end. Closing twice is fine."""
