@@ -313,7 +313,7 @@ class Segment:
     def prefetch(self, at: int, columns: tuple[int, ...]) -> None:
         """Ask the system to read the columns of one site that were not read yet, while other files are asked for.
 
-        A series takes a few small pieces of every segment. Read one after the other from a cold disk, each waits.
+        A series takes a few small pieces of every segment. Touched one after the other, each waits for a cold disk.
         """
         if not hasattr(mmap, "MADV_WILLNEED"):
             return
@@ -339,6 +339,8 @@ class Segment:
             if Stamp.of(os.fstat(file.fileno())) != self.stamp:
                 raise FileNotFoundError(f"{self.path} was replaced")
             whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # Or else the system reads far around each piece. Measured: 2.7 GB from a cold disk for a series of 4 MB.
+        _advise(whole, "MADV_RANDOM")
 
         def view(name: str) -> NDArray[Any]:
             extent = self._extents[name]
@@ -395,12 +397,14 @@ class Segment:
 
     def problems(self, rows: Table) -> list[str]:
         """Say which tensors are not what was written."""
+        _advise(self._maps.get(self).whole, "MADV_SEQUENTIAL")
         mapped = {name: getattr(rows, name) for name in (*_LARGE, "merged", *_HIST, "hist") if name in self._extents}
         found = [
             f"{self.path}: the tensor {name!r} (bytes {extent.start} to {extent.end}) does not match its checksum"
             for name, array in mapped.items()
             if zlib.crc32(_raw(array)) != (extent := self._extents[name]).crc
         ]
+        _advise(self._maps.get(self).whole, "MADV_RANDOM")
         return found or _inconsistencies(self.path, rows, has_hist="hist" in self._extents)
 
     def _compare(self, at: int, column: int, crc: int) -> None:
@@ -455,6 +459,12 @@ class Segment:
             raise RunDamaged(f"{self.path}: its sites or their offsets are not in rising order.")
         if not bool((self.blocks.step[1:] > self.blocks.step[:-1]).all()):
             raise RunDamaged(f"{self.path}: its blocks are not in rising order.")
+
+
+def _advise(whole: mmap.mmap, advice: str) -> None:
+    """Tell the system how a map will be used, where it listens."""
+    if hasattr(mmap, advice):
+        whole.madvise(getattr(mmap, advice))
 
 
 def _constant(value: int, length: int, dtype: type[Any]) -> NDArray[Any]:
