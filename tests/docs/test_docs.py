@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [path for path in (ROOT / "README.md", ROOT / "docs" / "quick-start.md") if path.exists()]
+GUIDES = ("README.md", "docs/quick-start.md", "docs/write-your-own-debugger.md")
+PAGES = [ROOT / guide for guide in GUIDES if (ROOT / guide).exists()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
