@@ -164,6 +164,17 @@ class Capture:
         return len(self._queue)
 
     @property
+    def waiting(self) -> list[tuple[Datapoint, Mapping[str, Any]]]:
+        """The captures that wait in memory, by datapoint, oldest first; for looking at, not for changing."""
+        with self._changed:
+            return [(item.datapoint, item.outputs) for item in self._queue]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more captures."""
+        return self._closed or self._abandoned
+
+    @property
     def pages_written(self) -> int:
         """Pages sealed in the folder that is open."""
         writer = self._writer

@@ -80,6 +80,7 @@ def test_captures_wait_for_a_folder(tmp_path, make):
     for at in range(5):
         capture.add(at, {"x": torch.ones(2)})
     assert capture.num_pending == 5
+    assert [datapoint for datapoint, _ in capture.waiting] == list(range(5))
     assert not capture.flush(0.0)
     capture.open(tmp_path)
     assert capture.flush()
@@ -291,8 +292,10 @@ def test_the_order_of_verbs_is_free(tmp_path, make):
     assert capture.flush()
     assert capture.seal()
     capture.discard()
+    assert not capture.is_closed
     capture.close()
     capture.close()
+    assert capture.is_closed
     for verb in (capture.flush, capture.seal, lambda: capture.add(0, {}), lambda: capture.open(tmp_path)):
         with pytest.raises(ClosedError):
             verb()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from sonde.errors import RunDamaged
-from sonde.store import journal, strict_json
+from sonde.store import journal
 from sonde.store.pages import header, names, record
 from sonde.store.pages.file import read_start
 from sonde.store.pages.reader import read_content
@@ -117,6 +117,7 @@ class _Index:
         self._path = path
         self._is_sealed = is_sealed
         self._entries: list[Entry] = []
+        self._table: list[tuple[object, int]] = []
         self._ended = False
 
     def read(self) -> list[Entry] | None:
@@ -147,11 +148,11 @@ class _Index:
                 read_start(item.payload, where)
             elif item.kind == Kind.DATAPOINT:
                 self._entries.append(_checked(item, where))
+                self._table.append((self._entries[-1].datapoint, item.offset))
             elif item.kind == Kind.END:
                 self._ended = True
-                told = strict_json.loads(item.payload, where)
-                if not isinstance(told, dict) or told.get("datapoints") != len(self._entries):
-                    self._complain(f"{told!r:.80} after {len(self._entries)} datapoints", item.offset)
+                if record.read_end(item.payload, where) != self._table:
+                    self._complain("a table of other datapoints than those before it", item.offset)
         except RunDamaged as error:
             self._report.problems.append(_problem(self._path, error, item.offset))
 

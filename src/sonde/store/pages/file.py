@@ -11,7 +11,7 @@ from sonde.store import journal, strict_json
 from sonde.store.appender import Appender
 from sonde.store.pages import dtypes, names, record
 from sonde.store.pages.header import MAX_BYTES, Header, Item, check_version, make_item
-from sonde.store.pages.record import ALIGN, FORMAT, VERSION, Draft, Entry, Kind
+from sonde.store.pages.record import ALIGN, FORMAT, VERSION, Datapoint, Draft, Entry, Kind
 from sonde.store.segment import sync_folder
 
 MAX_TENSORS: Final = 10_000  # of one page: a header is parsed whole
@@ -27,13 +27,14 @@ class OpenPage:
         self.reserved = reserved
         self._header = Header(rank)
         self._names: set[str] = set()
+        self._table: list[tuple[Datapoint, int]] = []
         self._sequence = 0
         told = {"format": FORMAT, "schema_version": VERSION, "rank": rank, "reserved": reserved, "created": created}
         self._journal = Appender(names.page_file(folder, number, names.JOURNAL), new=True)
         self._data = Appender(names.page_file(folder, number, names.OPEN), new=True)
         try:
             self._data.append(bytes(reserved))
-            self._append_record(record.encode_plain(Kind.PAGE, 0, told))
+            self._append_record(record.encode_page(told))
         except OSError:
             self.close()
             self._data.path.unlink()
@@ -77,11 +78,13 @@ class OpenPage:
             for each in order:
                 self._write(draft.blobs[each].content)
             self._write(memoryview(bytes(padding)))
+            place = (draft.datapoint, self._journal.size)
             encoded = record.encode(self._sequence, record.key_text(draft.datapoint), text.encode(), draft.previews)
             self._append_record(encoded)
         except OSError:
             self._data.cut(before)
             raise
+        self._table.append(place)
         self._names.update(chosen)
         self._header.add(item)
 
@@ -93,7 +96,7 @@ class OpenPage:
 
         """
         fill_header(self._data.path, self._header, self.reserved)
-        self._journal.append(record.encode_plain(Kind.END, self._sequence, {"datapoints": self.num_datapoints}))
+        self._journal.append(record.encode_end(self._sequence, self._table, self._journal.size))
         if sync:
             self._data.sync()
             self._journal.sync()
@@ -222,7 +225,8 @@ def repair(folder: Path, page: names.Page, *, rank: int, sync: bool) -> bool:
 def _finish_left(folder: Path, number: int, *, rank: int, sync: bool) -> bool:
     journal_file = names.page_file(folder, number, names.JOURNAL)
     page_file = names.page_file(folder, number, names.OPEN)
-    entries, reserved, end = read_journal(journal_file)
+    found, reserved, end = read_journal(journal_file)
+    entries = [entry for _, entry in found]
     if not entries:
         page_file.unlink()
         journal_file.unlink()
@@ -240,7 +244,8 @@ def _finish_left(folder: Path, number: int, *, rank: int, sync: bool) -> bool:
     appender = Appender(journal_file, new=False)
     try:
         appender.cut(end)
-        appender.append(record.encode_plain(Kind.END, len(entries) + 1, {"datapoints": len(entries)}))
+        table = [(entry.datapoint, offset) for offset, entry in found]
+        appender.append(record.encode_end(len(entries) + 1, table, end))
         if sync:
             appender.sync()
     finally:
@@ -263,17 +268,17 @@ def _add_again(header: Header, entry: Entry, at: int, reserved: int) -> int:
     return end + pad
 
 
-def read_journal(path: Path) -> tuple[list[Entry], int, int]:
+def read_journal(path: Path) -> tuple[list[tuple[int, Entry]], int, int]:
     """Read all datapoints of a page's journal.
 
     Returns:
-        Them, where tensors begin, and where the last of them ends.
+        Where each begins and what it is, where tensors begin, and where the last of them ends.
 
     Raises:
         RunDamaged: It is no journal, or damaged in the middle.
 
     """
-    entries: list[Entry] = []
+    entries: list[tuple[int, Entry]] = []
     reserved, end = 0, 0
     with path.open("rb") as file:
         for item in journal.follow(file, 0):
@@ -286,7 +291,7 @@ def read_journal(path: Path) -> tuple[list[Entry], int, int]:
             if item.kind == Kind.PAGE:
                 reserved = read_start(item.payload, where)
             elif item.kind == Kind.DATAPOINT:
-                entries.append(record.decode(item.payload, where))
+                entries.append((item.offset, record.decode(item.payload, where)))
     if entries and not reserved:
         raise RunDamaged(f"{path} does not begin like the journal of a page.")
     return entries, reserved, end

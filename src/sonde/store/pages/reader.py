@@ -140,7 +140,7 @@ class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
 
     def _entry(self, datapoint: Datapoint) -> tuple[_Page, Entry]:
         page, where = self._where[datapoint]
-        return page, where if isinstance(where, Entry) else page.entry(where)
+        return page, where if isinstance(where, Entry) else page.entry(datapoint, where)
 
     def _take(self, folder: Path, files: names.Page) -> None:
         page = self._pages.setdefault((folder, files.number), _Page(folder, files.number))
@@ -219,7 +219,12 @@ class _Page:
                 raise RunDamaged(f"{self._name()}: there is neither an index nor a journal.") from None
             return
         with file:
-            yield from self._follow(file)
+            table = _read_table(file) if not self._end else None
+            if table is None:
+                yield from self._follow(file)
+            else:
+                self.is_whole = True
+                yield from table
 
     def _follow(self, file: Any) -> Iterator[tuple[Datapoint, int]]:
         damaged = False
@@ -244,8 +249,19 @@ class _Page:
         self.is_whole = True
         return entries
 
-    def entry(self, at: int) -> Entry:
-        """Read the record that begins at a byte."""
+    def entry(self, datapoint: Datapoint, at: int) -> Entry:
+        """Read the record of a datapoint, which begins at a byte of the index; if that is damaged, ask the page."""
+        try:
+            return self._entry_at(at)
+        except (RunDamaged, FileNotFoundError) as error:
+            if not names.page_file(self.folder, self.number, names.SEALED).exists():
+                raise RunDamaged(str(error)) from None
+            found = {each.datapoint: each for each in self.read_header()}
+            if datapoint not in found:
+                raise RunDamaged(str(error)) from None
+            return found[datapoint]
+
+    def _entry_at(self, at: int) -> Entry:
         with self._open(names.INDEX, names.JOURNAL) as file:
             where = f"{file.name} at byte {at}"
             found = _record_at(file, at)
@@ -341,6 +357,21 @@ def read_content(file: BinaryIO, place: Place) -> memoryview:
         span = f"bytes {place.start} to {place.end}"
         raise RunDamaged(f"{file.name}: {place.name!r:.80} ({span}) does not match its checksum.")
     return content.data
+
+
+def _read_table(file: Any) -> list[tuple[Datapoint, int]] | None:
+    """Return where the records of an index begin, from its last record; None if it is not finished, or damaged."""
+    size = file.seek(0, 2)
+    if size < 8:
+        return None
+    file.seek(size - 8)
+    at = int.from_bytes(file.read(8), "little")
+    if not 0 < at < size - HEADER.size:
+        return None
+    found = _record_at(file, at)
+    if found is None or found.kind != Kind.END or found.end != size:
+        return None
+    return record.read_end(found.payload, f"{file.name} at byte {at}")
 
 
 def _record_at(file: Any, at: int) -> journal.Record | None:

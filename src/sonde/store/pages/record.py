@@ -176,10 +176,31 @@ def key_text(datapoint: Datapoint) -> bytes:
     return json.dumps(datapoint).encode()
 
 
-def encode_plain(kind: Kind, sequence: int, described: dict[str, Any]) -> bytes:
-    """Return the first or the last record of a page's journal."""
+def encode_page(described: dict[str, Any]) -> bytes:
+    """Return the first record of a page's journal."""
     # Framed like the records of telemetry, under kinds of their own.
-    return codec.encode_json(cast("codec.Kind", kind), sequence, described)
+    return codec.encode_json(cast("codec.Kind", Kind.PAGE), 0, described)
+
+
+def encode_end(sequence: int, table: list[tuple[Datapoint, int]], offset: int) -> bytes:
+    """Return the last record of a journal: where the record of each datapoint begins, and at the very end its own."""
+    text = strict_json.dumps(table)
+    padded = text + b" " * (-len(text) % ALIGN)
+    return codec.encode(cast("codec.Kind", Kind.END), 0, sequence, [padded, offset.to_bytes(8, "little")])
+
+
+def read_end(payload: memoryview, where: str) -> list[tuple[Datapoint, int]]:
+    """Undo `encode_end`.
+
+    Raises:
+        RunDamaged: It makes no sense.
+
+    """
+    table = strict_json.loads(payload[:-8], where)
+    good = isinstance(table, list) and all(isinstance(each, list) and len(each) == 2 for each in table)
+    if not good or not all(type(key) in (int, str) and type(at) is int and at >= 0 for key, at in table):
+        raise RunDamaged(f"{where}: no table of datapoints.")
+    return [(key, at) for key, at in table]
 
 
 def encode(sequence: int, key: bytes, text: bytes, previews: list[bytes]) -> bytes:
