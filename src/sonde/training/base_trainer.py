@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from sonde.errors import OptionError
 from sonde.training import capturing, checkpoints
 from sonde.training.checkpoints import epoch_folder
-from sonde.training.datapoints import Datapoint, batch_size, grouped
+from sonde.training.datapoints import Datapoint, batch_size, grouped, to_device
 from sonde.training.loaders import begin_epoch, num_batches
 from sonde.training.moments import Moment
 from sonde.training.randomness import (
@@ -180,6 +180,7 @@ class BaseTrainer(TrainerParts, ABC):
 
     def _forward_backward(self, dp: Datapoint, share: float | None, where: dict[str, Any]) -> Tensor:
         """Run one batch forward and backward, and return its part of the step's loss."""
+        to_device(dp, self.device)  # one batch of a step at a time, so that accumulation does save memory
         self._fire(Moment.before_forward, datapoint=dp, **where)
         with self.precision.autocast():
             loss = self._compute_loss(dp)

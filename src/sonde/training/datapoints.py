@@ -108,12 +108,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def to_device(datapoint: Datapoint, device: torch.device) -> Datapoint:
-    """Return the datapoint with the tensors that the model and the criterion need on a device."""
-    moved = dict(datapoint)
+    """Bring the tensors that the model and the criterion need to a device, and return the datapoint."""
     for key in ("inputs", "labels"):
-        if any(tensor.device != device for tensor in tensors_in(moved.get(key))):
-            moved[key] = apply_tensor_op(lambda tensor: tensor.to(device, non_blocking=True), inputs=moved[key])
-    return moved
+        if any(tensor.device != device for tensor in tensors_in(datapoint.get(key))):
+            datapoint[key] = apply_tensor_op(lambda tensor: tensor.to(device, non_blocking=True), inputs=datapoint[key])
+    return datapoint
 
 
 def sample_of(value: Any, index: int, size: int) -> Any:

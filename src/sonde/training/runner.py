@@ -92,7 +92,7 @@ class Runner:
 
     def _datapoint(self, batch: Any, first_index: int = 0) -> Datapoint:
         """Make a datapoint of what the loader gave. Override it for batches of another shape."""
-        return to_device(as_datapoint(batch, first_index), self.device)
+        return as_datapoint(batch, first_index)
 
     def _forward(self, dp: Datapoint) -> Any:
         """Call the model. Override it for a model that takes something else than its inputs."""
@@ -125,7 +125,7 @@ class Runner:
     def _eval_datapoints(self, loader: Any, split: Split, total: int | None) -> Iterator[Datapoint]:
         seen = 0
         for number, batch in enumerate(loader):
-            dp = self._datapoint(batch, seen)
+            dp = to_device(self._datapoint(batch, seen), self.device)
             seen += batch_size(dp)
             self._fire(Moment.before_eval_step, split=split, batch=number, num_batches=total, datapoint=dp)
             yield dp

@@ -131,7 +131,6 @@ class TrainerParts(Runner):
             self.work_dir,
             self.watch_options,
             steps_done=self.cum_steps,
-            loss_fn=self.criterion,
             loader=self.train_dataloader,
             scheduler=self.scheduler,
             scaler=self.precision.scaler,
