@@ -42,6 +42,8 @@ class Report:
     num_files: int = 0
     num_blocks: int = 0
     """Blocks whose checksums are right."""
+    num_captures: int = 0
+    """Captures of datapoints whose records can be read."""
 
     @property
     def ok(self) -> bool:
@@ -54,16 +56,19 @@ class Report:
         self.torn_tails += other.torn_tails
         self.num_files += other.num_files
         self.num_blocks += other.num_blocks
+        self.num_captures += other.num_captures
 
     def __str__(self) -> str:
         lines = [str(problem) for problem in self.problems]
         lines += [f"torn tail: {tail}" for tail in self.torn_tails]
         verdict = "every checksum is right" if self.ok else f"{len(self.problems)} problems"
-        return "\n".join([*lines, f"{self.path}: {verdict} in {self.num_files} files, {self.num_blocks} blocks"])
+        captures = f", {self.num_captures} captures" if self.num_captures else ""
+        scope = f"{self.num_files} files, {self.num_blocks} blocks{captures}"
+        return "\n".join([*lines, f"{self.path}: {verdict} in {scope}"])
 
 
 def verify(path: str | Path) -> Report:
-    """Check all checksums, all JSON, and that all sites that have readings are known.
+    """Check all checksums, all JSON, and that all sites that have readings are known; captures too.
 
     Raises:
         RunNotFound: There is no run at the path.
@@ -79,6 +84,10 @@ def verify(path: str | Path) -> Report:
         report.add(_look_at(layout.rank_folder(report.path, rank)))
     for rank in {0, *layout.ranks(report.path)}:
         _check_events(report, layout.events_file(report.path, rank))
+    # Imported here: pages report what they find in the terms of this module.
+    from sonde.store.pages.check import verify_run_pages
+
+    report.add(verify_run_pages(report.path))
     return report
 
 

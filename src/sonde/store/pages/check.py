@@ -148,6 +148,7 @@ class _Index:
                 read_start(item.payload, where)
             elif item.kind == Kind.DATAPOINT:
                 self._entries.append(_checked(item, where))
+                self._report.num_captures += 1
                 self._table.append((self._entries[-1].datapoint, item.offset))
             elif item.kind == Kind.END:
                 self._ended = True

@@ -23,7 +23,6 @@ SEALED: Final = "safetensors"
 INDEX: Final = "index"
 OPEN: Final = "open"
 JOURNAL: Final = "journal"
-FOLDER: Final = "debugger"
 
 _FILE = re.compile(r"page_(0|[1-9]\d{0,8})\.(safetensors|index|open|journal)")
 _RANK = re.compile(r"r(\d{5,9})")
@@ -86,7 +85,11 @@ def rank_folders(folder: Path) -> list[Path]:
 
 
 def page_folders(run: Path) -> list[Path]:
-    """Return the folders of a run that hold pages: the evaluation's, then those of the epochs in order."""
+    """Return the folders of a run that hold pages: those of the evaluation, then those of the epochs in order."""
     epochs = sorted((int(match[1]), entry) for entry in run.iterdir() if (match := _EPOCH.fullmatch(entry.name)))
-    candidates = [run / FOLDER, *(entry / FOLDER for _, entry in epochs)]
-    return [folder for folder in candidates if folder.is_dir()]
+    inside = [entry for parent in (run, *(entry for _, entry in epochs)) for entry in _folders(parent)]
+    return [folder for folder in inside if any(list_pages(each) for each in rank_folders(folder))]
+
+
+def _folders(parent: Path) -> list[Path]:
+    return sorted(entry for entry in parent.iterdir() if entry.is_dir()) if parent.is_dir() else []
