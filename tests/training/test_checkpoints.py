@@ -8,7 +8,7 @@ from made_training import make_config
 
 from sonde.errors import OptionError, RunError
 from sonde.training import SupervisedTrainer, checkpoint_indices, load_checkpoint
-from sonde.training.checkpoints import clear_unfinished, epochs_in, save_checkpoint
+from sonde.training.checkpoints import epochs_in, save_checkpoint, set_aside
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,19 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
-def test_unfinished_captures_go_and_finished_ones_move_aside(tmp_path):
-    folder = tmp_path / "debugger"
+def test_a_complete_epoch_steps_aside_and_an_unfinished_one_does_not(tmp_path):
+    epoch = tmp_path / "epoch_0"
+    (epoch / "debugger").mkdir(parents=True)
+    set_aside(epoch, ["debugger", "samples"])
+    assert (epoch / "debugger").is_dir()
     for _ in range(2):
-        folder.mkdir()
-        (folder / "page").write_text("x")
-        clear_unfinished(folder, finished=True)
-    folder.mkdir()
-    clear_unfinished(folder, finished=False)
-    clear_unfinished(folder, finished=False)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["debugger.superseded-1", "debugger.superseded-2"]
+        (epoch / "debugger").mkdir(exist_ok=True)
+        (epoch / "validation_scores.json").write_text("{}")
+        set_aside(epoch, ["debugger", "samples"])
+    assert not list(epoch.iterdir())
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "epoch_0",
+        "epoch_0.superseded-1",
+        "epoch_0.superseded-2",
+    ]
+    assert epochs_in(tmp_path) == [0]

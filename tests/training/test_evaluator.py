@@ -150,9 +150,9 @@ def test_the_hooks_of_an_evaluator_can_be_overridden(tmp_path):
             calls.append("_eval_epoch_")
             return super()._eval_epoch_()
 
-        def _after_eval_loop_(self, scores):
+        def _after_eval_loop_(self):
             calls.append("_after_eval_loop_")
-            super()._after_eval_loop_(scores)
+            super()._after_eval_loop_()
 
     Mine(eval_config(tmp_path)).run()
     assert calls == ["_eval_epoch_", "_after_eval_loop_"]

@@ -456,8 +456,8 @@ def test_hooks_of_the_loop_can_be_overridden(tmp_path):
             super()._eval_step(dp)
             calls.append("_eval_step")
 
-        def _after_val_loop_(self, scores):
-            super()._after_val_loop_(scores)
+        def _after_val_loop_(self):
+            super()._after_val_loop_()
             calls.append("_after_val_loop_")
 
     Mine(make_config(tmp_path, epochs=1)).run()
@@ -498,6 +498,46 @@ def test_strange_batches_are_refused_with_what_to_do(tmp_path):
     loader = DataLoader(Points(4), collate_fn=collate)
     with pytest.raises(OptionError, match=r"the loader gave a tuple of 3. Override _datapoint"):
         SupervisedTrainer(make_config(tmp_path, train_dataset=None, train_dataloader=loader)).run()
+
+
+def test_captures_of_a_lost_checkpoint_step_aside_and_are_not_overwritten(tmp_path):
+    config = make_config(tmp_path, epochs=2, checkpoint_method="all", debugger={"class": FakeDebugger, "args": {}})
+    SupervisedTrainer(config).run()
+    before = (tmp_path / "epoch_1" / "debugger" / "3.txt").read_text()
+    (tmp_path / "epoch_1" / "checkpoint.pt").write_bytes(b"damaged")
+    broken = SupervisedTrainer(config)
+
+    def fail(glimpse):
+        raise RuntimeError("broken off")
+
+    broken.on("before_val_loop", fail, on_error="raise")
+    with pytest.raises(RuntimeError, match="broken off"):
+        broken.run(resume=True)
+    again = SupervisedTrainer(config)
+    again.run(resume=True)
+    assert (tmp_path / "epoch_1.superseded-1" / "debugger" / "3.txt").read_text() == before
+    assert (tmp_path / "epoch_1.superseded-1" / "validation_scores.json").is_file()
+    assert (tmp_path / "epoch_1" / "debugger" / "3.txt").is_file()
+    assert same_state(again.model.state_dict(), by_hand(2))
+
+
+def test_a_trainer_can_run_again_and_a_debugger_that_came_built_is_not_closed(tmp_path):
+    class Closable(FakeDebugger):
+        closed = False
+
+        def close(self):
+            self.closed = True
+
+    model = network()
+    debugger = Closable(model)
+    trainer = SupervisedTrainer(make_config(tmp_path, model=model, epochs=1, debugger=debugger))
+    trainer.on("after_train_step", lambda glimpse: trainer.stop() if glimpse.step == 2 else None)
+    trainer.run()
+    trainer.run(resume=True)
+    assert trainer.cum_steps == 2
+    assert trainer.stop_reason == "asked to stop"
+    assert not debugger.closed
+    assert not debugger.enabled
 
 
 def test_a_failing_observer_is_reported_once_and_left_out(tmp_path, caplog):

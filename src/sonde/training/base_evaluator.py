@@ -61,7 +61,7 @@ class BaseEvaluator(Runner):
                     self.scores = self._eval_epoch_()
                     self._fire(Moment.after_run, split="eval", scores=self.scores.aggregated)
             finally:
-                capturing.close(self.debugger)
+                self._close_debugger()
         return self.scores
 
     def _init_components_(self, overwrite: bool) -> None:
@@ -120,15 +120,17 @@ class BaseEvaluator(Runner):
         self._keeper = self._sample_keeper(self.work_dir / SAMPLES)
         self._fire(Moment.before_eval_loop, split="eval", num_batches=num_batches(self.eval_dataloader))
         try:
-            scores = self._run_eval_loop(self.eval_dataloader, "eval", self._keeper)
-            self._after_eval_loop_(scores)
+            self.scores = scores = self._run_eval_loop(self.eval_dataloader, "eval", self._keeper)
+            self._after_eval_loop_()
         finally:
             self._close_keeper()
         self._fire(Moment.after_eval_loop, split="eval", scores=scores.aggregated)
         return scores
 
-    def _after_eval_loop_(self, scores: Scores) -> None:
+    def _after_eval_loop_(self) -> None:
         """Save captures, then scores: where there are scores, the captures are complete."""
+        scores = self.scores
+        assert scores is not None
         self._close_keeper()
         capturing.end_captures(self.debugger, self.work_dir / capturing.FOLDER, scores, self.monitor)
         scores.write(self.work_dir / EVALUATION_SCORES)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -31,6 +32,9 @@ from sonde.training.scores import Scores
 from sonde.training.trainer_parts import TrainerParts
 
 logger = logging.getLogger("sonde")
+
+CAPTURES: Final = (capturing.FOLDER, SAMPLES)
+"""The folders that a validation fills."""
 
 
 class BaseTrainer(TrainerParts, ABC):
@@ -75,7 +79,7 @@ class BaseTrainer(TrainerParts, ABC):
                 if not self._is_complete:
                     self._run_watched()
             finally:
-                capturing.close(self.debugger)
+                self._close_debugger()
         return self.history
 
     def _run_watched(self) -> None:
@@ -146,6 +150,7 @@ class BaseTrainer(TrainerParts, ABC):
 
     def _before_train_loop(self) -> None:
         """Get ready to train: seeds, the sampler's epoch, training mode, no captures."""
+        checkpoints.set_aside(epoch_folder(self.work_dir, self.cum_epochs), CAPTURES)
         seed = seed_of(self.config.get("train_seeds"), self.cum_epochs, "train_seeds")
         if seed is not None:
             seed_everything(seed)
@@ -220,28 +225,28 @@ class BaseTrainer(TrainerParts, ABC):
                 seed_everything(seed)
             self._before_val_loop()
             try:
-                scores = self._run_eval_loop(self.val_dataloader, "val", self._keeper)
-                self._after_val_loop_(scores)
+                self.scores = self._run_eval_loop(self.val_dataloader, "val", self._keeper)
+                self._after_val_loop_()
             finally:
                 self._close_keeper()
 
     def _before_val_loop(self) -> None:
         """Get ready to validate: captures are on in checkpoint epochs, and off in others."""
         folder = epoch_folder(self.work_dir, self.cum_epochs)
-        captures = self.cum_epochs in self.checkpoint_indices
-        finished = (folder / checkpoints.VALIDATION_SCORES).is_file()
         capturing.set_enabled(self.debugger, False)
         self._keeper = None
-        if captures:
-            for name in (capturing.FOLDER, SAMPLES):
-                checkpoints.clear_unfinished(folder / name, finished=finished)
+        if self.cum_epochs in self.checkpoint_indices:
+            # What a validation that broke off has left comes back the same, from the same checkpoint.
+            for name in CAPTURES:
+                shutil.rmtree(folder / name, ignore_errors=True)
             capturing.begin_captures(self.debugger, folder / capturing.FOLDER, self.cum_epochs, "val")
             self._keeper = self._sample_keeper(folder / SAMPLES)
         self._fire(Moment.before_val_loop, split="val", num_batches=num_batches(self.val_dataloader))
 
-    def _after_val_loop_(self, scores: Scores) -> None:
+    def _after_val_loop_(self) -> None:
         """Save captures, then scores: where there are scores, the captures are complete."""
-        epoch = self.cum_epochs
+        epoch, scores = self.cum_epochs, self.scores
+        assert scores is not None
         folder = epoch_folder(self.work_dir, epoch)
         self._close_keeper()
         capturing.end_captures(self.debugger, folder / capturing.FOLDER, scores, self.monitor)

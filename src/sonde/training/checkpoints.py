@@ -16,6 +16,7 @@ import os
 import pickle
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -171,18 +172,19 @@ def _check_format(state: dict[str, Any], path: Path) -> None:
         raise RunError(f"{path} was not written by this version's trainer (format {state.get('format')!r}).")
 
 
-def clear_unfinished(folder: Path, *, finished: bool) -> None:
-    """Make room for captures: what a broken validation left goes, what a finished one left is moved aside.
+def set_aside(folder: Path, names: Iterable[str]) -> None:
+    """Make room in the folder of an epoch that is trained anew, though it was complete: its checkpoint was lost.
 
-    An unfinished part comes back the same from the same checkpoint. Finished captures are found in the way only when
-    their checkpoint was lost and the epoch had to be trained anew.
+    Good captures are never overwritten; they belong to weights that are gone, so they step aside. The scores go first:
+    without them the epoch counts as unfinished, whatever happens from here on.
     """
-    if not folder.exists():
-        return
-    if not finished:
-        shutil.rmtree(folder)
+    scores = folder / VALIDATION_SCORES
+    if not scores.is_file():
         return
     number = 1
     while (aside := folder.with_name(f"{folder.name}.superseded-{number}")).exists():
         number += 1
-    folder.rename(aside)
+    aside.mkdir()
+    for name in (scores.name, *names):
+        if (folder / name).exists():
+            (folder / name).rename(aside / name)

@@ -14,6 +14,7 @@ from sonde.errors import OptionError
 from sonde.session import Session
 from sonde.store import strict_json
 from sonde.taps.guard import OnError
+from sonde.training import capturing
 from sonde.training.builder import build_from_config
 from sonde.training.config import SHARED_KEYS, check_config, check_count, describe
 from sonde.training.datapoints import Datapoint, as_datapoint, batch_size, to_device
@@ -83,6 +84,13 @@ class Runner:
         """Build `debugger` around the model, if there is one. It stays disabled until captures are wanted."""
         described = self.config.get("debugger")
         self.debugger = None if described is None else build_from_config(described, model=self.model)
+
+    def _close_debugger(self) -> None:
+        """Let go of the model. A debugger that came built is its owner's to close."""
+        if self.debugger is self.config.get("debugger"):
+            capturing.set_enabled(self.debugger, False)
+        else:
+            capturing.close(self.debugger)
 
     def _write_config(self) -> None:
         self.work_dir.mkdir(parents=True, exist_ok=True)

@@ -74,6 +74,8 @@ class TrainerParts(Runner):
 
     def _init_state(self, resume: bool) -> None:
         """Find where to begin."""
+        self.stop_reason, self._interrupted = None, False
+        self.history, self.scores = {}, None
         if not resume and ((self.work_dir / "run.json").exists() or checkpoints.epochs_in(self.work_dir)):
             raise RunExists(
                 f"{self.work_dir} holds a run already. Resume it (--resume, or run(resume=True)), "
