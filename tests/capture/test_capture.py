@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import sonde.capture
-from sonde.capture import Capture
+from sonde.capture import Capture, worker
 from sonde.errors import ClosedError, OptionError, RunError, RunExists
 from sonde.store.pages import PageWriter, load_debug_outputs, verify_pages
 
@@ -329,11 +328,11 @@ def test_four_threads_capture_four_hundred_datapoints_right(tmp_path, make):
         for at in range(first, 400, 4):
             capture.add(at, {"x": torch.full((20,), at)}, info={"at": at})
 
-    workers = [threading.Thread(target=evaluate, args=(first,)) for first in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    evaluators = [threading.Thread(target=evaluate, args=(first,)) for first in range(4)]
+    for each in evaluators:
+        each.start()
+    for each in evaluators:
+        each.join()
     capture.seal()
     read = load_debug_outputs(tmp_path)
     assert list(read) == list(range(400))
@@ -363,7 +362,7 @@ def test_a_forgotten_capture_dies_and_its_folder_can_be_continued(tmp_path):
     del capture
     gc.collect()
     assert not threads()
-    assert not list(sonde.capture._live)
+    assert not list(worker._live)
     with Capture(page_bytes=MIB) as other:
         other.open(tmp_path, resume=True)
         other.add(1, {"x": 1})

@@ -167,3 +167,28 @@ def test_a_sample_does_not_keep_its_batch_alive(tmp_path):
     assert held.untyped_storage().nbytes() == 4000
     capture.discard()
     capture.close()
+
+
+def test_a_mapping_that_resists_copying_becomes_a_dict():
+    class Sealed(dict):
+        def __setitem__(self, key, value):
+            raise TypeError("sealed")
+
+    copied = copy_outputs(Sealed(a=torch.ones(1)))
+    assert type(copied) is dict
+    assert copied["a"].tolist() == [1.0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captures_on_a_device_wait_for_its_stream(tmp_path):
+    stream = torch.cuda.Stream()
+    with Capture(page_bytes=1 << 20, on_error="raise") as capture:
+        capture.open(tmp_path)
+        for at in range(20):
+            with torch.cuda.stream(stream):
+                value = torch.zeros(1 << 20, device="cuda")
+                for _ in range(50):
+                    value += 1
+                capture.add(at, {"x": (value * at).to(torch.bfloat16)})
+    read = load_debug_outputs(tmp_path, tensors="torch")
+    assert all((read[at]["x"] == torch.tensor(50.0 * at, dtype=torch.bfloat16)).all() for at in range(20))

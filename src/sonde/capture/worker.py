@@ -1,11 +1,9 @@
-"""Captures on their way to disk: copied at the hook, split by sample, written by one thread in bounded memory."""
+"""The one thread that writes captures, and the bounded queue that feeds it."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import copy
-import dataclasses
 import logging
 import os
 import shutil
@@ -14,23 +12,20 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal
 from weakref import WeakSet
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.errors import ClosedError, MissingExtra, OptionError, RunError, RunExists
-from sonde.store.pages import DebugOutputs, FromTorch, PageWriter, Unsupported
-from sonde.store.pages import dtypes as numpy_types
+from sonde.capture.values import compact, map_leaves, num_bytes, to_plain_outputs
+from sonde.errors import ClosedError, OptionError, RunError, RunExists
+from sonde.store.pages import DebugOutputs, PageWriter
 from sonde.store.pages.keep import Keep, copy_datapoints, move_pages
 from sonde.store.pages.names import list_pages, rank_folder
-from sonde.store.pages.nodes import MAX_DEPTH, TORCH
 from sonde.store.pages.record import Datapoint, check_datapoint
 
 logger = logging.getLogger("sonde")
@@ -38,7 +33,6 @@ logger = logging.getLogger("sonde")
 SPILL: Final = "spill"
 """Folders of this name and a rank, inside that of the pages, hold captures that wait for their scores."""
 MAX_FAILURES: Final = 100
-_MAX_DENSE_BYTES: Final = 1 << 30
 _EXIT_S: Final = 10.0
 
 _live: WeakSet[Capture] = WeakSet()
@@ -72,7 +66,7 @@ class Capture:
     Args:
         page_bytes: How large a page grows.
         save_dtype: Floating tensors are stored as this type.
-        max_pending_bytes: How many bytes of captures may wait in memory.
+        max_pending_bytes: How many bytes of captures may wait in memory; those on a device wait there.
         on_full: What `add` does when that is reached: wait for up to `block_timeout_s`, or drop the capture. Dropped
             ones are counted.
         block_timeout_s: After waiting this long a capture is dropped as well.
@@ -362,18 +356,18 @@ class Capture:
         def take(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            leaf = _compact(leaf.detach())
+            leaf = compact(leaf.detach())
             if self.save_dtype is not None and leaf.is_floating_point():
                 leaf = leaf.to(self.save_dtype)
             if leaf.is_cuda:
                 devices.add(leaf.device)
             return leaf
 
-        taken = {str(name): _map(value, take) for name, value in outputs.items()}
-        noted = {str(name): _map(value, take) for name, value in (info or {}).items()}
+        taken = {str(name): map_leaves(value, take) for name, value in outputs.items()}
+        noted = {str(name): map_leaves(value, take) for name, value in (info or {}).items()}
         # The thread copies from the device on a stream of its own, after what this stream has in hand.
         ready = [torch.cuda.current_stream(device).record_event() for device in devices]
-        return _Item(datapoint, taken, noted, _num_bytes(taken) + _num_bytes(noted) + 256, ready)
+        return _Item(datapoint, taken, noted, num_bytes(taken) + num_bytes(noted) + 256, ready)
 
     def _make_room(self, nbytes: int) -> bool:
         """Wait for room; a capture larger than the bound by itself gets in when nothing else waits."""
@@ -534,188 +528,6 @@ def _write(writer: PageWriter, item: _Item) -> Failure | None:
 def _check(name: str, value: object, *choices: str) -> None:
     if value not in choices:
         raise OptionError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r:.80}.")
-
-
-# Values
-
-
-def copy_outputs(outputs: Any) -> Any:
-    """Return a copy of nested outputs that nothing done to the original can change.
-
-    Tensors are detached and cloned, arrays copied, containers (also named tuples, dataclasses and mappings of any kind)
-    built anew. Other objects are passed on as they are.
-    """
-    return _map(outputs, _copy)
-
-
-def split_batch(outputs: Any, num_samples: int) -> list[Any]:
-    """Split the outputs of a batch by sample.
-
-    Every tensor and array whose first dimension is the number of samples is cut into slices of one, so that a sample
-    looks the same whatever the batch it came in: its first dimension is 1. Everything else is repeated.
-
-    >>> [part["x"].tolist() for part in split_batch({"x": torch.tensor([[1], [2]])}, 2)]
-    [[[1]], [[2]]]
-    """
-    if num_samples == 1:
-        return [outputs]
-
-    def cut(at: int) -> Callable[[Any], Any]:
-        return lambda leaf: leaf[at : at + 1] if leaf.ndim and leaf.shape[0] == num_samples else leaf
-
-    return [_map(outputs, cut(at)) for at in range(num_samples)]
-
-
-def _copy(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf.copy()
-
-
-def _compact(tensor: Tensor) -> Tensor:
-    """Return a tensor that keeps no more than itself alive; a slice of a batch would keep the batch."""
-    if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_nested:
-        return tensor
-    return tensor.clone() if tensor.untyped_storage().nbytes() > 2 * tensor.nbytes + 4096 else tensor
-
-
-def _map(value: Any, leaf: Callable[[Any], Any], depth: int = MAX_DEPTH) -> Any:
-    """Return a nested value built anew, with `leaf` applied to its tensors and arrays."""
-    if isinstance(value, Tensor | np.ndarray):
-        return leaf(value)
-    if not depth or isinstance(value, str | bytes | int | float | type | None):
-        return value
-    if isinstance(value, tuple):
-        items = [_map(item, leaf, depth - 1) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [_map(item, leaf, depth - 1) for item in value]
-    if isinstance(value, Mapping):
-        return _map_mapping(value, leaf, depth - 1)
-    if dataclasses.is_dataclass(value):
-        return _map_fields(value, leaf, depth - 1)
-    return value
-
-
-def _map_mapping(value: Mapping[Any, Any], leaf: Callable[[Any], Any], depth: int) -> Any:
-    mapped = {key: _map(item, leaf, depth) for key, item in value.items()}
-    if type(value) is dict or not isinstance(value, dict):
-        return mapped
-    # Subclasses of dict keep their kind, and with it their behaviour (defaults, attributes).
-    other = copy.copy(value)
-    for key, item in mapped.items():
-        other[key] = item
-    return other
-
-
-def _map_fields(value: Any, leaf: Callable[[Any], Any], depth: int) -> Any:
-    other = copy.copy(value)
-    for each in dataclasses.fields(value):
-        if hasattr(value, each.name):
-            # Frozen dataclasses refuse plain assignment; this copy is nobody else's yet.
-            object.__setattr__(other, each.name, _map(getattr(value, each.name), leaf, depth))
-    return other
-
-
-def _num_bytes(value: Any, depth: int = MAX_DEPTH) -> int:
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, str | bytes):
-        return 64 + len(value)
-    if not depth:
-        return 64
-    if isinstance(value, Mapping):
-        return sum(64 + _num_bytes(item, depth - 1) for item in value.values())
-    if isinstance(value, list | tuple | set | frozenset):
-        return sum(_num_bytes(item, depth - 1) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return sum(_num_bytes(getattr(value, each.name, None), depth - 1) for each in dataclasses.fields(value))
-    return 32
-
-
-def to_plain_outputs(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested outputs as the store takes them: without torch."""
-    return {name: _map(value, to_plain) for name, value in outputs.items()}
-
-
-def to_plain(leaf: Any) -> Any:
-    """Return a tensor as numpy holds it, tagged so that it can become the same tensor again.
-
-    Sparse and quantized tensors are stored dense; of a sharded tensor the local part; a nested tensor as a list. A
-    tensor without elements to read (on the meta device) becomes a placeholder.
-    """
-    if not isinstance(leaf, Tensor):
-        return leaf
-    tensor = leaf.detach()
-    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    if tensor.is_nested:
-        return [to_plain(part) for part in tensor.unbind()]
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
-    if tensor.device.type == "meta":
-        return Unsupported.of(leaf, f"a tensor of shape {tuple(tensor.shape)} on the meta device")
-    if tensor.layout != torch.strided:
-        if tensor.numel() * tensor.element_size() > _MAX_DENSE_BYTES:
-            return Unsupported.of(leaf, f"a sparse tensor of shape {tuple(tensor.shape)}, too large when dense")
-        tensor = tensor.to_dense()
-    return _to_array(tensor.resolve_conj().resolve_neg().cpu().contiguous())
-
-
-def _to_array(tensor: Tensor) -> FromTorch | Unsupported:
-    dtype = str(tensor.dtype)
-    shape = tuple(tensor.shape)
-    if tensor.dtype == torch.complex32:  # numpy has no such type: two halves stand for it
-        tensor, shape = torch.view_as_real(tensor), (*shape, 2)
-    name = str(tensor.dtype).removeprefix(TORCH)
-    numpy_type = np.dtype(np.uint8) if name == "float4_e2m1fn_x2" else numpy_types.parse(name)
-    if numpy_type is None or numpy_type.itemsize != tensor.element_size():
-        return Unsupported.of(tensor, f"a tensor of shape {shape} and type {dtype}")
-    if not tensor.numel():
-        return FromTorch(np.empty(shape, numpy_type), dtype)
-    flat = tensor.reshape(-1)
-    if flat.stride() != (1,):  # a single element may have any stride, and still count as contiguous
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    content = flat.view(torch.uint8).numpy()
-    return FromTorch(content.view(numpy_type).reshape(shape), dtype)
-
-
-def write_legacy_pages(
-    folder: str | Path, captures: Iterable[tuple[Datapoint, Mapping[str, Any]]], *, page_bytes: int
-) -> int:
-    """Write captures as `page_N.pkl`, as Pylon does. Such files run code when they are loaded: for old tools only.
-
-    Returns:
-        How many pages were written.
-
-    Raises:
-        RunExists: There are such pages already.
-
-    """
-    try:
-        joblib = import_module("joblib")
-    except ImportError:
-        raise MissingExtra("joblib", "dev", "Writing legacy pages") from None
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    if any(path.glob("page_*.pkl")):
-        raise RunExists(f"{path} holds legacy pages already. Choose another folder.")
-    page: dict[Datapoint, Any] = {}
-    held, number = 0, 0
-    for datapoint, outputs in captures:
-        plain = {name: _map(value, _to_host) for name, value in outputs.items()}
-        page[check_datapoint(datapoint)] = plain
-        held += _num_bytes(plain)
-        if held >= page_bytes:
-            joblib.dump(page, path / f"page_{number}.pkl")
-            page, held, number = {}, 0, number + 1
-    if page:
-        joblib.dump(page, path / f"page_{number}.pkl")
-        number += 1
-    return number
-
-
-def _to_host(leaf: Any) -> Any:
-    return leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf
 
 
 def _abandon_in_child() -> None:

@@ -1,0 +1,53 @@
+"""Pages as pickles, for tools that know no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sonde.capture.values import map_leaves, num_bytes
+from sonde.errors import MissingExtra, RunExists
+from sonde.store.pages.record import Datapoint, check_datapoint
+
+
+def write_legacy_pages(
+    folder: str | Path, captures: Iterable[tuple[Datapoint, Mapping[str, Any]]], *, page_bytes: int
+) -> int:
+    """Write captures as `page_N.pkl`, as Pylon does. Such files run code when they are loaded: for old tools only.
+
+    Returns:
+        How many pages were written.
+
+    Raises:
+        RunExists: There are such pages already.
+
+    """
+    try:
+        joblib = import_module("joblib")
+    except ImportError:
+        raise MissingExtra("joblib", "dev", "Writing legacy pages") from None
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.glob("page_*.pkl")):
+        raise RunExists(f"{path} holds legacy pages already. Choose another folder.")
+    page: dict[Datapoint, Any] = {}
+    held, number = 0, 0
+    for datapoint, outputs in captures:
+        plain = {name: map_leaves(value, _to_host) for name, value in outputs.items()}
+        page[check_datapoint(datapoint)] = plain
+        held += num_bytes(plain)
+        if held >= page_bytes:
+            joblib.dump(page, path / f"page_{number}.pkl")
+            page, held, number = {}, 0, number + 1
+    if page:
+        joblib.dump(page, path / f"page_{number}.pkl")
+        number += 1
+    return number
+
+
+def _to_host(leaf: Any) -> Any:
+    return leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf

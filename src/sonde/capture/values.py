@@ -1,0 +1,163 @@
+"""What debuggers return, of whatever kind: copied, split by sample, and made ready for the store."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonde.store.pages import FromTorch, Unsupported
+from sonde.store.pages import dtypes as numpy_types
+from sonde.store.pages.nodes import MAX_DEPTH, TORCH
+
+_MAX_DENSE_BYTES: Final = 1 << 30
+
+
+def copy_outputs(outputs: Any) -> Any:
+    """Return a copy of nested outputs that nothing done to the original can change.
+
+    Tensors are detached and cloned, arrays copied, containers (also named tuples, dataclasses and mappings of any kind)
+    built anew. Other objects are passed on as they are.
+    """
+    return map_leaves(outputs, _copy)
+
+
+def split_batch(outputs: Any, num_samples: int) -> list[Any]:
+    """Split the outputs of a batch by sample.
+
+    Every tensor and array whose first dimension is the number of samples is cut into slices of one, so that a sample
+    looks the same whatever the batch it came in: its first dimension is 1. Everything else is repeated.
+
+    >>> [part["x"].tolist() for part in split_batch({"x": torch.tensor([[1], [2]])}, 2)]
+    [[[1]], [[2]]]
+    """
+    if num_samples == 1:
+        return [outputs]
+
+    def cut(at: int) -> Callable[[Any], Any]:
+        return lambda leaf: leaf[at : at + 1] if leaf.ndim and leaf.shape[0] == num_samples else leaf
+
+    return [map_leaves(outputs, cut(at)) for at in range(num_samples)]
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf.copy()
+
+
+def compact(tensor: Tensor) -> Tensor:
+    """Return a tensor that keeps no more than itself alive; a slice of a batch would keep the batch."""
+    if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_nested:
+        return tensor
+    return tensor.clone() if tensor.untyped_storage().nbytes() > 2 * tensor.nbytes + 4096 else tensor
+
+
+def map_leaves(value: Any, leaf: Callable[[Any], Any], depth: int = MAX_DEPTH) -> Any:
+    """Return a nested value built anew, with `leaf` applied to its tensors and arrays."""
+    if isinstance(value, Tensor | np.ndarray):
+        return leaf(value)
+    if not depth or isinstance(value, str | bytes | int | float | type | None):
+        return value
+    if isinstance(value, tuple):
+        items = [map_leaves(item, leaf, depth - 1) for item in value]
+        make = getattr(type(value), "_make", tuple)  # named tuples stay what they are
+        return make(items)
+    if isinstance(value, list):
+        return [map_leaves(item, leaf, depth - 1) for item in value]
+    if isinstance(value, Mapping):
+        return _map_mapping(value, leaf, depth - 1)
+    if dataclasses.is_dataclass(value):
+        return _map_fields(value, leaf, depth - 1)
+    return value
+
+
+def _map_mapping(value: Mapping[Any, Any], leaf: Callable[[Any], Any], depth: int) -> Any:
+    mapped = {key: map_leaves(item, leaf, depth) for key, item in value.items()}
+    if type(value) is dict or not isinstance(value, dict):
+        return mapped
+    # Subclasses of dict keep their kind, and with it their behaviour (defaults, attributes), if they can be copied.
+    try:
+        other = copy.copy(value)
+        for key, item in mapped.items():
+            other[key] = item
+    except (TypeError, ValueError, AttributeError, KeyError, NotImplementedError):
+        return mapped
+    return other
+
+
+def _map_fields(value: Any, leaf: Callable[[Any], Any], depth: int) -> Any:
+    other = copy.copy(value)
+    for each in dataclasses.fields(value):
+        if hasattr(value, each.name):
+            # Frozen dataclasses refuse plain assignment; this copy is nobody else's yet.
+            object.__setattr__(other, each.name, map_leaves(getattr(value, each.name), leaf, depth))
+    return other
+
+
+def num_bytes(value: Any, depth: int = MAX_DEPTH) -> int:
+    """Return how much memory a nested value takes, tensors and arrays exactly and the rest roughly."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, str | bytes):
+        return 64 + len(value)
+    if not depth:
+        return 64
+    if isinstance(value, Mapping):
+        return sum(64 + num_bytes(item, depth - 1) for item in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return sum(num_bytes(item, depth - 1) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return sum(num_bytes(getattr(value, each.name, None), depth - 1) for each in dataclasses.fields(value))
+    return 32
+
+
+def to_plain_outputs(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested outputs as the store takes them: without torch."""
+    return {name: map_leaves(value, to_plain) for name, value in outputs.items()}
+
+
+def to_plain(leaf: Any) -> Any:
+    """Return a tensor as numpy holds it, tagged so that it can become the same tensor again.
+
+    Sparse and quantized tensors are stored dense; of a sharded tensor the local part; a nested tensor as a list. A
+    tensor without elements to read (on the meta device) becomes a placeholder.
+    """
+    if not isinstance(leaf, Tensor):
+        return leaf
+    tensor = leaf.detach()
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if tensor.is_nested:
+        return [to_plain(part) for part in tensor.unbind()]
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.device.type == "meta":
+        return Unsupported.of(leaf, f"a tensor of shape {tuple(tensor.shape)} on the meta device")
+    if tensor.layout != torch.strided:
+        if tensor.numel() * tensor.element_size() > _MAX_DENSE_BYTES:
+            return Unsupported.of(leaf, f"a sparse tensor of shape {tuple(tensor.shape)}, too large when dense")
+        tensor = tensor.to_dense()
+    return _to_array(tensor.resolve_conj().resolve_neg().cpu().contiguous())
+
+
+def _to_array(tensor: Tensor) -> FromTorch | Unsupported:
+    dtype = str(tensor.dtype)
+    shape = tuple(tensor.shape)
+    if tensor.dtype == torch.complex32:  # numpy has no such type: two halves stand for it
+        tensor, shape = torch.view_as_real(tensor), (*shape, 2)
+    name = str(tensor.dtype).removeprefix(TORCH)
+    numpy_type = np.dtype(np.uint8) if name == "float4_e2m1fn_x2" else numpy_types.parse(name)
+    if numpy_type is None or numpy_type.itemsize != tensor.element_size():
+        return Unsupported.of(tensor, f"a tensor of shape {shape} and type {dtype}")
+    if not tensor.numel():
+        return FromTorch(np.empty(shape, numpy_type), dtype)
+    flat = tensor.reshape(-1)
+    if flat.stride() != (1,):  # a single element may have any stride, and still count as contiguous
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    content = flat.view(torch.uint8).numpy()
+    return FromTorch(content.view(numpy_type).reshape(shape), dtype)
