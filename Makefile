@@ -13,8 +13,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
-demo: $(READY) ## train a small network on digits with everything recorded, and show what was seen
-	$(BIN)/python examples/digits.py
+demo: $(READY) ## train a small network on digits, show what was seen inside and which samples fail
+	$(BIN)/python examples/demo.py
 
 test: $(READY) lint ## run all checks: style, types, layers, tests
 	$(BIN)/python -m pytest -q

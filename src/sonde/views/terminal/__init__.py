@@ -4,6 +4,7 @@ from sonde.views.terminal.events import event_level, event_line, event_table
 from sonde.views.terminal.flow_bars import flow_bars
 from sonde.views.terminal.heatmap import HeatMap, heat_map
 from sonde.views.terminal.histogram import histogram_plot
+from sonde.views.terminal.image import picture
 from sonde.views.terminal.look import Look, make_console
 from sonde.views.terminal.news_line import news_line
 from sonde.views.terminal.plot import Curve, PlotOptions, line_plot
@@ -31,6 +32,7 @@ __all__ = [
     "line_plot",
     "make_console",
     "news_line",
+    "picture",
     "print_summary",
     "read_page",
     "reading_table",

@@ -53,7 +53,7 @@ def heat_map(data: HeatMap, look: Look) -> Group:
             if dense:
                 line.append_text(_half_blocks(shares, bad, row, column))
             else:
-                line.append_text(_cell(float(shares[row, column]), bool(bad[row, column]), look))
+                line.append_text(cell(float(shares[row, column]), bool(bad[row, column]), look))
         lines.append(line)
     return Group(*lines, _under(data, gutter, shares.shape[1]), _legend(low, high, data, gutter, look))
 
@@ -80,7 +80,8 @@ def _contrast(logs: Values) -> tuple[float, float]:
     return max(float(logs.min()), middle - _MOST_DECADES), min(float(logs.max()), middle + _MOST_DECADES)
 
 
-def _cell(share: float, bad: bool, look: Look) -> Text:
+def cell(share: float, bad: bool, look: Look) -> Text:
+    """Return one character as bright as `share`, from 0 to 1; a cross for what is bad, a blank for what is unknown."""
     if bad:
         return Text(look.pick(CROSS, "x"), BAD)
     if np.isnan(share):
@@ -114,6 +115,6 @@ def _legend(low: float, high: float, data: HeatMap, gutter: int, look: Look) -> 
     line = Text(" " * (gutter + 1))
     line.append(f"{short(low)} ", QUIET)
     for step in range(12):
-        line.append_text(_cell(step / 11, False, look))
+        line.append_text(cell(step / 11, False, look))
     line.append(f" {short(high)}" + (f"  {data.unit}" if data.unit else ""), QUIET)
     return line
