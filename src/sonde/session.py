@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -30,9 +31,12 @@ from sonde.pipe.book import SiteBook
 from sonde.pipe.packer import Packer
 from sonde.pipe.pool import ArenaPool
 from sonde.pipe.worker import Worker
+from sonde.probes.cuda_timing import CudaTiming
+from sonde.probes.device_memory import DeviceMemory
 from sonde.records import Phase, Sink, summarise
 from sonde.schedule import Schedule
 from sonde.select import Selector
+from sonde.signals import is_capturing
 from sonde.stats import kernel_for
 from sonde.store import RunWriter
 from sonde.taps.describe import describe_helper
@@ -110,12 +114,12 @@ class Session:
         modules = _watched_modules(models, plan.where, helpers.loss_fn)
         parameters = _watched_parameters(models, plan.where)
         book = SiteBook(writer.sites)
-        pool = ArenaPool(plan.ring_bytes)
+        self._pool = ArenaPool(plan.ring_bytes)
         self._kernels = functools.cache(kernel_for)
-        self._worker = Worker(writer, pool, book, histogram=plan.histogram, clock=clock)
+        self._worker = Worker(writer, self._pool, book, histogram=plan.histogram, clock=clock)
         self._packer = Packer(
             book,
-            pool,
+            self._pool,
             self._kernels,
             self._worker.send,
             clock=clock,
@@ -125,6 +129,10 @@ class Session:
         )
         self._table = ParameterTable(parameters, self._packer)
         self._backward_handles: list[RemovableHandle] = []
+        self._timings: list[CudaTiming] = []
+        self._memories: list[DeviceMemory] = []
+        self._mark = self._guard.wrap("device timing", self._mark_phase)
+        self._see_devices = self._guard.wrap("device timing and memory", self._see_device_numbers)
         self._make_taps(modules, optimizers, steps_before)
         _live.add(self)
         try:
@@ -145,6 +153,7 @@ class Session:
             output_gradients="output_gradients" in what,
             max_calls=self._plan.max_calls,
             before_pass=self._before_pass,
+            after_pass=self._after_pass,
         )
         self._optimizers = OptimizerTap(
             optimizers,
@@ -160,6 +169,7 @@ class Session:
             is_due=self._is_due,
             before_step=packer.begin,
             after_step=self._end_step,
+            mark=self._mark,
             steps_before=steps_before or 0,
         )
         self._scaler: ScalerTap | None = None
@@ -180,16 +190,26 @@ class Session:
         self._attach()
 
     def _attach(self) -> None:
-        for device in {entry.parameter.device for entry in self._table if entry.parameter.device.type != "meta"}:
-            self._kernels(device).warm_up()
+        self._prepare_devices()
         if "updates" in self._plan.what:
             self._make_shadows()
-        self._listen_for_backward()
         if {"outputs", "output_gradients"} & self._plan.what:
+            self._listen_for_backward()
             self._modules.attach()
         self._optimizers.attach()
         if self._scaler is not None:
             self._scaler.attach()
+
+    def _prepare_devices(self) -> None:
+        # Whoever has a scaler runs in float16, even if all parameters are float32.
+        dtypes = {torch.float16} if self._helpers.scaler is not None else set()
+        dtypes |= {entry.parameter.dtype for entry in self._table}
+        devices = {entry.parameter.device for entry in self._table if entry.parameter.device.type != "meta"}
+        for device in sorted(devices, key=str):
+            self._kernels(device).warm_up(dtypes)
+            if device.type == "cuda":
+                self._timings.append(CudaTiming(device, self._packer))
+                self._memories.append(DeviceMemory(device, self._packer))
 
     def _listen_for_backward(self) -> None:
         saw_backward = self._modules.saw_backward
@@ -216,19 +236,46 @@ class Session:
         return self._plan.when(step) and step % self._packer.stride == 0
 
     def _before_pass(self, phase: Phase) -> bool:
+        if is_capturing():
+            return False
         self._packer.begin()
         if phase == "train":
             self._eval_passes = 0
-            # With several optimizers one round of the loop is several steps; sample rounds, so that all are seen.
-            return self._is_due((self._packer.step - 1) // self._num_optimizers + 1)
+            due = self._is_round_due()
+            if due:
+                self._mark("forward")
+            return due
         self._eval_passes += 1
         return self._is_due(self._eval_passes - 1)
+
+    def _is_round_due(self) -> bool:
+        # With several optimizers one round of the loop is several steps; sample rounds, so that all are seen.
+        return self._is_due((self._packer.step - 1) // self._num_optimizers + 1)
+
+    def _after_pass(self, phase: Phase) -> None:
+        if phase == "train":
+            self._mark("backward")
+
+    def _mark_phase(self, phase: str) -> None:
+        for timing in self._timings:
+            timing.mark(phase)
 
     def _end_step(self, *, skipped: bool = False) -> None:
         self._unscale_output_gradients()
         self._see_helpers()
+        if self._timings:
+            self._see_devices(self._is_round_due())
         self._modules.end_step()
         self._packer.end_step(skipped=skipped)
+
+    def _see_device_numbers(self, due: bool) -> None:
+        for timing in self._timings:
+            if due:
+                timing.end_step()
+            else:
+                timing.forget()
+        for memory in self._memories if due else ():
+            memory.see()
 
     def _unscale_output_gradients(self) -> None:
         if self._scaler is not None and self._scaler.site >= 0 and self._modules.gradient_sites:
@@ -325,6 +372,8 @@ class Session:
         try:
             self._detach()
             self._guard.wrap("the last step", self._packer.ship_rest)()
+            # If a device refused its rows, this has been noted meanwhile; what is left needs no device.
+            self._guard.wrap("the last events", self._packer.ship)()
         finally:
             self._finish(timeout_s)
 
@@ -333,6 +382,7 @@ class Session:
             logger.warning(
                 "the run %s could not be finished within %g s; its end may be missing.", self.path, timeout_s
             )
+        self._pool.clear()
         _live.discard(self)
 
     def __enter__(self) -> Self:
@@ -363,6 +413,7 @@ class Session:
             self._scaler.remove()
         for handle in self._backward_handles:
             handle.remove()
+        self._timings.clear()
         self._table.clear()
 
     def _abandon(self) -> None:

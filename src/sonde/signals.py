@@ -7,13 +7,26 @@ worker thread once the copy has arrived.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from sonde.records import Phase, Quantity
 from sonde.schema import Bins, Rows
+
+LateNumbers = Callable[[], Sequence[tuple[int, float]]]
+"""Returns numbers by site that can be had once the rows of their step have arrived; called by the worker thread."""
+
+
+def is_capturing() -> bool:
+    """Say whether the current CUDA stream is being captured into a graph.
+
+    Nothing may be measured then: a replay would repeat it, into an arena that has long been shipped.
+    """
+    # Asking torch first would start CUDA in a process that only uses the CPU.
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call] # torch
 
 
 class Shipment(Protocol):
@@ -65,8 +78,11 @@ class Kernel(Protocol):
         Afterwards shadow i equals tensor i. Each element is read once.
         """
 
-    def warm_up(self) -> None:
-        """Do now what the first use would have to wait for, such as compiling."""
+    def warm_up(self, dtypes: Collection[torch.dtype] = ()) -> None:
+        """Do now what the first use would have to wait for, such as compiling.
+
+        `dtypes` are element types to expect besides float32 and bfloat16.
+        """
 
     def ship(self, arena: Arena) -> Shipment:
         """Start moving the arena's rows to the host."""
@@ -103,6 +119,9 @@ class Recorder(Protocol):
 
     def put(self, site: int, value: float) -> None:
         """Take one plain number."""
+
+    def put_late(self, numbers: LateNumbers) -> None:
+        """Take plain numbers that can be had only when this step's rows have arrived."""
 
     def unscale(self, sites: Sequence[int], scale: int) -> None:
         """Divide what was seen at `sites` in this step by the number seen at the site `scale`, once it has arrived."""

@@ -18,7 +18,9 @@ _Part = tuple[NDArray[np.uint32], Rows, Bins, NDArray[np.bool_]]
 
 def to_block(packet: Packet, book: SiteBook, *, histogram: bool) -> Block | None:
     """Wait for the packet's rows and return them as a block, or None if it holds no reading."""
-    parts: list[_Part] = [_from_arenas(packet, book, histogram), _from_numbers(packet), _from_readings(packet)]
+    arrived = _from_arenas(packet, book, histogram)
+    numbers = [*packet.numbers, *(number for late in packet.late for number in late())]
+    parts: list[_Part] = [arrived, _from_numbers(numbers), _from_readings(packet)]
     sites, rows, bins, binned = _merge(parts)
     if not len(sites):
         return None
@@ -71,17 +73,17 @@ def _from_arenas(packet: Packet, book: SiteBook, histogram: bool) -> _Part:
         rows, bins = hold.shipment.take()
         used = np.flatnonzero(rows[:, schema.SEEN])
         sites = (used + hold.base).astype(np.uint32)
-        binned = np.array([histogram and book.has_histogram(int(site)) for site in sites], dtype=np.bool_)
+        binned = book.have_histograms(sites) if histogram else np.zeros(len(sites), np.bool_)
         parts.append((sites, rows[used], bins[used], binned))  # indexing copies: the arena can be used again
     sites, rows, bins, binned = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return sites, rows, bins, binned
 
 
-def _from_numbers(packet: Packet) -> _Part:
-    if not packet.numbers:
+def _from_numbers(numbers: list[tuple[int, float]]) -> _Part:
+    if not numbers:
         return _empty()
-    sites = np.array([site for site, _ in packet.numbers], dtype=np.uint32)
-    rows = np.stack([schema.row_of_value(value) for _, value in packet.numbers])
+    sites = np.array([site for site, _ in numbers], dtype=np.uint32)
+    rows = np.stack([schema.row_of_value(value) for _, value in numbers])
     return sites, rows, np.zeros((len(sites), schema.NUM_BINS), np.uint64), np.zeros(len(sites), np.bool_)
 
 

@@ -6,6 +6,9 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sonde.records import QUANTITIES, Phase, Quantity, Site
 
 _Identity = tuple[str, Quantity, Phase, int, str]
@@ -20,9 +23,10 @@ class SiteBook:
         self._ids: dict[_Identity, int] = {}
         self._sites: list[Site] = []
         self._unsent: list[Site] = []
+        self._histograms = bytearray()  # a flag per site
         for site in known:
             self._ids[_identity(site)] = site.id
-            self._sites.append(site)
+            self._append(site)
 
     def __len__(self) -> int:
         return len(self._sites)
@@ -38,9 +42,13 @@ class SiteBook:
                 return known
             numbered = replace(site, id=len(self._sites))
             self._ids[_identity(site)] = numbered.id
-            self._sites.append(numbered)
+            self._append(numbered)
             self._unsent.append(numbered)
             return numbered.id
+
+    def _append(self, site: Site) -> None:
+        self._sites.append(site)
+        self._histograms.append(site.quantity not in _WITHOUT_HISTOGRAM)
 
     def take_new(self) -> list[Site]:
         """Return the sites that are new since the last call."""
@@ -50,7 +58,11 @@ class SiteBook:
 
     def has_histogram(self, site: int) -> bool:
         """Say whether readings of a site carry a histogram when histograms are on."""
-        return self._sites[site].quantity not in _WITHOUT_HISTOGRAM
+        return bool(self._histograms[site])
+
+    def have_histograms(self, sites: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Say the same of many sites."""
+        return np.frombuffer(bytes(self._histograms), dtype=np.bool_)[sites]
 
 
 def _identity(site: Site) -> _Identity:

@@ -14,7 +14,7 @@ from sonde.pipe.packet import Hold, Packet
 from sonde.pipe.pool import ArenaPool
 from sonde.records import Event, Phase, Quantity, Site
 from sonde.schema import Bins, Rows
-from sonde.signals import Kernel
+from sonde.signals import Kernel, LateNumbers, is_capturing
 
 # Room for sites that turn up in the middle of a step: the first evaluation, a branch not taken before.
 SLACK_ROWS: Final = 64
@@ -146,6 +146,11 @@ class Packer:
             if len(self._packet.numbers) < MAX_LOOSE_ITEMS:
                 self._packet.numbers.append((site, value))
 
+    def put_late(self, numbers: LateNumbers) -> None:
+        """Take plain numbers that can be had only when this step's rows have arrived."""
+        with self._lock:
+            self._packet.late.append(numbers)
+
     def put_reading(self, site: int, row: Rows, bins: Bins) -> None:
         """Take a summary that was made elsewhere."""
         with self._lock:
@@ -173,7 +178,7 @@ class Packer:
 
     def begin(self) -> None:
         """Open the next step if the last one has ended. Called whenever a pass or an optimizer step begins."""
-        if self._packet.stepped:
+        if self._packet.stepped and not is_capturing():
             with self._lock:
                 if self._packet.stepped:
                     self._ship(self._packet.step + 1)
@@ -206,8 +211,15 @@ class Packer:
         self._packet = Packet(next_step, stepped=reopened, time=packet.time)
         holds, self._holds = self._holds, {}
         packet.holds = [hold for chain in holds.values() for hold in chain]
-        for hold in packet.holds:
-            hold.shipment = hold.kernel.ship(hold.arena)
+        try:
+            for hold in packet.holds:
+                hold.shipment = hold.kernel.ship(hold.arena)
+        finally:
+            # A device that failed ships nothing; what was said about its last step still gets through.
+            packet.holds = [hold for hold in packet.holds if hold.shipment is not None]
+            self._dispatch(packet)
+
+    def _dispatch(self, packet: Packet) -> None:
         self._account(packet)
         if packet.is_empty():
             return
@@ -266,9 +278,12 @@ class Packer:
     def _lend(self, device: torch.device, chain: list[Hold], base: int, site: int) -> Hold | None:
         wanted = max(self._expected_sites, len(self._book), site + 1) - base
         kernel = self._kernel_for(device)
-        arena = self._pool.lend(device, kernel, wanted + SLACK_ROWS)
+        # An arena made while a graph is captured would lie in the graph's own memory.
+        capturing = is_capturing()
+        arena = None if capturing else self._pool.lend(device, kernel, wanted + SLACK_ROWS)
         if arena is None:
-            self._starved.add(device)
+            if not capturing:
+                self._starved.add(device)
             if not chain:
                 del self._holds[device]
             return None

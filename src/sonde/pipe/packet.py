@@ -8,7 +8,7 @@ import torch
 
 from sonde.records import Event, Site
 from sonde.schema import Bins, Rows
-from sonde.signals import Arena, Kernel, Shipment
+from sonde.signals import Arena, Kernel, LateNumbers, Shipment
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +29,7 @@ class Packet:
     step: int
     holds: list[Hold] = field(default_factory=list)
     numbers: list[tuple[int, float]] = field(default_factory=list)
+    late: list[LateNumbers] = field(default_factory=list)
     readings: list[tuple[int, Rows, Bins]] = field(default_factory=list)
     unscale: list[tuple[list[int], int]] = field(default_factory=list)
     skip_flags: list[int] = field(default_factory=list)

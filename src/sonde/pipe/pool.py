@@ -47,6 +47,13 @@ class ArenaPool:
             self._lent -= 1
             self._free.setdefault(device, deque()).append(arena)
 
+    def clear(self) -> None:
+        """Let go of all arenas that are not out, and so of their memory."""
+        with self._lock:
+            for arena in (arena for arenas in self._free.values() for arena in arenas):
+                self.used_bytes -= arena.nbytes
+            self._free.clear()
+
     @property
     def is_slack(self) -> bool:
         """Say whether at most a quarter of the bytes is out."""

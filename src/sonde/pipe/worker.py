@@ -100,11 +100,17 @@ class Worker:
             block = self._block(packet)
         except Exception:  # noqa: BLE001 - the edge of this thread: a packet that cannot be read must not end it
             self._report("packing a step", traceback.format_exc())
-        for hold in packet.holds:
-            self._pool.give_back(hold.device, hold.arena)
+        self._give_back(packet)
         self._sites += packet.new_sites
         for sink in self._sinks():
             self._offer(sink, functools.partial(_deliver, sink, packet.new_sites, block, packet.events))
+
+    def _give_back(self, packet: Packet) -> None:
+        for hold in packet.holds:
+            try:
+                self._pool.give_back(hold.device, hold.arena)
+            except Exception:  # noqa: BLE001 - the edge of this thread: a device that failed refuses every call
+                self._report("emptying an arena", traceback.format_exc())
 
     def _block(self, packet: Packet) -> Block | None:
         block = to_block(packet, self._book, histogram=self._histogram)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import torch
@@ -85,7 +85,7 @@ class NativeKernel:
         for tensor, shadow in outdated:
             shadow.detach().copy_(tensor.detach())
 
-    def warm_up(self) -> None:
+    def warm_up(self, dtypes: Collection[torch.dtype] = ()) -> None:
         """Do nothing: there is nothing to prepare."""
 
     def ship(self, arena: Arena) -> HostShipment:

@@ -8,7 +8,7 @@ Reading a scalar of a CPU tensor waits for nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,7 +74,7 @@ class TorchKernel:
                 self.measure_one(change, change_row, arena, histogram=histogram)
                 shadow.detach().copy_(tensor.detach())
 
-    def warm_up(self) -> None:
+    def warm_up(self, dtypes: Collection[torch.dtype] = ()) -> None:
         """Do nothing: there is nothing to prepare."""
 
     def ship(self, arena: Arena) -> HostShipment:

@@ -6,7 +6,7 @@ Slow (some fifty operations per tensor), but right: for devices that have no ker
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -116,7 +116,7 @@ class GenericKernel:
                 self.measure_one(change, change_row, arena, histogram=histogram)
                 shadow.detach().copy_(tensor.detach())
 
-    def warm_up(self) -> None:
+    def warm_up(self, dtypes: Collection[torch.dtype] = ()) -> None:
         """Do nothing: there is nothing to prepare."""
 
     def ship(self, arena: Arena) -> DeviceShipment:

@@ -76,6 +76,7 @@ class ModuleTap:
         output_gradients: bool,
         max_calls: int,
         before_pass: Callable[[Phase], bool],
+        after_pass: Callable[[Phase], None],
     ) -> None:
         self.backward_count = 0
         self.gradient_sites: list[int] = []
@@ -85,6 +86,7 @@ class ModuleTap:
         self._output_gradients = output_gradients
         self._max_calls = max_calls
         self._before_pass = before_pass
+        self._after_pass = after_pass
         self._pass = _Pass()
         self._sites: dict[tuple[int, Quantity, Phase, int, str], int] = {}
         self._before_call = guard.wrap("module calls", self._enter)
@@ -140,6 +142,7 @@ class ModuleTap:
 
     def _begin_pass(self, here: _Pass) -> None:
         here.stack.clear()
+        here.last = None  # a compiled model may return the very same tensor object in every pass
         here.phase = "train" if torch.is_grad_enabled() else "eval"
         here.recording = self._before_pass(here.phase)
         if here.phase == "eval":
@@ -163,13 +166,17 @@ class ModuleTap:
             call = min(call, self._max_calls - 1)
             for part, tensor in (("", output),) if isinstance(output, Tensor) else unpack(output):
                 self._see(here, entry, call, part, tensor)
+        if here.recording and not here.stack:
+            self._after_pass(here.phase)
 
     def _see(self, here: _Pass, entry: WatchedModule, call: int, part: str, tensor: Tensor) -> None:
         version = -1 if tensor.is_inference() else tensor._version
         if here.last is not None and here.last() is tensor and version == here.last_version != -1:
             self._site(entry, "output", here.phase, call, part, tensor, same_as=here.last_site)
             return
-        site = self._site(entry, "output", here.phase, call, part, tensor)
+        site = self._sites.get((id(entry.module), "output", here.phase, call, part), -1)
+        if site < 0:
+            site = self._site(entry, "output", here.phase, call, part, tensor)
         here.last, here.last_version, here.last_site = weakref.ref(tensor), version, site
         if self._outputs:
             self._recorder.see(site, tensor)

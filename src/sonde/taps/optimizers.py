@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from sonde.signals import Recorder
+from sonde.signals import Recorder, is_capturing
 from sonde.taps.guard import Guard
 from sonde.taps.parameters import ParameterTable, WatchedParameter
 
@@ -48,7 +48,10 @@ class WatchedOptimizer:
 
 
 class OptimizerTap:
-    """Measures parameters, gradients and updates around every step, then says that the step has ended."""
+    """Measures parameters, gradients and updates around every step, then says that the step has ended.
+
+    `mark` is called where the optimizer's own work begins and ends, so that it can be timed without Sonde's.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class OptimizerTap:
         is_due: Callable[[int], bool],
         before_step: Callable[[], None],
         after_step: Callable[[], None],
+        mark: Callable[[str], None],
         steps_before: int = 0,
     ) -> None:
         self.stepped = 0
@@ -71,6 +75,7 @@ class OptimizerTap:
         self._is_due = is_due
         self._before_step = before_step
         self._after_step = after_step
+        self._mark = mark
         self._steps_before = steps_before
         self._watched: dict[int, WatchedOptimizer] = {}
         self._orphans: list[WatchedParameter] = list(table)
@@ -137,7 +142,7 @@ class OptimizerTap:
 
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         watched = self._watched.get(id(optimizer)) or self._adopt_if_ours(optimizer)
-        if watched is None:
+        if watched is None or is_capturing():
             return
         self._before_step()
         watched.in_step = True
@@ -145,6 +150,7 @@ class OptimizerTap:
         watched.recording = self._is_due(watched.steps)
         if not watched.recording:
             return
+        self._mark("")
         self._follow_new_groups(watched)
         # With a closure the forward and backward happen inside the step: what `grad` holds now is of the last step.
         if self._wants.gradients and not _has_closure(args, kwargs):
@@ -152,6 +158,7 @@ class OptimizerTap:
         if self._wants.updates:
             self._table.refresh_shadows(watched.entries)
         self._put_hyperparameters(watched)
+        self._mark("optimizer")
 
     def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         watched = self._watched.get(id(optimizer))
@@ -160,6 +167,7 @@ class OptimizerTap:
         watched.in_step = False
         self.stepped += 1
         if watched.recording:
+            self._mark("")
             if self._wants.gradients and _has_closure(args, kwargs):
                 self._see_gradients(watched)
             self._see_parameters(watched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -10,14 +11,17 @@ from torch import Tensor
 
 from sonde import schema
 from sonde.schema import Bins, Rows
+from sonde.stats.cuda.driver import beside_captures
 
 _WORDS_PER_ROW: Final = schema.NUM_COLUMNS + schema.NUM_BINS
 
 
-def current_stream_handle(index: int) -> int:
-    """Return the driver's handle of a device's current stream, without making a stream object where torch allows."""
-    fast = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return int(fast(index) if fast is not None else torch.cuda.current_stream(index).cuda_stream)
+def _stream_handle(index: int) -> int:
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+# The driver's handle of a device's current stream; without making a stream object where torch allows.
+current_stream_handle: Final[Callable[[int], int]] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_handle)
 
 
 class DeviceArena:
@@ -28,6 +32,9 @@ class DeviceArena:
 
     An arena may be used from several streams in turn. Whoever works on it calls `enter` first, which makes the current
     stream wait (on the device) for what was queued for this arena on the stream before.
+
+    `reset` is called by the worker thread and only leaves a note: the next to enter empties the rows, on its stream. So
+    the worker never queues work, which could end up in a graph that another thread is capturing.
     """
 
     def __init__(self, capacity: int, index: int, partial_rows: int) -> None:
@@ -41,6 +48,7 @@ class DeviceArena:
         self.bins: Tensor = self._words[capacity * schema.NUM_COLUMNS :].view(capacity, schema.NUM_BINS)
         self.tickets: Tensor = torch.zeros(capacity, dtype=torch.int32, device=self.device)
         self.partials: Tensor = torch.empty((partial_rows, schema.NUM_COLUMNS), dtype=torch.float64, device=self.device)
+        self._is_stale = False
         self._stream = torch.cuda.current_stream(self.device)
         self.stream_handle: int = self._stream.cuda_stream
         self.nbytes = sum(map(_bytes_of, (self._words, self.tickets, self.partials)))
@@ -60,13 +68,15 @@ class DeviceArena:
             self._stream = torch.cuda.current_stream(self.device)
             self._stream.wait_event(done)
             self.stream_handle = handle
+        if self._is_stale:
+            self._is_stale = False
+            with torch.no_grad():
+                self._words.zero_()
         return handle
 
     def reset(self) -> None:
-        """Empty all rows, in the order of the current stream."""
-        with torch.cuda.device(self.device), torch.no_grad():
-            self.enter()
-            self._words.zero_()
+        """Have all rows emptied before they are used again."""
+        self._is_stale = True
 
     def ship(self) -> DeviceShipment:
         """Queue the copy of all rows to pinned memory on the current stream."""
@@ -99,7 +109,8 @@ class DeviceShipment:
 
     def take(self) -> tuple[Rows, Bins]:
         """Return rows and bins, waiting if they have not arrived (worker thread only)."""
-        self._arrived.synchronize()
+        with beside_captures():
+            self._arrived.synchronize()
         words = self._host.numpy()
         split = self._capacity * schema.NUM_COLUMNS
         rows: Rows = words[:split].view(np.float64).reshape(self._capacity, schema.NUM_COLUMNS)

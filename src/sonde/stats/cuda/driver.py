@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Final
 
 _INVALID_CONTEXT: Final = 201
+_RELAXED_CAPTURES: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _LIBRARY: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
@@ -54,6 +57,25 @@ class Function:
             check(status)
 
 
+@contextmanager
+def beside_captures() -> Iterator[None]:
+    """Let this thread ask about events while another thread captures a graph.
+
+    Otherwise the driver takes the question for a mistake, and ends that capture with an error.
+    """
+    try:
+        exchange = driver().cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):  # not NVIDIA's driver, or one from before graphs
+        yield
+        return
+    mode = ctypes.c_int(_RELAXED_CAPTURES)
+    check(exchange(ctypes.byref(mode)))  # afterwards `mode` holds what was set before
+    try:
+        yield
+    finally:
+        check(exchange(ctypes.byref(mode)))
+
+
 @cache
 def driver() -> ctypes.CDLL:
     """Load the driver library; OSError where there is none."""
@@ -66,6 +88,7 @@ def driver() -> ctypes.CDLL:
     library.cuModuleGetFunction.argtypes = [pointer, pointer, ctypes.c_char_p]
     library.cuCtxGetCurrent.argtypes = [pointer]
     library.cuCtxSetCurrent.argtypes = [pointer]
+    library.cuThreadExchangeStreamCaptureMode.argtypes = [pointer]
     library.cuGetErrorString.argtypes = [ctypes.c_int, pointer]
     return library
 

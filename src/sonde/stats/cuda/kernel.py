@@ -10,7 +10,7 @@ would otherwise write into an arena that has long been shipped. `skipped` counts
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import ClassVar, Final, TypeGuard
@@ -25,6 +25,8 @@ from sonde.stats.cuda.arena import DeviceArena, DeviceShipment
 
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _DTYPE: Final = attrgetter("dtype")
+# Without torch's question whether CUDA has been started, which every tensor here answers.
+current_device: Final[Callable[[], int]] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 WARM_UP_DTYPES: Final = (torch.float32, torch.bfloat16)
 
 
@@ -100,13 +102,13 @@ class DeviceKernel(ABC):
         assert isinstance(arena, DeviceArena)
         return arena.ship()
 
-    def warm_up(self, dtypes: Iterable[torch.dtype] = WARM_UP_DTYPES) -> None:
+    def warm_up(self, dtypes: Collection[torch.dtype] = ()) -> None:
         """Compile, load and run everything once, so that no training step has to; waits for the device.
 
-        Other dtypes than those given are compiled when they are first met.
+        This is for the usual element types and those given; others are compiled when they are first met.
         """
         arena = self.arena(2)
-        for dtype in dtypes:
+        for dtype in {*WARM_UP_DTYPES, *self.dtypes.intersection(dtypes)}:
             # Large enough for several blocks per tensor, which is a way of its own through the kernels.
             values = torch.zeros(1 << 17, device=self.device).to(dtype)
             shadow = torch.zeros_like(values)
@@ -261,7 +263,7 @@ class _OnDevice:
         self._before = -1
 
     def __enter__(self) -> None:
-        current = torch.cuda.current_device()
+        current = current_device()
         if current != self._index:
             self._before = current
             torch.cuda.set_device(self._index)

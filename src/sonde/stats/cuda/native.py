@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from sonde.signals import Arena
-from sonde.stats.adapt import PLAIN_TYPES
+from sonde.stats.adapt import PLAIN_TYPES, is_dense
 from sonde.stats.cuda import batches, compiler
 from sonde.stats.cuda.arena import DeviceArena
 from sonde.stats.cuda.batches import Batch, SingleBatch
 from sonde.stats.cuda.driver import DriverError, Function, Module
-from sonde.stats.cuda.kernel import DeviceKernel, Group
+from sonde.stats.cuda.kernel import DeviceKernel, Group, current_device
 
 _SOURCE: Final = "summary.cu"
 # Numbers of the element types in the source.
@@ -91,9 +91,9 @@ class NativeKernel(DeviceKernel):
             functions is None
             or type(tensor) not in PLAIN_TYPES
             or tensor.get_device() != self.index
-            or torch.cuda.current_device() != self.index
+            or current_device() != self.index
             or tensor.layout is not torch.strided
-            or not tensor.is_contiguous()
+            or not is_dense(tensor)
             or tensor.is_neg()
         ):
             return super().measure_one(tensor, row, arena, histogram=histogram)
