@@ -30,6 +30,8 @@ bench: $(BENCH) ## measure what watching costs, side by side with other tools
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/kernel.py
 	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/pages.py
+	$(BIN)/python benchmarks/capture.py
 
 view: $(READY) ## show the demo's run
 	@test -d runs/digits || $(MAKE) demo

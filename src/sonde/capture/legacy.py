@@ -17,7 +17,7 @@ from sonde.store.pages.record import Datapoint, check_datapoint
 def write_legacy_pages(
     folder: str | Path, captures: Iterable[tuple[Datapoint, Mapping[str, Any]]], *, page_bytes: int
 ) -> int:
-    """Write captures as `page_N.pkl`, as Pylon does. Such files run code when they are loaded: for old tools only.
+    """Write captures as `page_N.pkl`, for tools that read nothing else. Such files run code when they are loaded.
 
     Returns:
         How many pages were written.
@@ -29,7 +29,7 @@ def write_legacy_pages(
     try:
         joblib = import_module("joblib")
     except ImportError:
-        raise MissingExtra("joblib", "dev", "Writing legacy pages") from None
+        raise MissingExtra("joblib", "legacy", "Writing legacy pages") from None
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     if any(path.glob("page_*.pkl")):

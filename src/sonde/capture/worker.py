@@ -467,6 +467,7 @@ class Capture:
             self._thread.start()
 
     def _run(self) -> None:
+        fetcher = Fetcher()
         while True:
             with self._changed:
                 writer = self._writer
@@ -475,7 +476,7 @@ class Capture:
                     self._changed.notify_all()
                     return
                 item = self._queue.popleft()
-            failure = _write(writer, item)
+            failure = _write(writer, item, fetcher)
             with self._changed:
                 self._pending_bytes -= item.nbytes
                 if failure is None:
@@ -515,11 +516,10 @@ class Capture:
         self._changed, self._verbs = threading.Condition(), threading.RLock()
 
 
-def _write(writer: PageWriter, item: _Item) -> Failure | None:
+def _write(writer: PageWriter, item: _Item, fetcher: Fetcher) -> Failure | None:
     try:
-        for event in item.ready:
-            event.synchronize()
-        writer.add(item.datapoint, to_plain_outputs(item.outputs), info=to_plain_outputs(item.info))
+        outputs, info = fetcher.fetch(item.outputs, item.ready), fetcher.fetch(item.info, item.ready)
+        writer.add(item.datapoint, to_plain_outputs(outputs), info=to_plain_outputs(info))
     except Exception as error:  # noqa: BLE001 - the edge of this thread: no capture's fault may end it
         return Failure(item.datapoint, f"{type(error).__name__}: {error}", traceback.format_exc())
     return None

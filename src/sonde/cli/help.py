@@ -27,7 +27,8 @@ def print_verb_help(verb: Any, ctx: Any) -> None:
         "options": [_option(each, ctx) for each in parameters if each not in arguments and not each.hidden],
         "examples": _examples(verb.epilog),
     }
-    _print_page(f"{ctx.command_path} {names} [OPTIONS]", verb.help or "", sections)
+    usage = " ".join(part for part in (ctx.command_path, names, "[OPTIONS]") if part)
+    _print_page(usage, verb.help or "", sections)
 
 
 def print_group_help(group: Any, ctx: Any) -> None:

@@ -74,4 +74,4 @@ def _loader() -> Any:
     try:
         return import_module("joblib").load
     except ImportError:
-        raise MissingExtra("joblib", "dev", "Reading pickled pages") from None
+        raise MissingExtra("joblib", "legacy", "Reading pickled pages") from None

@@ -48,6 +48,7 @@ def _describe(report: Report) -> dict[str, object]:
         "ok": report.ok,
         "files": report.num_files,
         "blocks": report.num_blocks,
+        "captures": report.num_captures,
         "problems": entries(report.problems),
         "torn_tails": entries(report.torn_tails),
     }
@@ -63,6 +64,8 @@ def _print(report: Report) -> None:
     lines = [Text.assemble((look.pick("✗ ", "x "), "bold red"), str(problem)) for problem in report.problems]
     lines += [Text.assemble((look.pick("· ", ". "), "dim"), f"torn tail: {tail}") for tail in report.torn_tails]
     scope = f"{report.num_files:,} files, {report.num_blocks:,} steps"
+    if report.num_captures:
+        scope += f", {report.num_captures:,} captures"
     if report.ok:
         good = f"{report.path}: every checksum is right, {scope}"
         lines.append(Text.assemble((look.pick("✓ ", "+ "), "green"), good))

@@ -1,0 +1,71 @@
+"""From a CUDA device to the host beside the training: on a stream of its own, through a little pinned memory.
+
+`tensor.cpu()` would queue its copy among the training's own work, and copy slowly, because its target is not pinned;
+training would stand still meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from sonde.capture.values import map_leaves
+from sonde.stats.cuda.driver import beside_captures
+
+STAGING_BYTES: Final = 16 << 20
+"""Pinned memory per device, through which everything goes."""
+
+
+class Fetcher:
+    """Fetches tensors for one thread. Waits for the device; not for the training thread."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[torch.device, tuple[torch.cuda.Stream, Tensor]] = {}
+
+    def fetch(self, value: Any, ready: list[torch.cuda.Event]) -> Any:
+        """Return a nested value with its CUDA tensors on the host, read after the events in `ready` have happened."""
+        if not ready:
+            return value
+
+        def bring(leaf: Any) -> Any:
+            return self._bring(leaf, ready) if isinstance(leaf, Tensor) and _is_plain(leaf) else leaf
+
+        with beside_captures(), torch.no_grad():
+            for event in ready:
+                event.synchronize()
+            return map_leaves(value, bring)
+
+    def _bring(self, tensor: Tensor, ready: list[torch.cuda.Event]) -> Tensor:
+        stream, staging = self._lane(tensor.device)
+        with torch.cuda.stream(stream):
+            for event in ready:
+                stream.wait_event(event)
+            source = tensor.resolve_conj().resolve_neg().contiguous()
+            target = torch.empty(tensor.shape, dtype=tensor.dtype)
+            if tensor.numel():
+                self._copy(source.reshape(-1).view(torch.uint8), target.reshape(-1).view(torch.uint8), staging, stream)
+        return target
+
+    def _copy(self, source: Tensor, target: Tensor, staging: Tensor, stream: torch.cuda.Stream) -> None:
+        arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        for start in range(0, source.numel(), STAGING_BYTES):
+            piece = source[start : start + STAGING_BYTES]
+            staged = staging[: piece.numel()]
+            staged.copy_(piece, non_blocking=True)
+            arrived.record(stream)
+            arrived.synchronize()
+            target[start : start + STAGING_BYTES].copy_(staged)
+
+    def _lane(self, device: torch.device) -> tuple[torch.cuda.Stream, Tensor]:
+        lane = self._lanes.get(device)
+        if lane is None:
+            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            lane = self._lanes[device] = (stream, torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True))
+        return lane
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Say whether a tensor is just elements on a CUDA device; anything else is converted where it is made plain."""
+    return tensor.is_cuda and type(tensor) is Tensor and tensor.layout == torch.strided and not tensor.is_quantized
