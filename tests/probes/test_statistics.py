@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sonde.probes import channel_axis, downsample, pooled_features, sample_statistics
+from sonde.probes import brief_statistics, channel_axis, downsample, pooled_features, sample_statistics
 
 
 def oracle(sample: torch.Tensor) -> dict[str, float | None]:
@@ -69,11 +69,26 @@ def test_sample_statistics_agree_with_plain_ones(tensor):
     samples = tensor if tensor.dim() else tensor.reshape(1)
     assert len(found) == len(samples)
     for stats, sample in zip(found, samples, strict=True):
-        for name, expected in oracle(sample).items():
-            if expected is None:
-                assert stats[name] is None, name
-            else:
-                assert stats[name] == pytest.approx(expected, rel=2e-5, abs=1e-6), name
+        check(stats, oracle(sample))
+
+
+@pytest.mark.parametrize("tensor", CASES.values(), ids=CASES.keys())
+def test_brief_statistics_agree_with_plain_ones(tensor):
+    found = brief_statistics(tensor)
+    samples = tensor if tensor.dim() else tensor.reshape(1)
+    assert len(found) == len(samples)
+    for stats, sample in zip(found, samples, strict=True):
+        expected = oracle(sample)
+        check(stats, {name: expected[name] for name in ("mean", "std", "min", "max")})
+        assert stats["shape"] == ([1, *tensor.shape[1:]] if tensor.dim() else [])
+
+
+def check(stats, expected):
+    for name, number in expected.items():
+        if number is None:
+            assert stats[name] is None, name
+        else:
+            assert stats[name] == pytest.approx(number, rel=2e-5, abs=1e-6), name
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from sonde.capture import Capture, write_legacy_pages
-from sonde.debuggers.samples import SampleId
 from sonde.store.pages import load_debug_outputs
 
 
@@ -33,11 +32,6 @@ class BufferQueue(queue.Queue[Any]):
         if self._capture.folder is not None:
             self._capture.flush()
 
-    def waiting(self) -> list[tuple[SampleId, dict[str, Any]]]:
-        """Return what is in memory and not on disk."""
-        with self._capture._changed:
-            return [(item.datapoint, item.outputs) for item in self._capture._queue]
-
 
 class BufferThread(threading.Thread):
     """Stands for the thread that writes. That one runs only while there is something to write."""
@@ -48,7 +42,7 @@ class BufferThread(threading.Thread):
 
     def is_alive(self) -> bool:
         """Say whether captures will be written: until the debugger is closed."""
-        return not self._capture._closed
+        return not self._capture.is_closed
 
 
 def write_pickled_pages(capture: Capture, folder: str | Path, *, page_bytes: int) -> None:

@@ -8,10 +8,8 @@ from torch import Tensor, nn
 
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.samples import per_sample
-from sonde.probes import sample_statistics
+from sonde.probes import brief_statistics
 from sonde.taps.unpack import unpack
-
-_FEW = ("mean", "std", "min", "max", "shape")
 
 
 class FeatureMapDebugger(ForwardDebugger):
@@ -23,16 +21,16 @@ class FeatureMapDebugger(ForwardDebugger):
     def process_forward(self, module: nn.Module, input: Any, output: Any) -> dict[str, Any]:
         """Return the maps and their statistics."""
         if isinstance(output, Tensor):
-            return {"feature_map": output.detach(), "stats": _few(output, module), "layer_name": self.layer_name}
+            return {
+                "feature_map": output.detach(),
+                "stats": per_sample(brief_statistics(output)),
+                "layer_name": self.layer_name,
+            }
         parts = unpack(output)
         if not parts:
             return {"error": f"the output holds no tensor ({type(output).__name__})", "layer_name": self.layer_name}
         return {
             "feature_map": {part: tensor.detach() for part, tensor in parts},
-            "stats": {part: _few(tensor, module) for part, tensor in parts},
+            "stats": {part: per_sample(brief_statistics(tensor)) for part, tensor in parts},
             "layer_name": self.layer_name,
         }
-
-
-def _few(tensor: Tensor, module: nn.Module) -> Any:
-    return per_sample([{name: stats[name] for name in _FEW} for stats in sample_statistics(tensor, module)])

@@ -10,7 +10,7 @@ from torch import nn
 from sonde.debuggers.base_debugger import BaseDebugger
 from sonde.debuggers.samples import per_sample
 from sonde.debuggers.utils import require_layer
-from sonde.probes import Cam, CamError, grad_cam, sample_statistics
+from sonde.probes import Cam, CamError, brief_statistics, grad_cam
 from sonde.probes.grad_cam import Target
 from sonde.taps.names import is_wrapper, unwrap
 
@@ -56,7 +56,7 @@ def _describe(cam: Cam) -> dict[str, Any]:
         "gradcam": cam.maps,
         "target_class": per_sample(cam.classes.tolist() if cam.classes is not None else [None] * len(cam.maps)),
         "score": per_sample(cam.scores.tolist()),
-        "gradcam_stats": per_sample(_stats(cam)),
+        "gradcam_stats": per_sample(brief_statistics(cam.maps)),
     }
     if not bool(cam.reached.all()):
         found["note"] = per_sample([None if reached else _NOTE for reached in cam.reached.tolist()])
@@ -67,11 +67,3 @@ _NOTE = (
     "No gradient reaches the places of this layer, so the map is empty. In a transformer that classifies by its class "
     "token, choose a layer before the last attention, such as the first norm of the last block."
 )
-
-
-def _stats(cam: Cam) -> list[dict[str, Any]]:
-    shape = [1, *cam.maps.shape[1:]]
-    return [
-        {name: stats[name] for name in ("mean", "std", "min", "max")} | {"shape": shape}
-        for stats in sample_statistics(cam.maps.flatten(1))
-    ]

@@ -14,7 +14,7 @@ from sonde.probes.dense import dense
 from sonde.probes.grad_cam import Cam, CamError, grad_cam
 from sonde.probes.rerun import cuda_devices, eager, is_compiled, kept_random_state, untouched
 from sonde.probes.shrink import downsample, pooled_features
-from sonde.probes.statistics import sample_statistics
+from sonde.probes.statistics import brief_statistics, sample_statistics
 from sonde.probes.token_grid import TokenGrid, find_grid
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "CamError",
     "Choice",
     "TokenGrid",
+    "brief_statistics",
     "channel_axis",
     "cuda_devices",
     "dense",

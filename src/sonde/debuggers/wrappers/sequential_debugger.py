@@ -147,8 +147,8 @@ class SequentialDebugger(BaseDebugger):
     @property
     def current_page_data(self) -> dict[SampleId, dict[str, Any]]:
         """What waits to be written, by sample."""
-        waiting = self._waiting.waiting()
-        return {name: apply_tensor_op(func=Tensor.cpu, inputs=outputs) for name, outputs in waiting}
+        waiting = self._capture.waiting
+        return {name: apply_tensor_op(func=Tensor.cpu, inputs=dict(outputs)) for name, outputs in waiting}
 
     @property
     def counters(self) -> dict[str, int]:
