@@ -67,7 +67,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     rounds, steps = (3, 2) if quick else (5, 3)
     widths = {"1 M": 448, "10 M": 1536} if quick else {"1 M": 448, "10 M": 1536, "30 M": 2688, "100 M": 4928}
-    table("Parameters (MLP, batch 256)", {k: lambda w=w: mlp(width=w) for k, w in widths.items()}, rounds, steps)
+    table("Parameters (MLP, batch 64)", {k: lambda w=w: mlp(width=w) for k, w in widths.items()}, rounds, steps)
     batches = (1, 8) if quick else (1, 2, 4, 8, 16)
     table("Batch (GPT-like, 128 tokens each)", {str(b): lambda b=b: gpt(batch=b) for b in batches}, rounds, steps)
     counts = (100, 1000) if quick else (100, 1000, 10_000)

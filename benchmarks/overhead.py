@@ -12,7 +12,7 @@ import time
 
 import torch
 from programs import Program, cnn, gpt, mlp
-from rounds import Timing, interleave, ratio
+from rounds import Timing, inside_ratio, interleave, ratio
 from watchers import (
     Watcher,
     attached_but_disabled,
@@ -88,14 +88,15 @@ def measure(name: str, rounds: int, steps: int) -> None:
     base = timings["bare loop"]
     floor = read_floor_ms(elements)
     print(f"\n### {name}: {parameters / 1e6:.1f} M parameters, {elements / 1e6:.0f} M elements read per step\n")
-    print("| variant | ms | wall ratio (quartiles) | CPU ratio | KB per step |\n|---|--:|--:|--:|--:|")
+    print("| variant | ms | wall ratio (quartiles) | CPU ratio | 1 + hooks / bare | KB per step |")
+    print("|---|--:|--:|--:|--:|--:|")
     for key in rest:
         line(key, timings[key], base)
     for key in sampled:
         if key != "bare loop":
             line(key, slow[key], slow["bare loop"])
     share = floor / (sum(base.wall_ms) / len(base.wall_ms))
-    print(f"| floor: one read of every element | {floor:.1f} | {1 + share:.3f} | | |")
+    print(f"| floor: one read of every element | {floor:.1f} | {1 + share:.3f} | | | |")
 
 
 def line(key: str, timing: Timing, base: Timing) -> None:
@@ -103,8 +104,10 @@ def line(key: str, timing: Timing, base: Timing) -> None:
     cpu, _, _ = ratio(timing, base, cpu=True)
     size = f"{timing.bytes_per_step / 1e3:.0f}" if timing.bytes_per_step else ""
     milliseconds = sorted(timing.wall_ms)[len(timing.wall_ms) // 2]
-    spread = f"**{middle:.3f}** ({low:.3f} to {high:.3f})"
-    print(f"| {key} | {milliseconds:.1f} | {spread} | {cpu:.3f} | {size} |", flush=True)
+    hooks = inside_ratio(timing, base)
+    inside = "" if hooks is None else f"**{hooks:.3f}**"
+    spread = f"{middle:.3f} ({low:.3f} to {high:.3f})"
+    print(f"| {key} | {milliseconds:.1f} | {spread} | {cpu:.3f} | {inside} | {size} |", flush=True)
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ def cnn(*, batch: int = 32) -> Program:
     return Program(model, optimizer, lambda: (torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))))
 
 
-def mlp(*, width: int = 1536, depth: int = 4, batch: int = 256) -> Program:
+def mlp(*, width: int = 1536, depth: int = 4, batch: int = 64) -> Program:
     """A wide MLP: 9.5 M parameters in few tensors, little arithmetic per parameter."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import watchers
 from programs import Program
 from watchers import Watcher, clear, folder_bytes
 
@@ -19,11 +20,12 @@ class Timing:
 
     wall_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
+    inside_ms: list[float] = field(default_factory=list)
     bytes_per_step: float = 0.0
 
 
 def interleave(
-    make: Callable[[], Program], variants: dict[str, Watcher], *, rounds: int, steps: int, warm_up: int = 1
+    make: Callable[[], Program], variants: dict[str, Watcher], *, rounds: int, steps: int, warm_up: int = 2
 ) -> dict[str, Timing]:
     """Time every variant on the same program. A step's time is the median of its steps within a round."""
     program = make()
@@ -38,19 +40,27 @@ def interleave(
 
 
 def _one(program: Program, watcher: Watcher, folder: Path, timing: Timing, steps: int, warm_up: int) -> None:
-    wall, cpu = [], []
+    wall, cpu, inside = [], [], []
     with watcher(program, folder) as after:
         for index in range(warm_up + steps):
-            begin, begin_cpu = time.perf_counter(), time.process_time()
+            begin, begin_cpu, before = time.perf_counter(), time.process_time(), watchers.inside
             after(program.step())
             if index >= warm_up:
                 wall.append((time.perf_counter() - begin) * 1e3)
                 cpu.append((time.process_time() - begin_cpu) * 1e3)
+                inside.append((watchers.inside - before) * 1e3)
     # Means, not medians, within a round: a watcher that samples one step in ten must pay for that step.
     timing.wall_ms.append(statistics.fmean(wall))
     timing.cpu_ms.append(statistics.fmean(cpu))
+    timing.inside_ms.append(statistics.fmean(inside))
     if folder.exists():
         timing.bytes_per_step = folder_bytes(folder) / (warm_up + steps)
+
+
+def inside_ratio(timing: Timing, base: Timing) -> float | None:
+    """Return 1 plus the time inside Sonde's hooks over the bare step, or None for what is not Sonde."""
+    share = statistics.median(timing.inside_ms) / statistics.median(base.wall_ms)
+    return 1 + share if share else None
 
 
 def ratio(timing: Timing, base: Timing, *, cpu: bool = False) -> tuple[float, float, float]:

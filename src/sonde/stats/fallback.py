@@ -1,6 +1,6 @@
 """Summaries of CPU tensors with nothing but torch operations: for machines where the native library was not built.
 
-Only operations that are fast on a CPU are used, in chunks whose temporaries stay in the cache, and rare cases
+Only operations that are fast on a CPU are used, in chunks whose temporaries stay small, and rare cases
 (non-finite values, squares beyond float32, a mean far from zero) are worked out only where cheap results ask for them.
 Reading a scalar of a CPU tensor waits for nothing.
 """
@@ -22,7 +22,8 @@ from sonde.signals import Arena
 from sonde.stats.adapt import Readable, difference, to_readable, widened
 from sonde.stats.host import HostArena, HostShipment
 
-_CHUNK: Final = 1 << 16
+# Measured on a GPT-like step: smaller chunks stay in the cache but pay for more calls and leave torch's threads idle.
+_CHUNK: Final = 1 << 19
 # Sums of float32 squares outside these lie too near to overflow or underflow to be trusted.
 _SMALLEST_SQUARES, _LARGEST_SQUARES = 1e-28, 1e38
 _BIAS: Final = 127  # the exponent bits of 1.0 in float32
