@@ -104,17 +104,16 @@ def check(stats, expected):
 )
 def test_channel_statistics_are_of_channels(module, tensor, dims):
     for stats, sample in zip(sample_statistics(tensor, module), tensor.double(), strict=True):
-        torch.testing.assert_close(
-            torch.tensor(stats["channel_means"]), sample.mean(dims).float(), rtol=1e-5, atol=1e-6
-        )
-        torch.testing.assert_close(torch.tensor(stats["channel_stds"]), sample.std(dims).float(), rtol=1e-5, atol=1e-6)
+        assert stats["channel_means"].tolist() == pytest.approx(sample.mean(dims).tolist(), rel=1e-5, abs=1e-6)
+        assert stats["channel_stds"].tolist() == pytest.approx(sample.std(dims).tolist(), rel=1e-5, abs=1e-6)
 
 
 def test_a_channel_that_is_not_finite_has_no_mean():
     tensor = torch.ones(1, 2, 3)
     tensor[0, :, 0] = math.nan
     (stats,) = sample_statistics(tensor)
-    assert stats["channel_means"] == [None, 1.0, 1.0]
+    assert math.isnan(stats["channel_means"][0])
+    assert stats["channel_means"][1:].tolist() == [1.0, 1.0]
 
 
 def test_the_axis_of_channels_is_told_by_the_layers_inside():

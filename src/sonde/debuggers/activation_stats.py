@@ -36,5 +36,5 @@ class ActivationStatsDebugger(ForwardDebugger):
         rows = dense(tensor).reshape(tensor.shape[0] if tensor.dim() else 1, -1)
         return {
             "activation_stats": per_sample(sample_statistics(tensor, module)),
-            "sample_values": per_sample(rows[:, : self.num_values].tolist()),
+            "sample_values": per_sample(list(rows[:, : self.num_values].clone())),
         }

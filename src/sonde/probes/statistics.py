@@ -40,7 +40,8 @@ def sample_statistics(tensor: Tensor, module: nn.Module | None = None) -> list[d
 
     `std` is the sample standard deviation, as `torch.std`; `l1_norm` and `l2_norm` are sums over all elements, and
     `abs_mean` is the mean magnitude. Numbers are over finite elements; `nan` and `inf` count the others. What cannot be
-    known is None: the mean of no elements, the deviation of one.
+    known is None: the mean of no elements, the deviation of one. `channel_means` and `channel_stds` are arrays, in
+    which it is NaN.
     """
     x = _as_float(dense(tensor))
     if x.dim() == 0:
@@ -149,7 +150,7 @@ def _describe(table: Tensor, num_places: int, with_channels: bool) -> list[dict[
     if with_channels:
         channels = zip(np.where(known, row["mean"], math.nan), np.sqrt(_over(row["m2"], finite - 1)), strict=True)
         for each, (means, stds) in zip(described, channels, strict=True):
-            each |= {"channel_means": _numbers(means), "channel_stds": _numbers(stds)}
+            each |= {"channel_means": means.astype(np.float32), "channel_stds": stds.astype(np.float32)}
     return described
 
 
