@@ -147,6 +147,17 @@ def test_evaluation_and_records_of_ones_own_do_not_wait(watched, no_waiting):
     assert list(seen["validation:scalar"]) == [2, 3, 4]
 
 
+def test_a_session_that_begins_with_an_evaluation(watched):
+    model = Mixed().to(DEVICE)
+    optimizer = adam(model, fused=True)
+    with watched(model, optimizer, what=["outputs"]) as seen:
+        with torch.inference_mode():
+            text_loss(model)
+        for _ in range(3):
+            step(model, optimizer)
+    assert list(seen["head:output"]) == [1, 2, 3]
+
+
 # ----------------------------------------------------------------------------------------------- readings are right
 
 

@@ -10,7 +10,7 @@ from sonde.pipe.book import SiteBook
 from sonde.pipe.packer import Packer
 from sonde.pipe.pool import ArenaPool
 from sonde.pipe.worker import Worker
-from sonde.stats import TorchKernel
+from sonde.stats import GenericKernel, TorchKernel
 from sonde.testing import FakeClock, MemorySink
 
 CPU = torch.device("cpu")
@@ -97,3 +97,12 @@ def test_scalars_have_no_histogram():
     sites = [packer.site("loss", "scalar"), packer.site("weight", "gradient")]
     assert [book.has_histogram(site) for site in sites] == [False, True]
     assert book.have_histograms(np.array([1, 0, 1], dtype=np.uint32)).tolist() == [True, False, True]
+
+
+def test_an_arena_lent_in_inference_mode_serves_training_too():
+    pool, kernel = ArenaPool(1 << 20), GenericKernel(CPU)
+    with torch.inference_mode():
+        arena = pool.lend(CPU, kernel, 10)
+    kernel.measure_one(torch.ones(3), 0, arena)
+    pool.give_back(CPU, arena)
+    assert not kernel.ship(arena).take()[0].any()

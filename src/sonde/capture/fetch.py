@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sonde.capture.values import map_leaves
-from sonde.stats.cuda.driver import beside_captures
+from sonde.stats.cuda.driver import beside_captures, keep_if_failed, noting_failure
 
 STAGING_BYTES: Final = 16 << 20
 """Pinned memory per device, through which everything goes."""
@@ -30,18 +30,20 @@ class Fetcher:
             return value
 
         def bring(leaf: Any) -> Any:
-            return self._bring(leaf, ready) if isinstance(leaf, Tensor) and _is_plain(leaf) else leaf
+            return self._bring(leaf) if isinstance(leaf, Tensor) and _is_plain(leaf) else leaf
 
-        with beside_captures(), torch.no_grad():
+        with noting_failure(), beside_captures(), torch.no_grad():
             for event in ready:
                 event.synchronize()
             return map_leaves(value, bring)
 
-    def _bring(self, tensor: Tensor, ready: list[torch.cuda.Event]) -> Tensor:
+    def __del__(self) -> None:
+        for _, staging in self._lanes.values():
+            keep_if_failed(staging)
+
+    def _bring(self, tensor: Tensor) -> Tensor:
         stream, staging = self._lane(tensor.device)
         with torch.cuda.stream(stream):
-            for event in ready:
-                stream.wait_event(event)
             source = tensor.resolve_conj().resolve_neg().contiguous()
             target = torch.empty(tensor.shape, dtype=tensor.dtype)
             if tensor.numel():

@@ -21,6 +21,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from sonde.capture.fetch import Fetcher
 from sonde.capture.values import compact, map_leaves, num_bytes, to_plain_outputs
 from sonde.errors import ClosedError, OptionError, RunError, RunExists
 from sonde.store.pages import DebugOutputs, PageWriter
@@ -133,6 +134,7 @@ class Capture:
         self._queue: deque[_Item] = deque()
         self._pending_bytes = 0
         self._unraised: list[Failure] = []
+        self._fetcher = Fetcher()
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._verbs = threading.RLock()  # held by what opens, settles or closes; never by the thread
@@ -467,7 +469,6 @@ class Capture:
             self._thread.start()
 
     def _run(self) -> None:
-        fetcher = Fetcher()
         while True:
             with self._changed:
                 writer = self._writer
@@ -476,7 +477,7 @@ class Capture:
                     self._changed.notify_all()
                     return
                 item = self._queue.popleft()
-            failure = _write(writer, item, fetcher)
+            failure = _write(writer, item, self._fetcher)
             with self._changed:
                 self._pending_bytes -= item.nbytes
                 if failure is None:

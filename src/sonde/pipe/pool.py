@@ -34,7 +34,8 @@ class ArenaPool:
             # The first two are always lent: one to fill while the other is emptied. With less, nothing is recorded.
             if self._lent >= 2 and self.used_bytes + int(self._bytes_per_row * capacity) > self.max_bytes:
                 return None
-            arena = kernel.arena(capacity)
+            with torch.inference_mode(False):  # or it could be written to in such evaluations only
+                arena = kernel.arena(capacity)
             self._bytes_per_row = arena.nbytes / arena.capacity
             self.used_bytes += arena.nbytes
             self._lent += 1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sonde import schema
 from sonde.schema import Bins, Rows
-from sonde.stats.cuda.driver import beside_captures
+from sonde.stats.cuda.driver import beside_captures, keep_if_failed, noting_failure
 
 _WORDS_PER_ROW: Final = schema.NUM_COLUMNS + schema.NUM_BINS
 
@@ -27,8 +27,9 @@ current_stream_handle: Final[Callable[[int], int]] = getattr(torch._C, "_cuda_ge
 class DeviceArena:
     """Room for one step's rows on one CUDA device.
 
-    Rows and bins lie in one allocation, so that one copy ships them. Besides, the arena holds the scratch memory of the
-    launches that write into it: partial rows, and one ticket per row that tells which block of a tensor is the last.
+    Rows and bins lie in one allocation, so that one copy ships them, to pinned memory that stays with the arena.
+    Besides, the arena holds the scratch memory of the launches that write into it: partial rows, and one ticket per row
+    that tells which block of a tensor is the last.
 
     An arena may be used from several streams in turn. Whoever works on it calls `enter` first, which makes the current
     stream wait (on the device) for what was queued for this arena on the stream before.
@@ -48,6 +49,7 @@ class DeviceArena:
         self.bins: Tensor = self._words[capacity * schema.NUM_COLUMNS :].view(capacity, schema.NUM_BINS)
         self.tickets: Tensor = torch.zeros(capacity, dtype=torch.int32, device=self.device)
         self.partials: Tensor = torch.empty((partial_rows, schema.NUM_COLUMNS), dtype=torch.float64, device=self.device)
+        self.host = torch.empty(self._words.shape, dtype=torch.int64, pin_memory=True)
         self._is_stale = False
         self._stream = torch.cuda.current_stream(self.device)
         self.stream_handle: int = self._stream.cuda_stream
@@ -80,9 +82,16 @@ class DeviceArena:
 
     def ship(self) -> DeviceShipment:
         """Queue the copy of all rows to pinned memory on the current stream."""
-        with torch.cuda.device(self.device), torch.no_grad():
+        with noting_failure(), torch.cuda.device(self.device), torch.no_grad():
             self.enter()
-            return DeviceShipment(self._words, self.capacity, self._stream)
+            self.host.copy_(self._words, non_blocking=True)
+            # Blocking: the worker thread that waits for it sleeps instead of burning a core.
+            arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            arrived.record(self._stream)
+        return DeviceShipment(self, arrived)
+
+    def __del__(self) -> None:
+        keep_if_failed(getattr(self, "host", None))
 
 
 def _bytes_of(tensor: Tensor) -> int:
@@ -90,18 +99,11 @@ def _bytes_of(tensor: Tensor) -> int:
 
 
 class DeviceShipment:
-    """Rows on their way from a CUDA device.
+    """Rows on their way from a CUDA device, to be taken before their arena is used again."""
 
-    The pinned memory comes from torch's pool, and goes back when the shipment and all arrays it gave out are gone.
-    """
-
-    def __init__(self, words: Tensor, capacity: int, stream: torch.cuda.Stream) -> None:
-        self._capacity = capacity
-        self._host = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
-        self._host.copy_(words, non_blocking=True)
-        # Blocking: the worker thread that waits in `take` sleeps instead of burning a core.
-        self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self._arrived.record(stream)
+    def __init__(self, arena: DeviceArena, arrived: torch.cuda.Event) -> None:
+        self._arena = arena
+        self._arrived = arrived
 
     def ready(self) -> bool:
         """Say whether the rows have arrived; never waits."""
@@ -109,10 +111,10 @@ class DeviceShipment:
 
     def take(self) -> tuple[Rows, Bins]:
         """Return rows and bins, waiting if they have not arrived (worker thread only)."""
-        with beside_captures():
+        with noting_failure(), beside_captures():
             self._arrived.synchronize()
-        words = self._host.numpy()
-        split = self._capacity * schema.NUM_COLUMNS
-        rows: Rows = words[:split].view(np.float64).reshape(self._capacity, schema.NUM_COLUMNS)
-        bins: Bins = words[split:].view(np.uint64).reshape(self._capacity, schema.NUM_BINS)
+        words, capacity = self._arena.host.numpy(), self._arena.capacity
+        split = capacity * schema.NUM_COLUMNS
+        rows: Rows = words[:split].view(np.float64).reshape(capacity, schema.NUM_COLUMNS)
+        bins: Bins = words[split:].view(np.uint64).reshape(capacity, schema.NUM_BINS)
         return rows, bins

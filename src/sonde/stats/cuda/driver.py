@@ -76,6 +76,28 @@ def beside_captures() -> Iterator[None]:
         check(exchange(ctypes.byref(mode)))
 
 
+@contextmanager
+def noting_failure() -> Iterator[None]:
+    """Remember if a device refuses a call: after an error inside a kernel it refuses all that follow."""
+    try:
+        yield
+    except RuntimeError:
+        _failures.append(True)
+        raise
+
+
+def keep_if_failed(pinned: object) -> None:
+    """Never let go of pinned memory if a device has failed.
+
+    Torch ends the process if it is freed then; the run would lose its end, and the user the error that says why.
+    """
+    if _failures:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pinned))
+
+
+_failures: list[bool] = []
+
+
 @cache
 def driver() -> ctypes.CDLL:
     """Load the driver library; OSError where there is none."""
