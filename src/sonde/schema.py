@@ -106,18 +106,23 @@ def row_of_zeros(count: float) -> Rows:
 
 def row_of_value(value: float) -> Rows:
     """Return the row that summarises one number."""
-    row = np.zeros(NUM_COLUMNS)
-    row[[SEEN, COUNT]] = 1.0
-    if np.isnan(value):
-        row[NAN] = 1.0
-    elif np.isinf(value):
-        row[POS_INF if value > 0 else NEG_INF] = 1.0
-    else:
-        row[ZERO] = value == 0
-        row[GE_ONE] = abs(value) >= 1
-        row[[MIN, MAX, MEAN]] = value
-        row[ABS_SUM] = abs(value)
+    row: Rows = rows_of_values(np.array([value]))[0]
     return row
+
+
+def rows_of_values(values: NDArray[np.float64]) -> Rows:
+    """Return the rows that summarise one number each."""
+    rows = np.zeros((len(values), NUM_COLUMNS))
+    usable = np.isfinite(values)
+    kept = np.where(usable, values, 0.0)
+    rows[:, SEEN] = rows[:, COUNT] = 1.0
+    rows[:, NAN] = np.isnan(values)
+    rows[:, POS_INF], rows[:, NEG_INF] = np.isposinf(values), np.isneginf(values)
+    rows[:, ZERO] = values == 0
+    rows[:, MIN] = rows[:, MAX] = rows[:, MEAN] = kept
+    rows[:, ABS_SUM] = np.abs(kept)
+    rows[:, GE_ONE] = rows[:, ABS_SUM] >= 1
+    return rows
 
 
 def scale_rows(rows: Rows, factor: float | NDArray[np.float64]) -> Rows:

@@ -55,7 +55,9 @@ def continue_block(before: Block, block: Block) -> tuple[Block, Block]:
 
 def _merge(parts: list[_Part]) -> _Part:
     """Sort by site, and merge what is about the same one."""
-    sites, rows, bins, binned = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    sites, rows, bins, binned = _join(parts)
+    if (sites[1:] > sites[:-1]).all():
+        return sites, rows, bins, binned
     order = np.argsort(sites, kind="stable")
     sites, rows, bins, binned = sites[order], rows[order], bins[order], binned[order]
     starts = np.flatnonzero(np.r_[True, sites[1:] != sites[:-1]][: len(sites)])
@@ -66,8 +68,16 @@ def _merge(parts: list[_Part]) -> _Part:
     return sites, rows, bins, binned
 
 
+def _join(parts: list[_Part]) -> _Part:
+    filled = [part for part in parts if len(part[0])]
+    if len(filled) <= 1:
+        return filled[0] if filled else _empty()
+    sites, rows, bins, binned = (np.concatenate(arrays) for arrays in zip(*filled, strict=True))
+    return sites, rows, bins, binned
+
+
 def _from_arenas(packet: Packet, book: SiteBook, histogram: bool) -> _Part:
-    parts: list[_Part] = [_empty()]
+    parts: list[_Part] = []
     for hold in packet.holds:
         assert hold.shipment is not None
         rows, bins = hold.shipment.take()
@@ -75,15 +85,14 @@ def _from_arenas(packet: Packet, book: SiteBook, histogram: bool) -> _Part:
         sites = (used + hold.base).astype(np.uint32)
         binned = book.have_histograms(sites) if histogram else np.zeros(len(sites), np.bool_)
         parts.append((sites, rows[used], bins[used], binned))  # indexing copies: the arena can be used again
-    sites, rows, bins, binned = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return sites, rows, bins, binned
+    return _join(parts)
 
 
 def _from_numbers(numbers: list[tuple[int, float]]) -> _Part:
     if not numbers:
         return _empty()
     sites = np.array([site for site, _ in numbers], dtype=np.uint32)
-    rows = np.stack([schema.row_of_value(value) for _, value in numbers])
+    rows = schema.rows_of_values(np.array([value for _, value in numbers]))
     return sites, rows, np.zeros((len(sites), schema.NUM_BINS), np.uint64), np.zeros(len(sites), np.bool_)
 
 

@@ -33,7 +33,8 @@ class WatchedParameter:
 
     def is_ready(self) -> bool:
         """Say whether the parameter has values; one of a lazy module has none before its first forward."""
-        return not isinstance(self.parameter, nn.parameter.UninitializedParameter)
+        parameter = self.parameter
+        return type(parameter) is nn.Parameter or not isinstance(parameter, nn.parameter.UninitializedParameter)
 
 
 class ParameterTable:
@@ -65,23 +66,19 @@ class ParameterTable:
     def see_gradients(self, entries: list[WatchedParameter]) -> None:
         """Report the gradients that are there; a gradient that is None is not measured."""
         for group in _by_device(entries):
-            grads: list[Tensor] = []
-            sites: list[int] = []
-            for entry in group:
-                grad = entry.parameter.grad
-                if grad is not None:
-                    if entry.gradient_site < 0:
-                        entry.gradient_site = self._site(entry, "gradient", grad)
-                    grads.append(grad)
-                    sites.append(entry.gradient_site)
-            if grads:
-                self._recorder.see_many(grads, sites)
+            found = [(entry, grad) for entry in group if (grad := entry.parameter.grad) is not None]
+            for entry, grad in found:
+                if entry.gradient_site < 0:
+                    entry.gradient_site = self._site(entry, "gradient", grad)
+            if found:
+                self._recorder.see_many([grad for _, grad in found], [entry.gradient_site for entry, _ in found])
 
     def see_values(self, entries: list[WatchedParameter]) -> None:
         """Report the parameters as they are now."""
         for group in _by_device([entry for entry in entries if entry.is_ready()]):
             for entry in group:
-                self._name(entry)
+                if entry.site < 0:
+                    self._name(entry)
                 entry.seen_version = entry.parameter._version
             self._recorder.see_many([entry.parameter for entry in group], [entry.site for entry in group])
 
@@ -91,8 +88,8 @@ class ParameterTable:
             shadowed = [entry for entry in group if entry.shadow is not None]
             plain = [entry for entry in group if entry.shadow is None]
             for entry in shadowed:
-                self._name(entry)
                 if entry.update_site < 0:
+                    self._name(entry)
                     entry.update_site = self._site(entry, "update", entry.parameter)
                 entry.seen_version = entry.shadow_version = entry.parameter._version
             if shadowed:
@@ -173,6 +170,8 @@ def _can_shadow(parameter: nn.Parameter) -> bool:
 
 def _by_device(entries: list[WatchedParameter]) -> list[list[WatchedParameter]]:
     """Split entries by the device their parameter is on now; usually there is one."""
+    if len({entry.parameter.device for entry in entries}) == 1:
+        return [entries]
     groups: dict[torch.device, list[WatchedParameter]] = {}
     for entry in entries:
         groups.setdefault(entry.parameter.device, []).append(entry)

@@ -162,7 +162,7 @@ class DeviceKernel(ABC):
         histogram: bool,
     ) -> None:
         plain, before = self._plain_group(tensors, rows), self._plain_group(shadows, change_rows)
-        if plain is not None and before is not None and plain[0] is before[0] and plain[1].numels == before[1].numels:
+        if plain is not None and before is not None and _all_lie_alike(plain, before, tensors, shadows):
             plain[1].shadows, plain[1].change_rows = before[1].pointers, before[1].rows
             self.launch_change(*plain, arena, histogram)
             return
@@ -191,7 +191,7 @@ class DeviceKernel(ABC):
             shadow.detach().copy_(tensor.detach())
 
     def _plain_group(self, tensors: Sequence[Tensor], rows: Sequence[int]) -> tuple[torch.dtype, Group] | None:
-        """Return the group of all tensors if each is plain and contiguous and all have one dtype, the usual case.
+        """Return the group of all tensors if each is plain and dense and all have one dtype, the usual case.
 
         One pass per property over all tensors: much faster than one pass per tensor over all properties.
         """
@@ -201,7 +201,8 @@ class DeviceKernel(ABC):
         try:
             if set(map(_DTYPE, tensors)) != {dtype} or set(map(Tensor.get_device, tensors)) != {self.index}:
                 return None
-            if not all(map(Tensor.is_contiguous, tensors)):
+            odd = [tensor for tensor in tensors if not tensor.is_contiguous()]
+            if odd and (any(map(Tensor.is_neg, odd)) or not all(map(is_dense, odd))):
                 return None
             pointers, numels = list(map(Tensor.data_ptr, tensors)), list(map(Tensor.numel, tensors))
         except RuntimeError:  # a sparse or otherwise unusual tensor
@@ -247,10 +248,21 @@ def _add_zeros(row: Tensor, count: int) -> None:
     row[schema.ZERO] += count
 
 
+def _all_lie_alike(
+    plain: tuple[torch.dtype, Group],
+    before: tuple[torch.dtype, Group],
+    tensors: Sequence[Tensor],
+    shadows: Sequence[Tensor],
+) -> bool:
+    if plain[0] is not before[0] or plain[1].numels != before[1].numels:
+        return False
+    return all(map(Tensor.is_contiguous, (*tensors, *shadows))) or all(map(_lie_alike, tensors, shadows))
+
+
 def _lie_alike(tensor: Tensor, shadow: Tensor) -> bool:
     if tensor.dtype is not shadow.dtype or tensor.shape != shadow.shape:
         return False
-    return tensor.stride() == shadow.stride() or (tensor.is_contiguous() and shadow.is_contiguous())
+    return (tensor.is_contiguous() and shadow.is_contiguous()) or tensor.stride() == shadow.stride()
 
 
 class _OnDevice:
