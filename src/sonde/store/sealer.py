@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import queue
 import threading
@@ -85,6 +86,7 @@ class Sealer:
                     self._waiting.append(number)
             if self._waiting and not self._hurry.is_set():
                 self._work()
+                _give_memory_back()
 
     def _take_all(self) -> list[int | None]:
         """Wait for a journal, and take all that came meanwhile: together they cost less."""
@@ -288,3 +290,14 @@ def _covers(entry: Entry, name: str) -> bool:
     number = layout.journal_number(name)
     span = layout.segment_range(name) if number is None else (number, number)
     return span is not None and entry.name != name and entry.first <= span[0] and span[1] <= entry.last
+
+
+def _give_memory_back() -> None:
+    """Return freed memory to the system, where the C library can.
+
+    Sealing needs several times a journal for a moment. Without this the C library keeps it (measured: 65 MB after the
+    first journal, 160 MB after 20,000 steps), and the training process would seem to leak.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
