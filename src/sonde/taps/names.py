@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
 
 from torch import nn
+
+T = TypeVar("T")
 
 # What DistributedDataParallel/DataParallel, torch.compile and FSDP put into names.
 _WRAPPERS: Final = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -56,34 +58,29 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 def named_modules(roots: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
     """Yield every module once: its plain name, itself, and its other names if it is shared."""
-    names: dict[int, list[str]] = {}
-    modules: dict[int, nn.Module] = {}
-    for prefix, root in roots.items():
-        keep = own_wrapper_words(root)
-        for name, module in root.named_modules(remove_duplicate=False):
-            full = _join(prefix, plain_name(name, keep))
-            modules[id(module)] = module
-            known = names.setdefault(id(module), [])
-            if full not in known:
-                known.append(full)
-    for key, module in modules.items():
-        yield names[key][0], module, tuple(names[key][1:])
+    return _named_once(roots, lambda root: root.named_modules(remove_duplicate=False))
 
 
 def named_parameters(roots: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter, tuple[str, ...]]]:
     """Yield every parameter once: its plain name, itself, and its other names if it is tied."""
+    return _named_once(roots, lambda root: root.named_parameters(remove_duplicate=False))
+
+
+def _named_once(
+    roots: dict[str, nn.Module], walk: Callable[[nn.Module], Iterator[tuple[str, T]]]
+) -> Iterator[tuple[str, T, tuple[str, ...]]]:
     names: dict[int, list[str]] = {}
-    parameters: dict[int, nn.Parameter] = {}
+    found: dict[int, T] = {}
     for prefix, root in roots.items():
         keep = own_wrapper_words(root)
-        for name, parameter in root.named_parameters(remove_duplicate=False):
+        for name, each in walk(root):
             full = _join(prefix, plain_name(name, keep))
-            parameters[id(parameter)] = parameter
-            known = names.setdefault(id(parameter), [])
+            found[id(each)] = each
+            known = names.setdefault(id(each), [])
             if full not in known:
                 known.append(full)
-    for key, parameter in parameters.items():
-        yield names[key][0], parameter, tuple(names[key][1:])
+    for key, each in found.items():
+        yield names[key][0], each, tuple(names[key][1:])
 
 
 def _join(prefix: str, name: str) -> str:
