@@ -4,6 +4,7 @@ Site     a place where something is measured: `encoder.0.weight:gradient`
 Reading  what was measured at one site in one step (or in a merged window of steps)
 Block    all readings of one step, as arrays: what travels from the recorder to the sinks
 Event    something that happened, at a step
+Finding  what is wrong, where, since when, why, and what to do about it
 RunHeader  what a run says about itself
 Sink     whatever takes sites, blocks and events: the store, a live monitor, a test
 """
@@ -25,9 +26,11 @@ Quantity = Literal[
     "update",
     "output",
     "output_gradient",
+    "input",  # what the model was called with
     "state",  # optimizer state, such as Adam's moments
     "scalar",  # what `session.log` was given, learning rates, and the like
     "value",  # what `session.record` was given
+    "vital",  # a relation of the training loop that a diagnosis needs; see `sonde.vitals`
 ]
 QUANTITIES: Final[tuple[Quantity, ...]] = (
     "parameter",
@@ -35,11 +38,15 @@ QUANTITIES: Final[tuple[Quantity, ...]] = (
     "update",
     "output",
     "output_gradient",
+    "input",
     "state",
     "scalar",
     "value",
+    "vital",
 )
 Phase = Literal["train", "eval"]
+Severity = Literal["info", "warning", "critical"]
+SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +238,65 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One number that a finding rests on, with the threshold it is held against."""
+
+    name: str
+    """What the number is, in words: `share of the gradient left over from the step before`."""
+    value: float
+    threshold: float | None = None
+    relation: Literal["<", "<=", ">", ">=", "==", "!="] | None = None
+    """How the value stands to the threshold: `value relation threshold` is true."""
+    series: str = ""
+    """Where to look: the key of a site and a statistic, `fc1.weight:gradient norm`; empty if there is no curve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What is wrong with a run: the cause, what it was told from, and what to do about it."""
+
+    kind: str
+    """A stable name, such as `missing_zero_grad`."""
+    severity: Severity
+    confidence: float
+    """From 0 to 1: how sure the rule is, given what it has seen."""
+    step: int
+    """The step at which it was first seen."""
+    last_step: int
+    """The step at which it was last seen."""
+    sites: tuple[str, ...] = ()
+    """The culprits: modules or parameters by name, or `loss_fn`, `loader`, `optimizer`, `scheduler`, `(loop)`."""
+    evidence: tuple[Evidence, ...] = ()
+    cause: str = ""
+    fix: str = ""
+    refute: str = ""
+    """A test that would prove the finding wrong."""
+    explains: tuple[str, ...] = ()
+    """Kinds of the symptoms that were found too and are folded under this one."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """What the words do not hold: an operation's source line, offending indices."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as JSON-ready values."""
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain["evidence"] = [{name: getattr(item, name) for name in item.__slots__} for item in self.evidence]
+        plain["sites"], plain["explains"] = list(self.sites), list(self.explains)
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> Self:
+        """Return the finding that `to_json` described, ignoring fields of later versions."""
+        known = {name: value for name, value in plain.items() if name in cls.__slots__}
+        known["evidence"] = tuple(
+            Evidence(**{name: value for name, value in item.items() if name in Evidence.__slots__})
+            for item in plain.get("evidence", ())
+        )
+        for name in ("sites", "explains"):
+            known[name] = tuple(known.get(name, ()))
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunHeader:
     """What a run says about itself, written once when it starts."""
 
@@ -254,6 +320,9 @@ class Sink(Protocol):
 
     def take_event(self, event: Event) -> None:
         """Take an event."""
+
+    def take_finding(self, finding: Finding) -> None:
+        """Take a finding. A later one of the same kind and sites replaces what an earlier one said."""
 
     def flush(self) -> None:
         """Make everything taken so far visible to others."""

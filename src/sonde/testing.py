@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
-from sonde.records import Block, Event, Reading, Site
+from sonde.records import Block, Event, Finding, Reading, Site
 
 
 @dataclass
@@ -18,6 +18,7 @@ class MemorySink:
     sites: dict[int, Site] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     flushes: int = 0
     closed: bool = False
 
@@ -32,6 +33,10 @@ class MemorySink:
     def take_event(self, event: Event) -> None:
         """Keep an event."""
         self.events.append(event)
+
+    def take_finding(self, finding: Finding) -> None:
+        """Keep a finding."""
+        self.findings.append(finding)
 
     def flush(self) -> None:
         """Count flushes."""

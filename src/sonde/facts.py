@@ -1,0 +1,167 @@
+"""Facts: what the objects of a training program say about themselves, as plain data.
+
+The recorder states them in events of type `facts`: once when it attaches, and again, whole, when something turns out
+later (an optimizer that was found, the loss that was called, how modules follow each other). The last one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from types import UnionType
+from typing import Any, Final, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+EVENT_TYPE: Final = "facts"
+Plain = bool | int | float | str | None
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterFacts:
+    """A parameter as it was when the session attached."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    trainable: bool = True
+    kind: str = ""
+    """Class of the module that owns it."""
+    owners: tuple[str, ...] = ()
+    """Names of the optimizers that hold it."""
+    aliases: tuple[str, ...] = ()
+    equal_to: tuple[str, ...] = ()
+    """Parameters in other storage with bitwise the same values (none for constants such as zeros and ones)."""
+    constant: bool = False
+    """All elements are the same."""
+    zero: bool = False
+    """All elements are zero."""
+    equal_rows: bool = False
+    """All rows (units) are the same, with more than one row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleFacts:
+    """A module: its class, its mode, and the plain settings it carries."""
+
+    name: str
+    kind: str
+    training: bool = True
+    settings: dict[str, Plain] = field(default_factory=dict)
+    """Attributes that are plain values: `p`, `momentum`, `eps`, `dim`, `inplace`, `num_features`, `bias` (whether)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """A parameter group of an optimizer."""
+
+    settings: dict[str, Plain] = field(default_factory=dict)
+    """`lr`, `weight_decay`, `momentum`, `eps`, ..."""
+    parameters: tuple[str, ...] = ()
+    """Names of those that belong to the watched models."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerFacts:
+    """An optimizer and whose parameters it holds."""
+
+    name: str
+    kind: str
+    groups: tuple[GroupFacts, ...] = ()
+    foreign: tuple[str, ...] = ()
+    """Shapes, as text, of parameters it holds that no watched model has."""
+    duplicates: tuple[str, ...] = ()
+    """Names of parameters it holds more than once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossFacts:
+    """The loss as it was called."""
+
+    kind: str
+    """`cross_entropy`, `nll_loss`, `binary_cross_entropy_with_logits`, `mse_loss`, ...: torch's functional name."""
+    settings: dict[str, Plain] = field(default_factory=dict)
+    """`reduction`, `ignore_index`, `label_smoothing`, ..."""
+    input_shape: tuple[int, ...] = ()
+    target_shape: tuple[int, ...] = ()
+    target_dtype: str = ""
+    classes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderFacts:
+    """The data loader that was handed in."""
+
+    kind: str
+    settings: dict[str, Plain] = field(default_factory=dict)
+    """`batch_size`, `num_workers`, `drop_last`, `pin_memory`, `shuffle`, `iterable`, `length`, `dataset_length`,
+    `dataset_kind`, `sampler`, `generator_in_dataset`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerFacts:
+    """The learning-rate scheduler that was handed in."""
+
+    kind: str
+    settings: dict[str, Plain] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that is known about the program's objects."""
+
+    parameters: tuple[ParameterFacts, ...] = ()
+    modules: tuple[ModuleFacts, ...] = ()
+    optimizers: tuple[OptimizerFacts, ...] = ()
+    losses: tuple[LossFacts, ...] = ()
+    loader: LoaderFacts | None = None
+    scheduler: SchedulerFacts | None = None
+    scaler: bool = False
+    autocast: str = ""
+    """The dtype of an autocast region that the first training pass ran in; empty if there was none."""
+    order: tuple[str, ...] = ()
+    """Leaf modules in the order of their first training pass."""
+    edges: tuple[tuple[str, str], ...] = ()
+    """Pairs of leaf modules where the second was handed the very tensor that the first returned."""
+    tied: tuple[tuple[str, str], ...] = ()
+    """Pairs of parameters that the model's own settings say are shared (`tie_word_embeddings`) though they are not."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as JSON-ready values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Self:
+        """Return the facts that `to_json` described; a stranger's file may hold anything, so what does not fit is left.
+
+        >>> Facts.from_json(Facts(scaler=True).to_json()).scaler
+        True
+        """
+        return _read(cls, plain)
+
+
+def _read(kind: type[T], plain: Any) -> T:
+    source = plain if isinstance(plain, Mapping) else {}
+    hints = get_type_hints(kind)
+    # Fields without a default are names: an empty one is better than none of the facts.
+    known = {
+        each.name: source.get(each.name, "")
+        for each in fields(kind)  # type: ignore[arg-type] # only called with dataclasses
+        if each.name in source or (each.default is MISSING and each.default_factory is MISSING)
+    }
+    return kind(**{name: _shape(hints[name], value) for name, value in known.items()})
+
+
+def _shape(hint: Any, value: Any) -> Any:
+    """Bring a JSON value into the form of a field's type."""
+    if get_origin(hint) in (Union, UnionType):
+        if value is None:
+            return None
+        hint = next(option for option in get_args(hint) if option is not type(None))
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _read(hint, value)
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)
+        items = value if isinstance(value, list | tuple) else ()
+        kinds = [inner[0]] * len(items) if inner[-1] is Ellipsis else inner
+        return tuple(_shape(kind, item) for kind, item in zip(kinds, items, strict=False))
+    return value

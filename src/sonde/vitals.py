@@ -1,0 +1,109 @@
+"""Vital signs: numbers about the training loop itself that a diagnosis needs and no tensor's statistics hold.
+
+The recorder writes them as readings of quantity `vital`, the rules read them. A vital's site is named after its subject
+(a module, a parameter, `optimizer`, `loss_fn`, `(loop)`) and its part is `.` and one of the names below, so its key
+reads `optimizer:vital.leftover`. A vital that was not measured is absent.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LOOP: Final = "(loop)"
+"""The subject of what is about the loop as a whole."""
+LOSS: Final = "loss_fn"
+"""The subject of what is about the loss function."""
+LOADER: Final = "loader"
+SCHEDULER: Final = "scheduler"
+
+# About the loop, every step.
+FORWARDS: Final = "forwards"
+"""Training passes of the model since the step before."""
+BACKWARDS: Final = "backwards"
+"""Backward passes since the step before."""
+DATA_WAIT: Final = "data_wait"
+"""Seconds spent waiting for the data loader."""
+STEP_TIME: Final = "step_time"
+"""Seconds from the end of the step before to the end of this one."""
+PHASE_TIMES: Final = ("forward", "backward", "optimizer", "other")
+"""Seconds of the parts of a step, as parts `.time_forward` and so on; see `time_of`."""
+
+# About an optimizer (subject `optimizer`, `optimizer2`, ...), every step.
+LEFTOVER: Final = "leftover"
+"""Share of its parameters whose gradient still held the gradient of the step before when the next was added to it."""
+NO_GRADIENT: Final = "no_gradient"
+"""How many of its trainable parameters had no gradient at all, or one that is exactly zero because it was cleared
+after the backward pass."""
+BACKWARDS_SEEN: Final = "backwards_seen"
+"""Backward passes that reached its parameters since its own step before."""
+CLIP_NORM: Final = "clip_norm"
+"""The norm of the gradients before clipping, as `clip_grad_norm_` measured it."""
+CLIP_MAX: Final = "clip_max"
+"""The norm that `clip_grad_norm_` clips to."""
+SCALED_CLIP: Final = "scaled_clip"
+"""1 if gradients were clipped while they were still multiplied by a gradient scaler's scale."""
+
+# About a module, sampled.
+EVER_ACTIVE: Final = "ever_active"
+"""For each unit of a rectifier: 1 if it was positive for any sample since it was first looked at, else 0. The mean is
+the share of units that ever were active, the count is the number of units."""
+SATURATED: Final = "saturated"
+"""For each sampled output of a sigmoid or tanh: 1 if its input lies beyond +-5, else 0."""
+TRAINING: Final = "training"
+"""1 if the module was in training mode when it ran in this pass, else 0; for modules that care. Phase as the pass."""
+UNIT_SAMPLES: Final = "unit_samples"
+"""Over how many values `EVER_ACTIVE` looked at each unit so far."""
+ATTENTION_ENTROPY: Final = "attention_entropy"
+"""For each head: the mean entropy of its attention rows over the logarithm of their length."""
+
+# About a parameter, sampled.
+UNIT_GRADIENT: Final = "unit_gradient"
+"""For each unit (row) of a weight: 1 if any element of its gradient was ever non-zero, else 0."""
+ROW_SPREAD: Final = "row_spread"
+"""Spread between the rows of a weight over the spread of all its elements: 0 if all units are the same."""
+
+# About the loss, at the first steps and then sampled.
+ROW_SUM: Final = "row_sum"
+"""For each sampled row of the loss's input: the sum over classes (the dimension that the loss takes for classes)."""
+ROW_MIN: Final = "row_min"
+"""For each sampled row of the loss's input: its smallest value."""
+COLUMN_SUM: Final = "column_sum"
+"""For each class of the loss's input: the sum over the batch."""
+ZERO_SHARE: Final = "zero_share"
+"""Share of exact zeros in the loss's input."""
+SAMPLE_SPREAD: Final = "sample_spread"
+"""Variance of the loss's input across the samples of a batch, averaged over its other dimensions."""
+TARGET_SPREAD: Final = "target_spread"
+"""Variance of a target of real numbers across the batch."""
+LABEL_ENTROPY: Final = "label_entropy"
+"""Entropy, in nats, of the class labels of this batch."""
+LABEL_COUNTS: Final = "label_counts"
+"""For each class: how many labels of it this batch has."""
+RUNNING_LABEL_ENTROPY: Final = "running_label_entropy"
+"""Entropy, in nats, of all class labels looked at so far."""
+LABEL_RUN: Final = "label_run"
+"""Share of neighbouring labels within the batch that are equal."""
+VALID_TARGETS: Final = "valid_targets"
+"""How many targets of the batch count, that is, are not `ignore_index`."""
+PREDICTED_ENTROPY: Final = "predicted_entropy"
+"""Entropy, in nats, of the classes the model's largest outputs stand for in this batch."""
+LOG_Z: Final = "log_z"
+"""For each sampled row of logits: the logarithm of the sum of exponentials."""
+NEIGHBOUR_AGREEMENT: Final = "neighbour_agreement"
+"""For each sample kept in a small buffer of inputs: 1 if its nearest neighbour has the same label, else 0."""
+
+# About an input of the model (subject `(model)` and its part as usual), at the first steps and then sampled.
+COLUMN_SCALE: Final = "column_scale"
+"""For each feature of a two-dimensional input: its standard deviation over the batch."""
+COLUMN_OFFSET: Final = "column_offset"
+"""For each feature of a two-dimensional input: its mean over the batch."""
+
+
+def time_of(phase: str) -> str:
+    """Return the name of the vital that holds the seconds of a part of the step."""
+    return f"time_{phase}"
+
+
+def part_of(name: str) -> str:
+    """Return the `part` of the site of a vital."""
+    return f".{name}"
