@@ -275,6 +275,8 @@ class Finding:
     """Kinds of the symptoms that were found too and are folded under this one."""
     data: dict[str, Any] = field(default_factory=dict)
     """What the words do not hold: an operation's source line, offending indices."""
+    withdrawn: bool = False
+    """It was said before and holds no longer, or is folded under a cause that was found since."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the finding as JSON-ready values."""
@@ -322,7 +324,7 @@ class Sink(Protocol):
         """Take an event."""
 
     def take_finding(self, finding: Finding) -> None:
-        """Take a finding. A later one of the same kind and sites replaces what an earlier one said."""
+        """Take a finding. A later one of the same kind replaces what an earlier one said."""
 
     def flush(self) -> None:
         """Make everything taken so far visible to others."""

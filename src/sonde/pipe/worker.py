@@ -14,7 +14,7 @@ from sonde.pipe.blocks import continue_block, to_block
 from sonde.pipe.book import SiteBook
 from sonde.pipe.packet import Packet
 from sonde.pipe.pool import ArenaPool
-from sonde.records import Block, Event, Sink, Site
+from sonde.records import Block, Event, Finding, Sink, Site
 
 logger = logging.getLogger("sonde")
 
@@ -64,6 +64,15 @@ class Worker:
 
         self._jobs.put(add)
 
+    def publish(self, finding: Finding) -> None:
+        """Hand a finding to all sinks, in turn with what was sent before; from any thread."""
+
+        def tell() -> None:
+            for sink in self._sinks():
+                self._offer(sink, functools.partial(sink.take_finding, finding))
+
+        self._jobs.put(tell)
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything queued so far has reached the sinks; False if that took too long."""
         done = threading.Event()
@@ -84,12 +93,19 @@ class Worker:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            if isinstance(job, Packet):
-                self._handle(job)
-            else:
-                job()
-        for sink in self._sinks():
+            self._do(job)
+        for sink in self._subscribers:
             self._offer(sink, sink.close)
+        # A monitor may have a last word when it is closed; the store comes last, so that it can take it.
+        while not self._jobs.empty():
+            self._do(self._jobs.get())
+        self._offer(self._store, self._store.close)
+
+    def _do(self, job: _Job) -> None:
+        if isinstance(job, Packet):
+            self._handle(job)
+        elif job is not None:
+            job()
 
     def _sinks(self) -> list[Sink]:
         return [self._store, *self._subscribers]

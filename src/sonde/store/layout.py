@@ -3,9 +3,10 @@
 run/
   run.json                      what the run says about itself
   events.jsonl                  what happened, as rank 0 saw it
+  findings.jsonl                what was found wrong, by rank 0
   telemetry/r00000/             one folder and one writer a rank
     writer.json                 who writes here, and whether it still does
-    events.jsonl                (rank 1 and up)
+    events.jsonl, findings.jsonl   (rank 1 and up)
     journal-000003.bin          open: appended step by step
     seg-000002.safetensors      sealed from journal-000002
     seg-000000-000001.safetensors   sealed from journals 0 to 1, compacted
@@ -23,6 +24,7 @@ from typing import Final
 
 HEADER: Final = "run.json"
 EVENTS: Final = "events.jsonl"
+FINDINGS: Final = "findings.jsonl"
 TELEMETRY: Final = "telemetry"
 WRITER: Final = "writer.json"
 DAMAGED: Final = ".damaged"  # appended to the name of a journal that was sealed without its unreadable parts
@@ -42,6 +44,11 @@ def rank_folder(run: Path, rank: int) -> Path:
 def events_file(run: Path, rank: int) -> Path:
     """Return the file of rank `rank`'s events; rank 0's lies at the top, where people look first."""
     return run / EVENTS if rank == 0 else rank_folder(run, rank) / EVENTS
+
+
+def findings_file(run: Path, rank: int) -> Path:
+    """Return the file of what rank `rank` found wrong."""
+    return run / FINDINGS if rank == 0 else rank_folder(run, rank) / FINDINGS
 
 
 def rank_of(folder_name: str) -> int | None:

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from sonde import measures, schema
 from sonde.errors import OptionError, RunDamaged
-from sonde.records import Event, Reading, RunHeader, Site
+from sonde.records import Event, Finding, Reading, RunHeader, Site
 from sonde.schema import Bins
-from sonde.store import export, header, layout, lease, selection, series, table
+from sonde.store import export, findings, header, layout, lease, selection, series, table
 from sonde.store.attempts import Attempt
 from sonde.store.events import EventFile
+from sonde.store.findings import FindingFile
 from sonde.store.folder import RankFolder, Snapshot
 from sonde.store.segment import Maps
 from sonde.store.series import ALL_COLUMNS, NEEDS, Readings, Series
@@ -61,6 +62,7 @@ class Run:
         self._maps = Maps()
         self._folders: dict[int, RankFolder] = {}
         self._event_files: dict[int, EventFile] = {}
+        self._finding_files: dict[int, FindingFile] = {}
         self._sites_by_rank: dict[int, dict[int, Site]] = {}
         self._directory = Directory()
         self._blocks = table.empty_blocks()
@@ -87,6 +89,8 @@ class Run:
         for rank in {0, *self._folders}:
             file = self._event_files.setdefault(rank, EventFile(layout.events_file(self.path, rank)))
             changed |= file.refresh()
+            found = self._finding_files.setdefault(rank, FindingFile(layout.findings_file(self.path, rank)))
+            changed |= found.refresh()
         if changed:
             self._arrange()
         return changed
@@ -135,6 +139,13 @@ class Run:
         return sorted(found, key=lambda event: event.timestamp)
 
     @property
+    def findings(self) -> list[Finding]:
+        """What was found wrong while the run was recorded, best first. `sonde.diagnose` looks at the run anew."""
+        # The lowest rank comes last, so its word on a kind counts.
+        files = [file for _, file in sorted(self._finding_files.items(), reverse=True)]
+        return findings.current(finding for file in files for finding in file.items)
+
+    @property
     def attempts(self) -> list[Attempt]:
         """The stretches of writing, by the word of the lowest rank: one, and one for each time it was continued."""
         return self._folders[min(self._folders)].attempts if self._folders else []
@@ -142,7 +153,8 @@ class Run:
     @property
     def problems(self) -> list[str]:
         """What could not be read and is left out; each entry names the file. `verify` looks at everything."""
-        lines = [what for file in self._event_files.values() for _, what in file.bad_lines]
+        files = (*self._event_files.values(), *self._finding_files.values())
+        lines = [what for file in files for _, what in file.bad_lines]
         return [*(problem for rank in self.ranks for problem in self._folders[rank].problems), *lines]
 
     @property
@@ -154,7 +166,7 @@ class Run:
     @property
     def nbytes(self) -> int:
         """How many bytes the files of the run hold; a run's folder may hold other things, which do not count."""
-        top = [self.path / layout.HEADER, layout.events_file(self.path, 0)]
+        top = [self.path / layout.HEADER, layout.events_file(self.path, 0), layout.findings_file(self.path, 0)]
         inside = (file for folder in self._folders.values() for file in folder.path.glob("*"))
         return sum(_size(file) for file in (*top, *inside))
 

@@ -13,6 +13,7 @@ from sonde.errors import RunDamaged
 from sonde.store import attempts, codec, header, journal, layout, lease, sites, strict_json
 from sonde.store.codec import Kind
 from sonde.store.events import EventFile
+from sonde.store.findings import FindingFile
 from sonde.store.segment import Maps, Segment, slice_crcs
 
 _MAX_LOOKS: Final = 20
@@ -83,7 +84,8 @@ def verify(path: str | Path) -> Report:
     for rank in layout.ranks(report.path):
         report.add(_look_at(layout.rank_folder(report.path, rank)))
     for rank in {0, *layout.ranks(report.path)}:
-        _check_events(report, layout.events_file(report.path, rank))
+        _check_lines(report, EventFile(layout.events_file(report.path, rank)))
+        _check_lines(report, FindingFile(layout.findings_file(report.path, rank)))
     # Imported here: pages report what they find in the terms of this module.
     from sonde.store.pages.check import verify_run_pages
 
@@ -204,11 +206,11 @@ class _JournalCheck:
             self._report.problems.extend(_unknown(self._path, used, self._known, record.offset))
 
 
-def _check_events(report: Report, path: Path) -> None:
+def _check_lines(report: Report, file: EventFile | FindingFile) -> None:
+    path = file.path
     if not path.exists():
         return
     report.num_files += 1
-    file = EventFile(path)
     file.refresh()
     report.problems.extend(_problem(path, RunDamaged(what), offset) for offset, what in file.bad_lines)
     size = path.stat().st_size

@@ -13,12 +13,13 @@ from typing import Any, Final, Literal
 
 from sonde import schema
 from sonde.errors import ClosedError, OptionError, RunError, RunInUse
-from sonde.records import Block, Event, RunHeader, Site
-from sonde.store import codec, events, layout, lease, retention, sites, table
+from sonde.records import Block, Event, Finding, RunHeader, Site
+from sonde.store import codec, events, layout, lease, lines, retention, sites, table
 from sonde.store.appender import Appender
 from sonde.store.attempts import Attempt
 from sonde.store.claim import claim
 from sonde.store.codec import Kind
+from sonde.store.findings import FindingAppender
 from sonde.store.sealer import Sealer
 from sonde.store.shelf import MAX_SEGMENT_BYTES
 
@@ -94,6 +95,7 @@ class RunWriter:
         self._lock = threading.Lock()  # events come from the sealer as well
         self._waiting: deque[bytes] = deque(maxlen=_MAX_WAITING_EVENTS)
         self._events_refused = False
+        self._findings = FindingAppender(layout.findings_file(self.path, rank))
         self._reported = 0
         self._reason = ""
         self._loss_site: int | None = None
@@ -115,7 +117,7 @@ class RunWriter:
             last_step=past.last_step,
         )
         try:
-            self._events = events.open_for_append(layout.events_file(self.path, rank))
+            self._events = lines.open_for_append(layout.events_file(self.path, rank))
             self._journal = self._begin_journal(past.number)
             lease.write(self.folder, self._lease)
         except FileExistsError:
@@ -189,6 +191,15 @@ class RunWriter:
             reason = error.strerror or str(error)
             raise RunError(f"{layout.events_file(self.path, self.rank)} could not be written: {reason}.") from error
 
+    def take_finding(self, finding: Finding) -> None:
+        """Take a finding. While the disk refuses, it waits for better times."""
+        if not self._may_write():
+            return
+        error = self._findings.put(finding)
+        if error is not None and self.health == "well":
+            reason = error.strerror or str(error)
+            raise RunError(f"{layout.findings_file(self.path, self.rank)} could not be written: {reason}.") from error
+
     def flush(self) -> None:
         """Make everything taken so far visible to others: it is, as soon as it was taken."""
 
@@ -214,6 +225,7 @@ class RunWriter:
         with self._lock:
             self._write_waiting()
         self._events.close()
+        self._findings.close()
         if health == "lost":
             return
         try:

@@ -1,0 +1,102 @@
+"""What was found wrong with a run: one JSON object a line, written as it is found.
+
+A line says of a kind of finding what holds from then on: a later line of the same kind replaces an earlier one, and a
+line that says `withdrawn` takes it back (the symptom turned out to have a cause that is named instead).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.errors import RunDamaged
+from sonde.records import SEVERITIES, Finding
+from sonde.store import strict_json
+from sonde.store.appender import Appender
+from sonde.store.lines import LineFile, open_for_append
+
+_MAX_WAITING: Final = 256  # kept while the disk refuses them
+
+
+def encode(finding: Finding) -> bytes:
+    """Return the line of a finding."""
+    return strict_json.dumps(finding.to_json()) + b"\n"
+
+
+def decode(line: bytes, where: str) -> Finding:
+    """Read one line.
+
+    Raises:
+        RunDamaged: It is no finding.
+
+    """
+    fields = strict_json.loads(line, where)
+    try:
+        evidence = [item | {"value": _number(item["value"])} for item in fields.get("evidence", ())]
+        finding = Finding.from_json(fields | {"evidence": evidence, "data": _mapping(fields.get("data"))})
+        if finding.severity not in SEVERITIES:
+            raise ValueError(f"severity {finding.severity!r}")
+        return replace(finding, step=int(finding.step), confidence=float(finding.confidence))
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise RunDamaged(f"{where} is not a finding: {type(error).__name__}: {error}") from None
+
+
+def _number(value: Any) -> float:
+    return float(value)  # also of "nan", "inf" and "-inf", as strict JSON has them
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+class FindingAppender:
+    """Writes findings to a file that is made with the first of them. What the disk refuses waits for the next."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting: deque[bytes] = deque(maxlen=_MAX_WAITING)
+        self._appender: Appender | None = None
+
+    def put(self, finding: Finding) -> OSError | None:
+        """Write a finding, after those that wait; return why it has to wait as well."""
+        self._waiting.append(encode(finding))
+        return self._write()
+
+    def close(self) -> None:
+        """Write what waits, if it can be, and close the file."""
+        self._write()
+        if self._appender is not None:
+            self._appender.close()
+            self._appender = None
+
+    def _write(self) -> OSError | None:
+        try:
+            if self._waiting and self._appender is None:
+                self._appender = open_for_append(self._path)
+            while self._waiting and self._appender is not None:
+                self._appender.append(self._waiting[0])
+                self._waiting.popleft()
+        except OSError as error:
+            return error
+        return None
+
+
+class FindingFile(LineFile[Finding]):
+    """Follows a file of findings."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, decode)
+
+
+def current(lines: Iterable[Finding]) -> list[Finding]:
+    """Return what holds after these lines, best first: the gravest, then the surest, then the earliest."""
+    last = {finding.kind: finding for finding in lines}
+    return sorted((finding for finding in last.values() if not finding.withdrawn), key=rank)
+
+
+def rank(finding: Finding) -> tuple[int, float, int, str]:
+    """Return the key by which findings are ordered."""
+    return -SEVERITIES.index(finding.severity), -finding.confidence, finding.step, finding.kind
