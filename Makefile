@@ -4,7 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 BENCH  := $(VENV)/.ready-bench
+BROWSER := $(VENV)/.ready-browser
 NATIVE := $(wildcard src/sonde/stats/native/*.[ch])
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
@@ -16,7 +18,7 @@ help: ## show this list
 demo: $(READY) ## train a small network on digits, show what was seen inside and which samples fail
 	$(BIN)/python examples/demo.py
 
-test: $(READY) lint ## run all checks: style, types, layers, tests
+test: $(READY) $(BROWSER) lint ## run all checks: style, types, layers, tests
 	$(BIN)/python -m pytest -q
 
 lint: $(READY) ## check style, types and the layering of imports
@@ -44,9 +46,16 @@ $(READY): pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Sonde needs Python 3.11 or newer; set PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,export,dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,export,view,dev]'
 	@touch $@
 
 $(BENCH): $(READY)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'
+	@touch $@
+
+# Browser tests and pictures drive the distribution's Chromium. Where it cannot be installed, those tests skip and say so.
+$(BROWSER): $(READY)
+	@$(BIN)/python tests/browser/chromium.py || $(AS_ROOT) sh -c 'export DEBIAN_FRONTEND=noninteractive; \
+	  apt-get update -q && apt-get install -y -q --no-install-recommends chromium' \
+	  || echo "There is no Chromium and it could not be installed: browser tests will be skipped."
 	@touch $@

@@ -1,0 +1,71 @@
+"""A real browser for tests, with the network cut off."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="browser tests need the dev extra: pip install 'sonde[dev]'")
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+
+
+def _chromium() -> Any:
+    spec = importlib.util.spec_from_file_location("sonde_chromium", Path(__file__).with_name("chromium.py"))
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """The distribution's Chromium, started once. Skips, saying so, where there is none."""
+    chromium = _chromium()
+    path = chromium.find()
+    if path is None:
+        pytest.skip(chromium.MISSING)
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield running
+        running.close()
+
+
+class Watched:
+    """A page that remembers what went wrong in it, and what it asked the network for."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda told: self.errors.append(told.text) if told.type in ("error", "warning") else None)
+        page.on("request", self._asked)
+        page.on("dialog", self._dialog)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith(("file:", "data:", "blob:", "about:")):
+            self.requests.append(request.url)
+
+    def _dialog(self, dialog: Any) -> None:
+        self.errors.append(f"a script opened a dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def open(self, file: Path) -> Page:
+        """Open a file from disk and wait until its scripts have run."""
+        self.page.goto(file.resolve().as_uri(), wait_until="load")
+        return self.page
+
+
+@pytest.fixture
+def offline(browser: Browser) -> Iterator[Watched]:
+    """A fresh page without a network."""
+    context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+    yield Watched(context.new_page())
+    context.close()
