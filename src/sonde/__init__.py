@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sonde.attach import watch
     from sonde.capture import Capture
-    from sonde.records import Block, Event, Reading, Site
+    from sonde.diagnosis import Diagnosis, diagnose
+    from sonde.records import Block, Event, Evidence, Finding, Reading, Site
     from sonde.schedule import at, between, every, first, log_spaced
     from sonde.select import glob, kind, regex
     from sonde.session import Session
@@ -24,7 +25,10 @@ _HOMES = {
     "Block": "records",
     "Capture": "capture",
     "DebugOutputs": "store",
+    "Diagnosis": "diagnosis",
     "Event": "records",
+    "Evidence": "records",
+    "Finding": "records",
     "Reading": "records",
     "Run": "store",
     "Series": "store",
@@ -32,6 +36,7 @@ _HOMES = {
     "Site": "records",
     "at": "schedule",
     "between": "schedule",
+    "diagnose": "diagnosis",
     "every": "schedule",
     "first": "schedule",
     "glob": "select",
@@ -49,7 +54,10 @@ __all__ = [
     "Block",
     "Capture",
     "DebugOutputs",
+    "Diagnosis",
     "Event",
+    "Evidence",
+    "Finding",
     "Reading",
     "Run",
     "Series",
@@ -58,6 +66,7 @@ __all__ = [
     "__version__",
     "at",
     "between",
+    "diagnose",
     "every",
     "first",
     "glob",

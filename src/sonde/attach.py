@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sonde import schema
+from sonde.diagnosis.monitor import Monitor
 from sonde.errors import OptionError
-from sonde.records import RunHeader, Sink
+from sonde.records import Finding, RunHeader, Sink
 from sonde.schedule import When, schedule
 from sonde.select import Where, check_each_matches, selector
 from sonde.session import CLOSE_TIMEOUT_S, DEFAULT_WHAT, Helpers, Plan, Session, What
@@ -52,6 +53,7 @@ def watch(
     start_step: int | None = None,
     rank: int | None = None,
     config: Mapping[str, Any] | None = None,
+    diagnose: bool = True,
     enabled: bool = True,
     clock: Callable[[], float] = time.time,
 ) -> Session:
@@ -80,6 +82,7 @@ def watch(
             attempt recorded from there on stays in the files but is no longer shown.
         rank: This process's rank in a distributed run; found from torch.distributed or RANK by default.
         config: Settings of your own to keep in the run.
+        diagnose: Whether to judge the run while it goes on, in the worker's thread: `session.findings`.
         enabled: False attaches nothing and writes nothing; every verb of the session then does nothing.
         clock: Where times come from.
 
@@ -109,7 +112,8 @@ def watch(
         clock=clock,
     )
     steps_before = writer.last_step if start_step is None else start_step - 1
-    return Session(models, optimizers, writer, plan, helpers, steps_before=steps_before, clock=clock)
+    judge = Monitor if diagnose else None
+    return Session(models, optimizers, writer, plan, helpers, judge=judge, steps_before=steps_before, clock=clock)
 
 
 class IdleSession(Session):
@@ -121,6 +125,11 @@ class IdleSession(Session):
 
     current_step = 0
     dropped_steps = 0
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Nothing is found where nothing is looked at."""
+        return []
 
     def log(self, **scalars: float | Tensor) -> None:
         """Do nothing."""

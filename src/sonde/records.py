@@ -331,3 +331,11 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Finish. Called once, last."""
+
+
+class Judge(Sink, Protocol):
+    """A sink that says what is wrong with what it has taken so far."""
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong, best first; from any thread."""

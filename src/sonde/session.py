@@ -33,7 +33,7 @@ from sonde.pipe.pool import ArenaPool
 from sonde.pipe.worker import Worker
 from sonde.probes.cuda_timing import CudaTiming
 from sonde.probes.device_memory import DeviceMemory
-from sonde.records import Phase, Sink, summarise
+from sonde.records import Finding, Judge, Phase, Sink, summarise
 from sonde.schedule import Schedule
 from sonde.select import Selector
 from sonde.signals import is_capturing
@@ -99,6 +99,7 @@ class Session:
         plan: Plan,
         helpers: Helpers,
         *,
+        judge: Callable[[Callable[[Finding], None]], Judge] | None = None,
         steps_before: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -134,6 +135,9 @@ class Session:
         self._mark = self._guard.wrap("device timing", self._mark_phase)
         self._see_devices = self._guard.wrap("device timing and memory", self._see_device_numbers)
         self._make_taps(modules, optimizers, steps_before)
+        self._judge = None if judge is None else judge(self._worker.publish)
+        if self._judge is not None:
+            self._worker.subscribe(self._judge)
         _live.add(self)
         try:
             self._guard.wrap("attaching", self._attach_first if steps_before is None else self._attach)()
@@ -302,6 +306,11 @@ class Session:
     def dropped_steps(self) -> int:
         """How many steps could not be recorded because the writer lagged behind."""
         return self._packer.dropped
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong with the run as far as can be told by now, best first; complete once the session is closed."""
+        return [] if self._judge is None else self._judge.findings
 
     def log(self, **scalars: float | Tensor) -> None:
         """Record single numbers of this step: a loss, an accuracy. A tensor is not waited for.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sonde import measures, schema
 from sonde.errors import OptionError, RunDamaged
-from sonde.records import Event, Finding, Reading, RunHeader, Site
+from sonde.records import Block, Event, Finding, Reading, RunHeader, Site
 from sonde.schema import Bins
 from sonde.store import export, findings, header, layout, lease, selection, series, table
 from sonde.store.attempts import Attempt
@@ -153,8 +153,9 @@ class Run:
     @property
     def problems(self) -> list[str]:
         """What could not be read and is left out; each entry names the file. `verify` looks at everything."""
-        files = (*self._event_files.values(), *self._finding_files.values())
-        lines = [what for file in files for _, what in file.bad_lines]
+        bad = [file.bad_lines for file in self._event_files.values()]
+        bad += [file.bad_lines for file in self._finding_files.values()]
+        lines = [what for lines in bad for _, what in lines]
         return [*(problem for rank in self.ranks for problem in self._folders[rank].problems), *lines]
 
     @property
@@ -273,6 +274,24 @@ class Run:
             (site, directory.source(site).id if site.same_as is not None else site.id) for site in directory.sites
         )
         return {site: known[number] for site, number in sources if number in known}
+
+    def block(self, step: int, *, rank: int | None = None) -> Block:
+        """Return what every site read at a step as arrays, as a recorder would hand it to a sink; maybe empty."""
+        shot = self._again(self._at, step, rank)
+        order = np.argsort(shot.site, kind="stable")
+        line = int(np.searchsorted(self._blocks.step, step))
+        known = line < len(self._blocks.step) and int(self._blocks.step[line]) == step
+        epoch = int(self._blocks.epoch[line]) if known else -1
+        return Block(
+            step=step,
+            time=float(self._blocks.time[line]) if known else float("nan"),
+            sites=shot.site[order].astype(np.uint32),
+            rows=shot.rows[order],
+            bins=shot.bins[order],
+            binned=shot.binned[order],
+            epoch=None if epoch < 0 else epoch,
+            skipped=bool(self._blocks.skipped[line]) if known else False,
+        )
 
     def _at(self, step: int, rank: int | None) -> Snapshot:
         """Return a snapshot in which sites have the ids of the whole run."""

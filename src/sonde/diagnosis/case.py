@@ -1,0 +1,207 @@
+"""A case: everything the rules may ask about a run, at one moment. No torch, no files."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde import facts, vitals
+from sonde.diagnosis.history import Curve, History
+from sonde.diagnosis.learning import Learning, judge
+from sonde.diagnosis.track import Track, Values
+from sonde.facts import Facts, LossFacts, ModuleFacts, ParameterFacts
+from sonde.records import Event, Phase, Quantity, Site
+
+_LOSS_NAMES: Final = ("loss", "train_loss", "train/loss", "training_loss", "loss/train")
+MAX_EVENTS: Final = 1000
+
+
+class NotMeasured(Exception):
+    """Raised by a rule that needs something the run does not have: it gives no verdict instead of a wrong one."""
+
+
+class Case:
+    """The state of a run as the rules see it. `step` is the last one recorded; `final` is true once the run is over."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.facts = Facts()
+        self.events: list[Event] = []
+        self.final = False
+        self._sites: dict[int, Site] = {}
+        self._by_key: dict[str, Site] = {}
+        self._groups: dict[tuple[Quantity, Phase], list[Site]] = {}
+
+    # ------------------------------------------------------------------ what a monitor feeds in
+
+    def take_sites(self, sites: Iterable[Site]) -> None:
+        """Take sites that are new."""
+        for site in sites:
+            self._sites[site.id] = site
+            self._by_key[site.key] = site
+            self._groups.setdefault((site.quantity, site.phase), []).append(site)
+            if site.quantity == "scalar" or (site.name == vitals.LOSS and site.quantity == "output"):
+                self.history.follow(site.id)
+
+    def take_event(self, event: Event) -> None:
+        """Take an event; facts replace those that were stated before."""
+        if event.event_type == facts.EVENT_TYPE:
+            self.facts = Facts.from_json(event.data)
+            self.__dict__.pop("modules", None)
+            self.__dict__.pop("parameters", None)
+        elif len(self.events) < MAX_EVENTS:
+            self.events.append(event)
+
+    # ------------------------------------------------------------------ steps
+
+    @property
+    def step(self) -> int:
+        """The last step recorded."""
+        return self.history.step
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were recorded."""
+        return self.history.num_steps
+
+    @property
+    def recent_steps(self) -> NDArray[np.int64]:
+        """The last steps that are remembered."""
+        return self.history.recent_steps()
+
+    # ------------------------------------------------------------------ tracks
+
+    def track(self, key: str) -> Track | None:
+        """Return the readings of the site with this key, or None if it was never read."""
+        site = self._by_key.get(key)
+        return None if site is None else self._track(site)
+
+    def of(self, quantity: Quantity, phase: Phase = "train") -> list[Track]:
+        """Return the tracks of all sites of a quantity that were read, in the order in which they turned up.
+
+        For outputs this is the order of the first forward pass; for parameters, gradients and updates it is the order
+        of the model's parameters.
+        """
+        sites = [site for site in self._groups.get((quantity, phase), ()) if site.same_as is None]
+        tracks = (self._track(site) for site in sites)
+        return [track for track in tracks if track is not None]
+
+    def vital(self, subject: str, name: str, phase: Phase = "train") -> Track | None:
+        """Return the track of a vital sign, or None if it was not measured."""
+        return self.track(f"{subject}:vital{vitals.part_of(name)}{'@eval' if phase == 'eval' else ''}")
+
+    def vitals(self, name: str, phase: Phase = "train") -> list[Track]:
+        """Return the tracks of a vital sign for all subjects that have it."""
+        part = vitals.part_of(name)
+        sites = [site for site in self._groups.get(("vital", phase), ()) if site.part == part]
+        return [track for site in sites if (track := self._track(site)) is not None]
+
+    def need_vital(self, subject: str, name: str, phase: Phase = "train") -> Track:
+        """Return the track of a vital sign.
+
+        Raises:
+            NotMeasured: The run does not have it.
+
+        """
+        track = self.vital(subject, name, phase)
+        if track is None:
+            raise NotMeasured(f"{subject}:vital{vitals.part_of(name)}")
+        return track
+
+    def need(self, quantity: Quantity, phase: Phase = "train") -> list[Track]:
+        """Return the tracks of a quantity.
+
+        Raises:
+            NotMeasured: There is none.
+
+        """
+        tracks = self.of(quantity, phase)
+        if not tracks:
+            raise NotMeasured(f"{quantity}s")
+        return tracks
+
+    def scalar(self, name: str) -> tuple[NDArray[np.int64], Values] | None:
+        """Return the whole curve of a logged number, thinned out if long; None if there is none."""
+        site = self._by_key.get(f"{name}:scalar")
+        return None if site is None else self._curve(site)
+
+    def scalars(self) -> list[str]:
+        """Return the names of all logged numbers."""
+        return [site.name for site in self._groups.get(("scalar", "train"), ())]
+
+    def _track(self, site: Site) -> Track | None:
+        source = self._sites.get(site.same_as, site) if site.same_as is not None else site
+        steps, rows = self.history.rows(source.id)
+        return Track(site, steps, rows) if len(steps) else None
+
+    def _curve(self, site: Site) -> tuple[NDArray[np.int64], Values] | None:
+        curve = self.history.curves.get(site.id, Curve())
+        if not curve.steps:
+            return None
+        return np.array(curve.steps, np.int64), np.array(curve.values)
+
+    # ------------------------------------------------------------------ the loss
+
+    def loss(self) -> tuple[NDArray[np.int64], Values] | None:
+        """Return the curve of the training loss: what the user logged, else what the loss function returned."""
+        for name in _LOSS_NAMES:
+            found = self.scalar(name)
+            if found is not None:
+                return found
+        returned = self._by_key.get(f"{vitals.LOSS}:output")
+        if returned is not None and (found := self._curve(returned)) is not None:
+            return found
+        named = sorted(name for name in self.scalars() if "loss" in name.lower() and "val" not in name.lower())
+        return self.scalar(named[0]) if len(named) == 1 else None
+
+    @property
+    def learning(self) -> Learning:
+        """How the loss has gone so far."""
+        found = self.loss()
+        return Learning("unknown") if found is None else judge(found[1])
+
+    # ------------------------------------------------------------------ facts
+
+    @functools.cached_property
+    def modules(self) -> dict[str, ModuleFacts]:
+        """What is known of modules, by name."""
+        return {module.name: module for module in self.facts.modules}
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, ParameterFacts]:
+        """What is known of parameters, by name."""
+        return {parameter.name: parameter for parameter in self.facts.parameters}
+
+    def need_facts(self) -> Facts:
+        """Return the facts.
+
+        Raises:
+            NotMeasured: None were stated.
+
+        """
+        if not self.facts.parameters and not self.facts.modules:
+            raise NotMeasured("facts about the program's objects")
+        return self.facts
+
+    def loss_facts(self, *kinds: str) -> LossFacts | None:
+        """Return the loss that was called, if it is of one of these kinds (any, if none is given)."""
+        return next((loss for loss in self.facts.losses if not kinds or loss.kind in kinds), None)
+
+    def learning_rate(self, optimizer: str = "optimizer", group: int = 0) -> tuple[NDArray[np.int64], Values] | None:
+        """Return the curve of a group's learning rate."""
+        return self.scalar(f"{optimizer}.group{group}.lr")
+
+
+def run_length(flags: Sequence[bool] | NDArray[np.bool_]) -> int:
+    """Return how many of the last flags are true without a break.
+
+    >>> run_length([True, False, True, True])
+    2
+    """
+    array = np.asarray(flags, dtype=np.bool_)
+    broken = np.flatnonzero(~array)
+    return len(array) - (int(broken[-1]) + 1 if len(broken) else 0)

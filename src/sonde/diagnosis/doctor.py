@@ -1,0 +1,57 @@
+"""The doctor: asks every rule about a case, keeps each rule's fault to itself, and puts causes before symptoms."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from sonde.diagnosis.case import Case, NotMeasured
+from sonde.diagnosis.explain import fold
+from sonde.diagnosis.rule import Rule
+from sonde.diagnosis.rules import RULES
+from sonde.records import Finding
+
+logger = logging.getLogger("sonde")
+
+
+@dataclass
+class Doctor:
+    """Remembers since when each finding has held. One doctor per run."""
+
+    rules: Sequence[Rule] = field(default_factory=lambda: RULES)
+    unmeasured: dict[str, str] = field(default_factory=dict)
+    """By kind: what the run lacks for a verdict."""
+    broken: dict[str, str] = field(default_factory=dict)
+    """By kind: the traceback of a rule that raised; it is not asked again."""
+    _first: dict[str, int] = field(default_factory=dict)
+    _given: dict[str, Finding] = field(default_factory=dict)
+
+    def take(self, finding: Finding) -> None:
+        """Take a finding that was made elsewhere, such as the first bad operation; it counts like a rule's."""
+        self._given[finding.kind] = finding
+
+    def look(self, case: Case) -> list[Finding]:
+        """Return what is wrong now, best first, with symptoms folded under their causes."""
+        found = {rule.kind: finding for rule in self.rules if (finding := self._ask(rule, case)) is not None}
+        for kind, finding in found.items():
+            first = self._first.setdefault(kind, finding.step)
+            found[kind] = replace(finding, step=min(first, finding.step), last_step=max(case.step, finding.last_step))
+        return fold(list((found | self._given).values()))
+
+    def _ask(self, rule: Rule, case: Case) -> Finding | None:
+        too_early = case.num_steps < rule.since or (rule.final and not case.final)
+        if rule.kind in self.broken or too_early:
+            return None
+        try:
+            finding = rule.check(case)
+        except NotMeasured as missing:
+            self.unmeasured[rule.kind] = str(missing)
+            return None
+        except Exception:  # noqa: BLE001 - one rule's fault must not silence the others
+            self.broken[rule.kind] = traceback.format_exc()
+            logger.warning("the rule %s failed and is not asked again.\n%s", rule.kind, self.broken[rule.kind].rstrip())
+            return None
+        self.unmeasured.pop(rule.kind, None)
+        return finding

@@ -1,0 +1,166 @@
+"""What a diagnosis remembers of a run: its first steps, its last steps, and long curves of single numbers.
+
+Memory is bounded whatever the length of the run and the size of the model: the more sites there are, the fewer steps
+are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde import schema
+from sonde.records import Block
+from sonde.schema import Rows
+
+HEAD: Final = 24
+"""Steps from the beginning that are kept for good: what a run looked like when it was fresh."""
+MAX_RECENT: Final = 256
+MIN_RECENT: Final = 24
+BUDGET_BYTES: Final = 96 << 20
+MAX_POINTS: Final = 4096
+"""Points of a long curve; when they are used up, every other one of the older half goes."""
+_ROW_BYTES: Final = schema.NUM_COLUMNS * 8
+
+
+class Stretch:
+    """Rows of consecutive blocks, `[block, site, column]`; a site that was not read has an empty row."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.steps = np.zeros(length, np.int64)
+        self.skipped = np.zeros(length, np.bool_)
+        self.used = 0
+        self.start = 0
+        self._rows = np.zeros((length, 0, schema.NUM_COLUMNS))
+
+    def put(self, block: Block, capacity: int, length: int) -> None:
+        """Take a block into the place of its step, or into a fresh one."""
+        if capacity > self._rows.shape[1] or length < self.length:
+            self._resize(capacity, min(length, self.length))
+        place = self._place_of(block.step)
+        self.skipped[place] = self.skipped[place] or block.skipped
+        self._rows[place, block.sites] = block.rows
+
+    def order(self) -> NDArray[np.intp]:
+        """Return the places in order of their steps."""
+        return (self.start + np.arange(self.used)) % self.length
+
+    def rows(self, site: int) -> Rows:
+        """Return the rows of a site in order of steps; empty where it was not read."""
+        if site >= self._rows.shape[1]:
+            return np.zeros((self.used, schema.NUM_COLUMNS))
+        rows: Rows = self._rows[self.order(), site]
+        return rows
+
+    def _place_of(self, step: int) -> int:
+        if self.used:
+            newest = (self.start + self.used - 1) % self.length
+            if self.steps[newest] == step:
+                return int(newest)
+        if self.used < self.length:
+            place = (self.start + self.used) % self.length
+            self.used += 1
+        else:
+            place = self.start
+            self.start = (self.start + 1) % self.length
+        self.steps[place], self.skipped[place] = step, False
+        self._rows[place] = 0
+        return place
+
+    def _resize(self, capacity: int, length: int) -> None:
+        kept = self.order()[-length:]
+        grown = np.zeros((length, max(capacity, self._rows.shape[1]), schema.NUM_COLUMNS))
+        grown[: len(kept), : self._rows.shape[1]] = self._rows[kept]
+        steps, skipped = np.zeros(length, np.int64), np.zeros(length, np.bool_)
+        steps[: len(kept)], skipped[: len(kept)] = self.steps[kept], self.skipped[kept]
+        self._rows, self.steps, self.skipped = grown, steps, skipped
+        self.length, self.used, self.start = length, len(kept), 0
+
+
+class Curve:
+    """One number over the whole run, thinned out as it grows."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.values: list[float] = []
+
+    def put(self, step: int, value: float) -> None:
+        """Take the value of a step; a later word on the same step replaces the earlier."""
+        if self.steps and self.steps[-1] == step:
+            self.values[-1] = value
+            return
+        self.steps.append(step)
+        self.values.append(value)
+        if len(self.steps) > MAX_POINTS:
+            half = MAX_POINTS // 2
+            self.steps[:half], self.values[:half] = self.steps[:half:2], self.values[:half:2]
+
+
+class History:
+    """Everything the rules may look back on."""
+
+    def __init__(self) -> None:
+        self.head = Stretch(HEAD)
+        self.recent = Stretch(MAX_RECENT)
+        self.curves: dict[int, Curve] = {}
+        self.first_step: int | None = None
+        self.step = 0
+        self.num_steps = 0
+
+    def follow(self, site: int) -> None:
+        """Keep a long curve of a site's mean from now on."""
+        self.curves.setdefault(site, Curve())
+
+    def put(self, block: Block) -> None:
+        """Take a block."""
+        if self.first_step is None:
+            self.first_step = block.step
+        if not len(block.sites):
+            return
+        self.num_steps += block.step != self.step or self.num_steps == 0
+        self.step = block.step
+        # Grow by halves, so that sites that turn up one by one do not move everything each time.
+        highest = int(block.sites[-1]) + 1
+        capacity = max(64, 1 << (highest - 1).bit_length())
+        length = int(np.clip(BUDGET_BYTES // (capacity * _ROW_BYTES) - HEAD, MIN_RECENT, MAX_RECENT))
+        if self.head.used < HEAD or block.step == self.head.steps[(self.head.start + HEAD - 1) % HEAD]:
+            self.head.put(block, capacity, HEAD)
+        self.recent.put(block, capacity, length)
+        for at, site in enumerate(block.sites.tolist()):
+            curve = self.curves.get(site)
+            if curve is not None:
+                curve.put(block.step, _mean(block.rows[at]))
+
+    def rows(self, site: int) -> tuple[NDArray[np.int64], Rows]:
+        """Return steps and rows of a site: those of the first and of the last steps, in order, without empty ones."""
+        head, recent = self.head, self.recent
+        recent_steps = recent.steps[recent.order()]
+        head_steps = head.steps[head.order()]
+        early = head_steps < (recent_steps[0] if len(recent_steps) else np.inf)
+        steps = np.concatenate([head_steps[early], recent_steps])
+        rows = np.concatenate([head.rows(site)[early], recent.rows(site)])
+        read = rows[:, schema.SEEN] > 0
+        return steps[read], rows[read]
+
+    def skipped_steps(self) -> NDArray[np.int64]:
+        """Return those of the last steps in which the optimizer was held back."""
+        order = self.recent.order()
+        result: NDArray[np.int64] = self.recent.steps[order][self.recent.skipped[order]]
+        return result
+
+    def recent_steps(self) -> NDArray[np.int64]:
+        """Return the last steps that are remembered, in order."""
+        result: NDArray[np.int64] = self.recent.steps[self.recent.order()]
+        return result
+
+
+def _mean(row: Rows) -> float:
+    """Return the mean of a row as a number says it: not finite if any element is not."""
+    if row[schema.NAN] or (row[schema.POS_INF] and row[schema.NEG_INF]):
+        return float("nan")
+    if row[schema.POS_INF]:
+        return float("inf")
+    return float("-inf") if row[schema.NEG_INF] else float(row[schema.MEAN])

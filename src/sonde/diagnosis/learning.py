@@ -1,0 +1,65 @@
+"""Is the run learning? The question that decides whether a statistical oddity is a warning or only worth a note."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from sonde.diagnosis.track import Values
+
+State = Literal["improving", "flat", "worse", "broken", "unknown"]
+MIN_POINTS: Final = 10
+START: Final = 5
+"""How many of the first losses stand for where the run began."""
+RELATIVE: Final = 0.05
+"""A fall by less than this part of the initial loss is no improvement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """How the loss has gone so far. Levels are medians; `noise` is the spread from one step to the next."""
+
+    state: State
+    initial: float = float("nan")
+    recent: float = float("nan")
+    best: float = float("nan")
+    noise: float = float("nan")
+    points: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether the loss is known not to have improved."""
+        return self.state in ("flat", "worse", "broken")
+
+
+def judge(losses: Values) -> Learning:
+    """Judge a curve of losses, oldest first.
+
+    >>> judge(np.linspace(2.0, 0.5, 40)).state
+    'improving'
+    >>> judge(np.full(40, 2.3)).state
+    'flat'
+    >>> judge(np.array([2.3] * 39 + [np.nan])).state
+    'broken'
+    """
+    points = len(losses)
+    if points and not np.isfinite(losses[-1]):
+        return Learning("broken", points=points)
+    losses = losses[np.isfinite(losses)]
+    if len(losses) < MIN_POINTS:
+        return Learning("unknown", points=points)
+    initial = float(np.median(losses[:START]))
+    tail = losses[-max(START, len(losses) // 5) :]
+    recent, best = float(np.median(tail)), float(np.median(np.sort(losses)[:START]))
+    steps = np.diff(losses)
+    noise = float(np.median(np.abs(steps - np.median(steps)))) * 1.4826 / np.sqrt(2)
+    # The difference of two medians is uncertain by about this much; below it nothing can be said to have moved.
+    margin = max(RELATIVE * abs(initial), 2.5 * noise * 1.253 * np.sqrt(1 / START + 1 / len(tail)))
+    state: State = "flat"
+    if recent < initial - margin:
+        state = "improving"
+    elif recent > initial + margin:
+        state = "worse"
+    return Learning(state, initial, recent, best, noise, points)

@@ -1,0 +1,107 @@
+"""The doctor at the bedside: judges a run while it is recorded, in the worker's thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from sonde.diagnosis.case import Case
+from sonde.diagnosis.doctor import Doctor
+from sonde.records import Block, Event, Finding, Site
+
+# How often to look: at each of the first steps, where exact relations show; then less and less.
+_EVERY: Final = ((10, 1), (200, 5), (1000, 10), (10_000, 50))
+_LATER: Final = 250
+
+
+class Monitor:
+    """A `Sink` that reports what is wrong as soon as it can be told."""
+
+    def __init__(self, report: Callable[[Finding], None], doctor: Doctor | None = None) -> None:
+        self._report = report
+        self._doctor = doctor or Doctor()
+        self._case = Case()
+        self._lock = threading.Lock()
+        self._findings: list[Finding] = []
+        self._looked = -1
+        self._pending: int | None = None
+        self._taken: set[str] = set()
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong as of the last look, best first; from any thread."""
+        with self._lock:
+            return list(self._findings)
+
+    @property
+    def unmeasured(self) -> dict[str, str]:
+        """By kind of finding: what the run lacks for a verdict."""
+        return dict(self._doctor.unmeasured)
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """By kind of finding: the traceback of its rule, if it failed."""
+        return dict(self._doctor.broken)
+
+    def take_sites(self, sites: list[Site]) -> None:
+        """Take new sites."""
+        self._case.take_sites(sites)
+
+    def take_block(self, block: Block) -> None:
+        """Take a step. It is judged when the next one begins: only then is everything about it known."""
+        if self._pending is not None and block.step != self._pending:
+            self._look_if_due(self._pending)
+        self._pending = block.step
+        self._case.history.put(block)
+
+    def take_event(self, event: Event) -> None:
+        """Take an event."""
+        self._case.take_event(event)
+
+    def take_finding(self, finding: Finding) -> None:
+        """Take a finding made elsewhere. Those that came from here are known already."""
+        if finding.kind not in self._taken and finding not in self._findings and not finding.withdrawn:
+            self._doctor.take(finding)
+            self._taken.add(finding.kind)
+            self._look()
+
+    def flush(self) -> None:
+        """Judge everything taken so far."""
+        self._look()
+
+    def close(self) -> None:
+        """Judge once more, now that the run is over."""
+        self._case.final = True
+        self._look()
+
+    def _look_if_due(self, step: int) -> None:
+        every = next((every for until, every in _EVERY if step <= until), _LATER)
+        if step - self._looked >= every:
+            self._look()
+
+    def _look(self) -> None:
+        self._looked = self._case.step
+        before = {finding.kind: finding for finding in self._findings}
+        found = self._doctor.look(self._case)
+        with self._lock:
+            self._findings = found
+        self._taken |= {finding.kind for finding in found}
+        for finding in found:
+            if _is_news(before.get(finding.kind), finding) or self._case.final:
+                self._report(finding)
+        for kind in before.keys() - {finding.kind for finding in found}:
+            self._report(replace(before[kind], withdrawn=True))
+
+
+def _is_news(before: Finding | None, now: Finding) -> bool:
+    """Say whether a finding differs from what was said before in more than its last step and its numbers."""
+    if before is None:
+        return True
+    return (before.severity, before.sites, before.explains, before.data) != (
+        now.severity,
+        now.sites,
+        now.explains,
+        now.data,
+    )

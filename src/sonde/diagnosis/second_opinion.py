@@ -1,0 +1,91 @@
+"""A second opinion: judge a run from its files, finished or not, whether or not it was judged while it ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.diagnosis.case import Case
+from sonde.diagnosis.doctor import Doctor
+from sonde.records import SEVERITIES, Event, Finding, Severity
+from sonde.store import Run, open_run
+
+WHOLE: Final = 2048
+"""A run of at most this many steps is gone through step by step."""
+START: Final = 512
+WINDOWS: Final = 24
+WINDOW: Final = 48
+END: Final = 256
+_LOOK_EVERY: Final = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is wrong with a run, and what could not be told."""
+
+    findings: tuple[Finding, ...]
+    unmeasured: dict[str, str]
+    """By kind: what the run lacks for a verdict."""
+    broken: dict[str, str]
+    """By kind: the traceback of a rule that failed."""
+    steps: int
+    """How many steps were looked at."""
+
+    @property
+    def severity(self) -> Severity | None:
+        """The gravest of the findings; None if there is none."""
+        found = [SEVERITIES.index(finding.severity) for finding in self.findings]
+        return SEVERITIES[max(found)] if found else None
+
+
+def diagnose(run: Run | str | Path, *, rank: int | None = None) -> Diagnosis:
+    """Judge a run from its files.
+
+    What was found while it ran and cannot be found again from the files (the first bad operation) counts too. A long
+    run is looked at in windows: its beginning, its end and evenly between.
+
+    Example:
+        for finding in sonde.diagnose("runs/first").findings:
+            print(finding.severity, finding.cause, finding.fix)
+
+    """
+    run = run if isinstance(run, Run) else open_run(run)
+    doctor, case = Doctor(), Case()
+    ruled = {rule.kind for rule in doctor.rules}
+    for finding in run.findings:
+        if finding.kind not in ruled:
+            doctor.take(finding)
+    case.take_sites(run.sites)
+    waiting = sorted(run.events, key=_step_of)
+    steps = choose_steps(run.steps)
+    found: list[Finding] = []
+    for count, step in enumerate(steps.tolist(), 1):
+        while waiting and _step_of(waiting[0]) <= step:
+            case.take_event(waiting.pop(0))
+        case.history.put(run.block(step, rank=rank))
+        if count % _LOOK_EVERY == 0 or count <= 10:
+            found = doctor.look(case)
+    for event in waiting:
+        case.take_event(event)
+    case.final = run.status != "live"
+    found = doctor.look(case)
+    return Diagnosis(tuple(found), dict(doctor.unmeasured), dict(doctor.broken), len(steps))
+
+
+def choose_steps(steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return which steps of a run to look at."""
+    if len(steps) <= WHOLE:
+        return steps
+    starts = np.linspace(START, len(steps) - END, WINDOWS, endpoint=False).astype(np.int64)
+    between = (starts[:, None] + np.arange(WINDOW)).ravel()
+    chosen = np.unique(np.concatenate([np.arange(START), between, np.arange(len(steps) - END, len(steps))]))
+    result: NDArray[np.int64] = steps[chosen]
+    return result
+
+
+def _step_of(event: Event) -> int:
+    return -1 if event.step is None else event.step

@@ -1,0 +1,144 @@
+"""The doctor: isolation, folding, ranking, memory, and the way from a live session to the run and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import sonde
+from sonde import schema, vitals
+from sonde.diagnosis import explain
+from sonde.diagnosis.case import Case, NotMeasured
+from sonde.diagnosis.doctor import Doctor
+from sonde.diagnosis.history import HEAD, MAX_RECENT, History
+from sonde.diagnosis.monitor import Monitor
+from sonde.diagnosis.rule import Rule
+from sonde.records import Block, Finding, Site
+from sonde.testing import tiny_mlp
+
+
+def block(step: int, values: dict[int, float]) -> Block:
+    sites = np.array(sorted(values), np.uint32)
+    rows = schema.rows_of_values(np.array([values[site] for site in sorted(values)]))
+    bins = np.zeros((len(sites), schema.NUM_BINS), np.uint64)
+    return Block(step=step, time=0.0, sites=sites, rows=rows, bins=bins, binned=np.zeros(len(sites), bool))
+
+
+def finding(kind: str, severity: str = "warning", confidence: float = 0.9, step: int = 1) -> Finding:
+    return Finding(kind=kind, severity=severity, confidence=confidence, step=step, last_step=step)
+
+
+def leftover_monitor(shares: list[float], report=lambda finding: None) -> Monitor:
+    monitor = Monitor(report)
+    monitor.take_sites([Site(id=0, name="optimizer", quantity="vital", part=vitals.part_of(vitals.LEFTOVER))])
+    for step, share in enumerate(shares, 1):
+        monitor.take_block(block(step, {0: share}))
+    monitor.flush()
+    return monitor
+
+
+def test_history_keeps_the_first_and_the_last_steps():
+    history = History()
+    for step in range(1, 2001):
+        history.put(block(step, {3: float(step)}))
+    steps, rows = history.rows(3)
+    expected = [*range(1, HEAD + 1), *range(2001 - MAX_RECENT, 2001)]
+    assert steps.tolist() == expected
+    assert rows[:, schema.MEAN].tolist() == [float(step) for step in expected]
+    assert history.num_steps == 2000
+
+
+def test_a_further_block_of_a_step_adds_to_it():
+    history = History()
+    history.put(block(1, {0: 1.0}))
+    history.put(block(1, {1: 5.0}))
+    assert history.rows(0)[1][0, schema.MEAN] == 1.0
+    assert history.rows(1)[1][0, schema.MEAN] == 5.0
+    assert history.num_steps == 1
+
+
+def test_memory_is_bounded_by_keeping_fewer_steps_of_more_sites():
+    history = History()
+    values = dict.fromkeys(range(40_000), 1.0)
+    for step in range(60):
+        history.put(block(step, values))
+    assert history.recent.length < MAX_RECENT
+    assert history.rows(39_999)[0][-1] == 59
+
+
+def test_a_rule_that_raises_is_isolated_and_named(caplog):
+    def broken(case: Case) -> Finding | None:
+        raise ZeroDivisionError("planted")
+
+    works = Rule(kind="works", check=lambda case: finding("works"))
+    doctor = Doctor([Rule(kind="breaks", check=broken), works])
+    case = Case()
+    case.history.put(block(1, {0: 1.0}))
+    assert [found.kind for found in doctor.look(case)] == ["works"]
+    assert "planted" in doctor.broken["breaks"]
+    assert "the rule breaks failed" in caplog.text
+
+
+def test_a_missing_signal_gives_not_measured_instead_of_a_verdict():
+    def needs(case: Case) -> Finding | None:
+        raise NotMeasured("optimizer:vital.leftover")
+
+    doctor = Doctor([Rule(kind="needy", check=needs)])
+    case = Case()
+    case.history.put(block(1, {0: 1.0}))
+    assert doctor.look(case) == []
+    assert doctor.unmeasured == {"needy": "optimizer:vital.leftover"}
+
+
+def test_symptoms_are_folded_under_their_cause(monkeypatch):
+    monkeypatch.setitem(explain.EXPLAINS, "cause", frozenset({"symptom"}))
+    found = explain.fold([finding("symptom", "critical"), finding("cause"), finding("loss_plateau"), finding("other")])
+    assert {item.kind: item.explains for item in found} == {
+        "cause": ("loss_plateau", "symptom"),
+        "other": ("loss_plateau",),
+    }
+
+
+def test_an_outcome_stands_alone_if_nothing_explains_it():
+    assert [item.kind for item in explain.fold([finding("loss_plateau"), finding("note", "info")])] == [
+        "loss_plateau",
+        "note",
+    ]
+
+
+def test_of_two_that_explain_each_other_the_better_stays(monkeypatch):
+    monkeypatch.setitem(explain.EXPLAINS, "a", frozenset({"b"}))
+    monkeypatch.setitem(explain.EXPLAINS, "b", frozenset({"a"}))
+    found = explain.fold([finding("a", confidence=0.5), finding("b", confidence=0.8)])
+    assert [(item.kind, item.explains) for item in found] == [("b", ("a",))]
+
+
+def test_a_finding_is_reported_once_and_withdrawn_when_it_no_longer_holds():
+    said: list[Finding] = []
+    leftover_monitor([1.0] * 6 + [0.0] * 10, said.append)
+    assert [(item.kind, item.withdrawn) for item in said] == [("missing_zero_grad", False), ("missing_zero_grad", True)]
+    assert said[0].step == 1
+
+
+@pytest.mark.parametrize("shares", [[0.0] * 8, [1.0, 1.0, 0.0] * 3])
+def test_no_leftover_no_finding(shares):
+    assert leftover_monitor(shares).findings == []
+
+
+def test_findings_travel_from_a_monitor_into_the_run(tmp_path):
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = sonde.watch(model, optimizer, run=tmp_path / "run")
+    with session:
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        session._worker.publish(replace(finding("nan_forward", "critical"), sites=("0",), data={"line": 3}))
+    run = sonde.open_run(tmp_path / "run")
+    assert [item.kind for item in run.findings][:1] == ["nan_forward"]
+    assert run.findings[0].data == {"line": 3}
+    assert [item.kind for item in session.findings][:1] == ["nan_forward"]
+    assert [item.kind for item in sonde.diagnose(run).findings][:1] == ["nan_forward"]
+    assert sonde.verify(run.path).ok
