@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sonde.attach import watch
+    from sonde.attach import open_session, watch
     from sonde.capture import Capture
     from sonde.diagnosis import Diagnosis, diagnose
     from sonde.records import Block, Event, Evidence, Finding, Reading, Site
@@ -45,6 +45,7 @@ _HOMES = {
     "load_debug_outputs": "store",
     "log_spaced": "schedule",
     "open_run": "store",
+    "open_session": "attach",
     "regex": "select",
     "verify": "store",
     "watch": "attach",
@@ -75,6 +76,7 @@ __all__ = [
     "load_debug_outputs",
     "log_spaced",
     "open_run",
+    "open_session",
     "regex",
     "verify",
     "watch",

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from sonde import schema
 from sonde.diagnosis.monitor import Monitor
 from sonde.errors import OptionError
-from sonde.records import Finding, RunHeader, Sink
+from sonde.records import Finding, Quantity, RunHeader, Sink
 from sonde.schedule import When, schedule
 from sonde.select import Where, check_each_matches, selector
 from sonde.session import CLOSE_TIMEOUT_S, DEFAULT_WHAT, Helpers, Plan, Session, What
@@ -134,7 +134,7 @@ class IdleSession(Session):
     def log(self, **scalars: float | Tensor) -> None:
         """Do nothing."""
 
-    def record(self, site: str, values: Any) -> None:
+    def record(self, site: str, values: Any, *, quantity: Quantity = "value") -> None:
         """Do nothing."""
 
     def event(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
@@ -158,6 +158,64 @@ class IdleSession(Session):
         self._closed = True
 
     def _note_exception(self, error: BaseException) -> None: ...
+
+
+class Notebook(Session):
+    """A session without a model: it listens to nothing and records what it is handed. Steps end by `step()`.
+
+    What is noted can be read at once, since no pass of a model comes by to send it off.
+    """
+
+    def _attach(self) -> None: ...
+
+    def log(self, **scalars: float | Tensor) -> None:
+        """Record single numbers of this step."""
+        self._packer.begin()
+        super().log(**scalars)
+
+    def record(self, site: str, values: Any, *, quantity: Quantity = "value") -> None:
+        """Record the statistics of a tensor, array or list of numbers, or a reading, under a name of your own."""
+        self._packer.begin()
+        super().record(site, values, quantity=quantity)
+
+    def event(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
+        """Note something that happened on the run's timeline."""
+        super().event(event_type, message, data)
+        self._packer.ship()
+
+
+def open_session(
+    *,
+    run: str | os.PathLike[str],
+    resume: bool = False,
+    max_disk_mb: int | None = None,
+    rank: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Session:
+    """Record into the folder `run` what you hand in yourself; no model is watched.
+
+    The options mean what they mean for `watch`.
+
+    Example:
+        with sonde.open_session(run="runs/notes") as session:
+            session.log(accuracy=0.93)
+            session.step()
+
+    """
+    # The taps it is made with have nothing to listen to, and are not attached.
+    plan = _plan({}, DEFAULT_WHAT, None, 1, True, "isolate", DEFAULT_MEMORY_MB, 1)
+    helpers = Helpers()
+    writer = RunWriter(
+        Path(run),
+        _header({}, [], plan, helpers, config, clock),
+        rank=_rank(rank),
+        resume=resume,
+        max_disk_bytes=None if max_disk_mb is None else _positive("max_disk_mb", max_disk_mb) << 20,
+        num_ranks=_world_size(),
+        clock=clock,
+    )
+    return Notebook({}, [], writer, plan, helpers, steps_before=writer.last_step, clock=clock)
 
 
 def _models(model: Models) -> dict[str, nn.Module]:

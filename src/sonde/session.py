@@ -33,7 +33,7 @@ from sonde.pipe.pool import ArenaPool
 from sonde.pipe.worker import Worker
 from sonde.probes.cuda_timing import CudaTiming
 from sonde.probes.device_memory import DeviceMemory
-from sonde.records import Finding, Judge, Phase, Sink, summarise
+from sonde.records import Finding, Judge, Phase, Quantity, Reading, Sink, summarise
 from sonde.schedule import Schedule
 from sonde.select import Selector
 from sonde.signals import is_capturing
@@ -331,14 +331,21 @@ class Session:
             else:
                 self._packer.put(self._scalar_site(name), _number(name, value))
 
-    def record(self, site: str, values: Any) -> None:
-        """Record the statistics of a tensor, array or list of numbers under a name of your own."""
+    def record(self, site: str, values: Any, *, quantity: Quantity = "value") -> None:
+        """Record the statistics of a tensor, array or list of numbers under a name of your own.
+
+        A `Reading` that was made elsewhere is taken as it is. `quantity` says what the numbers are, if they are not
+        just values: a gradient that you hand in is shown beside those that Sonde saw itself.
+        """
         self._check_open("record")
         if isinstance(values, Tensor):
-            self._packer.see(self._packer.site(site, "value", tensor=values), values.detach())
-            return
-        row, bins = summarise(_numbers(site, values))
-        self._packer.put_reading(self._packer.site(site, "value"), row, bins)
+            self._packer.see(self._packer.site(site, quantity, tensor=values), values.detach())
+        elif isinstance(values, Reading):
+            bins = np.zeros(schema.NUM_BINS, np.uint64) if values.bins is None else values.bins
+            self._packer.put_reading(self._packer.site(site, quantity), values.row, bins)
+        else:
+            row, bins = summarise(_numbers(site, values))
+            self._packer.put_reading(self._packer.site(site, quantity), row, bins)
 
     def event(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
         """Note something that happened on the run's timeline."""

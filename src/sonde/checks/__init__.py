@@ -1,0 +1,21 @@
+"""Checks on request: look at a model now and answer at once, which waits for the device. Nothing is recorded here."""
+
+from sonde.checks.calls import Call, CallTable, Seen, listen_to_calls
+from sonde.checks.model_readings import gradients, parameters, read_gradients, read_parameters, total_norm
+from sonde.checks.nonfinite import NonFinite, NonFiniteScope
+from sonde.checks.source_line import source_line
+
+__all__ = [
+    "Call",
+    "CallTable",
+    "NonFinite",
+    "NonFiniteScope",
+    "Seen",
+    "gradients",
+    "listen_to_calls",
+    "parameters",
+    "read_gradients",
+    "read_parameters",
+    "source_line",
+    "total_norm",
+]

@@ -1,0 +1,118 @@
+"""Statistics of tensors on request: measured at once where they are, read when asked, in one transfer per device.
+
+Asking waits for the device, since the caller wants the numbers now. What a session records never waits; see
+`sonde.pipe`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sonde import schema
+from sonde.records import Reading
+from sonde.schema import Bins, Rows
+from sonde.signals import Arena, Kernel
+from sonde.stats import kernel_for
+
+_ROWS_PER_ARENA: Final = 256
+
+_kept_kernel = functools.cache(kernel_for)
+
+
+@dataclass(slots=True, eq=False)
+class _Shelf:
+    """The arenas of one device, filled one after another."""
+
+    kernel: Kernel
+    arenas: list[Arena] = field(default_factory=list)
+    used: int = 0
+    """Rows taken in the last arena."""
+
+    def room(self, rows: int) -> int:
+        """Return the first of `rows` free rows of the last arena, which is a new one if they would not fit."""
+        if not self.arenas or self.used + rows > self.arenas[-1].capacity:
+            with torch.inference_mode(False):
+                self.arenas.append(self.kernel.arena(max(rows, _ROWS_PER_ARENA)))
+            self.used = 0
+        first = self.used
+        self.used += rows
+        return first
+
+
+class Tally:
+    """Measures tensors as they come and hands out their readings later."""
+
+    def __init__(self, *, histogram: bool = True) -> None:
+        self._histogram = histogram
+        self._shelves: dict[torch.device, _Shelf] = {}
+        self._places: list[tuple[torch.device, int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, tensor: Tensor) -> int:
+        """Measure a tensor now; return the index of its reading."""
+        return self.add_all([tensor])[0]
+
+    def add_all(self, tensors: list[Tensor]) -> list[int]:
+        """Measure tensors now, in one pass for each device; return the indices of their readings."""
+        first = len(self._places)
+        self._places += [(tensor.device, -1, -1) for tensor in tensors]
+        by_device: dict[torch.device, list[int]] = {}
+        for offset, tensor in enumerate(tensors):
+            if tensor.device.type != "meta":
+                by_device.setdefault(tensor.device, []).append(offset)
+        for device, offsets in by_device.items():
+            shelf = self._shelf(device)
+            row = shelf.room(len(offsets))
+            rows = list(range(row, row + len(offsets)))
+            shelf.kernel.measure(
+                [tensors[offset].detach() for offset in offsets], rows, shelf.arenas[-1], histogram=self._histogram
+            )
+            for offset, row in zip(offsets, rows, strict=True):
+                self._places[first + offset] = (device, len(shelf.arenas) - 1, row)
+        return list(range(first, len(self._places)))
+
+    def readings(self) -> list[Reading | None]:
+        """Return all readings in order, waiting for the devices; None for a tensor that has no memory to read."""
+        arrived = {device: self._fetch(shelf) for device, shelf in self._shelves.items()}
+        found: list[Reading | None] = []
+        for device, arena, row in self._places:
+            rows, bins = arrived[device][arena] if arena >= 0 else (None, None)
+            if rows is None or bins is None or not rows[row, schema.SEEN]:
+                found.append(None)
+            else:
+                found.append(Reading(rows[row], bins[row] if self._histogram else None))
+        return found
+
+    def _fetch(self, shelf: _Shelf) -> list[tuple[Rows, Bins]]:
+        # All are on their way before the first is waited for.
+        shipments = [shelf.kernel.ship(arena) for arena in shelf.arenas]
+        return [shipment.take() for shipment in shipments]
+
+    def _shelf(self, device: torch.device) -> _Shelf:
+        shelf = self._shelves.get(device)
+        if shelf is None:
+            # The choice for the CPU costs nothing and may change with the environment; others compile.
+            kernel = kernel_for(device) if device.type == "cpu" else _kept_kernel(device)
+            shelf = self._shelves[device] = _Shelf(kernel)
+        return shelf
+
+
+def readings_of(tensors: Mapping[str, Tensor], *, histogram: bool = True) -> dict[str, Reading]:
+    """Return the reading of every tensor by name: one pass over each, one transfer per device.
+
+    A tensor without memory (on the meta device, not initialised yet) is left out.
+
+    >>> readings_of({"a": torch.tensor([1.0, 3.0])})["a"].mean
+    2.0
+    """
+    tally = Tally(histogram=histogram)
+    tally.add_all(list(tensors.values()))
+    return {name: reading for name, reading in zip(tensors, tally.readings(), strict=True) if reading is not None}
