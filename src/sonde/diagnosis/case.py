@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde import facts, vitals
-from sonde.diagnosis.history import Curve, History
+from sonde.diagnosis.history import HEAD, Curve, History, Stretch
 from sonde.diagnosis.learning import Learning, judge
+from sonde.diagnosis.panel import Panel
 from sonde.diagnosis.track import Track, Values
 from sonde.facts import Facts, LossFacts, ModuleFacts, ParameterFacts
 from sonde.records import Event, Phase, Quantity, Site
 
 _LOSS_NAMES: Final = ("loss", "train_loss", "train/loss", "training_loss", "loss/train")
 MAX_EVENTS: Final = 1000
+PANEL_STEPS: Final = 64
+"""How many of the last steps layers are compared over."""
+T = TypeVar("T")
 
 
 class NotMeasured(Exception):
@@ -35,20 +39,32 @@ class Case:
         self._sites: dict[int, Site] = {}
         self._by_key: dict[str, Site] = {}
         self._groups: dict[tuple[Quantity, Phase], list[Site]] = {}
+        self._known: dict[str, tuple[int, Any]] = {}
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """Return what `make` makes, made once for all rules until more of the run is taken."""
+        version, value = self._known.get(name, (-1, None))
+        if version != self.history.version:
+            value = make()
+            self._known[name] = (self.history.version, value)
+        result: T = value
+        return result
 
     # ------------------------------------------------------------------ what a monitor feeds in
 
     def take_sites(self, sites: Iterable[Site]) -> None:
         """Take sites that are new."""
         for site in sites:
+            self.history.version += 1
             self._sites[site.id] = site
             self._by_key[site.key] = site
             self._groups.setdefault((site.quantity, site.phase), []).append(site)
-            if site.quantity == "scalar" or (site.name == vitals.LOSS and site.quantity == "output"):
+            if _is_followed(site):
                 self.history.follow(site.id)
 
     def take_event(self, event: Event) -> None:
         """Take an event; facts replace those that were stated before."""
+        self.history.version += 1
         if event.event_type == facts.EVENT_TYPE:
             self.facts = Facts.from_json(event.data)
             self.__dict__.pop("modules", None)
@@ -90,6 +106,21 @@ class Case:
         tracks = (self._track(site) for site in sites)
         return [track for track in tracks if track is not None]
 
+    def panel(self, quantity: Quantity, phase: Phase = "train", *, last: int = PANEL_STEPS) -> Panel:
+        """Return all sites of a quantity side by side over the last steps, for rules that look at many at once."""
+        name = f"panel {quantity} {phase} {last}"
+        return self.once(name, lambda: self._panel(self.history.recent, quantity, phase, last))
+
+    def first_panel(self, quantity: Quantity, phase: Phase = "train") -> Panel:
+        """Return all sites of a quantity side by side over the first steps of the run."""
+        name = f"first panel {quantity} {phase}"
+        return self.once(name, lambda: self._panel(self.history.head, quantity, phase, HEAD))
+
+    def _panel(self, stretch: Stretch, quantity: Quantity, phase: Phase, last: int) -> Panel:
+        sites = tuple(site for site in self._groups.get((quantity, phase), ()) if site.same_as is None)
+        steps, rows = stretch.table(np.array([site.id for site in sites], np.intp), last)
+        return Panel(sites, steps, rows)
+
     def vital(self, subject: str, name: str, phase: Phase = "train") -> Track | None:
         """Return the track of a vital sign, or None if it was not measured."""
         return self.track(f"{subject}:vital{vitals.part_of(name)}{'@eval' if phase == 'eval' else ''}")
@@ -99,6 +130,15 @@ class Case:
         part = vitals.part_of(name)
         sites = [site for site in self._groups.get(("vital", phase), ()) if site.part == part]
         return [track for site in sites if (track := self._track(site)) is not None]
+
+    def sites(self, quantity: Quantity, phase: Phase = "train") -> list[Site]:
+        """Return all sites of a quantity, read or not, in the order in which they turned up."""
+        return self._groups.get((quantity, phase), [])
+
+    def curve(self, key: str) -> tuple[NDArray[np.int64], Values] | None:
+        """Return the whole curve of a site that is followed (a number, a loss, a mode); None if it was never read."""
+        site = self._by_key.get(key)
+        return None if site is None else self._curve(site)
 
     def need_vital(self, subject: str, name: str, phase: Phase = "train") -> Track:
         """Return the track of a vital sign.
@@ -134,6 +174,10 @@ class Case:
         return [site.name for site in self._groups.get(("scalar", "train"), ())]
 
     def _track(self, site: Site) -> Track | None:
+        # Several rules ask for the same track in one look.
+        return self.once(f"track {site.id}", lambda: self._make_track(site))
+
+    def _make_track(self, site: Site) -> Track | None:
         source = self._sites.get(site.same_as, site) if site.same_as is not None else site
         steps, rows = self.history.rows(source.id)
         return Track(site, steps, rows) if len(steps) else None
@@ -160,9 +204,17 @@ class Case:
 
     @property
     def learning(self) -> Learning:
-        """How the loss has gone so far."""
+        """How the loss has gone so far.
+
+        Where several optimizers take turns, as in a GAN, each may make the other's loss worse: nothing can be said.
+        """
+        return self.once("learning", self._judge_loss)
+
+    def _judge_loss(self) -> Learning:
         found = self.loss()
-        return Learning("unknown") if found is None else judge(found[1])
+        if found is None or len(self.facts.optimizers) > 1:
+            return Learning("unknown")
+        return judge(found[1])
 
     # ------------------------------------------------------------------ facts
 
@@ -194,6 +246,13 @@ class Case:
     def learning_rate(self, optimizer: str = "optimizer", group: int = 0) -> tuple[NDArray[np.int64], Values] | None:
         """Return the curve of a group's learning rate."""
         return self.scalar(f"{optimizer}.group{group}.lr")
+
+
+def _is_followed(site: Site) -> bool:
+    """Say whether a site's numbers are kept for the whole run: what is rarely written must not be forgotten."""
+    if site.quantity == "vital":
+        return site.part == vitals.part_of(vitals.TRAINING)
+    return site.quantity == "scalar" or (site.name == vitals.LOSS and site.quantity == "output")
 
 
 def run_length(flags: Sequence[bool] | NDArray[np.bool_]) -> int:

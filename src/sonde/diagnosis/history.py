@@ -55,6 +55,14 @@ class Stretch:
         rows: Rows = self._rows[self.order(), site]
         return rows
 
+    def table(self, sites: NDArray[np.intp], last: int) -> tuple[NDArray[np.int64], Rows]:
+        """Return the last steps and `[step, site, column]` of sites; empty rows where one was not read."""
+        order = self.order()[-last:]
+        known = sites < self._rows.shape[1]
+        rows = np.zeros((len(order), len(sites), schema.NUM_COLUMNS))
+        rows[:, known] = self._rows[order[:, None], sites[known]]
+        return self.steps[order], rows
+
     def _place_of(self, step: int) -> int:
         if self.used:
             newest = (self.start + self.used - 1) % self.length
@@ -106,9 +114,13 @@ class History:
         self.head = Stretch(HEAD)
         self.recent = Stretch(MAX_RECENT)
         self.curves: dict[int, Curve] = {}
+        self.first_bad: dict[int, int] = {}
+        """By site: the first step in which NaN or a positive infinity was read there. Negative infinities are masks."""
         self.first_step: int | None = None
         self.step = 0
         self.num_steps = 0
+        self.version = 0
+        """Rises with everything that is taken."""
 
     def follow(self, site: int) -> None:
         """Keep a long curve of a site's mean from now on."""
@@ -116,10 +128,12 @@ class History:
 
     def put(self, block: Block) -> None:
         """Take a block."""
+        self.version += 1
         if self.first_step is None:
             self.first_step = block.step
         if not len(block.sites):
             return
+        self._note_bad(block)
         self.num_steps += block.step != self.step or self.num_steps == 0
         self.step = block.step
         # Grow by halves, so that sites that turn up one by one do not move everything each time.
@@ -133,6 +147,11 @@ class History:
             curve = self.curves.get(site)
             if curve is not None:
                 curve.put(block.step, _mean(block.rows[at]))
+
+    def _note_bad(self, block: Block) -> None:
+        bad = (block.rows[:, schema.NAN] > 0) | (block.rows[:, schema.POS_INF] > 0)
+        for site in block.sites[bad].tolist() if bad.any() else ():
+            self.first_bad.setdefault(site, block.step)
 
     def rows(self, site: int) -> tuple[NDArray[np.int64], Rows]:
         """Return steps and rows of a site: those of the first and of the last steps, in order, without empty ones."""

@@ -1,0 +1,77 @@
+"""Does the run get anywhere? What a loss should be at least, and how grave an oddity is in view of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from sonde import vitals
+from sonde.diagnosis.case import Case
+from sonde.diagnosis.learning import Learning
+from sonde.records import Severity
+
+PATIENCE: Final = 20
+"""Losses that must be known before a run can be said to get nowhere."""
+_CLASS_LOSSES: Final = ("cross_entropy", "nll_loss")
+_BINARY_LOSSES: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+_SQUARE_LOSSES: Final = ("mse_loss",)
+
+
+def chance_loss(case: Case) -> float | None:
+    """Return the loss of a model that knows only how frequent the answers are; None if it is not known.
+
+    For classes this is the entropy of the labels, for two classes ln 2 at most, for squared errors the variance of the
+    target.
+    """
+    if case.loss_facts(*_CLASS_LOSSES) is not None:
+        entropy = case.vital(vitals.LOSS, vitals.RUNNING_LABEL_ENTROPY)
+        loss = case.loss_facts(*_CLASS_LOSSES)
+        if entropy is not None:
+            return float(entropy.numbers()[-1])
+        return math.log(loss.classes) if loss is not None and loss.classes and loss.classes > 1 else None
+    if case.loss_facts(*_BINARY_LOSSES) is not None:
+        return math.log(2)
+    if case.loss_facts(*_SQUARE_LOSSES) is not None:
+        spread = case.vital(vitals.LOSS, vitals.TARGET_SPREAD)
+        return None if spread is None else float(spread.numbers().mean())
+    return None
+
+
+def is_averaged(case: Case) -> bool:
+    """Say whether the loss is an average, so that it can be held against `chance_loss`."""
+    loss = case.loss_facts()
+    return loss is not None and len(case.facts.losses) == 1 and loss.settings.get("reduction", "mean") == "mean"
+
+
+def is_failing(case: Case) -> bool:
+    """Say whether the run is known to get nowhere: the loss has not improved, or is still worse than guessing."""
+    learning = case.learning
+    if learning.state == "broken":
+        return True
+    if learning.points < PATIENCE:
+        return False
+    return learning.failed or _is_worse_than_guessing(case, learning)
+
+
+def _is_worse_than_guessing(case: Case, learning: Learning) -> bool:
+    chance = chance_loss(case)
+    return chance is not None and chance > 0 and is_averaged(case) and learning.recent > 1.2 * chance
+
+
+def is_near_chance(case: Case, share: float = 0.9) -> bool:
+    """Say whether the loss is known to be about that of guessing, or worse."""
+    chance = chance_loss(case)
+    if chance is None or chance <= 0 or not is_averaged(case):
+        return False
+    return case.learning.recent >= share * chance
+
+
+def is_learning_well(case: Case) -> bool:
+    """Say whether the loss has fallen to half of where it began."""
+    learning = case.learning
+    return learning.state == "improving" and learning.recent <= 0.5 * learning.initial
+
+
+def gravity(case: Case) -> Severity:
+    """Return how grave a statistical oddity is: a warning if the run gets nowhere, else worth a note."""
+    return "warning" if is_failing(case) else "info"

@@ -1,0 +1,98 @@
+"""Weights side by side: how large they are, how large their gradients, and how far each step moves them.
+
+Only matrices and kernels count. Biases and the scales of norms begin at 0 or 1, so that ratios to their size say
+little; most rows of an embedding have no gradient in most steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.diagnosis.case import Case, NotMeasured
+from sonde.diagnosis.panel import Panel
+from sonde.diagnosis.track import Values
+from sonde.records import Quantity, Site
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """Root mean squares by step and weight, weights in the order in which their modules run; NaN where not read."""
+
+    names: tuple[str, ...]
+    steps: NDArray[np.int64]
+    sizes: Values
+    gradients: Values
+    updates: Values
+
+    @property
+    def update_ratio(self) -> Values:
+        """How far a step moved each weight, as a part of its size."""
+        return _divide(self.updates, self.sizes)
+
+    @property
+    def gradient_ratio(self) -> Values:
+        """The gradient of each weight over its size."""
+        return _divide(self.gradients, self.sizes)
+
+    def pace(self) -> Values:
+        """Return the median over weights of the update ratio, for each step at which any was read."""
+        ratios = self.update_ratio
+        read = np.isfinite(ratios).any(axis=1)
+        result: Values = np.nanmedian(ratios[read], axis=1)
+        return result
+
+
+def first_weights(case: Case) -> Weights:
+    """Return the weights at the first steps of the run; raises NotMeasured if there are none."""
+    return case.once("first_weights", lambda: _weights(case, case.first_panel))
+
+
+def last_weights(case: Case) -> Weights:
+    """Return the weights at the last steps of the run; raises NotMeasured if there are none."""
+    return case.once("last_weights", lambda: _weights(case, case.panel))
+
+
+def _weights(case: Case, panel_of: Callable[[Quantity], Panel]) -> Weights:
+    parameters = panel_of("parameter")
+    chosen = [at for at, site in enumerate(parameters.sites) if is_weight(site)]
+    if not chosen:
+        raise NotMeasured("parameters")
+    names = [parameters.sites[at].name for at in chosen]
+    order = {module: at for at, module in enumerate(case.facts.order)}
+    if order:
+        places = [order.get(name.rpartition(".")[0], len(order)) for name in names]
+        ranked = sorted(range(len(names)), key=lambda at: (places[at], at))
+        chosen, names = [chosen[at] for at in ranked], [names[at] for at in ranked]
+    sizes = parameters.pick(chosen).stat("rms")
+    return Weights(
+        tuple(names),
+        parameters.steps,
+        sizes,
+        _matching(panel_of("gradient"), names, sizes.shape),
+        _matching(panel_of("update"), names, sizes.shape),
+    )
+
+
+def is_weight(site: Site) -> bool:
+    """Say whether a parameter is a matrix or a kernel that takes part in every pass."""
+    return len(site.shape) >= 2 and "Embedding" not in site.kind
+
+
+def _matching(panel: Panel, names: list[str], shape: tuple[int, ...]) -> Values:
+    out = np.full(shape, np.nan)
+    places = {name: at for at, name in enumerate(panel.names)}
+    known = [(at, places[name]) for at, name in enumerate(names) if name in places]
+    if known:
+        there, here = [at for at, _ in known], [at for _, at in known]
+        out[:, there] = panel.pick(here).stat("rms")
+    return out
+
+
+def _divide(numerator: Values, denominator: Values) -> Values:
+    out = np.full(numerator.shape, np.nan)
+    result: Values = np.divide(numerator, denominator, out=out, where=denominator > 0)
+    return result
