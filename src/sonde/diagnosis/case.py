@@ -131,6 +131,10 @@ class Case:
         sites = [site for site in self._groups.get(("vital", phase), ()) if site.part == part]
         return [track for site in sites if (track := self._track(site)) is not None]
 
+    def site(self, number: int) -> Site | None:
+        """Return a site by its id."""
+        return self._sites.get(number)
+
     def sites(self, quantity: Quantity, phase: Phase = "train") -> list[Site]:
         """Return all sites of a quantity, read or not, in the order in which they turned up."""
         return self._groups.get((quantity, phase), [])

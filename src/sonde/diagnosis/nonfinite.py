@@ -1,0 +1,76 @@
+"""Where the first number that is not finite turned up, in the order in which a step computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from sonde import schema, vitals
+from sonde.diagnosis.case import Case
+from sonde.records import Site
+
+Stage = Literal["data", "weights", "forward", "loss", "backward", "update"]
+_ORDER: Final[tuple[Stage, ...]] = ("data", "weights", "forward", "loss", "backward", "update")
+_STAGES: Final[dict[str, Stage]] = {
+    "input": "data",
+    "output": "forward",
+    "gradient": "backward",
+    "output_gradient": "backward",
+    "update": "update",
+    "parameter": "update",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The first site that was not finite, and when."""
+
+    stage: Stage
+    site: Site
+    step: int
+    others: int
+    """How many sites of the same stage were not finite in that step."""
+
+
+def find_origin(case: Case) -> Origin | None:
+    """Return where the first non-finite number turned up; None if all numbers are finite."""
+    return case.once("origin", lambda: _find(case))
+
+
+def _find(case: Case) -> Origin | None:
+    bad = [(step, site) for id_, step in case.history.first_bad.items() if (site := case.site(id_)) is not None]
+    bad = [(step, site) for step, site in bad if site.phase == "train" and site.quantity in _STAGES]
+    skipped = set(case.history.skipped_steps().tolist())
+    # A gradient scaler tries scales until they fit; what it holds back does no harm.
+    bad = [(step, site) for step, site in bad if step not in skipped or _STAGES[site.quantity] != "backward"]
+    if not bad:
+        return None
+    first = min(step for step, _ in bad)
+    ranked = sorted(
+        ((_stage(site, step), site) for step, site in bad if step == first),
+        key=lambda pair: (_ORDER.index(pair[0]), -pair[1].id if pair[0] == "backward" else pair[1].id),
+    )
+    stage, site = ranked[0]
+    return Origin(stage, site, first, sum(other == stage for other, _ in ranked))
+
+
+def _stage(site: Site, step: int) -> Stage:
+    if site.quantity == "parameter" and step == 0:
+        return "weights"
+    if site.name == vitals.LOSS and site.quantity == "output":
+        return "loss"
+    if site.name == vitals.LOSS and site.quantity == "input" and site.part == ".input":
+        return "loss"
+    return _STAGES[site.quantity]
+
+
+def count_bad(case: Case, site: Site, step: int) -> float:
+    """Return how many numbers of a site were not finite in a step; NaN if the step is no longer remembered."""
+    track = case.track(site.key)
+    at = np.flatnonzero(track.steps == step) if track is not None else np.zeros(0, np.intp)
+    if track is None or not len(at):
+        return float("nan")
+    row = track.rows[int(at[0])]
+    return float(row[schema.NAN] + row[schema.POS_INF] + row[schema.NEG_INF])
