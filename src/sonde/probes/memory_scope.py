@@ -1,0 +1,174 @@
+"""The memory scope: what memory did from step to step and from phase to phase, whether it leaks, and who holds it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from sonde.errors import OptionError
+from sonde.growth import Growth, growth
+from sonde.probes.memory_history import MemoryHistory
+from sonde.probes.memory_snapshot import compare_snapshots, memory_snapshot
+from sonde.probes.phases import LoopPhases, StepPhase
+from sonde.probes.process_memory import resident_bytes
+from sonde.probes.profiling import Timeline
+
+_MOST_SAMPLES: Final = 2000
+"""Beyond this many, every other sample is dropped and sampling slows down."""
+
+
+class MemoryScope:
+    """Watches memory inside it. Made by `memory_scope`; it can be asked inside and after."""
+
+    def __init__(
+        self,
+        *,
+        every: int,
+        session: Timeline | None,
+        history: MemoryHistory | None,
+        clock: Callable[[], float],
+        resident: Callable[[], int | None],
+    ) -> None:
+        self.before: dict[str, Any] = {}
+        self.after: dict[str, Any] = {}
+        self.steps = 0
+        self._every = every
+        self._session = session
+        self._history = history
+        self._clock = clock
+        self._resident = resident
+        self._phases = LoopPhases(lambda _: True, clock=time.perf_counter, on_change=self._change_phase)
+        self._held: dict[str, int] = {}
+        self._by_phase: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self._samples: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self._by_hand = False
+        self._handles: list[RemovableHandle] = []
+
+    # ------------------------------------------------------------------ begin and end
+
+    def __enter__(self) -> Self:
+        self.before = memory_snapshot(clock=self._clock)
+        if self._history is not None:
+            self._history.start()
+        self._held = self._read()
+        self._phases.attach()
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_optimizer),
+            register_optimizer_step_post_hook(self._after_optimizer),
+        ]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._phases.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._history is not None:
+            self._history.stop(error)
+        self.after = memory_snapshot(clock=self._clock)
+
+    def step(self) -> None:
+        """End a step by hand, for loops without a torch optimizer; from then on optimizer steps are not counted."""
+        self._by_hand = True
+        self._end_step()
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._phases.begin("optimizer")
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._phases.end("optimizer")
+            if not self._by_hand:
+                self._end_step()
+
+    # ------------------------------------------------------------------ samples
+
+    def _read(self) -> dict[str, int]:
+        """Return bytes held now, by place: `process` and the CUDA devices in use. Asks the host's books only."""
+        found = {}
+        resident = self._resident()
+        if resident is not None:
+            found["process"] = resident
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch
+            for index in range(torch.cuda.device_count()):
+                found[f"cuda:{index}"] = torch.cuda.memory_allocated(index)
+        return found
+
+    def _change_phase(self, going: StepPhase, coming: StepPhase) -> None:
+        now = self._read()
+        for place, value in now.items():
+            self._by_phase[going][place] += value - self._held.get(place, value)
+        self._held = now
+
+    def _end_step(self) -> None:
+        self._phases.end_step()
+        self.steps += 1
+        if self.steps % self._every:
+            return
+        for place, value in self._held.items():
+            series = self._samples[place]
+            series.append((self.steps, value))
+            if len(series) >= _MOST_SAMPLES:
+                del series[::2]
+
+    # ------------------------------------------------------------------ answers
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the memory of now; see `memory_snapshot`."""
+        return memory_snapshot(clock=self._clock)
+
+    def change(self) -> dict[str, float]:
+        """Return what changed from the beginning to the end of the scope, or to now while inside it."""
+        return compare_snapshots(self.before, self.after or self.snapshot())
+
+    def phases(self) -> dict[str, dict[str, int]]:
+        """Return by how many bytes memory grew in each phase, over all steps, by place: `process`, `cuda:0`."""
+        return {phase: dict(places) for phase, places in self._by_phase.items()}
+
+    def growth(self) -> dict[str, Growth]:
+        """Return how memory moves per step, by place."""
+        return {place: growth(*np.array(series, np.float64).T) for place, series in self._samples.items() if series}
+
+    def dump_history(self, path: str | os.PathLike[str]) -> Path:
+        """Write the CUDA allocator's history so far, for pytorch.org/memory_viz."""
+        if self._history is None:
+            raise OptionError("no history is recorded; open the scope with history='memory.pickle' on a CUDA machine.")
+        return self._history.dump(Path(path))
+
+
+def memory_scope(
+    *,
+    every: int = 1,
+    session: Timeline | None = None,
+    history: str | os.PathLike[str] | None = None,
+    clock: Callable[[], float] = time.time,
+    resident: Callable[[], int | None] = resident_bytes,
+) -> MemoryScope:
+    """Return a context that watches memory, of the process and of CUDA devices.
+
+    Args:
+        every: Sample at every n-th step.
+        session: The session to note what was found in.
+        history: A file for the CUDA allocator's history, written if memory runs out inside the scope, or on demand by
+            `dump_history`. Without CUDA it has no effect.
+        clock: Where the time stamps of snapshots come from.
+        resident: Returns the bytes this process holds.
+
+    """
+    if every < 1:
+        raise OptionError(f"every takes a whole number of at least 1; got {every!r}.")
+    recorded = MemoryHistory(Path(history)) if history is not None and torch.cuda.is_available() else None
+    return MemoryScope(every=every, session=session, history=recorded, clock=clock, resident=resident)

@@ -1,0 +1,60 @@
+"""The table of operators of a profile: how often, how long, how much memory, how many FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sonde.probes.profiling_tree import OperatorCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """All calls of one operator with one set of input shapes. Times in milliseconds, over the whole profile."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    calls: int
+    self_cpu_ms: float
+    cpu_ms: float
+    self_cuda_ms: float
+    cuda_ms: float
+    self_bytes: int
+    """Memory it allocated itself, less what it freed."""
+    flops: int | None
+    """None where torch has no formula."""
+    share: float
+    """Of all operators' own time: on CUDA devices if any worked, else on the CPU."""
+
+
+def operator_table(calls: Iterable[OperatorCall], *, by_shape: bool = True) -> list[Operator]:
+    """Return operators, the most expensive first."""
+    groups: dict[tuple[str, tuple[tuple[int, ...], ...]], list[OperatorCall]] = {}
+    for call in calls:
+        groups.setdefault((call.name, call.shapes if by_shape else ()), []).append(call)
+    on_cuda = any(call.self_cuda_ns for group in groups.values() for call in group)
+    whole = sum(_cost(call, on_cuda) for group in groups.values() for call in group)
+    table = [_operator(name, shapes, group, on_cuda, whole) for (name, shapes), group in groups.items()]
+    return sorted(table, key=lambda row: -row.share)
+
+
+def _cost(call: OperatorCall, on_cuda: bool) -> int:
+    return call.self_cuda_ns if on_cuda else call.self_ns
+
+
+def _operator(
+    name: str, shapes: tuple[tuple[int, ...], ...], group: list[OperatorCall], on_cuda: bool, whole: int
+) -> Operator:
+    flops = sum(call.flops for call in group)
+    return Operator(
+        name=name,
+        shapes=shapes,
+        calls=len(group),
+        self_cpu_ms=sum(call.self_ns for call in group) / 1e6,
+        cpu_ms=sum(call.duration_ns for call in group) / 1e6,
+        self_cuda_ms=sum(call.self_cuda_ns for call in group) / 1e6,
+        cuda_ms=sum(call.cuda_ns for call in group) / 1e6,
+        self_bytes=sum(call.self_bytes for call in group),
+        flops=flops or None,
+        share=sum(_cost(call, on_cuda) for call in group) / whole if whole else 0.0,
+    )

@@ -1,0 +1,185 @@
+"""Where the time of a step goes on the host: waiting for data, forward, backward, optimizer, and the rest.
+
+Every phase is timed by itself: what runs inside another (a forward in an optimizer's closure) is taken out of it, so
+the phases of a step add up to the step. Several micro-batches add up too. On a GPU the host runs ahead of the device:
+these are the host's times; the device's come from `CudaTiming`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Final, Literal, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.utils.hooks import RemovableHandle
+
+from sonde.probes.wrapped_calls import BACKWARD, LOADING, Listener
+
+T = TypeVar("T")
+StepPhase = Literal["data_wait", "forward", "backward", "optimizer", "evaluation", "watching", "other"]
+Change = Callable[[StepPhase, StepPhase], None]
+"""Told at every change of phase: which one ends and which one begins."""
+OTHER: Final[StepPhase] = "other"
+
+
+class PhaseClock(threading.local):
+    """The stack of phases one thread is in, and the seconds spent in each since the last step ended."""
+
+    def __init__(self, clock: Callable[[], float], on_change: Change | None = None) -> None:
+        self._clock = clock
+        self._on_change = on_change
+        self._stack: list[StepPhase] = []
+        self._since = clock()
+        self._began: float | None = None
+        self._spent: dict[StepPhase, float] = {}
+
+    @property
+    def phase(self) -> StepPhase:
+        """The phase of now."""
+        return self._stack[-1] if self._stack else OTHER
+
+    def begin(self, phase: StepPhase) -> None:
+        """Enter a phase; the one around it stands still."""
+        # A forward inside a backward is a checkpoint being recomputed: a part of that backward.
+        inside = "backward" if phase == "forward" and "backward" in self._stack else phase
+        self._turn(inside)
+        self._stack.append(inside)
+
+    def end(self, phase: StepPhase) -> None:
+        """Leave a phase, and whatever was entered inside it and not left, because it raised."""
+        if phase == "forward" and phase not in self._stack:
+            phase = "backward"
+        if phase not in self._stack:
+            return
+        at = len(self._stack) - 1 - self._stack[::-1].index(phase)
+        self._turn(self._stack[at - 1] if at else OTHER)
+        del self._stack[at:]
+
+    def end_step(self) -> tuple[float | None, dict[StepPhase, float]]:
+        """End a step: return its seconds, None for the first since nobody knows when it began, and those of phases."""
+        self._turn(OTHER)
+        self._stack.clear()
+        began, self._began = self._began, self._since
+        spent, self._spent = self._spent, {}
+        return None if began is None else self._since - began, spent
+
+    def _turn(self, coming: StepPhase) -> None:
+        now, going = self._clock(), self.phase
+        self._spent[going] = self._spent.get(going, 0.0) + now - self._since
+        self._since = now
+        if self._on_change is not None:
+            self._on_change(going, coming)
+            self._since = self._clock()
+            self._spent["watching"] = self._spent.get("watching", 0.0) + self._since - now
+
+
+class LoopPhases:
+    """Listens to data loaders, models and backward passes. The optimizer's part is told by whoever watches optimizers.
+
+    `is_root` says which modules are models: their outermost call is the forward, or an evaluation if gradients are
+    disabled there. Process-wide hooks and wrapped calls are taken back by `remove`.
+    """
+
+    def __init__(
+        self,
+        is_root: Callable[[nn.Module], bool],
+        *,
+        clock: Callable[[], float],
+        guard: Callable[[str, Callable[..., None]], Callable[..., None]] = lambda _, function: function,
+        on_change: Change | None = None,
+    ) -> None:
+        self.saw_loader = False
+        self._is_root = is_root
+        self._clock = PhaseClock(clock, on_change)
+        self._depth = _Depth()
+        self._begin = guard("step phases", self._clock.begin)
+        self._end = guard("step phases", self._clock.end)
+        self._loading = Listener(self._begin_loading, lambda: self._end("data_wait"))
+        self._backward = Listener(lambda: self._begin("backward"), lambda: self._end("backward"))
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def phase(self) -> StepPhase:
+        """The phase this thread is in."""
+        return self._clock.phase
+
+    def attach(self) -> None:
+        """Begin to listen."""
+        is_root, begin, end, depth = self._is_root, self._begin, self._end, self._depth
+
+        # Under torch.compile the first test is constant, so nothing of Sonde enters the graph.
+        def before_forward(module: nn.Module, args: Any) -> None:
+            if not torch.compiler.is_compiling() and is_root(module):
+                depth.phases.append("forward" if torch.is_grad_enabled() else "evaluation")
+                if len(depth.phases) == 1:
+                    begin(depth.phases[0])
+
+        def after_forward(module: nn.Module, args: Any, output: Any) -> None:
+            if not torch.compiler.is_compiling() and is_root(module) and depth.phases:
+                phase = depth.phases.pop()
+                if not depth.phases:
+                    end(phase)
+
+        self._handles = [
+            torch_module.register_module_forward_pre_hook(before_forward),
+            torch_module.register_module_forward_hook(after_forward, always_call=True),
+        ]
+        LOADING.attach(self._loading)
+        BACKWARD.attach(self._backward)
+
+    def remove(self) -> None:
+        """Stop listening."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        LOADING.remove(self._loading)
+        BACKWARD.remove(self._backward)
+
+    def begin(self, phase: StepPhase) -> None:
+        """Enter a phase that is seen elsewhere."""
+        self._begin(phase)
+
+    def end(self, phase: StepPhase) -> None:
+        """Leave a phase that is seen elsewhere."""
+        self._end(phase)
+
+    def end_step(self) -> tuple[float | None, dict[StepPhase, float]]:
+        """End a step; see `PhaseClock.end_step`. Waiting for data is absent as long as no loader was seen."""
+        self._depth.phases.clear()
+        seconds, spent = self._clock.end_step()
+        if self.saw_loader:
+            spent.setdefault("data_wait", 0.0)
+        return seconds, spent
+
+    def loading(self, loader: Iterable[T]) -> Iterator[T]:
+        """Iterate over `loader` and time its `next` as waiting for data."""
+        batches = iter(loader)
+        while True:
+            self._begin_loading()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self._end("data_wait")
+            yield batch
+
+    def _begin_loading(self) -> None:
+        self.saw_loader = True
+        self._begin("data_wait")
+
+
+class _Depth(threading.local):
+    """Roots that are being called, outermost first, each with its phase."""
+
+    def __init__(self) -> None:
+        self.phases: list[StepPhase] = []
+
+
+def is_one_of(modules: Collection[nn.Module]) -> Callable[[nn.Module], bool]:
+    """Return a test for being one of these very modules."""
+    ids = {id(module) for module in modules}
+    return lambda module: id(module) in ids

@@ -1,0 +1,73 @@
+"""Snapshots of memory and the memory scope."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from sonde.errors import OptionError
+from sonde.probes import compare_snapshots, memory_scope, memory_snapshot
+
+
+def test_a_snapshot_has_the_keys_users_know_and_is_plain_json():
+    snapshot = memory_snapshot(pss=True, clock=lambda: 7.0)
+    assert snapshot["timestamp"] == 7.0
+    assert {"cpu_memory_percent", "cpu_memory_available", "cpu_memory_used", "rss", "pss"} <= set(snapshot)
+    assert 0 < snapshot["pss"] <= snapshot["rss"] * 1.01
+    assert json.loads(json.dumps(snapshot)) == snapshot
+    if not torch.cuda.is_initialized():
+        assert not any(name.startswith("cuda") for name in snapshot)
+
+
+def test_a_snapshot_agrees_with_psutil():
+    psutil = pytest.importorskip("psutil")
+    snapshot, told = memory_snapshot(), psutil.Process().memory_info().rss
+    assert abs(snapshot["rss"] - told) < 16 << 20
+
+
+def test_comparing_leaves_out_what_only_one_has():
+    change = compare_snapshots({"timestamp": 1.0, "rss": 10, "pss": 3}, {"timestamp": 3.0, "rss": 25})
+    assert change == {"timestamp": 2.0, "rss": 15}
+
+
+def test_a_scope_sees_what_was_allocated_inside_it():
+    kept = []
+    with memory_scope() as scope:
+        kept.append(torch.ones(8 << 20))  # 32 MiB, touched
+    assert 30 << 20 < scope.change()["rss"] < 64 << 20
+
+
+def test_a_scope_lets_exceptions_through():
+    with pytest.raises(ZeroDivisionError), memory_scope() as scope:
+        raise ZeroDivisionError
+    assert scope.after
+
+
+def test_growth_is_told_by_phase():
+    held = 1000
+
+    class Growing(nn.Linear):
+        def forward(self, x):
+            nonlocal held
+            held += 10
+            return super().forward(x)
+
+    model = Growing(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with memory_scope(resident=lambda: held) as scope:
+        for _ in range(50):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    assert scope.phases()["forward"]["process"] == 500
+    assert scope.phases()["backward"]["process"] == scope.phases()["optimizer"]["process"] == 0
+    found = scope.growth()["process"]
+    assert found.steady
+    assert found.per_step == found.low == found.high == 10
+
+
+def test_every_must_be_a_number_of_steps():
+    with pytest.raises(OptionError, match="every"):
+        memory_scope(every=0)
