@@ -1,0 +1,52 @@
+"""Figures of a run, or of plain values, as Plotly figures: for notebooks, reports and the viewer.
+
+Each function takes a run or plain numbers and returns a `plotly.graph_objects.Figure`. Where there is nothing to draw,
+the figure says what is missing. Plotly is loaded when the first figure is made.
+
+    import sonde
+    from sonde.views import figures
+
+    figures.gradient_flow(sonde.open_run("runs/first")).show()
+"""
+
+from sonde.views.figures.activations import activation_patterns
+from sonde.views.figures.attention import attention
+from sonde.views.figures.compare import compare_runs
+from sonde.views.figures.distribution import tensor_distribution
+from sonde.views.figures.events import event_timeline
+from sonde.views.figures.export import to_html, to_json, write
+from sonde.views.figures.flow import gradient_flow, gradient_flow_over_time
+from sonde.views.figures.histogram_over_time import histogram_over_time
+from sonde.views.figures.layer_heatmap import layer_heatmap
+from sonde.views.figures.loop import memory_timeline, step_phases
+from sonde.views.figures.metrics import training_metrics
+from sonde.views.figures.model_tree import model_tree
+from sonde.views.figures.page import Part, page
+from sonde.views.figures.ratios import update_ratio
+from sonde.views.figures.theme import THEMES, Theme, apply_theme, template
+
+__all__ = [
+    "THEMES",
+    "Part",
+    "Theme",
+    "activation_patterns",
+    "apply_theme",
+    "attention",
+    "compare_runs",
+    "event_timeline",
+    "gradient_flow",
+    "gradient_flow_over_time",
+    "histogram_over_time",
+    "layer_heatmap",
+    "memory_timeline",
+    "model_tree",
+    "page",
+    "step_phases",
+    "template",
+    "tensor_distribution",
+    "to_html",
+    "to_json",
+    "training_metrics",
+    "update_ratio",
+    "write",
+]

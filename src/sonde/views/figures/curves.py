@@ -1,0 +1,176 @@
+"""What figures draw, however it was handed in: curves and grids of plain numbers, few enough for a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.analysis import Steps, Values, column_edges, thin
+from sonde.errors import OptionError
+from sonde.records import Site
+from sonde.store import Run, Series
+from sonde.store.series import NEEDS, compute
+
+MOST_POINTS: Final = 1000
+MOST_COLUMNS: Final = 400
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """A named curve over steps. Values that are not finite are gaps; `bad` says where a tensor was not finite."""
+
+    name: str
+    steps: Steps
+    values: Values
+    bad: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, name: str, steps: Steps, values: Values) -> Line:
+        """Return a curve that is bad where it is not finite itself."""
+        return cls(name, steps, values, ~np.isfinite(values))
+
+    @property
+    def known(self) -> bool:
+        """Whether it has any finite value."""
+        return bool(np.isfinite(self.values).any())
+
+    def thinned(self, most: int = MOST_POINTS) -> Line:
+        """Return the line with at most `most` points; lowest and highest values survive."""
+        return Line.of(self.name, *thin(self.steps, self.values, most))
+
+    @property
+    def bad_steps(self) -> Steps:
+        """The steps at which something was not finite."""
+        return self.steps[self.bad]
+
+
+def as_values(values: Any) -> Values:
+    """Return numbers as a float64 array, whatever they came in: lists, numpy, or tensors of any device and dtype."""
+    if hasattr(values, "detach"):  # a tensor, told by its shape of an API so that torch is not needed here
+        values = values.detach().cpu()
+        values = values.double().numpy() if hasattr(values, "double") else values.numpy()
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise OptionError(f"Figures are drawn from numbers; got {type(values).__name__}: {values!r:.80}.") from None
+
+
+def as_line(name: str, given: Any) -> Line:
+    """Return a curve: from a series, from `(steps, values)`, or from values alone, which count from 0."""
+    if isinstance(given, Series):
+        return Line.of(name or given.site.key, given.steps, given.values)
+    if isinstance(given, tuple) and len(given) == 2 and np.ndim(given[0]) == 1:
+        steps, values = as_values(given[0]), as_values(given[1]).reshape(-1)
+        if len(steps) != len(values):
+            raise OptionError(f"{name!r} has {len(steps)} steps and {len(values)} values; they must be as many.")
+        order = np.argsort(steps, kind="stable")
+        return Line.of(name, steps[order].astype(np.int64), values[order])
+    values = as_values(given).reshape(-1)
+    return Line.of(name, np.arange(len(values)), values)
+
+
+def as_lines(given: Any, name: str = "value") -> list[Line]:
+    """Return the curves of a mapping by name, of a sequence of series, or the one curve that was handed in."""
+    if isinstance(given, Mapping):
+        return [as_line(str(key), value) for key, value in given.items()]
+    if isinstance(given, Iterable) and not isinstance(given, np.ndarray | tuple):
+        items = list(given)
+        if items and all(isinstance(item, Series) for item in items):
+            return [as_line("", item) for item in items]
+        given = items
+    return [as_line(name, given)]
+
+
+def read_lines(
+    run: Run, sites: Sequence[Site], stat: str, *, start: int | None = None, stop: int | None = None
+) -> list[Line]:
+    """Read one statistic of several sites, each named after its key."""
+    lines = [read_line(run, site, stat, start=start, stop=stop) for site in sites]
+    return [line for line in lines if len(line.steps)]
+
+
+def read_line(run: Run, site: Site, stat: str, *, start: int | None = None, stop: int | None = None) -> Line:
+    """Read one statistic of a site, and where the site was not finite."""
+    series = run.series(site, stat, start=start, stop=stop)
+    if site.quantity == "scalar":
+        return Line.of(site.key, series.steps, series.values)
+    found = run.stored(site, NEEDS["nonfinite"], bins=False, start=start, stop=stop)
+    bad_steps = found.step[compute("nonfinite", found) > 0]
+    return Line(site.key, series.steps, series.values, np.isin(series.steps, bad_steps))
+
+
+def extremes(line: Line, edges: Values, *, log: bool) -> Values:
+    """Return for each column between two edges the value that is farthest from the curve's median.
+
+    A spike of one step is seen however many steps share its column. Distances are in decades where `log` is set.
+    """
+    out = np.full(len(edges) - 1, np.nan)
+    finite = np.isfinite(line.values)
+    if not finite.any():
+        return out
+    steps, values = line.steps[finite], line.values[finite]
+    scaled = _decades(values) if log else values
+    middle = float(np.median(scaled[np.isfinite(scaled)])) if np.isfinite(scaled).any() else 0.0
+    distance = np.where(np.isfinite(scaled), np.abs(scaled - middle), np.inf)
+    for column, (first, last) in enumerate(pairwise(np.searchsorted(steps, edges))):
+        if last > first:
+            out[column] = values[first + int(distance[first:last].argmax())]
+    return out
+
+
+def _decades(values: Values) -> Values:
+    sizes = np.abs(values)
+    logs: Values = np.log10(sizes, out=np.full(sizes.shape, -np.inf), where=sizes > 0)
+    return logs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """Rows by columns of numbers, with the step that each column begins at and where something was not finite."""
+
+    names: list[str]
+    steps: Values
+    values: Values
+    bad: NDArray[np.bool_]
+    thinned: bool = False
+
+
+def as_grid(lines: Sequence[Line], *, log: bool, most: int = MOST_COLUMNS) -> Grid:
+    """Put curves under each other; many steps share a column."""
+    used = [line for line in lines if len(line.steps)]
+    first = min((int(line.steps[0]) for line in used), default=0)
+    last = max((int(line.steps[-1]) for line in used), default=0)
+    seen = np.unique(np.concatenate([line.steps for line in used])) if used else np.zeros(0, np.int64)
+    thinned = len(seen) > most
+    if thinned or not len(seen):
+        edges = column_edges(first, last, most)
+    else:
+        edges = np.append(seen, seen[-1] + 1).astype(np.float64)
+    values = [extremes(line, edges, log=log) for line in used]
+    bad = [_any_bad(line, edges) for line in used]
+    shape = (len(used), len(edges) - 1)
+    return Grid(
+        names=[line.name for line in used],
+        steps=np.ceil(edges[:-1]),
+        values=np.array(values, dtype=np.float64).reshape(shape),
+        bad=np.array(bad, dtype=np.bool_).reshape(shape),
+        thinned=thinned,
+    )
+
+
+def _any_bad(line: Line, edges: Values) -> NDArray[np.bool_]:
+    total = np.concatenate([[0], np.cumsum(line.bad)])
+    cuts = np.searchsorted(line.steps, edges)
+    result: NDArray[np.bool_] = total[cuts[1:]] > total[cuts[:-1]]
+    return result
+
+
+def wants_log(values: Values, *, span: float = 30.0) -> bool:
+    """Say whether positive numbers are so far apart that only decades show their differences."""
+    known = values[np.isfinite(values)]
+    return bool(len(known) and known.min() > 0 and known.max() / known.min() > span)

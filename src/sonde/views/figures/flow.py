@@ -1,0 +1,150 @@
+"""How large gradients are from the first layer to the last: at a step, and over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from sonde.analysis import ModelOrder, layer_of
+from sonde.records import Site
+from sonde.store import Run
+from sonde.views.figures.curves import Line, as_lines, as_values, read_lines
+from sonde.views.figures.library import Figure, graph_objects
+from sonde.views.figures.lines import draw_lines
+from sonde.views.figures.theme import BAD, BLUE, ORANGE, Theme, colour_scale, empty, finish, log_axis
+from sonde.views.figures.words import labels, safe, stat_title
+
+_RECENT: Final = 20
+_MISSING: Final = "The run has no gradients; record with what='gradients'."
+
+
+def gradient_flow(
+    source: Run | Mapping[str, Any], *, step: int | None = None, stat: str = "rms", theme: Theme = "light"
+) -> Figure:
+    """Draw the gradient of each layer over depth.
+
+    Args:
+        source: A run; or for each layer a number, or several of which the median is drawn.
+        step: At which step of the run; by default the median of the last steps.
+        stat: Which statistic of the gradients.
+        theme: `light` or `dark`.
+
+    """
+    title = "Gradient flow, first layer to last"
+    note = f"median of the last {_RECENT} readings" if step is None else f"step {step:,}"
+    if isinstance(source, Run):
+        lines = _read(source, stat, step)
+        flow = {line.name: line for line in lines}
+    else:
+        flow = {str(name): Line.of(str(name), *_counted(given)) for name, given in source.items()}
+        note = "median of the values of each layer"
+    if not flow:
+        return empty(title, _MISSING, theme=theme)
+    names = list(flow)
+    values = np.array([_recent(line) for line in flow.values()])
+    bad = np.array([bool(line.bad[-_RECENT:].any()) for line in flow.values()])
+    return finish(_depth(names, values, bad, stat), title, note, theme=theme)
+
+
+def _counted(given: Any) -> tuple[Any, Any]:
+    values = as_values(given).reshape(-1)
+    return np.arange(len(values)), values
+
+
+def _read(run: Run, stat: str, step: int | None) -> list[Line]:
+    sites = gradient_sites(run)
+    if step is not None:
+        return _by_layer(run, read_lines(run, sites, stat, start=step, stop=step + 1))
+    start = int(run.steps[-_RECENT]) if len(run.steps) > _RECENT else None
+    return _by_layer(run, read_lines(run, sites, stat, start=start))
+
+
+def _by_layer(run: Run, lines: list[Line]) -> list[Line]:
+    """Name curves after their layers; where a layer has several, after their parameters."""
+    layers = [layer_of(run.site(line.name)) for line in lines]
+    names = [
+        layer if layer and layers.count(layer) == 1 else line.name.rpartition(":")[0]
+        for layer, line in zip(layers, lines, strict=True)
+    ]
+    return [Line(name, line.steps, line.values, line.bad) for name, line in zip(names, lines, strict=True)]
+
+
+def gradient_sites(run: Run) -> list[Site]:
+    """Return the gradients that stand for their layers: of matrices where there are any, in model order."""
+    order = ModelOrder(run.header, run.sites)
+    sites = [site for site in run.sites if site.quantity == "gradient" and site.same_as is None]
+    matrices = [site for site in sites if len(site.shape) > 1]
+    return sorted(matrices or sites, key=order.of_site)
+
+
+def _recent(line: Line) -> float:
+    known = line.values[-_RECENT:]
+    known = known[np.isfinite(known)]
+    return float(np.median(known)) if len(known) else float("nan")
+
+
+def _depth(names: list[str], values: Any, bad: Any, stat: str) -> Figure:
+    go, at = graph_objects(), np.arange(len(names))
+    positive = np.isfinite(values) & (values > 0)
+    floor = float(values[positive].min()) / 3 if positive.any() else 1e-12
+    full = [safe(name) for name in names]
+    figure = go.Figure(
+        go.Scatter(
+            x=at[positive], y=values[positive], mode="lines+markers", name=safe(stat_title(stat, "gradient")),
+            line={"color": BLUE, "width": 2}, marker={"size": 7}, text=[full[i] for i in at[positive]],
+            hovertemplate="%{text}<br>%{y:.3g}<extra></extra>", showlegend=False,
+        )
+    )  # fmt: skip
+    for flags, name, symbol, colour in (
+        (np.isfinite(values) & (values == 0), "exactly zero", "triangle-down", ORANGE),
+        (bad | ~np.isfinite(values), "NaN or infinite", "x", BAD),
+    ):
+        if flags.any():
+            height = np.where(positive[flags], values[flags], floor)
+            figure.add_trace(
+                go.Scatter(
+                    x=at[flags], y=height, mode="markers", name=name, text=[full[i] for i in at[flags]],
+                    marker={"size": 12, "symbol": symbol, "color": colour},
+                    hovertemplate=f"%{{text}}<br>{name}<extra></extra>",
+                )
+            )  # fmt: skip
+    ticks = at[:: max(1, len(at) // 40)]
+    axis = {"tickvals": ticks, "ticktext": labels([names[i] for i in ticks]), "tickangle": -40 if len(at) > 6 else 0}
+    figure.update_layout(xaxis=axis, height=440)
+    figure.update_yaxes(title={"text": safe(stat_title(stat, "gradient"))}, **log_axis(values[positive]))
+    return figure
+
+
+def gradient_flow_over_time(
+    source: Run | Mapping[str, Any], *, stat: str = "rms", most: int = 24, theme: Theme = "light"
+) -> Figure:
+    """Draw the gradient of each layer over the steps, coloured from the first layer (dark) to the last (bright).
+
+    Args:
+        source: A run; or for each layer its values, or `(steps, values)`.
+        stat: Which statistic of the gradients.
+        most: Draw at most so many layers, evenly spread over the depth.
+        theme: `light` or `dark`.
+
+    """
+    title = "Gradients over time"
+    if isinstance(source, Run):
+        lines = _by_layer(source, read_lines(source, _spread(gradient_sites(source), most), stat))
+        total = len(gradient_sites(source))
+    else:
+        every = as_lines(source)
+        lines, total = _spread(every, most), len(every)
+    lines = [line for line in lines if len(line.steps)]
+    if not lines:
+        return empty(title, _MISSING, theme=theme)
+    note = f"{len(lines)} of {total} layers" if total > len(lines) else "first layer dark, last layer bright"
+    axis = safe(stat_title(stat, "gradient"))
+    return finish(draw_lines(lines, axis, log=True, colours=colour_scale(len(lines))), title, note, theme=theme)
+
+
+def _spread(items: list[Any], most: int) -> list[Any]:
+    if len(items) <= most:
+        return items
+    return [items[i] for i in np.unique(np.linspace(0, len(items) - 1, most).round().astype(int))]

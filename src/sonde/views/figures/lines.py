@@ -1,0 +1,76 @@
+"""Curves over steps, drawn alike in all figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from sonde.views.figures.curves import Line
+from sonde.views.figures.library import Figure, graph_objects
+from sonde.views.figures.theme import BAD, COLOURS, log_axis
+from sonde.views.figures.words import cut, safe
+
+_FEW: Final = 20  # so few points are shown as points
+
+
+def draw_lines(lines: Sequence[Line], y_title: str, *, log: bool = False, colours: Sequence[str] = COLOURS) -> Figure:
+    """Return a figure with the curves, and crosses at the steps where something was not finite."""
+    figure = graph_objects().Figure()
+    for index, line in enumerate(lines):
+        add_line(figure, line, colours[index % len(colours)], log=log)
+    add_crosses(figure, lines)
+    figure.update_xaxes(title={"text": "step"})
+    everything = np.concatenate([line.values for line in lines]) if lines else np.empty(0)
+    figure.update_yaxes(title={"text": y_title}, **(log_axis(everything) if log else {"type": "linear"}))
+    figure.update_layout(hovermode="closest", showlegend=len(lines) > 1)
+    return figure
+
+
+def add_line(
+    figure: Figure,
+    line: Line,
+    colour: str,
+    *,
+    log: bool = False,
+    name: str | None = None,
+    where: Any = None,
+    **style: Any,
+) -> None:
+    """Add one curve, thinned so that its extremes survive; on a log scale what is not positive is a gap."""
+    drawn = line.thinned()
+    values = np.where(np.isfinite(drawn.values), drawn.values, np.nan)
+    if log:
+        values = np.where(values > 0, values, np.nan)
+    few = np.isfinite(values).sum() <= _FEW
+    trace = graph_objects().Scatter(
+        x=drawn.steps,
+        y=values,
+        mode="lines+markers" if few else "lines",
+        name=safe(cut(line.name, 40)) if name is None else name,
+        line={"color": colour, "width": style.pop("width", 1.8)},
+        marker={"color": colour, "size": 6},
+        hovertemplate=f"{safe(line.name)}<br>step %{{x:,}}: %{{y:.4g}}<extra></extra>",
+        **style,
+    )
+    figure.add_trace(trace, **({} if where is None else {"row": where, "col": 1}))
+
+
+def add_crosses(figure: Figure, lines: Sequence[Line], *, where: Any = None, most: int = 200) -> None:
+    """Mark steps with NaN or infinity by crosses at the foot of the plot."""
+    steps = sorted({int(step) for line in lines for step in line.bad_steps[:most]})[:most]
+    if not steps:
+        return
+    known = [line.values[np.isfinite(line.values) & (line.values > 0)] for line in lines]
+    everything = np.concatenate(known) if known else np.empty(0)
+    low = float(everything.min()) if len(everything) else 1.0
+    trace = graph_objects().Scatter(
+        x=steps,
+        y=[low] * len(steps),
+        mode="markers",
+        name="NaN or infinite",
+        marker={"symbol": "x", "size": 9, "color": BAD},
+        hovertemplate="step %{x:,}: NaN or infinite<extra></extra>",
+    )
+    figure.add_trace(trace, **({} if where is None else {"row": where, "col": 1}))

@@ -1,0 +1,196 @@
+"""The tree of modules, each as large as its parameters, coloured by a statistic or by findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from sonde.analysis import layer_of
+from sonde.errors import OptionError
+from sonde.records import SEVERITIES, Finding, RunHeader
+from sonde.store import Run
+from sonde.views.figures.curves import read_lines
+from sonde.views.figures.layer_heatmap import _log_ticks
+from sonde.views.figures.library import Figure, graph_objects
+from sonde.views.figures.theme import GREY, SEQUENTIAL, SEVERITY_COLOURS, Theme, empty, finish
+from sonde.views.figures.words import safe, stat_title
+
+_ROOT: Final = "(model)"
+_RECENT: Final = 20
+
+
+@dataclass(slots=True)
+class _Node:
+    """A module: its own parameters, and what it is coloured by."""
+
+    name: str
+    kind: str = ""
+    own: int = 0
+    total: int = 0
+    children: list[str] = field(default_factory=list)
+
+
+def model_tree(
+    source: Run,
+    *,
+    colour: Literal["statistic", "findings"] | Mapping[str, float] = "statistic",
+    quantity: str = "gradient",
+    stat: str = "rms",
+    step: int | None = None,
+    kind: Literal["icicle", "treemap"] = "icicle",
+    theme: Theme = "light",
+) -> Figure:
+    """Draw the modules of a run's model, each as wide as its parameters are many.
+
+    Args:
+        source: A run.
+        colour: Colour by a statistic, by the worst finding that names the module, or by numbers by module name.
+        quantity: The quantity whose statistic colours: `gradient`, `parameter`, `update`, `output`.
+        stat: Which statistic.
+        step: At which step; by default the median of the last steps.
+        kind: `icicle` or `treemap`.
+        theme: `light` or `dark`.
+
+    """
+    if kind not in ("icicle", "treemap"):
+        raise OptionError(f"kind={kind!r} is not known; use 'icicle' or 'treemap'.")
+    nodes = _nodes(source.header)
+    title = f"Model tree of {source.header.model.get('name', 'the model')}"
+    if len(nodes) < 2:
+        return empty(title, "The run does not say which modules the model has.", theme=theme)
+    if colour == "findings":
+        marker, words, note = _by_findings(nodes, source.findings)
+    else:
+        values = dict(colour) if isinstance(colour, Mapping) else _statistic(source, quantity, stat, step)
+        what = stat_title(stat, quantity) if not isinstance(colour, Mapping) else "value"
+        marker, words, note = _by_values(nodes, values, what)
+    go = graph_objects()
+    names = list(nodes)
+    trace = (go.Icicle if kind == "icicle" else go.Treemap)(
+        ids=[safe(name) for name in names],
+        labels=[safe(name.rpartition(".")[2]) for name in names],
+        parents=[safe(_parent(name, nodes)) for name in names],
+        values=[nodes[name].total for name in names],
+        branchvalues="total",
+        marker=marker,
+        text=[safe(nodes[name].kind) for name in names],
+        customdata=_told(nodes, words),
+        hovertemplate="%{customdata[0]}<br>%{customdata[1]} parameters<br>%{customdata[2]}<extra></extra>",
+        textinfo="label+text",
+        **({"tiling": {"orientation": "v"}} if kind == "icicle" else {}),
+    )
+    return finish(go.Figure(trace), title, note, theme=theme, height=460, margin={"l": 8, "r": 8, "t": 72, "b": 8})
+
+
+def _told(nodes: Mapping[str, _Node], words: Iterable[str]) -> list[list[str]]:
+    pairs = zip(nodes.values(), words, strict=True)
+    return [[f"{safe(node.name)} {safe(node.kind)}", f"{node.total:,}", word] for node, word in pairs]
+
+
+def _entries(header: RunHeader, name: str) -> Iterable[dict[str, Any]]:
+    listed = header.model.get(name)
+    return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+
+
+def _nodes(header: RunHeader) -> dict[str, _Node]:
+    nodes = {_ROOT: _Node(_ROOT, str(header.model.get("name", "")))}
+    for entry in _entries(header, "modules"):
+        name = str(entry.get("name", "")) or _ROOT
+        _grow(nodes, name).kind = str(entry.get("kind", ""))
+    for entry in _entries(header, "parameters"):
+        shape = entry.get("shape")
+        sizes = shape if isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape) else [0]
+        _grow(nodes, str(entry.get("name", "")).rpartition(".")[0] or _ROOT).own += int(
+            np.prod(sizes, dtype=np.float64)
+        )
+    for name in list(nodes):
+        if name != _ROOT:
+            nodes[_parent(name, nodes)].children.append(name)
+    _add_up(nodes)
+    return nodes
+
+
+def _grow(nodes: dict[str, _Node], name: str) -> _Node:
+    parts = [] if name == _ROOT else name.split(".")
+    for depth in range(1, len(parts) + 1):
+        path = ".".join(parts[:depth])
+        nodes.setdefault(path, _Node(path))
+    return nodes[name]
+
+
+def _parent(name: str, nodes: Mapping[str, _Node]) -> str:
+    if name == _ROOT:
+        return ""
+    above = name.rpartition(".")[0]
+    return above if above in nodes else _ROOT
+
+
+def _add_up(nodes: dict[str, _Node]) -> None:
+    # Children come after their parents, so going backwards each sum is complete when it is used.
+    least = max(1, sum(node.own for node in nodes.values()) // 200)
+    for name in sorted(nodes, key=lambda each: each.count(".") + (each != _ROOT), reverse=True):
+        node = nodes[name]
+        # A module without parameters (an activation) is still a module, and gets a sliver to be seen.
+        node.total = node.own + sum(nodes[child].total for child in node.children) or least
+
+
+def _statistic(run: Run, quantity: str, stat: str, step: int | None) -> dict[str, float]:
+    sites = [site for site in run.sites if site.quantity == quantity and site.phase == "train" and site.same_as is None]
+    name = "ratio" if quantity == "update" and stat == "rms" else stat
+    start = step if step is not None else (int(run.steps[-_RECENT]) if len(run.steps) > _RECENT else None)
+    values: dict[str, float] = {}
+    biggest: dict[str, int] = {}
+    for site in sites:
+        layer, size = layer_of(site) or _ROOT, int(np.prod(site.shape)) if site.shape else 0
+        if size < biggest.get(layer, -1):
+            continue  # the largest tensor stands for the layer
+        for line in read_lines(run, [site], name, start=start, stop=None if step is None else step + 1):
+            known = line.values[np.isfinite(line.values)]
+            if len(known):
+                values[layer], biggest[layer] = float(np.median(known)), size
+    return values
+
+
+def _by_values(
+    nodes: Mapping[str, _Node], values: Mapping[str, float], what: str
+) -> tuple[dict[str, Any], list[str], str]:
+    given = np.array([values.get(name, np.nan) for name in nodes])
+    known = given[np.isfinite(given)]
+    log = bool(len(known) and (known > 0).all() and known.max() / known.min() > 10)
+    shown = np.log10(given) if log else given
+    words = [f"{safe(what)}: {value:.3g}" if np.isfinite(value) else "not measured here" for value in given]
+    bar: dict[str, Any] = {"title": {"text": safe(what), "side": "right"}, "thickness": 12, "outlinewidth": 0}
+    if log:
+        bar |= _log_ticks(float(np.nanmin(shown)), float(np.nanmax(shown)))
+    colours = _painted(shown) if len(known) else [GREY] * len(given)
+    marker = {"colors": colours, "colorscale": SEQUENTIAL, "showscale": bool(len(known)), "colorbar": bar}
+    if len(known):
+        marker |= {"cmin": float(np.nanmin(shown)), "cmax": float(np.nanmax(shown))}
+    note = f"as wide as the parameters are many, coloured by {what}{', logarithmic' if log else ''}; grey: not measured"
+    return marker, words, note
+
+
+def _painted(values: Any) -> list[str]:
+    """Return colours by hand: Plotly would mix those of children into parents that were not measured."""
+    from sonde.views.terminal.palette import ramp
+
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    shares = (values - low) / (high - low) if high > low else np.where(np.isfinite(values), 0.5, np.nan)
+    return [ramp(float(share)).get_truecolor().hex if np.isfinite(share) else "#9aa0a6" for share in shares]
+
+
+def _by_findings(nodes: Mapping[str, _Node], findings: Iterable[Finding]) -> tuple[dict[str, Any], list[str], str]:
+    worst: dict[str, Finding] = {}
+    for finding in findings:
+        for site in finding.sites:
+            path = site.partition(":")[0]
+            name = path if path in nodes else path.rpartition(".")[0]
+            held = worst.get(name)
+            if name in nodes and (held is None or SEVERITIES.index(finding.severity) > SEVERITIES.index(held.severity)):
+                worst[name] = finding
+    colours = [SEVERITY_COLOURS[worst[name].severity] if name in worst else GREY for name in nodes]
+    words = [safe(worst[name].kind.replace("_", " ")) if name in worst else "no finding names it" for name in nodes]
+    return {"colors": colours}, words, f"{len(worst)} of {len(nodes)} modules are named by findings"

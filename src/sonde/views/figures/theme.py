@@ -1,0 +1,131 @@
+"""One look for all figures: light and dark, safe for people who do not tell some colours apart, and plain."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from sonde.errors import OptionError
+from sonde.views.figures.library import Figure, graph_objects
+from sonde.views.figures.words import safe
+
+Theme = Literal["light", "dark"]
+THEMES: Final[tuple[Theme, ...]] = ("light", "dark")
+
+# After Okabe and Ito: told apart with any common kind of colour blindness, and readable on white and on near-black.
+BLUE, ORANGE, GREEN, PINK, AMBER, SKY = "#2f81c7", "#d55e00", "#009e73", "#cc79a7", "#c98a00", "#56b4e9"
+GREY: Final = "#8b8f98"
+COLOURS: Final = (BLUE, ORANGE, GREEN, PINK, AMBER, SKY, "#8c6bb1", GREY)
+BAD: Final = "#d1293d"
+SEVERITY_COLOURS: Final = {"critical": BAD, "warning": AMBER, "info": BLUE}
+# Perceptually even, from dark to bright; the second runs through the background at zero.
+SEQUENTIAL: Final = "Viridis"
+DIVERGING: Final = "RdBu_r"
+
+_HEIGHT: Final = 400
+_FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+_PAPER: Final = {"light": "#ffffff", "dark": "#14171c"}
+_INK: Final = {"light": "#24292f", "dark": "#dfe3e8"}
+_QUIET: Final = {"light": "#6a7178", "dark": "#98a0a9"}
+_GRID: Final = {"light": "#e9ebee", "dark": "#2a2f36"}
+_LINE: Final = {"light": "#c3c8ce", "dark": "#464d56"}
+
+
+def template(theme: Theme = "light") -> Any:
+    """Return the Plotly template of a theme.
+
+    Raises:
+        OptionError: There is no such theme.
+
+    """
+    if theme not in THEMES:
+        raise OptionError(f"There is no theme {theme!r}. There are: {', '.join(THEMES)}.")
+    return graph_objects().layout.Template(layout=_layout(theme))
+
+
+def _layout(theme: Theme) -> dict[str, Any]:
+    axis = {
+        "gridcolor": _GRID[theme],
+        "linecolor": _LINE[theme],
+        "zerolinecolor": _LINE[theme],
+        "tickcolor": _LINE[theme],
+        "tickfont": {"size": 11, "color": _QUIET[theme]},
+        "title": {"font": {"size": 12, "color": _QUIET[theme]}, "standoff": 8},
+        "automargin": True,
+        "zeroline": False,
+        "exponentformat": "power",
+    }
+    return {
+        "font": {"family": _FONT, "size": 12, "color": _INK[theme]},
+        "title": {"font": {"size": 16, "color": _INK[theme]}, "x": 0, "xref": "paper"},
+        "paper_bgcolor": _PAPER[theme],
+        "plot_bgcolor": _PAPER[theme],
+        "colorway": list(COLOURS),
+        "xaxis": axis,
+        "yaxis": axis,
+        "legend": {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom", "font": {"size": 11}},
+        "hoverlabel": {"font": {"family": _FONT, "size": 12}, "namelength": -1, "align": "left"},
+        "margin": {"l": 60, "r": 24, "t": 72, "b": 56},
+        "coloraxis": {"colorbar": {"thickness": 12, "outlinewidth": 0, "tickfont": {"size": 11}}},
+        "annotationdefaults": {"font": {"size": 12, "color": _QUIET[theme]}, "showarrow": False},
+        "shapedefaults": {"line": {"color": _LINE[theme], "width": 1}},
+    }
+
+
+def finish(figure: Figure, title: str, note: str = "", *, theme: Theme = "light", **layout: Any) -> Figure:
+    """Give a figure its title, a quiet line under it, and its theme. Title and note are shown as they are written."""
+    under = f"<br><span style='font-size:12px;opacity:0.7'>{safe(note)}</span>" if note else ""
+    height = int(layout.pop("height", None) or figure.layout.height or _HEIGHT)
+    # The title keeps its distance from the top however high the figure is.
+    place = {"text": f"{safe(title)}{under}", "y": 1 - 24 / height, "yref": "container", "yanchor": "top"}
+    figure.update_layout(template=template(theme), title=place, height=height)
+    figure.update_layout(**layout)
+    if _has_legend(figure) and figure.layout.margin.b is None:
+        figure.update_layout(margin={"b": 92})
+    if figure.layout.annotations and figure.layout.margin.t is None and _has_panels(figure):
+        figure.update_layout(margin={"t": 104})
+        figure.update_annotations(font={"size": 12})
+    return figure
+
+
+def _has_legend(figure: Figure) -> bool:
+    shown = [trace for trace in figure.data if getattr(trace, "showlegend", False) is not False and trace.name]
+    return bool(figure.layout.showlegend is not False and shown)
+
+
+def _has_panels(figure: Figure) -> bool:
+    return "xaxis2" in figure.layout
+
+
+def log_axis(values: Any) -> dict[str, Any]:
+    """Return a logarithmic axis: a label at each power of ten, and faint lines between, where there are several."""
+    known = np.asarray(values, dtype=np.float64).reshape(-1)
+    known = known[np.isfinite(known) & (known > 0)]
+    decades = float(np.log10(known.max() / known.min())) if len(known) else 0.0
+    if decades < 1.2:
+        return {"type": "log", "tickformat": ".3~g", "nticks": 6}
+    return {"type": "log", "dtick": max(1, int(decades // 7))}
+
+
+def apply_theme(figure: Figure, theme: Theme) -> Figure:
+    """Change the theme of a figure in place, and return it."""
+    figure.update_layout(template=template(theme))
+    return figure
+
+
+def empty(title: str, missing: str, *, theme: Theme = "light") -> Figure:
+    """Return a figure that has nothing to draw and says what is missing."""
+    figure = graph_objects().Figure()
+    figure.add_annotation(text=safe(missing), x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
+    hidden = {"visible": False}
+    return finish(figure, title, theme=theme, xaxis=hidden, yaxis=hidden, height=260, meta={"empty": True})
+
+
+def colour_scale(count: int) -> list[str]:
+    """Return `count` colours that run evenly from dark to bright, for curves that have an order."""
+    from sonde.views.terminal.palette import ramp
+
+    # The ends of the ramp are too pale on white, and too dark on black.
+    shares = [0.2 + 0.65 * index / max(count - 1, 1) for index in range(count)]
+    return [ramp(share).get_truecolor().hex for share in shares]

@@ -1,0 +1,80 @@
+"""Names and numbers inside figures. Names come from runs that strangers may have written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sonde import schema
+
+_SUPERSCRIPTS: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_MOST_SIGNS: Final = 2000
+
+
+def safe(text: object) -> str:
+    """Return a text that Plotly shows as it is: no tags, no entities, no control signs.
+
+    >>> safe("<b>layer</b>")
+    '&lt;b&gt;layer&lt;/b&gt;'
+    """
+    shown = "".join(sign if sign.isprintable() else " " for sign in str(text)[:_MOST_SIGNS])
+    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def cut(name: str, most: int = 28) -> str:
+    """Cut a dotted name from the left, because its end says more than its beginning.
+
+    >>> cut("transformer.blocks.11.attention.projection", 20)
+    '…ttention.projection'
+    """
+    return name if len(name) <= most else "…" + name[len(name) - most + 1 :]
+
+
+def labels(names: Sequence[str], most: int = 28) -> list[str]:
+    """Return short, safe names for the ticks of an axis."""
+    return [safe(cut(name or "(model)", most)) for name in names]
+
+
+def power(base: int, exponent: int) -> str:
+    """Write a power.
+
+    >>> power(2, -12)
+    '2⁻¹²'
+    """
+    return f"{base}{str(exponent).translate(_SUPERSCRIPTS)}"
+
+
+def bin_label(index: int) -> str:
+    """Say which magnitudes a histogram bin holds; the two at the ends are open.
+
+    >>> bin_label(47), bin_label(63)
+    ('2⁰ ≤ |x| < 2¹', '|x| ≥ 2¹⁶')
+    """
+    exponent = index + schema.FIRST_EXPONENT
+    if index == 0:
+        return f"0 < |x| < {power(2, exponent + 1)}"
+    if index == schema.NUM_BINS - 1:
+        return f"|x| ≥ {power(2, exponent)}"
+    return f"{power(2, exponent)} ≤ |x| < {power(2, exponent + 1)}"
+
+
+def stat_title(stat: str, quantity: str = "") -> str:
+    """Return how a statistic is named on an axis, with what it is of and its unit where it has one."""
+    of = f" of the {quantity.replace('_', ' ')}" if quantity and stat != "ratio" else ""
+    return _STATS.get(stat, stat.replace("_", " ")) + of
+
+
+_STATS: Final = {
+    "ratio": "norm of the update / norm of the parameter",
+    "zero_share": "share of zeros",
+    "ge_one_share": "share of |x| ≥ 1",
+    "nonfinite_share": "share of NaN and infinity",
+    "abs_mean": "mean |x|",
+    "abs_max": "max |x|",
+    "value": "value",
+}
+
+
+def step_word(steps: Sequence[int]) -> str:
+    """Say which steps a figure covers."""
+    return "" if not len(steps) else f"steps {int(steps[0]):,} to {int(steps[-1]):,}"
