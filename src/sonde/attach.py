@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 from sonde import schema
 from sonde.diagnosis.monitor import Monitor
 from sonde.errors import OptionError
+from sonde.forensics.watcher import GuardAction
+from sonde.forensics.wiring import ForensicsOptions
 from sonde.records import Finding, Quantity, RunHeader, Sink
 from sonde.schedule import When, schedule
 from sonde.select import Where, check_each_matches, selector
@@ -54,6 +56,9 @@ def watch(
     rank: int | None = None,
     config: Mapping[str, Any] | None = None,
     diagnose: bool = True,
+    guard: GuardAction | None = None,
+    bundles: bool = True,
+    max_bundle_mb: int = 512,
     enabled: bool = True,
     clock: Callable[[], float] = time.time,
 ) -> Session:
@@ -83,6 +88,10 @@ def watch(
         rank: This process's rank in a distributed run; found from torch.distributed or RANK by default.
         config: Settings of your own to keep in the run.
         diagnose: Whether to judge the run while it goes on, in the worker's thread: `session.findings`.
+        guard: What to do when gradients are not finite: "skip" makes that optimizer step do nothing, "stop" raises
+            `sonde.NonFiniteError` before anything is written. By default nothing is held back.
+        bundles: Whether to save what is needed to repeat a step that went non-finite, in `run/bundles`.
+        max_bundle_mb: Bound of one bundle; if the weights do not fit, it is saved without them.
         enabled: False attaches nothing and writes nothing; every verb of the session then does nothing.
         clock: Where times come from.
 
@@ -113,7 +122,18 @@ def watch(
     )
     steps_before = writer.last_step if start_step is None else start_step - 1
     judge = Monitor if diagnose else None
-    return Session(models, optimizers, writer, plan, helpers, judge=judge, steps_before=steps_before, clock=clock)
+    forensics = _forensics(diagnose, guard, bundles, max_bundle_mb)
+    return Session(
+        models,
+        optimizers,
+        writer,
+        plan,
+        helpers,
+        judge=judge,
+        forensics=forensics,
+        steps_before=steps_before,
+        clock=clock,
+    )
 
 
 class IdleSession(Session):
@@ -269,6 +289,17 @@ def _plan(
         on_error=on_error,
         max_memory_bytes=_positive("max_memory_mb", max_memory_mb) << 20,
         max_calls=_positive("max_calls", max_calls),
+    )
+
+
+def _forensics(diagnose: bool, guard: GuardAction | None, bundles: bool, max_bundle_mb: int) -> ForensicsOptions:
+    if guard is not None and guard not in get_args(GuardAction):
+        raise OptionError(f"guard={guard!r}: choose 'skip' or 'stop', or leave it out to hold nothing back.")
+    return ForensicsOptions(
+        enabled=diagnose or guard is not None,
+        guard=guard,
+        bundles=bool(bundles),
+        max_bundle_bytes=_positive("max_bundle_mb", max_bundle_mb) << 20,
     )
 
 

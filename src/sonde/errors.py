@@ -4,6 +4,7 @@
     ├── SelectionError (ValueError)   a pattern that matches nothing, or cannot be read
     ├── OptionError (ValueError)      an option with a value that means nothing
     ├── ClosedError (RuntimeError)    a verb on a session that is closed
+    ├── NonFiniteError (ArithmeticError)   a gradient is not finite and guard="stop"
     ├── RunError (RuntimeError)       a run folder that cannot be used as asked
     │   ├── RunNotFound               there is no run at that path
     │   ├── RunExists                 a run is there already and was not to be continued
@@ -31,6 +32,10 @@ class OptionError(SondeError, ValueError):
 
 class ClosedError(SondeError, RuntimeError):
     """A closed session was asked to do something."""
+
+
+class NonFiniteError(SondeError, ArithmeticError):
+    """A gradient is not finite, and the session was asked to stop then."""
 
 
 class RunError(SondeError, RuntimeError):

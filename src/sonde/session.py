@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sonde import schema
 from sonde.errors import ClosedError, OptionError
+from sonde.forensics.wiring import Forensics, ForensicsOptions
 from sonde.pipe.book import SiteBook
 from sonde.pipe.packer import Packer
 from sonde.pipe.pool import ArenaPool
@@ -100,6 +101,7 @@ class Session:
         helpers: Helpers,
         *,
         judge: Callable[[Callable[[Finding], None]], Judge] | None = None,
+        forensics: ForensicsOptions | None = None,
         steps_before: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -135,6 +137,10 @@ class Session:
         self._mark = self._guard.wrap("device timing", self._mark_phase)
         self._see_devices = self._guard.wrap("device timing and memory", self._see_device_numbers)
         self._make_taps(modules, optimizers, steps_before)
+        options = forensics or ForensicsOptions(enabled=False)
+        self._forensics = Forensics(models, self._packer, self._guard, self._worker.publish, options, self.path)
+        if options.enabled:
+            self._worker.subscribe(self._forensics.watcher.recent)
         self._judge = None if judge is None else judge(self._worker.publish)
         if self._judge is not None:
             self._worker.subscribe(self._judge)
@@ -203,6 +209,7 @@ class Session:
         self._optimizers.attach()
         if self._scaler is not None:
             self._scaler.attach()
+        self._forensics.attach()
 
     def _prepare_devices(self) -> None:
         # Whoever has a scaler runs in float16, even if all parameters are float32.
@@ -270,7 +277,9 @@ class Session:
         if self._timings:
             self._see_devices(self._is_round_due())
         self._modules.end_step()
-        self._packer.end_step(skipped=skipped)
+        if skipped:
+            self._forensics.after_skip()
+        self._packer.end_step(skipped=skipped or self._forensics.is_holding)
 
     def _see_device_numbers(self, due: bool) -> None:
         for timing in self._timings:
@@ -427,6 +436,7 @@ class Session:
         self._optimizers.remove()
         if self._scaler is not None:
             self._scaler.remove()
+        self._forensics.remove()
         for handle in self._backward_handles:
             handle.remove()
         self._timings.clear()

@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sonde import schema
 from sonde.pipe.book import SiteBook
 from sonde.pipe.packet import Hold, Packet
 from sonde.pipe.pool import ArenaPool
@@ -175,6 +177,23 @@ class Packer:
         """Mark this step as skipped if the number seen at the site `flag` turns out to be non-zero."""
         with self._lock:
             self._packet.skip_flags.append(flag)
+
+    def nonfinite(self, quantity: Quantity) -> list[Site] | None:
+        """Return the training sites of a quantity that are not finite in the present step.
+
+        None if that cannot be told yet, because rows are on a device.
+        """
+        with self._lock:
+            found: list[Site] = []
+            for hold in (hold for chain in self._holds.values() for hold in chain):
+                rows = getattr(hold.arena, "rows", None)
+                if not isinstance(rows, np.ndarray):
+                    return None
+                bad = rows[:, schema.NAN : schema.NEG_INF + 1]
+                if bad.any():
+                    ids = (hold.base + int(row) for row in np.flatnonzero(bad.any(axis=1)))
+                    found += [site for site in map(self._book.__getitem__, ids) if site.quantity == quantity]
+            return [site for site in found if site.phase == "train"]
 
     def begin(self) -> None:
         """Open the next step if the last one has ended. Called whenever a pass or an optimizer step begins."""

@@ -1,0 +1,146 @@
+"""Say an origin in words: the finding that a user reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.forensics.origin import Origin
+from sonde.forensics.reasons import Reason, reason_for
+from sonde.records import Evidence, Finding
+
+_KINDS: Final = {
+    "data": "nan_in_data",
+    "weights": "nan_in_weights",
+    "forward": "nan_forward",
+    "loss": "nan_in_loss",
+    "backward": "nan_backward",
+    "optimizer": "nan_in_optimizer",
+}
+_BY_REASON: Final = {"fully_masked_row": "fully_masked_attention", "fp16_overflow": "fp16_overflow"}
+_REFUTE: Final = "Repeat the step with the named operation bounded: if it is still not finite, the origin is elsewhere."
+
+
+def finding_of(origin: Origin, step: int, history: list[dict[str, Any]] | None = None) -> Finding:
+    """Return the finding about one origin; `history` are the values at that place in the last steps."""
+    reason = reason_for(origin) if origin.op else None
+    kind = _BY_REASON.get(reason.key if reason else "", _KINDS[origin.stage])
+    if origin.stage in ("data", "weights"):
+        kind = _KINDS[origin.stage]
+    evidence = (
+        (Evidence(name="elements that are not finite", value=origin.count, threshold=0, relation=">"),)
+        if origin.count
+        else ()
+    )
+    data: dict[str, Any] = {"origin": origin.to_json()}
+    if reason is not None:
+        data["reason"] = reason.key
+    if history:
+        data["last_steps"] = history
+    return Finding(
+        kind=kind,
+        severity="critical",
+        confidence=_confidence(origin, reason),
+        step=step,
+        last_step=step,
+        sites=_sites(origin),
+        evidence=evidence,
+        cause=_cause(origin, reason),
+        fix=_fix(origin, reason),
+        refute=_REFUTE,
+        data=data,
+    )
+
+
+def _confidence(origin: Origin, reason: Reason | None) -> float:
+    if not origin.repeated or len(origin.candidates) > 1:
+        return 0.7
+    return 0.9 if reason is not None and reason.key == "unknown" else 0.99
+
+
+def _sites(origin: Origin) -> tuple[str, ...]:
+    if origin.stage == "data":
+        return ("loader",)
+    if origin.stage == "loss":
+        return ("loss_fn",)
+    if origin.stage == "weights":
+        return (origin.tensor or origin.module,)
+    if origin.stage == "optimizer":
+        return ("optimizer", origin.tensor) if origin.tensor else ("optimizer",)
+    return (origin.module or "loss_fn",)
+
+
+def _cause(origin: Origin, reason: Reason | None) -> str:
+    words = {
+        "data": _data_words,
+        "weights": _weight_words,
+        "optimizer": _optimizer_words,
+    }.get(origin.stage)
+    if words is not None:
+        return words(origin)
+    where = _where(origin)
+    made = "NaN" if origin.makes == "nan" else "infinity"
+    what = (
+        f"`{origin.function}`{where} made the first {made}" if origin.function else f"the first {made} appears{where}"
+    )
+    if origin.stage == "backward":
+        what = f"the backward of {what}; the forward and the loss are finite"
+    because = f": {reason.words}" if reason is not None else ""
+    return _sentence(what + because + _who(origin))
+
+
+def _data_words(origin: Origin) -> str:
+    which = "target" if origin.tensor in ("target", "other") else f"input {origin.tensor}".rstrip()
+    made = "NaN" if origin.makes == "nan" else "an infinity"
+    return _sentence(f"the batch holds {made}: {origin.count} of {origin.total} elements of the {which}" + _who(origin))
+
+
+def _weight_words(origin: Origin) -> str:
+    made = "NaN" if origin.makes == "nan" else "an infinity"
+    return _sentence(
+        f"{origin.tensor} held {made} before the forward of this step ({origin.count} of {origin.total} elements)"
+    )
+
+
+def _optimizer_words(origin: Origin) -> str:
+    return _sentence(
+        f"the gradients are finite, but the optimizer's update made {origin.tensor or 'the parameters'} non-finite "
+        f"({origin.count} of {origin.total} elements){_settings(origin)}"
+    )
+
+
+def _settings(origin: Origin) -> str:
+    named = [f"{name}={value}" for name, value in origin.scalars.items()]
+    return f"; {', '.join(named)}" if named else ""
+
+
+def _fix(origin: Origin, reason: Reason | None) -> str:
+    fixes = {
+        "data": "Remove or repair these samples where the data is read: "
+        "assert torch.isfinite(batch).all() in the dataset, or torch.nan_to_num.",
+        "weights": "Something wrote it between the steps: look at code that changes weights by hand, at a loaded "
+        "checkpoint, or at earlier steps that were not recorded.",
+        "optimizer": "Lower the learning rate, give Adam an eps above 0 (1e-8), and clip gradients "
+        "(torch.nn.utils.clip_grad_norm_).",
+    }
+    return fixes.get(origin.stage) or (reason.fix if reason is not None else "")
+
+
+def _where(origin: Origin) -> str:
+    module = f" in {origin.module}" if origin.module else ""
+    line = f" at {Path(origin.line.file).name}:{origin.line.number}" if origin.line is not None else ""
+    text = f" (`{origin.line.text}`)" if origin.line is not None and origin.line.text else ""
+    return module + line + text
+
+
+def _who(origin: Origin) -> str:
+    if not origin.samples or origin.batch_size is None:
+        return ""
+    if len(origin.samples) == origin.batch_size:
+        return "; all samples of the batch are hit" if origin.batch_size > 1 else ""
+    named = ", ".join(map(str, origin.samples[:5])) + (", ..." if len(origin.samples) > 5 else "")
+    return f"; sample{'s' if len(origin.samples) > 1 else ''} {named} of the batch"
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."

@@ -1,0 +1,75 @@
+"""Hold an optimizer back from writing an update made of gradients that are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class HoldBack:
+    """Makes one `optimizer.step` do nothing, and restores everything afterwards.
+
+    Without gradients every torch optimizer leaves a parameter and its state alone, so they are taken away for the step.
+    A fused optimizer on a GPU can decide by itself: it is handed a flag that is computed on the device, as a gradient
+    scaler does, and nothing waits.
+    """
+
+    def __init__(self) -> None:
+        self.is_holding = False
+        self.flag: Tensor | None = None
+        """The number on the device by which a fused optimizer decides."""
+        self._taken: list[tuple[Tensor, Tensor]] = []
+        self._flagged: Optimizer | None = None
+
+    def begin(self, optimizer: Optimizer, *, may_stay_on_device: bool) -> bool:
+        """Hold this step back if a gradient is not finite; say whether it was held back, as far as that is known."""
+        self.release()
+        found = list(gradients_of(optimizer))
+        if not found or getattr(optimizer, "found_inf", None) is not None:
+            return False  # a gradient scaler does this already
+        flag = _flag([gradient for _, gradient in found])
+        if may_stay_on_device and flag.device.type == "cuda" and _is_fused(optimizer):
+            optimizer.found_inf = flag  # type: ignore[attr-defined] # torch's own protocol with GradScaler
+            self._flagged, self.flag = optimizer, flag
+            return False
+        if not bool(flag):
+            return False
+        self.is_holding = True
+        for parameter, gradient in found:
+            self._taken.append((parameter, gradient))
+            parameter.grad = None
+        return True
+
+    def release(self) -> None:
+        """Put everything back. Without a step that was held back, this does nothing."""
+        for parameter, gradient in self._taken:
+            parameter.grad = gradient
+        self._taken.clear()
+        if self._flagged is not None:
+            vars(self._flagged).pop("found_inf", None)
+            self._flagged = self.flag = None
+        self.is_holding = False
+
+
+def gradients_of(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the parameters of an optimizer that have a gradient, with it."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                yield parameter, parameter.grad
+
+
+def _flag(gradients: list[Tensor]) -> Tensor:
+    """Return 1 if any element is not finite, else 0, as a tensor on the first gradient's device."""
+    with torch.no_grad():
+        dense = [each._values() if each.is_sparse else each for each in gradients]
+        device = dense[0].device
+        bad = [(~torch.isfinite(each)).any().to(device) for each in dense]
+        return torch.stack(bad).any().to(torch.float32)
+
+
+def _is_fused(optimizer: Optimizer) -> bool:
+    return all(group.get("fused") for group in optimizer.param_groups)

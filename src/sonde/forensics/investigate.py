@@ -1,0 +1,163 @@
+"""Find the first bad operation of a step that is at hand: which stage, which operation, which line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sonde.forensics.keeper import KeptPass
+from sonde.forensics.lines import find_call, users_frame
+from sonde.forensics.loss_graph import GraphNode, find_loss_origin, graph_of
+from sonde.forensics.origin import Origin, of_values, origin_of
+from sonde.forensics.repeat import can_repeat, repeat
+from sonde.forensics.source import Line
+from sonde.forensics.trace import Given, Root
+from sonde.forensics.traps import LossTail
+from sonde.forensics.values import badness, first_indices, samples
+
+
+def investigate_loss(
+    roots: tuple[Tensor, ...], passes: list[KeptPass], names: dict[int, str], frame: FrameType | None
+) -> tuple[Origin, KeptPass | None]:
+    """Find why a loss is not finite, just before its backward pass."""
+    for kept in passes:
+        origin = _forward_origin(kept, names, roots, frame)
+        if origin is not None:
+            return origin, kept
+    last = passes[-1] if passes else None
+    found = find_loss_origin(roots, last, _outputs(last))
+    if found is None:
+        return Origin(stage="loss", repeated=False, line=last.called_at if last else None), last
+    return _with_line(*found, roots, last, frame), last
+
+
+def investigate_output(kept: KeptPass, names: dict[int, str]) -> Origin | None:
+    """Find why the output of a pass is not finite, without a loss."""
+    return _forward_origin(kept, names, (), None)
+
+
+def investigate_gradients(
+    passes: list[KeptPass], tails: list[LossTail], names: dict[int, str], frame: FrameType | None
+) -> tuple[Origin | None, KeptPass | None]:
+    """Find why gradients are not finite although the losses are, before the optimizer steps."""
+    for kept in passes:
+        if any(badness(gradient) for gradient in kept.gradients.values()):
+            return _loss_backward(kept, tails, frame), kept
+        if not kept.gradients or not can_repeat(kept.model):
+            continue
+        root = repeat(kept, names, backward=True).backward_root()
+        if root is not None:
+            return _of_root(root, kept), kept
+    return None, passes[-1] if passes else None
+
+
+def investigate_update(optimizer: Optimizer, name: str, parameter: Tensor) -> Origin:
+    """Describe a parameter that the optimizer made non-finite out of finite gradients."""
+    group = next((each for each in optimizer.param_groups if any(other is parameter for other in each["params"])), {})
+    settings = {key: group[key] for key in ("lr", "eps", "momentum", "betas", "weight_decay") if key in group}
+    plain = {key: value for key, value in settings.items() if isinstance(value, int | float | tuple)}
+    about = of_values(parameter, badness(parameter), [], None)
+    return replace(
+        about,
+        stage="optimizer",
+        op=f"{type(optimizer).__name__}.step",
+        module=name.rpartition(".")[0],
+        tensor=name,
+        scalars={key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()},
+        samples=[],
+    )
+
+
+def _forward_origin(
+    kept: KeptPass, names: dict[int, str], roots: tuple[Tensor, ...], frame: FrameType | None
+) -> Origin | None:
+    if not can_repeat(kept.model):
+        return None
+    root = repeat(kept, names, backward=False).forward_root()
+    if root is None:
+        return None
+    source = root.source
+    if isinstance(source, Given) and source.tensor.grad_fn is not None:
+        # The input is no data: the program computed it. Its graph is the loss's.
+        found = find_loss_origin(roots, None, [])
+        if found is not None:
+            return _with_line(*found, roots, kept, frame)
+    return _of_root(root, kept)
+
+
+def _of_root(root: Root, kept: KeptPass) -> Origin:
+    origin = origin_of(root, kept)
+    return origin if kept.is_intact else replace(origin, repeated=False)
+
+
+def _outputs(kept: KeptPass | None) -> list[Tensor]:
+    alive = [reference() for reference in kept.outputs] if kept is not None else []
+    return [tensor for tensor in alive if tensor is not None]
+
+
+def _with_line(
+    origin: Origin, node: GraphNode, roots: tuple[Tensor, ...], kept: KeptPass | None, frame: FrameType | None
+) -> Origin:
+    frame = users_frame(frame)
+    if frame is None:
+        return origin
+    graph = graph_of(roots, kept.sequence if kept is not None else 0)
+    same = [each.sequence for each in graph if each.name == node.name]
+    number = same.index(node.sequence) if node.sequence in same else 0
+    lines = find_call(frame, kept.called_at if kept is not None else None, node.name, number)
+    return replace(origin, line=lines[0], candidates=lines[1:]) if lines else origin
+
+
+def _loss_backward(kept: KeptPass, tails: list[LossTail], frame: FrameType | None) -> Origin:
+    """Describe a non-finite gradient that came out of the loss's own code."""
+    tail = next((each for each in tails if each.sequence == kept.sequence), tails[-1] if tails else None)
+    trap = next(iter(tail.traps()), None) if tail is not None else None
+    gradient = next(each for each in kept.gradients.values() if badness(each))
+    about = replace(of_values(gradient, badness(gradient), [], kept.batch_size), stage="backward")
+    if trap is None:
+        custom = tail.customs[0] if tail is not None and tail.customs else ""
+        lines = _lines(frame, kept, tail, custom, 0)
+        return replace(about, node=f"{custom}Backward" if custom else "", call=custom, line=_first(lines))
+    with torch.no_grad():
+        values: list[dict[str, Any]] = [
+            {"name": name, "shape": list(value.shape), "at": value.expand(trap.mask.shape)[trap.mask][:8].tolist()}
+            for name, value in trap.saved.items()
+            if isinstance(value, Tensor)
+        ]
+        about = replace(
+            about,
+            indices=first_indices(trap.mask),
+            count=int(trap.mask.sum()),
+            total=trap.mask.numel(),
+            shape=tuple(trap.mask.shape),
+            samples=samples(trap.mask, kept.batch_size),
+        )
+    lines = _lines(frame, kept, tail, trap.name, trap.number)
+    return replace(
+        about,
+        node=trap.node,
+        op=f"aten.{trap.name}",
+        call=trap.name,
+        line=_first(lines),
+        candidates=lines[1:],
+        inputs=values,
+    )
+
+
+def _lines(
+    frame: FrameType | None, kept: KeptPass, tail: LossTail | None, operation: str, number: int
+) -> tuple[Line, ...]:
+    frame = users_frame(frame)
+    if frame is None:
+        return ()
+    last = tail.line.number if tail is not None and tail.line is not None else frame.f_lineno
+    return find_call(frame, kept.called_at, operation, number, last)
+
+
+def _first(lines: tuple[Line, ...]) -> Line | None:
+    return lines[0] if lines else None

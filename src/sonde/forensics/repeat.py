@@ -1,0 +1,145 @@
+"""Repeat a kept pass, forward and backward, under a trace, and leave no trace on the model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from sonde.forensics.keeper import KeptPass
+from sonde.forensics.trace import Operation, Root, Trace, find_root
+from sonde.forensics.values import badness
+from sonde.probes.rerun import eager, recompute, untouched
+from sonde.taps.names import named_parameters
+from sonde.taps.unpack import unpack
+
+# Modules that talk to other processes in their forward: repeating one here would leave the others waiting.
+_COLLECTIVE: Final = {"SyncBatchNorm", "FullyShardedDataParallel"}
+
+
+@dataclass(slots=True, eq=False)
+class Repetition:
+    """What came of a repeated pass."""
+
+    kept: KeptPass
+    trace: Trace
+    outputs: list[tuple[str, Tensor]] = field(default_factory=list)
+    gradients: list[tuple[str, Tensor]] = field(default_factory=list)
+
+    def forward_root(self) -> Root | None:
+        """Return where the outputs' NaNs and infinities began, or None if they are finite or meant to be infinite."""
+        return _first(self.trace, [tensor for _, tensor in self.outputs])
+
+    def backward_root(self) -> Root | None:
+        """Return where the gradients' NaNs and infinities began."""
+        return _first(self.trace, [tensor for _, tensor in self.gradients])
+
+
+def can_repeat(model: nn.Module) -> bool:
+    """Say whether a forward of this model can be repeated by one process alone."""
+    return not any(type(module).__name__ in _COLLECTIVE for module in model.modules())
+
+
+def repeat(kept: KeptPass, names: dict[int, str], *, backward: bool) -> Repetition:
+    """Run a pass once more, as it was: same inputs, random numbers and precision. `names` are by id.
+
+    Sonde's own taps take it for the recomputation of a checkpoint and leave it out. Gradients go nowhere.
+    """
+    model = kept.model
+    trace = Trace(names, frozenset({_call_model.__code__, _gradients.__code__}))
+    repetition = Repetition(kept, trace)
+    _give(trace, kept, names)
+    args, kwargs = _copies((kept.args, kept.kwargs))
+
+    def run() -> None:
+        kept.random.put()
+        with torch.enable_grad(), kept.precision.scope(), trace.scope():
+            repetition.outputs = unpack(_call_model(model, args, kwargs))
+            if backward:
+                trace.stage = "backward"
+                repetition.gradients = _gradients(repetition)
+
+    with _alone(model):
+        recompute(run)
+    return repetition
+
+
+@contextlib.contextmanager
+def _alone(model: nn.Module) -> Iterator[None]:
+    cached = torch.is_autocast_cache_enabled()
+    with eager(model), untouched(model), torch.inference_mode(False):
+        torch.set_autocast_cache_enabled(False)
+        try:
+            yield
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+
+
+def _call_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # The trace takes those lines for the program's own that lie above this frame.
+    return model(*args, **kwargs)
+
+
+def _gradients(repetition: Repetition) -> list[tuple[str, Tensor]]:
+    kept = repetition.kept
+    ends = [
+        (tensor, kept.gradients[index])
+        for index, (_, tensor) in enumerate(repetition.outputs)
+        if index in kept.gradients and tensor.requires_grad
+    ]
+    parameters = [(name, each) for name, each, _ in named_parameters({"": kept.model}) if each.requires_grad]
+    if not ends or not parameters:
+        return []
+    for _, gradient in ends:
+        repetition.trace.give("gradient", "the gradient at the model's output", gradient)
+    found = torch.autograd.grad(
+        [tensor for tensor, _ in ends],
+        [each for _, each in parameters],
+        [gradient for _, gradient in ends],
+        allow_unused=True,
+    )
+    gradients: list[tuple[str, Tensor | None]] = [
+        (name, gradient) for (name, _), gradient in zip(parameters, found, strict=True)
+    ]
+    return [(name, gradient) for name, gradient in gradients if gradient is not None]
+
+
+def _give(trace: Trace, kept: KeptPass, names: dict[int, str]) -> None:
+    for name, parameter in kept.model.named_parameters():
+        if not isinstance(parameter, nn.parameter.UninitializedParameter):
+            trace.give("parameter", names.get(id(parameter), name), parameter)
+    for name, buffer in kept.model.named_buffers():
+        trace.give("buffer", name, buffer)
+    for name, tensor in kept.inputs:
+        trace.give("input", name, tensor)
+
+
+def _first(trace: Trace, tensors: list[Tensor]) -> Root | None:
+    roots = []
+    for tensor in tensors:
+        if badness(tensor):
+            source = trace.source_of(tensor)
+            if source is not None:
+                roots.append(find_root(source))
+    unmeant = [root for root in roots if not root.source.is_intended]
+    return min(unmeant, key=_order, default=None)
+
+
+def _order(root: Root) -> int:
+    return root.source.index if isinstance(root.source, Operation) else -1
+
+
+def _copies(value: Any) -> Any:
+    """Return nested inputs with their tensors copied, so that a model that writes into its batch cannot spoil it."""
+    if isinstance(value, Tensor):
+        copy = value.detach().clone()
+        return copy.requires_grad_(value.requires_grad) if copy.is_floating_point() else copy
+    if isinstance(value, dict):
+        return {key: _copies(item) for key, item in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)(_copies(item) for item in value)
+    return value

@@ -1,0 +1,274 @@
+"""Watch a training for anything non-finite, at almost no cost, and find the first bad operation once there is one.
+
+On the CPU the present step's numbers can be read at once: a loss just before its backward pass, gradients just before
+the optimizer writes. On a GPU reading them would make the training wait. There the worker's readings raise a flag, a
+few steps late, and only then the next steps are looked at closely.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sonde.errors import NonFiniteError
+from sonde.forensics.findings import finding_of
+from sonde.forensics.hold_back import HoldBack, gradients_of
+from sonde.forensics.investigate import (
+    investigate_gradients,
+    investigate_loss,
+    investigate_output,
+    investigate_update,
+)
+from sonde.forensics.keeper import Keeper, KeptPass
+from sonde.forensics.origin import Origin
+from sonde.forensics.recent import Recent
+from sonde.forensics.traps import LossTail
+from sonde.forensics.values import badness
+from sonde.records import Finding, Quantity, Site
+from sonde.taps.names import named_modules, named_parameters
+
+GuardAction = Literal["skip", "stop"]
+MAX_ORIGINS: Final = 3
+# A gradient scaler begins with a scale that is too large and skips steps until it fits; that is no fault.
+MAX_CALIBRATION: Final = 3
+# Backward passes of one step whose losses are remembered.
+MAX_TAILS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the watcher needs from the session."""
+
+    step: Callable[[], int]
+    nonfinite: Callable[[Quantity], list[Site] | None]
+    """Sites of a quantity that are not finite in the present step; None if that cannot be read yet."""
+    report: Callable[[Finding], None]
+    event: Callable[[str, str, dict[str, Any]], None]
+    flag: Callable[[Tensor], None]
+    """Takes a number on a device that says whether the optimizer holds itself back."""
+    save: Callable[[KeptPass, Finding, Origin], None]
+    """Saves what is needed to repeat the step."""
+
+
+class Watcher:
+    """Listens to passes, backward calls and optimizer steps of the watched models."""
+
+    def __init__(
+        self,
+        models: dict[str, nn.Module],
+        around: Surroundings,
+        *,
+        guard: GuardAction | None = None,
+        max_origins: int = MAX_ORIGINS,
+    ) -> None:
+        self.keeper = Keeper()
+        self.recent = Recent()
+        self.hold_back = HoldBack()
+        self._models = models
+        self._around = around
+        self._guard_action = guard
+        self._left = max_origins
+        self._looks_left = 2 * max_origins
+        self._is_ill = False
+        self._skips = 0
+        self._tails: list[LossTail] = []
+        self._seen: set[tuple[Any, ...]] = set()
+        self._last_finding: Finding | None = None
+        self._names: dict[int, str] | None = None
+
+    # ------------------------------------------------------------------ passes
+
+    def begin_pass(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        """Keep what is needed to repeat a training pass that begins."""
+        self._look_at_unused_pass()
+        self.keeper.begin(model, args, self._around.step())
+
+    def end_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Keep what a training pass was called with."""
+        self.keeper.end(model, args, kwargs, output)
+
+    def _look_at_unused_pass(self) -> None:
+        # A program may test its loss itself and leave the backward out: nobody has looked at that pass yet.
+        last = self.keeper.passes[-1] if self.keeper.passes else None
+        if last is None or last.backwards or not self._may_look():
+            return
+        outputs = [tensor for reference in last.outputs if (tensor := reference()) is not None and _is_near(tensor)]
+        if any(torch.isnan(tensor).any() for tensor in outputs if tensor.is_floating_point()):
+            origin = investigate_output(last, self._all_names())
+            if origin is not None:
+                self._tell(origin, last)
+
+    # ------------------------------------------------------------------ backward
+
+    def before_backward(self, roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
+        """Look at the loss in the last moment at which its graph is whole."""
+        unused = [kept for kept in self.keeper.passes if not kept.backwards]
+        passes = unused or self.keeper.passes[-1:]
+        for kept in passes:
+            kept.backwards += 1
+        looked = [root for root in roots if _is_near(root) or self._is_armed]
+        if not looked:
+            self._remember(roots, passes)
+            return
+        if not any(badness(root) for root in looked):
+            self._is_ill = False
+            self._remember(roots, passes)
+        elif self._may_look() and self._are_ours(roots):
+            self._tell(*investigate_loss(roots, passes, self._all_names(), sys._getframe(1)))
+
+    def _remember(self, roots: tuple[Tensor, ...], passes: list[KeptPass]) -> None:
+        if passes and self._left > 0:
+            self._tails = [*self._tails[-(MAX_TAILS - 1) :], LossTail(roots, passes[-1].sequence)]
+
+    def _are_ours(self, roots: tuple[Tensor, ...]) -> bool:
+        return bool(self.keeper.passes) or any(root.requires_grad for root in roots)
+
+    # ------------------------------------------------------------------ optimizer
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Look at the gradients while nothing has been written yet."""
+        if self._may_look():
+            sites = self._around.nonfinite("gradient")
+            if sites is None and self._is_armed:
+                sites = self._measure(optimizer)
+            if sites and not _is_scaled(optimizer):
+                self._look_at_gradients(sites)
+        if self._guard_action is not None:
+            self._hold_back(optimizer)
+
+    def stop_if_asked(self) -> None:
+        """Raise if the step was held back and the user asked to stop; outside any guard.
+
+        Raises:
+            NonFiniteError: A gradient is not finite and `guard="stop"`.
+
+        """
+        if self._guard_action == "stop" and self.hold_back.is_holding:
+            self.hold_back.release()
+            finding = self._last_finding
+            words = f" {finding.cause} {finding.fix}" if finding is not None else ""
+            raise NonFiniteError(
+                f"step {self._around.step()}: gradients are not finite, and guard='stop' held the optimizer back; the "
+                f"weights are as they were.{words}"
+            )
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Look at what the optimizer has written, and let go of the step."""
+        held = self.hold_back.is_holding
+        self.hold_back.release()
+        self._tails.clear()
+        self.keeper.forget(self._models_of(optimizer))
+        if not held and self._may_look():
+            self._look_at_update(optimizer)
+
+    def after_skip(self) -> None:
+        """Look at a step that a gradient scaler has held back."""
+        self._skips += 1
+        if self._skips == MAX_CALIBRATION + 1 and self._may_look():
+            sites = self._around.nonfinite("gradient")
+            if sites:
+                self._look_at_gradients(sites)
+        self._tails.clear()
+        self.keeper.forget()
+
+    def _look_at_gradients(self, sites: list[Site]) -> None:
+        frame = sys._getframe(1)
+        origin, kept = investigate_gradients(self.keeper.passes, self._tails, self._all_names(), frame)
+        if origin is None:
+            owner = sites[-1].name.rpartition(".")[0]
+            origin = Origin(stage="backward", module=owner, tensor=sites[-1].name, repeated=False)
+        self._tell(origin, kept)
+
+    def _look_at_update(self, optimizer: Optimizer) -> None:
+        sites = self._around.nonfinite("parameter")
+        if sites is None and self._is_armed:
+            self._tell_from_readings()
+            return
+        parameters = {name: each for name, each, _ in named_parameters(self._models)}
+        parameter = parameters.get(sites[0].name) if sites else None
+        if sites and parameter is not None:
+            self._tell(investigate_update(optimizer, sites[0].name, parameter), None)
+
+    def _hold_back(self, optimizer: Optimizer) -> None:
+        held = self.hold_back.begin(optimizer, may_stay_on_device=self._guard_action == "skip")
+        if self.hold_back.flag is not None:
+            self._around.flag(self.hold_back.flag)
+        if held:
+            message = "the optimizer was held back: gradients are not finite"
+            self._around.event("guard_skipped", message, {"guard": self._guard_action})
+
+    # ------------------------------------------------------------------ telling
+
+    @property
+    def _is_armed(self) -> bool:
+        return self.recent.bad_step is not None
+
+    def _may_look(self) -> bool:
+        """Say whether to repeat a step: not again and again, and not while an origin's consequences go on."""
+        return self._left > 0 and self._looks_left > 0 and not self._is_ill
+
+    def _measure(self, optimizer: Optimizer) -> list[Site]:
+        """Look at gradients on a device and wait for it: the readings have shown that something is wrong."""
+        names = {id(each): name for name, each, _ in named_parameters(self._models)}
+        found = [parameter for parameter, gradient in gradients_of(optimizer) if badness(gradient)]
+        return [Site(id=-1, name=names.get(id(each), ""), quantity="gradient") for each in found]
+
+    def _tell_from_readings(self) -> None:
+        """Say what the readings alone say, where the step cannot be repeated any more."""
+        sites, step = self.recent.bad_sites(), self.recent.bad_step
+        outputs = [site for site in sites if site.quantity == "output"]
+        gradients = [site for site in sites if site.quantity == "gradient"]
+        if outputs:
+            origin = Origin(stage="forward", module=outputs[0].name, repeated=False)
+        elif gradients:
+            name = gradients[-1].name
+            origin = Origin(stage="backward", module=name.rpartition(".")[0], tensor=name, repeated=False)
+        else:
+            origin = Origin(stage="optimizer", tensor=sites[0].name if sites else "", repeated=False)
+        self._tell(origin, None, step)
+
+    def _tell(self, origin: Origin, kept: KeptPass | None, step: int | None = None) -> None:
+        self._is_ill = True
+        self._looks_left -= 1
+        self.recent.forget_bad()
+        identity = (origin.stage, origin.op, origin.module, origin.tensor, str(origin.line))
+        if identity in self._seen:
+            return
+        self._seen.add(identity)
+        self._left -= 1
+        history = self.recent.history(origin.module)
+        finding = finding_of(origin, self._around.step() if step is None else step, history)
+        if kept is not None and not kept.is_intact:
+            finding = replace(finding, data=finding.data | {"inputs_written_over": True})
+        self._last_finding = finding
+        self._around.report(finding)
+        if kept is not None:
+            self._around.save(kept, finding, origin)
+
+    def _all_names(self) -> dict[int, str]:
+        if self._names is None:
+            self._names = {id(module): name for name, module, _ in named_modules(self._models)}
+            self._names |= {id(parameter): name for name, parameter, _ in named_parameters(self._models)}
+        return self._names
+
+    def _models_of(self, optimizer: Optimizer) -> set[int]:
+        owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return {
+            id(kept.model)
+            for kept in self.keeper.passes
+            if any(id(parameter) in owned for parameter in kept.model.parameters())
+        }
+
+
+def _is_near(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.numel() <= 1 << 16
+
+
+def _is_scaled(optimizer: Optimizer) -> bool:
+    return getattr(optimizer, "grad_scale", None) is not None

@@ -1,0 +1,94 @@
+"""See what whole models are called with and what they return, in training passes only.
+
+Unlike `ModuleTap` this looks at the models themselves and at nothing inside them, in every training pass, whether or
+not the step is recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.utils.hooks import RemovableHandle
+
+from sonde.signals import is_capturing
+from sonde.taps.guard import Guard
+from sonde.taps.names import is_wrapper
+
+_in_backward = torch._C._current_graph_task_id
+
+
+class PassListener(Protocol):
+    """Takes the passes of whole models."""
+
+    def begin_pass(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        """Take the beginning of a training pass."""
+
+    def end_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Take the end of a training pass."""
+
+
+class _Here(threading.local):
+    """The model whose pass this thread is in."""
+
+    model: nn.Module | None = None
+
+
+class RootPasses:
+    """Tells a listener of the training passes of these models. A model inside another one's pass is left out."""
+
+    def __init__(self, models: Iterable[nn.Module], listener: PassListener, guard: Guard) -> None:
+        self._roots = {id(root): root for root in map(_called_model, models)}
+        self._begin = guard.wrap("keeping passes", listener.begin_pass)
+        self._end = guard.wrap("keeping passes", listener.end_pass)
+        self._here = _Here()
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self) -> None:
+        """Begin to listen."""
+        roots, here, begin, end = self._roots, self._here, self._begin, self._end
+
+        def before_forward(module: nn.Module, args: Any) -> None:
+            if torch.compiler.is_compiling() or id(module) not in roots or not _is_training():
+                return
+            # A forward that raised leaves its model behind; its own next call shows that it is over.
+            if here.model in (None, module):
+                here.model = module
+                begin(module, args)
+
+        def after_forward(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if torch.compiler.is_compiling() or id(module) not in roots or here.model is not module:
+                return
+            if _in_backward() == -1:
+                here.model = None
+                end(module, args, kwargs, output)
+
+        self._handles = [
+            torch_module.register_module_forward_pre_hook(before_forward),
+            torch_module.register_module_forward_hook(after_forward, with_kwargs=True),
+        ]
+
+    def remove(self) -> None:
+        """Stop listening and forget the models."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._roots.clear()
+
+
+def _called_model(model: nn.Module) -> nn.Module:
+    """Return what to listen at: inside wrappers that talk to other processes, but outside compiled code."""
+    while is_wrapper(model) and type(model).__name__ != "OptimizedModule":
+        inner = getattr(model, "module", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+    return model
+
+
+def _is_training() -> bool:
+    return torch.is_grad_enabled() and _in_backward() == -1 and not is_capturing()
