@@ -53,7 +53,7 @@ class Newspaper:
         if not len(new):
             return News(None, 0, float("nan"), float("nan"), 0, None, {}, events) if events else None
         since, self._last_step = int(new[0]), int(new[-1])
-        tensors = [site for site in run.sites if site.quantity != "scalar" and site.same_as is None]
+        tensors = [site for site in run.sites if site.quantity not in ("scalar", "vital") and site.same_as is None]
         return News(
             step=self._last_step,
             new_steps=len(new),

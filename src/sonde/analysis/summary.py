@@ -28,9 +28,11 @@ DEFAULT_STATS: Final[Mapping[Quantity, str]] = {
     "update": "ratio",
     "output": "rms",
     "output_gradient": "rms",
+    "input": "rms",
     "state": "rms",
     "scalar": "value",
     "value": "rms",
+    "vital": "mean",
 }
 
 
@@ -172,7 +174,7 @@ def summarise_layers(summaries: Iterable[SiteSummary], order: ModelOrder) -> lis
     """
     rows: dict[str, list[SiteSummary]] = {}
     for row in summaries:
-        if row.site.quantity not in ("scalar", "value") and row.site.phase == "train":
+        if row.site.quantity not in ("scalar", "value", "vital", "input") and row.site.phase == "train":
             rows.setdefault(layer_of(row.site), []).append(row)
     layers = [_layer(name, members, order) for name, members in rows.items()]
     return sorted(layers, key=lambda layer: (*_urgency(layer.mark), order.of_layer(layer.name)))

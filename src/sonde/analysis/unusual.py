@@ -82,6 +82,8 @@ def mark_all(histories: Sequence[History]) -> list[Mark]:
         drift_shift, _ = _against_peers(drift[members])
         for place, index in enumerate(members):
             history = histories[index]
+            if history.site.quantity == "vital":
+                continue  # a zero or a jump of a vital means what the rules of a diagnosis say it means
             marks[index] = (
                 _non_finite(history)
                 or _all_zero(history)
@@ -96,9 +98,10 @@ def mark_all(histories: Sequence[History]) -> list[Mark]:
 def peer_group(site: Site) -> object:
     """Return what sites must share to be compared: quantity, phase, and for parameters the same sort of tensor.
 
-    Weights, biases and norm scales differ by nature. Scalars have no peers: a loss is not a learning rate.
+    Weights, biases and norm scales differ by nature. Scalars have no peers: a loss is not a learning rate. Nor have
+    inputs and vitals.
     """
-    if site.quantity == "scalar":
+    if site.quantity in ("scalar", "input", "vital"):
         return site.key
     if site.quantity in ("output", "output_gradient", "value"):
         return site.quantity, site.phase

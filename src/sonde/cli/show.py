@@ -106,7 +106,7 @@ def choose_sites(run: Run, pattern: str | None, stat: str | None) -> list[Site]:
     if not chosen:
         raise OptionError(f"{stat!r} is a statistic of {wanted[0] if wanted else ''} sites, and none is among these.")
     # A table of magnitudes is not about learning rates, unless they were asked for.
-    tensors = [site for site in chosen if site.quantity != "scalar"]
+    tensors = [site for site in chosen if site.quantity not in ("scalar", "vital")]
     return chosen if pattern is not None or stat == "value" or not tensors else tensors
 
 

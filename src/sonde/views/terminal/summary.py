@@ -66,7 +66,8 @@ class Page:
 def read_page(run: Run, *, last: int | None = None) -> Page:
     """Read all that the page shows."""
     order = ModelOrder(run.header, run.sites)
-    sites = worst_first(summarise_sites(run, [site for site in run.sites if site.same_as is None], last=last), order)
+    shown = [site for site in run.sites if site.same_as is None and site.quantity != "vital"]
+    sites = worst_first(summarise_sites(run, shown, last=last), order)
     # The sites together may be too much to read in full; the loss alone never is.
     loss = [site for site in (find_loss(run.sites),) if site is not None]
     return Page(
