@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -87,7 +88,8 @@ def watch(
             attempt recorded from there on stays in the files but is no longer shown.
         rank: This process's rank in a distributed run; found from torch.distributed or RANK by default.
         config: Settings of your own to keep in the run.
-        diagnose: Whether to judge the run while it goes on, in the worker's thread: `session.findings`.
+        diagnose: Whether to record the vital signs that a diagnosis needs, and to judge them while the run goes on, in
+            the worker's thread: `session.findings`.
         guard: What to do when gradients are not finite: "skip" makes that optimizer step do nothing, "stop" raises
             `sonde.NonFiniteError` before anything is written. By default nothing is held back.
         bundles: Whether to save what is needed to repeat a step that went non-finite, in `run/bundles`.
@@ -107,7 +109,9 @@ def watch(
         return IdleSession(Path(run))
     models = _models(model)
     optimizers = _optimizers(optimizer)
-    plan = _plan(models, what, where, every, histogram, on_error, max_memory_mb, max_calls)
+    plan = replace(
+        _plan(models, what, where, every, histogram, on_error, max_memory_mb, max_calls), diagnose=bool(diagnose)
+    )
     helpers = Helpers(loss_fn=loss_fn, loader=loader, scheduler=scheduler, scaler=scaler)
     _warn_if_compiled(models, plan)
     writer = RunWriter(

@@ -14,10 +14,10 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from sonde.pipe.pool import ArenaPool
 from sonde.pipe.worker import Worker
 from sonde.probes.cuda_timing import CudaTiming
 from sonde.probes.device_memory import DeviceMemory
+from sonde.probes.step_vitals import StepVitals
 from sonde.records import Finding, Judge, Phase, Quantity, Reading, Sink, summarise
 from sonde.schedule import Schedule
 from sonde.select import Selector
@@ -47,8 +48,10 @@ from sonde.taps.names import named_modules, named_parameters, unwrap
 from sonde.taps.optimizers import OptimizerTap, Wants
 from sonde.taps.parameters import ParameterTable, WatchedParameter
 from sonde.taps.scaler import ScalerTap
+from sonde.taps.vital_signs import Subjects, VitalSigns
 
 logger = logging.getLogger("sonde")
+T = TypeVar("T")
 
 What = Literal["parameters", "gradients", "updates", "outputs", "output_gradients", "optimizer_state"]
 DEFAULT_WHAT: Final[tuple[What, ...]] = ("parameters", "gradients", "updates", "outputs")
@@ -82,6 +85,8 @@ class Plan:
     on_error: OnError
     max_memory_bytes: int
     max_calls: int
+    diagnose: bool = False
+    """Whether to record the vital signs and facts that a diagnosis needs."""
 
     @property
     def ring_bytes(self) -> int:
@@ -135,7 +140,10 @@ class Session:
         self._timings: list[CudaTiming] = []
         self._memories: list[DeviceMemory] = []
         self._mark = self._guard.wrap("device timing", self._mark_phase)
+        roots = [root for model in models.values() for root in {model, unwrap(model)}] if plan.diagnose else []
+        self._steps = StepVitals(roots, self._packer, self._guard.wrap) if roots else None
         self._see_devices = self._guard.wrap("device timing and memory", self._see_device_numbers)
+        self._vitals = self._make_vitals(models, modules, optimizers) if plan.diagnose else None
         self._make_taps(modules, optimizers, steps_before)
         options = forensics or ForensicsOptions(enabled=False)
         self._forensics = Forensics(models, self._packer, self._guard, self._worker.publish, options, self.path)
@@ -153,6 +161,30 @@ class Session:
 
     # ------------------------------------------------------------------ wiring
 
+    def _make_vitals(
+        self, models: dict[str, nn.Module], modules: list[WatchedModule], optimizers: list[Optimizer]
+    ) -> VitalSigns:
+        helpers = self._helpers
+        watches_loss = isinstance(helpers.loss_fn, nn.Module) and "outputs" in self._plan.what
+        names = ["optimizer", *(f"optimizer{number}" for number in range(2, len(optimizers) + 1))]
+        return VitalSigns(
+            Subjects(
+                models=models,
+                modules=modules,
+                table=self._table,
+                optimizers=list(zip(names, optimizers, strict=False)),
+                loader=helpers.loader,
+                scheduler=helpers.scheduler,
+                scaler=helpers.scaler,
+            ),
+            self._packer,
+            self._guard,
+            is_due=lambda phase: self._is_round_due() if phase == "train" else self._modules.is_recording,
+            state=self._packer.put_event,
+            step=lambda: self._packer.step,
+            loss_outputs=not watches_loss,
+        )
+
     def _make_taps(self, modules: list[WatchedModule], optimizers: list[Optimizer], steps_before: int | None) -> None:
         what, packer, guard = self._plan.what, self._packer, self._guard
         self._modules = ModuleTap(
@@ -164,6 +196,7 @@ class Session:
             max_calls=self._plan.max_calls,
             before_pass=self._before_pass,
             after_pass=self._after_pass,
+            observer=self._vitals,
         )
         self._optimizers = OptimizerTap(
             optimizers,
@@ -181,6 +214,7 @@ class Session:
             after_step=self._end_step,
             mark=self._mark,
             steps_before=steps_before or 0,
+            observer=self._vitals,
         )
         self._scaler: ScalerTap | None = None
         if self._helpers.scaler is not None:
@@ -196,6 +230,8 @@ class Session:
     def _attach_first(self) -> None:
         """Attach to a fresh run: the parameters before the first step are its step 0."""
         self._optimizers.see_initial()
+        if self._vitals is not None:
+            self._vitals.see_initial()
         self._packer.end_step()
         self._attach()
 
@@ -203,12 +239,16 @@ class Session:
         self._prepare_devices()
         if "updates" in self._plan.what:
             self._make_shadows()
-        if {"outputs", "output_gradients"} & self._plan.what:
+        if self._vitals is not None:
+            self._vitals.attach()
+        if self._vitals is not None or {"outputs", "output_gradients"} & self._plan.what:
             self._listen_for_backward()
             self._modules.attach()
         self._optimizers.attach()
         if self._scaler is not None:
             self._scaler.attach()
+        if self._steps is not None:
+            self._steps.attach()
         self._forensics.attach()
 
     def _prepare_devices(self) -> None:
@@ -223,12 +263,23 @@ class Session:
                 self._memories.append(DeviceMemory(device, self._packer))
 
     def _listen_for_backward(self) -> None:
-        saw_backward = self._modules.saw_backward
         register = Tensor.register_post_accumulate_grad_hook
         for entry in self._table:
             if entry.parameter.requires_grad and entry.is_ready():
-                handle = register(entry.parameter, lambda _: saw_backward())  # type: ignore[no-untyped-call] # torch
+                handle = register(entry.parameter, self._backward_listener(entry))  # type: ignore[no-untyped-call] # torch
                 self._backward_handles.append(handle)
+
+    def _backward_listener(self, entry: WatchedParameter) -> Callable[[Tensor], None]:
+        saw_backward = self._modules.saw_backward
+        if self._vitals is None:
+            return lambda _: saw_backward()
+        heard = self._vitals.listener(entry)
+
+        def listener(_: Tensor) -> None:
+            saw_backward()
+            heard()
+
+        return listener
 
     def _make_shadows(self) -> None:
         left_out = self._table.make_shadows(self._plan.max_memory_bytes - self._plan.ring_bytes)
@@ -268,14 +319,20 @@ class Session:
             self._mark("backward")
 
     def _mark_phase(self, phase: str) -> None:
+        if self._steps is not None:
+            self._steps.mark(phase)
         for timing in self._timings:
             timing.mark(phase)
 
     def _end_step(self, *, skipped: bool = False) -> None:
         self._unscale_output_gradients()
         self._see_helpers()
+        if self._vitals is not None:
+            self._vitals.end_step()
         if self._timings:
             self._see_devices(self._is_round_due())
+        if self._steps is not None:
+            self._steps.end_step(self._is_round_due())
         self._modules.end_step()
         if skipped:
             self._forensics.after_skip()
@@ -356,6 +413,18 @@ class Session:
             row, bins = summarise(_numbers(site, values))
             self._packer.put_reading(self._packer.site(site, quantity), row, bins)
 
+    def loading(self, loader: Iterable[T]) -> Iterable[T]:
+        """Return `loader` to iterate over, with the time of its `next` recorded as waiting for data.
+
+        Torch's own DataLoader is timed without it; this is for every other way of making batches.
+
+        Example:
+            for batch in session.loading(my_generator()):
+                train(batch)
+
+        """
+        return loader if self._steps is None else self._steps.loading(loader)
+
     def event(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
         """Note something that happened on the run's timeline."""
         self._check_open("event")
@@ -434,6 +503,10 @@ class Session:
     def _detach(self) -> None:
         self._modules.remove()
         self._optimizers.remove()
+        if self._steps is not None:
+            self._steps.remove()
+        if self._vitals is not None:
+            self._vitals.remove()
         if self._scaler is not None:
             self._scaler.remove()
         self._forensics.remove()

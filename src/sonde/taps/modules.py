@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from sonde.records import Phase, Quantity
 from sonde.signals import Recorder
 from sonde.taps.guard import Guard
+from sonde.taps.names import is_wrapper
 from sonde.taps.unpack import unpack
 
 _in_backward = torch._C._current_graph_task_id
@@ -42,6 +43,27 @@ class WatchedModule:
     aliases: tuple[str, ...]
     wanted: bool
     is_root: bool
+
+
+class PassObserver(Protocol):
+    """Looks at passes beyond the outputs: what modules are called with, in which order, in which mode."""
+
+    is_tracing: bool
+    """Whether to tell of every module; else only of those in `looked_at`."""
+    looked_at: set[int]
+    """Ids of modules."""
+
+    def begin_pass(self, entry: WatchedModule, call: int, args: tuple[Any, ...], phase: Phase, due: bool) -> None:
+        """Take the beginning of a pass at this module."""
+
+    def enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
+        """Take what a module is called with in a training pass."""
+
+    def leave(self, entry: WatchedModule, call: int, phase: Phase, args: tuple[Any, ...], output: Any) -> None:
+        """Take what a module was given and has returned."""
+
+    def end_pass(self, entry: WatchedModule, call: int, kwargs: dict[str, Any], phase: Phase) -> None:
+        """Take the end of a pass that is recorded, with the named arguments of its outermost module."""
 
 
 class _Pass(threading.local):
@@ -77,6 +99,7 @@ class ModuleTap:
         max_calls: int,
         before_pass: Callable[[Phase], bool],
         after_pass: Callable[[Phase], None],
+        observer: PassObserver | None = None,
     ) -> None:
         self.backward_count = 0
         self.gradient_sites: list[int] = []
@@ -87,6 +110,8 @@ class ModuleTap:
         self._max_calls = max_calls
         self._before_pass = before_pass
         self._after_pass = after_pass
+        self._observer = observer
+        self._wrappers = {id(entry.module) for entry in watched if is_wrapper(entry.module)}
         self._pass = _Pass()
         self._sites: dict[tuple[int, Quantity, Phase, int, str], int] = {}
         self._before_call = guard.wrap("module calls", self._enter)
@@ -103,15 +128,15 @@ class ModuleTap:
         # the graph. They return None and so never replace an input or an output.
         def before_forward(module: nn.Module, args: Any) -> None:
             if not torch.compiler.is_compiling() and id(module) in watched:
-                before(watched[id(module)])
+                before(watched[id(module)], args)
 
-        def after_forward(module: nn.Module, args: Any, output: Any) -> None:
+        def after_forward(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if not torch.compiler.is_compiling() and id(module) in watched:
-                after(watched[id(module)], output)
+                after(watched[id(module)], args, kwargs, output)
 
         self._handles = [
             torch_module.register_module_forward_pre_hook(before_forward),
-            torch_module.register_module_forward_hook(after_forward),
+            torch_module.register_module_forward_hook(after_forward, with_kwargs=True),
         ]
 
     def remove(self) -> None:
@@ -120,6 +145,11 @@ class ModuleTap:
             handle.remove()
         self._handles.clear()
         self._watched.clear()
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the pass that runs, or ran last in this thread, is recorded."""
+        return self._pass.recording
 
     def saw_backward(self) -> None:
         """Note that a backward pass has reached a parameter."""
@@ -131,14 +161,21 @@ class ModuleTap:
         here.train_calls.clear()
         here.stack.clear()
 
-    def _enter(self, entry: WatchedModule) -> None:
+    def _enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
         if _in_backward() != -1:
             return
         here = self._pass
         # A forward that raised leaves its stack behind; the model's own next call clears it.
+        observer = self._observer
         if entry.is_root or not here.stack:
+            inside_wrapper = bool(here.stack) and here.stack[-1] in self._wrappers
             self._begin_pass(here)
+            if observer is not None and not inside_wrapper:
+                call = here.calls.get(id(entry.module), 0)
+                observer.begin_pass(entry, call, args, here.phase, here.recording)
         here.stack.append(id(entry.module))
+        if observer is not None and observer.is_tracing and here.recording and here.phase == "train":
+            observer.enter(entry, args)
 
     def _begin_pass(self, here: _Pass) -> None:
         here.stack.clear()
@@ -153,7 +190,7 @@ class ModuleTap:
             here.calls.clear()
             here.backward_seen = self.backward_count
 
-    def _leave(self, entry: WatchedModule, output: Any) -> None:
+    def _leave(self, entry: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if _in_backward() != -1:
             return
         here = self._pass
@@ -166,8 +203,25 @@ class ModuleTap:
             call = min(call, self._max_calls - 1)
             for part, tensor in (("", output),) if isinstance(output, Tensor) else unpack(output):
                 self._see(here, entry, call, part, tensor)
+        if here.recording and self._observer is not None:
+            self._tell(self._observer, here, entry, call, args, kwargs, output)
         if here.recording and not here.stack:
             self._after_pass(here.phase)
+
+    def _tell(
+        self,
+        observer: PassObserver,
+        here: _Pass,
+        entry: WatchedModule,
+        call: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
+        if observer.is_tracing or id(entry.module) in observer.looked_at:
+            observer.leave(entry, call, here.phase, args, output)
+        if not here.stack:
+            observer.end_pass(entry, call, kwargs, here.phase)
 
     def _see(self, here: _Pass, entry: WatchedModule, call: int, part: str, tensor: Tensor) -> None:
         version = -1 if tensor.is_inference() else tensor._version

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from sonde.taps.guard import Guard
 from sonde.taps.parameters import ParameterTable, WatchedParameter
 
 # What is worth a curve of its own if a parameter group has it.
-HYPERPARAMETERS: Final = ("lr", "momentum", "betas", "weight_decay")
+HYPERPARAMETERS: Final = ("lr", "momentum", "betas", "weight_decay", "eps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,16 @@ class WatchedOptimizer:
     in_step: bool = False
 
 
+class StepObserver(Protocol):
+    """Looks at steps beyond parameters and gradients."""
+
+    def before_step(self, watched: WatchedOptimizer, has_closure: bool, due: bool) -> None:
+        """Look before an optimizer steps."""
+
+    def after_step(self, watched: WatchedOptimizer, has_closure: bool, due: bool) -> None:
+        """Look after an optimizer has stepped, or was held back."""
+
+
 class OptimizerTap:
     """Measures parameters, gradients and updates around every step, then says that the step has ended.
 
@@ -66,6 +76,7 @@ class OptimizerTap:
         after_step: Callable[[], None],
         mark: Callable[[str], None],
         steps_before: int = 0,
+        observer: StepObserver | None = None,
     ) -> None:
         self.stepped = 0
         self._discover = not optimizers
@@ -77,6 +88,7 @@ class OptimizerTap:
         self._after_step = after_step
         self._mark = mark
         self._steps_before = steps_before
+        self._observer = observer
         self._watched: dict[int, WatchedOptimizer] = {}
         self._orphans: list[WatchedParameter] = list(table)
         self._sites: dict[str, int] = {}
@@ -125,6 +137,10 @@ class OptimizerTap:
         watched = self._watched.get(id(optimizer)) or self._adopt_if_ours(optimizer)
         if watched is not None and self._wants.gradients:
             self._table.see_gradients(watched.entries)
+        if watched is not None and self._observer is not None:
+            due = self._is_due(watched.steps + 1)
+            self._observer.before_step(watched, False, due)
+            self._observer.after_step(watched, False, due)
 
     def _adopt(self, optimizer: Optimizer) -> WatchedOptimizer:
         parameters = _parameters(optimizer)
@@ -148,10 +164,13 @@ class OptimizerTap:
         watched.in_step = True
         watched.steps += 1
         watched.recording = self._is_due(watched.steps)
+        if watched.recording:
+            self._mark("")
+            self._follow_new_groups(watched)
+        if self._observer is not None:
+            self._observer.before_step(watched, _has_closure(args, kwargs), watched.recording)
         if not watched.recording:
             return
-        self._mark("")
-        self._follow_new_groups(watched)
         # With a closure the forward and backward happen inside the step: what `grad` holds now is of the last step.
         if self._wants.gradients and not _has_closure(args, kwargs):
             self._see_gradients(watched)
@@ -172,6 +191,8 @@ class OptimizerTap:
                 self._see_gradients(watched)
             self._see_parameters(watched)
             self.see_orphans()
+        if self._observer is not None:
+            self._observer.after_step(watched, _has_closure(args, kwargs), watched.recording)
         self._after_step()
 
     def _see_gradients(self, watched: WatchedOptimizer) -> None:

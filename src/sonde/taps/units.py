@@ -1,0 +1,126 @@
+"""Vital signs of activations: units that ever were active, and squashing functions that are saturated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from sonde.taps.plain import is_real
+from sonde.taps.vital_sites import VitalSites
+from sonde.vitals import ATTENTION_ENTROPY, EVER_ACTIVE, SATURATED, UNIT_SAMPLES
+
+FIRST_LOOKS: Final = 20
+LOOK_EVERY: Final = 10
+MAX_CALLS: Final = 4
+MAX_VALUES: Final = 4096
+BEYOND: Final = 5.0
+# Enough of a batch to tell how sharp attention is.
+_ATTENTION_SAMPLES: Final = 4
+_CHANNELS_FIRST: Final = ("Conv", "BatchNorm", "InstanceNorm", "GroupNorm", "MaxPool", "AvgPool")
+
+
+def is_rectifier(module: nn.Module) -> bool:
+    """Say whether a module cuts off below zero, so that a unit may be dead."""
+    return isinstance(module, nn.ReLU | nn.ReLU6)
+
+
+def is_squashing(module: nn.Module) -> bool:
+    """Say whether a module flattens out on both sides."""
+    return isinstance(module, nn.Sigmoid | nn.Tanh | nn.Hardtanh) and not isinstance(module, nn.ReLU6)
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Say whether a module may return attention weights."""
+    return "Attention" in type(module).__name__
+
+
+@dataclass(slots=True, eq=False)
+class _Units:
+    """What is known of the units of one call of a rectifier."""
+
+    name: str
+    call: int
+    looks: int = 0
+    active: Tensor | None = None
+    samples: int = 0
+    unwritten: bool = field(default=False)
+
+
+class UnitSigns:
+    """Looks at rectifiers, squashing functions and attention: each of the first 20 passes, then each tenth."""
+
+    def __init__(self, sites: VitalSites) -> None:
+        self._sites = sites
+        self._units: dict[tuple[int, int], _Units] = {}
+
+    @torch.no_grad()
+    def see(self, module: nn.Module, name: str, call: int, args: tuple[Any, ...], output: Any, producer: str) -> None:
+        """Take what a module was given and returned in a training pass; `producer` is what made its input."""
+        call = min(call, MAX_CALLS - 1)
+        units = self._units.get((id(module), call))
+        if units is None:
+            units = self._units[id(module), call] = _Units(name, call)
+        units.looks += 1
+        if units.looks > FIRST_LOOKS and units.looks % LOOK_EVERY:
+            return
+        if is_rectifier(module):
+            self._see_units(units, output, producer)
+        elif is_squashing(module):
+            self._see_saturation(module, units, args, output)
+        else:
+            self._see_attention(units, output)
+
+    def end_step(self) -> None:
+        """Write what was found in this step."""
+        for units in self._units.values():
+            if units.unwritten and units.active is not None:
+                units.unwritten = False
+                self._sites.see(units.name, EVER_ACTIVE, units.active, call=units.call)
+                self._sites.put(units.name, UNIT_SAMPLES, units.samples, call=units.call)
+
+    def _see_units(self, units: _Units, output: Any, producer: str) -> None:
+        if not is_real(output) or output.dim() < 2 or not output.numel():
+            return
+        dim = _unit_dim(output, producer)
+        active = output.detach().amax([axis for axis in range(output.dim()) if axis != dim]) > 0
+        before = units.active
+        if before is None or before.shape != active.shape or before.device != active.device:
+            units.active, units.samples = active, 0
+        else:
+            units.active = before | active
+        units.samples += output.numel() // len(active)
+        units.unwritten = True
+
+    def _see_saturation(self, module: nn.Module, units: _Units, args: tuple[Any, ...], output: Any) -> None:
+        limits = isinstance(module, nn.Hardtanh)
+        values = output if limits else (args[0] if args else None)
+        if not isinstance(values, Tensor) or not is_real(values) or not values.numel():
+            return
+        flat = values.detach().flatten()
+        flat = flat[:: -(-len(flat) // MAX_VALUES)].float()
+        if isinstance(module, nn.Hardtanh):
+            beyond = (flat >= module.max_val) | (flat <= module.min_val)
+        else:
+            beyond = flat.abs() > BEYOND
+        self._sites.see(units.name, SATURATED, beyond, call=units.call)
+
+    def _see_attention(self, units: _Units, output: Any) -> None:
+        weights = output[1] if isinstance(output, tuple | list) and len(output) > 1 else None
+        if not isinstance(weights, Tensor) or not is_real(weights) or weights.dim() != 4 or weights.shape[-1] < 2:
+            return
+        some = weights.detach()[:_ATTENTION_SAMPLES].float()
+        entropy = -torch.special.xlogy(some, some).sum(-1).mean((0, 2)) / math.log(weights.shape[-1])
+        self._sites.see(units.name, ATTENTION_ENTROPY, entropy, call=units.call)
+
+
+def _unit_dim(output: Tensor, producer: str) -> int:
+    """Return the dimension of units: channels come second in images and what convolutions made, else last."""
+    if output.dim() > 2 and producer.startswith(_CHANNELS_FIRST):
+        return 1
+    if output.dim() > 3 and not producer.startswith(("Linear", "LayerNorm")):
+        return 1
+    return output.dim() - 1

@@ -1,0 +1,283 @@
+"""All that a diagnosis needs from the training thread, wired together. See `sonde.vitals` and `sonde.facts`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sonde import facts, vitals
+from sonde.records import Phase
+from sonde.signals import Recorder, is_capturing
+from sonde.taps.backward_calls import BackwardCalls
+from sonde.taps.clipping import ClippingTap
+from sonde.taps.facts import FactBook
+from sonde.taps.guard import Guard
+from sonde.taps.inputs import ModelInputs
+from sonde.taps.leftovers import BackwardCount, Leftovers
+from sonde.taps.loss_signs import LossSigns
+from sonde.taps.losses import LossCall, LossTap
+from sonde.taps.modes import ModeSigns, cares
+from sonde.taps.modules import WatchedModule
+from sonde.taps.neighbours import Neighbours
+from sonde.taps.optimizers import WatchedOptimizer
+from sonde.taps.parameters import ParameterTable, WatchedParameter
+from sonde.taps.passes import PassTrace
+from sonde.taps.units import UnitSigns, is_attention, is_rectifier, is_squashing
+from sonde.taps.vital_sites import VitalSites
+from sonde.taps.weight_rows import WeightRows
+
+# Rounds of the loop in which the order of modules is noted.
+TRACED_ROUNDS: Final = 2
+_in_backward = torch._C._current_graph_task_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subjects:
+    """What the session watches, as the vital signs need it."""
+
+    models: dict[str, nn.Module]
+    modules: list[WatchedModule]
+    table: ParameterTable
+    optimizers: list[tuple[str, Optimizer]]
+    loader: Any = None
+    scheduler: Any = None
+    scaler: Any = None
+
+
+class VitalSigns:
+    """Listens where the session's taps do and writes vital signs and facts.
+
+    Every method that taps call is guarded: if one fails, the others go on. `is_due` says of a phase whether the present
+    step is recorded; `state` takes an event.
+    """
+
+    def __init__(
+        self,
+        subjects: Subjects,
+        recorder: Recorder,
+        guard: Guard,
+        *,
+        is_due: Callable[[Phase], bool],
+        state: Callable[[str, str, dict[str, Any]], None],
+        step: Callable[[], int],
+        loss_outputs: bool,
+    ) -> None:
+        self._subjects = subjects
+        self._guard = guard
+        self._is_due = is_due
+        self._state = state
+        self._step = step
+        self._sites = VitalSites(recorder)
+        self._owners: dict[int, tuple[str, Optimizer]] = {}
+        self._sizes: dict[str, int] = {}
+        self._book: FactBook | None = None
+        self._prepared = False
+        self._make_parts(recorder, loss_outputs)
+        self._listen_to(subjects.modules)
+        self._rounds = 0
+        self._forwards = self._loose_forwards = 0
+        self.is_tracing = True
+        """Whether the order of modules is being noted."""
+        self._trace: PassTrace | None = PassTrace()
+        self._producers = self._trace.producers
+        self.enter = guard.wrap("module order", self._enter)
+        self.leave = guard.wrap("module signs", self._leave)
+        self.begin_pass = guard.wrap("model inputs", self._begin_pass)
+        self.end_pass = guard.wrap("model inputs", self._end_pass)
+        self.before_step = guard.wrap("gradient signs", self._before_step)
+        self.after_step = guard.wrap("gradient signs", self._after_step)
+        self.end_step = guard.wrap("loop signs", self._end_step)
+        self._see_rows = guard.wrap("rows of weights", self._rows.see_spread)
+
+    def _make_parts(self, recorder: Recorder, loss_outputs: bool) -> None:
+        sites, guard = self._sites, self._guard
+        self._count = BackwardCount()
+        self._leftovers = Leftovers(sites, self._count)
+        self._units = UnitSigns(sites)
+        self._modes = ModeSigns(sites)
+        self._rows = WeightRows(sites)
+        self._neighbours = Neighbours(sites)
+        self._inputs = ModelInputs(sites, self._neighbours.see_input)
+        self._loss_signs = LossSigns(sites)
+        self._losses = LossTap(recorder, guard, outputs=loss_outputs, is_due=self._is_due, heard=self._heard_loss)
+        self._backward_calls = BackwardCalls(guard.wrap("backward passes", self._before_backward))
+        self._clipping = ClippingTap(
+            sites,
+            guard,
+            scaler=self._subjects.scaler,
+            owner_of=lambda parameter: self._owners.get(id(parameter)),
+            is_due=lambda: self._is_due("train"),
+            clipped=self._saw_clipping,
+        )
+
+    def _listen_to(self, modules: list[WatchedModule]) -> None:
+        self._leaves: set[int] = set()
+        self.looked_at: set[int] = set()
+        """Modules whose calls `leave` is to be told of."""
+        for entry in modules:
+            module = entry.module
+            if not any(True for _ in module.children()):
+                self._leaves.add(id(module))
+            has_signs = is_rectifier(module) or is_squashing(module) or is_attention(module) or cares(module)
+            if entry.is_root or (entry.wanted and has_signs):
+                self.looked_at.add(id(module))
+
+    # ------------------------------------------------------------------ beginning and end
+
+    def _prepare(self) -> None:
+        """Look at the objects as they are before any step, and state the facts. May wait for devices."""
+        subjects = self._subjects
+        for name, optimizer in subjects.optimizers:
+            self._own(name, optimizer)
+        self._book = FactBook(
+            subjects.models,
+            subjects.optimizers,
+            loader=subjects.loader,
+            scheduler=subjects.scheduler,
+            scaler=subjects.scaler,
+        )
+        self._state_facts()
+        for entry in subjects.table:
+            if entry.is_ready():
+                self._rows.follow(entry.name, entry.parameter)
+
+    def see_initial(self) -> None:
+        """State the facts and write what belongs to the state before the first step."""
+        self._prepare_once()
+        self._see_rows(0)
+
+    def attach(self) -> None:
+        """Begin to listen."""
+        self._prepare_once()
+        self._losses.attach()
+        self._clipping.attach()
+        self._backward_calls.attach()
+
+    def _prepare_once(self) -> None:
+        if not self._prepared:
+            self._prepared = True
+            self._guard.wrap("facts", self._prepare)()
+
+    def remove(self) -> None:
+        """Stop listening and forget the models."""
+        self._losses.remove()
+        self._clipping.remove()
+        self._backward_calls.remove()
+        self._leftovers.clear()
+        self._rows.clear()
+        self._owners.clear()
+
+    def listener(self, entry: WatchedParameter) -> Callable[[], None]:
+        """Return what to call after each accumulation into a parameter's gradient."""
+        return self._guard.wrap("gradient signs", self._leftovers.listener(entry.parameter))
+
+    def _own(self, name: str, optimizer: Optimizer) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._sizes[name] = len(parameters)
+        self._owners |= {id(parameter): (name, optimizer) for parameter in parameters}
+
+    def _state_facts(self) -> None:
+        if self._book is not None and self._book.is_new:
+            plain = self._book.take().to_json()
+            self._state(facts.EVENT_TYPE, "what the program's objects say about themselves", plain)
+
+    # ------------------------------------------------------------------ passes
+
+    def _begin_pass(self, entry: WatchedModule, call: int, args: tuple[Any, ...], phase: Phase, due: bool) -> None:
+        if phase == "train":
+            self._forwards += entry.is_root
+            self._loose_forwards += not entry.is_root
+        if due and entry.is_root:
+            self._inputs.see(entry.name, phase, call, args)
+
+    def _end_pass(self, entry: WatchedModule, call: int, kwargs: dict[str, Any], phase: Phase) -> None:
+        if entry.is_root and kwargs:
+            self._inputs.see(entry.name, phase, call, kwargs)
+        if self._trace is not None:
+            self._trace.end_pass()
+
+    def _enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
+        if self._trace is not None and id(entry.module) in self._leaves:
+            self._trace.enter(entry.name, entry.kind, args)
+
+    def _leave(self, entry: WatchedModule, call: int, phase: Phase, args: tuple[Any, ...], output: Any) -> None:
+        module = entry.module
+        if self._trace is not None and phase == "train" and id(module) in self._leaves:
+            self._trace.leave(entry.name, output)
+        if id(module) not in self.looked_at:
+            return
+        if entry.is_root or cares(module):
+            self._modes.see(module, entry.name, phase, self._step())
+        elif phase == "train":
+            self._units.see(module, entry.name, call, args, output, self._producers.get(entry.name, ""))
+
+    # ------------------------------------------------------------------ losses and backward passes
+
+    def _heard_loss(self, call: LossCall) -> None:
+        if self._book is not None:
+            self._book.add_loss(call.facts())
+        self._loss_signs.see(call)
+        self._neighbours.see_loss(call)
+
+    def _before_backward(self, roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
+        # A checkpoint that is recomputed runs a backward pass inside the one that counts.
+        if _in_backward() != -1 or is_capturing():
+            return
+        self._count.serial += 1
+        self._leftovers.before_backward()
+        scaler = self._subjects.scaler
+        # A scaled loss is not the loss.
+        self._losses.before_backward(() if scaler is not None and scaler.is_enabled() else roots)
+
+    def _saw_clipping(self, parameters: Iterable[Tensor]) -> None:
+        self._leftovers.saw_clipping(parameters)
+
+    # ------------------------------------------------------------------ steps
+
+    def _before_step(self, watched: WatchedOptimizer, has_closure: bool, due: bool) -> None:
+        if self._sizes.get(watched.name) != watched.size:
+            self._own(watched.name, watched.optimizer)
+            if self._book is not None:
+                self._book.add_optimizer(watched.name, watched.optimizer)
+        if not has_closure:
+            self._judge(watched, due)
+
+    def _after_step(self, watched: WatchedOptimizer, has_closure: bool, due: bool) -> None:
+        if has_closure:
+            self._judge(watched, due)
+        self._leftovers.remember(watched.name)
+        if due:
+            self._see_rows(watched.steps, [entry.parameter for entry in watched.entries])
+
+    def _judge(self, watched: WatchedOptimizer, due: bool) -> None:
+        parameters = [entry.parameter for entry in watched.entries]
+        self._leftovers.judge(watched.name, parameters, due=due)
+        if due:
+            self._rows.see_gradients(watched.steps, parameters)
+
+    def _end_step(self) -> None:
+        due = self._is_due("train")
+        if due:
+            # A model whose parts are called by hand has no pass of its own.
+            self._sites.put(vitals.LOOP, vitals.FORWARDS, self._forwards or self._loose_forwards)
+            self._sites.put(vitals.LOOP, vitals.BACKWARDS, self._count.reached)
+            self._units.end_step()
+            self._end_round()
+        self._forwards = self._loose_forwards = self._count.reached = 0
+        self._losses.end_step()
+        self._state_facts()
+
+    def _end_round(self) -> None:
+        if self._trace is None:
+            return
+        self._rounds += 1
+        if self._trace.order and self._book is not None:
+            self._book.add_passes(self._trace)
+        if self._rounds >= TRACED_ROUNDS * max(1, len(self._sizes)):
+            self.is_tracing = False
+            self._trace = None
