@@ -25,8 +25,10 @@ _DROP: Final = 0.1
 """A loss that has lost less than this part of itself since the start has not moved."""
 _SWING: Final = 0.08
 """Swings of less than this part of the level are not worth a word."""
-_REGULAR: Final = 0.55
+_REGULAR: Final = 0.6
 """How strongly swings must repeat themselves (autocorrelation) to be an oscillation and not noise."""
+_CHANCE: Final = 4.0
+"""Of white noise's autocorrelations none comes beyond this over the root of its length, but once in thousands."""
 _OUTLIER: Final = 4.0
 _NOISY: Final = 0.15
 _WILD: Final = 0.5
@@ -97,7 +99,9 @@ def _state(facts: _Facts) -> State:
     risen = facts.recent - facts.best
     if risen > max(_CERTAIN * error, 0.25 * abs(facts.best)) and facts.trend > _CERTAIN:
         return "diverging"
-    if facts.regularity > _REGULAR and facts.swing > _SWING:
+    # Few points repeat themselves by chance more easily than many.
+    regular = max(_REGULAR, _CHANCE / np.sqrt(facts.points / 2))
+    if facts.regularity > regular and facts.swing > _SWING:
         return "oscillating"
     fallen = facts.initial - facts.recent
     moved = fallen > max(_CERTAIN * error, _DROP * abs(facts.initial))
@@ -138,7 +142,7 @@ def _trend(values: Values, noise: float) -> float:
     deviation = min(float(np.std(around)), 2 * noise) if noise > 0 else float(np.std(around))
     error = deviation * len(part) / np.sqrt(float(x @ x))
     floor = 0.01 * float(np.median(np.abs(part))) / _CERTAIN
-    return slope * len(part) / max(error, floor, 1e-300)
+    return float(slope * len(part) / max(error, floor, 1e-300))
 
 
 def _regularity(values: Values) -> tuple[float, float]:
