@@ -1,0 +1,278 @@
+"""The training optimizer: a face over `sonde.training` that logs, debugs, stops early, checkpoints and resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from sonde.errors import OptionError
+from sonde.pytorch_debugging.debugger import PyTorchDebugger
+from sonde.pytorch_debugging.training_logger import TrainingLogger
+from sonde.pytorch_debugging.training_options import TrainingOptions
+from sonde.pytorch_debugging.training_run import PendingTraining, TrainingResults, begin
+from sonde.training import Glimpse, Moment, SupervisedTrainer, load_checkpoint
+from sonde.training.checkpoints import BEST, LATEST, model_state, save_checkpoint
+
+INTERRUPTED: Final = "checkpoint_interrupted.pt"
+
+
+class _Trainer(SupervisedTrainer):
+    """The trainer, which keeps its state when it is stopped in the middle of an epoch."""
+
+    def _run_epochs(self) -> None:
+        super()._run_epochs()
+        if self._interrupted:
+            save_checkpoint(self.work_dir / INTERRUPTED, self.state_dict())
+
+
+class EnhancedTrainingOptimizer:
+    """Trains a model on a loader.
+
+    The run (statistics of every tensor, findings, checkpoints) lies in `checkpoint_dir/experiment_name` and opens with
+    `sonde.open_run`; the logs lie in `log_dir`.
+
+    Args:
+        model: The model.
+        train_loader: Gives `(inputs, targets)`, or dicts with `inputs` and `labels`.
+        val_loader: The same for validation; without one there is no early stopping.
+        experiment_name: What the run and its logs are called; the time of the start by default.
+        log_dir: Where the logs go.
+        log_level: What the text log shows.
+        device: `"auto"` takes CUDA if there is one.
+        debug_mode: Checks gradients at every step and parameters after every epoch.
+        enable_pytorch_debugging: Keeps a `PyTorchDebugger` at work: its events and its report are in `log_dir`.
+        enable_profiling: Profiles the first steps; the trace is in `log_dir`.
+        kwargs: See `TrainingOptions`.
+
+    Example:
+        optimizer = create_enhanced_training_optimizer(model, train_loader, val_loader, max_epochs=3)
+        results = optimizer.train()          # or: results = await optimizer.train()
+
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train_loader: Any,
+        val_loader: Any = None,
+        experiment_name: str | None = None,
+        log_dir: str | Path = "logs",
+        log_level: int | str = "INFO",
+        device: str | torch.device = "auto",
+        debug_mode: bool = False,
+        enable_pytorch_debugging: bool = False,
+        enable_profiling: bool = False,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        **kwargs: Any,
+    ) -> None:
+        self.options = TrainingOptions.from_arguments(kwargs)
+        self.model = model
+        self.experiment_name = experiment_name or _free_name(Path(self.options.checkpoint_dir))
+        self.work_dir = Path(self.options.checkpoint_dir) / self.experiment_name
+        self.debug_mode = debug_mode
+        self.logger = TrainingLogger(log_dir, self.experiment_name, log_level, clock=clock)
+        self.debugger: PyTorchDebugger | None = None
+        if debug_mode or enable_pytorch_debugging or enable_profiling:
+            self.debugger = PyTorchDebugger(
+                self.logger,
+                debug_mode=debug_mode,
+                enable_anomaly_detection=enable_pytorch_debugging,
+                enable_profiling=enable_profiling,
+                enable_memory_tracking=enable_pytorch_debugging,
+                enable_gradient_checking=debug_mode or enable_pytorch_debugging,
+                log_dir=str(Path(log_dir) / f"{self.experiment_name}_debug"),
+            )
+        self._device = None if device == "auto" else device
+        config = self.options.trainer_config(model, train_loader, val_loader, self.work_dir)
+        self.trainer = _Trainer(config, self._device)
+        self.results: TrainingResults | None = None
+        self._epoch_began = 0.0
+        self._observe()
+
+    # ------------------------------------------------------------------ training
+
+    def train(self, resume_from: str | os.PathLike[str] | bool | None = None) -> TrainingResults | PendingTraining:
+        """Train, and return what it came to.
+
+        Where an event loop runs in this thread, nothing happens until the result is awaited; the training then has a
+        thread of its own, and cancelling the task stops it after the present step, with its state saved. Anywhere else
+        the call blocks, and its result can be awaited all the same.
+
+        Args:
+            resume_from: True, the run's folder or a checkpoint in it goes on with that run. A checkpoint from elsewhere
+                gives its weights to the model, and the training begins with them.
+
+        """
+        return begin(lambda: self.run(resume_from), lambda: self.trainer.stop("cancelled"))
+
+    def run(self, resume_from: str | os.PathLike[str] | bool | None = None) -> TrainingResults:
+        """Train, blocking; see `train`."""
+        resume = self._prepare(resume_from)
+        with self.logger.training_context(self._described()), self._debugging():
+            began = time.perf_counter()
+            history = self.trainer.run(resume=resume)
+            self.results = self._results(history, time.perf_counter() - began)
+            if self.trainer.stop_reason is not None:
+                self.logger.log_early_stopping(self.trainer.stop_reason, self.trainer.cum_epochs)
+        if self.debugger is not None:
+            self.debugger.save_debug_report()
+        return self.results
+
+    def get_training_summary(self) -> dict[str, Any]:
+        """Return the state of the training: its options, how far it is, its best epoch, what was found wrong."""
+        trainer = self.trainer
+        best = trainer.best
+        return {
+            "experiment_name": self.experiment_name,
+            "run": str(self.work_dir),
+            "options": self._described(),
+            "epochs_completed": len(self.logger.epochs),
+            "steps": trainer.cum_steps,
+            "best_epoch": None if best is None else best.epoch,
+            "best_score": None if best is None else best.score,
+            "monitor": trainer.monitor,
+            "stop_reason": trainer.stop_reason,
+            "final_metrics": dict(self.logger.last_metrics),
+            "duration": self.logger.duration,
+            "num_errors": self.logger.num_errors,
+            "findings": [finding.to_json() for finding in trainer.session.findings],
+            "debug_summary": None if self.debugger is None else self.debugger.get_debug_summary(),
+        }
+
+    def create_training_visualizations(self) -> Path | None:
+        """Draw the training's curves into an HTML page; return its path."""
+        return self.logger.create_training_visualizations()
+
+    def cleanup(self) -> None:
+        """Close the debugger and the logs. Cleaning up twice is fine."""
+        if self.debugger is not None:
+            self.debugger.close()
+        self.logger.close()
+
+    # ------------------------------------------------------------------ how
+
+    def _prepare(self, resume_from: str | os.PathLike[str] | bool | None) -> bool:
+        """Return whether to go on with the run in the work_dir; load weights that come from elsewhere."""
+        if resume_from is None or isinstance(resume_from, bool):
+            return bool(resume_from)
+        path = Path(resume_from)
+        if not path.exists():
+            raise OptionError(f"resume_from={str(path)!r}: there is no such checkpoint or run.")
+        inside = path.resolve() == self.work_dir.resolve() or self.work_dir.resolve() in path.absolute().parents
+        if inside:
+            return True
+        source = path / LATEST if path.is_dir() else path
+        self.model.load_state_dict(model_state(load_checkpoint(source)))
+        self.logger.log_event("checkpoint_load", f"weights of {source}", {"path": str(source)})
+        return False
+
+    @contextlib.contextmanager
+    def _debugging(self) -> Iterator[None]:
+        """Enter what the debugger's flags name."""
+        with contextlib.ExitStack() as stack:
+            if self.debugger is not None:
+                stack.enter_context(self.debugger.anomaly_detection())
+                stack.enter_context(self.debugger.memory_tracking())
+                stack.enter_context(self.debugger.profiling())
+            yield
+
+    def _observe(self) -> None:
+        on = self.trainer.on
+        on(Moment.before_epoch, self._begin_epoch)
+        on(Moment.after_train_step, self._see_step)
+        on(Moment.after_checkpoint, self._see_checkpoint)
+        on(Moment.after_epoch, self._end_epoch)
+        if self.debugger is not None and self.debugger.enable_gradient_checking:
+            on(Moment.before_update, self._check_gradients)
+
+    def _begin_epoch(self, glimpse: Glimpse) -> None:
+        self._epoch_began = self.logger.begin_epoch(glimpse.epoch, self.options.max_epochs)
+
+    def _see_step(self, glimpse: Glimpse) -> None:
+        if glimpse.loss is None or glimpse.step % self.options.log_interval:
+            return
+        rate = self.trainer.optimizer.param_groups[0]["lr"]
+        self.logger.log_metrics(
+            {"loss": float(glimpse.loss), "learning_rate": float(rate)}, step=glimpse.step, epoch=glimpse.epoch
+        )
+
+    def _check_gradients(self, glimpse: Glimpse) -> None:
+        assert self.debugger is not None
+        # Held against the run's own history: a fixed bound would cry wolf on most healthy models.
+        norm = self.debugger.check_gradients(self.model, gradient_threshold=None)
+        if norm is not None and glimpse.step % self.options.log_interval == 0:
+            self.logger.log_metrics({"gradient_norm": norm}, step=glimpse.step, epoch=glimpse.epoch)
+
+    def _see_checkpoint(self, glimpse: Glimpse) -> None:
+        self.logger.log_checkpoint(self.work_dir / f"epoch_{glimpse.epoch}" / "checkpoint.pt", glimpse.epoch)
+
+    def _end_epoch(self, glimpse: Glimpse) -> None:
+        numbers = {name: value for name, value in glimpse.scores.items() if isinstance(value, int | float)}
+        if numbers:
+            self.logger.log_validation_metrics(numbers, glimpse.epoch)
+        if self.debugger is not None and self.debug_mode:
+            self.debugger.check_model_parameters(self.model)
+        self.logger.end_epoch(glimpse.epoch, self._epoch_began, self.options.max_epochs)
+
+    def _described(self) -> dict[str, Any]:
+        plain = {name: getattr(self.options, name) for name in self.options.__dataclass_fields__}
+        return {name: value for name, value in plain.items() if isinstance(value, bool | int | float | str)}
+
+    def _results(self, history: dict[int, dict[str, float]], duration: float) -> TrainingResults:
+        trainer = self.trainer
+        best = None if trainer.best is None else trainer.best.epoch
+        results = TrainingResults(
+            run=str(self.work_dir),
+            history={epoch: dict(scores) for epoch, scores in history.items()},
+            epochs=max(history, default=trainer.cum_epochs) + 1 if history else trainer.cum_epochs,
+            steps=trainer.cum_steps,
+            duration=duration,
+            stop_reason=trainer.stop_reason,
+            final_metrics=dict(self.logger.last_metrics),
+            findings=[finding.to_json() for finding in trainer.session.findings],
+        )
+        if best is not None:
+            results |= {"best_epoch": best, "best_metrics": dict(history.get(best, {}))}
+        for name, link in (("best_checkpoint", BEST), ("latest_checkpoint", LATEST)):
+            if (self.work_dir / link).exists():
+                results[name] = str(self.work_dir / link)
+        return results
+
+
+def create_enhanced_training_optimizer(
+    model: nn.Module, train_loader: Any, val_loader: Any = None, **kwargs: Any
+) -> EnhancedTrainingOptimizer:
+    """Make a training optimizer; see `EnhancedTrainingOptimizer` for what it takes."""
+    return EnhancedTrainingOptimizer(model, train_loader, val_loader, **kwargs)
+
+
+async def train_model_with_logging(
+    model: nn.Module,
+    train_loader: Any,
+    val_loader: Any = None,
+    resume_from: str | os.PathLike[str] | bool | None = None,
+    **kwargs: Any,
+) -> TrainingResults:
+    """Train a model and return what it came to; the logs are closed and the curves drawn where plotly is installed."""
+    optimizer = create_enhanced_training_optimizer(model, train_loader, val_loader, **kwargs)
+    try:
+        return await optimizer.train(resume_from)
+    finally:
+        optimizer.cleanup()
+
+
+def _free_name(folder: Path) -> str:
+    base = time.strftime("training-%Y%m%d-%H%M%S")
+    name, number = base, 1
+    while (folder / name).exists():
+        number += 1
+        name = f"{base}-{number}"
+    return name

@@ -1,0 +1,332 @@
+"""The training logger: what a training did, for people in a text log and for programs in JSON lines.
+
+log_dir/
+  <experiment>.log              the text log, rotated
+  <experiment>_metrics.jsonl    one object for each set of metrics
+  <experiment>_events.jsonl     one object for each event
+  <experiment>_report.json      the whole in short, written when the training ends
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from sonde.errors import OptionError
+from sonde.pytorch_debugging.json_lines import JsonLines
+from sonde.store import strict_json
+
+_MAX_TEXT_BYTES: Final = 10 << 20
+_KEPT_EPOCHS: Final = 10_000
+_KEPT_ERRORS: Final = 100
+
+
+class TrainingEventType(StrEnum):
+    """What can happen in a training."""
+
+    TRAINING_START = "training_start"
+    TRAINING_END = "training_end"
+    EPOCH_START = "epoch_start"
+    EPOCH_END = "epoch_end"
+    BATCH_START = "batch_start"
+    BATCH_END = "batch_end"
+    VALIDATION_START = "validation_start"
+    VALIDATION_END = "validation_end"
+    CHECKPOINT_SAVE = "checkpoint_save"
+    CHECKPOINT_LOAD = "checkpoint_load"
+    LEARNING_RATE_CHANGE = "learning_rate_change"
+    EARLY_STOPPING = "early_stopping"
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class TrainingLogger:
+    """Logs a training. Use it as a context manager, or call `close` at the end.
+
+    Args:
+        log_dir: Where the files go.
+        experiment_name: What they are called; the time of the start by default.
+        log_level: What the text log shows: a number or a name of `logging`.
+        enable_file_logging: Whether to write the text log.
+        enable_console_logging: Whether to write the same lines to stderr.
+        enable_metrics_logging: Whether to write metrics and events as JSON lines.
+        enable_visualization: Whether `create_training_visualizations` draws; off, it returns None.
+        max_log_files: How many rotated text logs to keep.
+        flush_interval: How many JSON lines may wait before they are written. Errors and ends write at once.
+        clock: Measures durations.
+        now: Tells the time of events.
+
+    Example:
+        with TrainingLogger("logs", "digits") as log, log.training_context({"lr": 0.1}):
+            for epoch in range(2):
+                with log.epoch_context(epoch, 2):
+                    log.log_metrics({"loss": 0.5}, step=epoch)
+
+    """
+
+    def __init__(
+        self,
+        log_dir: str | Path = "logs",
+        experiment_name: str | None = None,
+        log_level: int | str = logging.INFO,
+        enable_file_logging: bool = True,
+        enable_console_logging: bool = True,
+        enable_metrics_logging: bool = True,
+        enable_visualization: bool = True,
+        max_log_files: int = 10,
+        flush_interval: int = 100,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.log_dir = Path(log_dir)
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self.experiment_name = experiment_name or time.strftime("training-%Y%m%d-%H%M%S", time.localtime(now()))
+        self.enable_visualization = enable_visualization
+        self._clock, self._now = clock, now
+        self.num_events = 0
+        self.errors: deque[dict[str, Any]] = deque(maxlen=_KEPT_ERRORS)
+        self.num_errors = self.num_warnings = 0
+        self.epochs: deque[dict[str, Any]] = deque(maxlen=_KEPT_EPOCHS)
+        """A line for each epoch that has ended: its number, duration and last metrics."""
+        self.last_metrics: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
+        self.duration: float | None = None
+        """Seconds of the training that has ended; None before that."""
+        self._began: float | None = None
+        self._text = self._open_text(log_level, enable_file_logging, enable_console_logging, max_log_files)
+        self._metrics = JsonLines(self._file("_metrics.jsonl") if enable_metrics_logging else None, flush_interval)
+        self._events = JsonLines(self._file("_events.jsonl") if enable_metrics_logging else None, flush_interval)
+
+    # ------------------------------------------------------------------ words
+
+    def log_info(self, message: str, data: Mapping[str, Any] | None = None) -> None:
+        """Log a message."""
+        self._text.info("%s", message)
+        self.log_event(TrainingEventType.INFO, message, data)
+
+    def log_warning(self, message: str, data: Mapping[str, Any] | None = None) -> None:
+        """Log a warning."""
+        self.num_warnings += 1
+        self._text.warning("%s", message)
+        self.log_event(TrainingEventType.WARNING, message, data)
+
+    def log_error(self, error: BaseException | str, context: Any = None) -> None:
+        """Log an error: a message, or an exception with its traceback. It is written at once."""
+        self.num_errors += 1
+        data: dict[str, Any] = {} if context is None else {"context": context}
+        message = str(error)
+        if isinstance(error, BaseException):
+            message = f"{type(error).__name__}: {error}"
+            data["traceback"] = "".join(traceback.format_exception(error))[-8000:]
+        self.errors.append({"timestamp": self._stamp(), "message": message, **data})
+        self._text.error("%s", message)
+        self.log_event(TrainingEventType.ERROR, message, data)
+        self.flush()
+
+    def log_event(self, event_type: TrainingEventType | str, message: str = "", data: Any = None) -> None:
+        """Log an event of any type."""
+        self.num_events += 1
+        event = {"timestamp": self._stamp(), "event_type": str(event_type), "message": message}
+        self._events.put(event | {"data": dict(data or {})})
+
+    # ------------------------------------------------------------------ numbers
+
+    def log_metrics(
+        self, metrics: Mapping[str, Any], step: int | None = None, epoch: int | None = None, split: str = "train"
+    ) -> None:
+        """Log numbers by name."""
+        self.last_metrics.update(metrics)
+        self._metrics.put(
+            {"timestamp": self._stamp(), "step": step, "epoch": epoch, "split": split, "metrics": dict(metrics)}
+        )
+
+    def log_validation_metrics(self, metrics: Mapping[str, Any], epoch: int | None = None) -> None:
+        """Log the numbers of a validation, with `val_` before their names."""
+        named = {name if name.startswith("val_") else f"val_{name}": value for name, value in metrics.items()}
+        self.log_metrics(named, epoch=epoch, split="val")
+        self.log_event(TrainingEventType.VALIDATION_END, _in_words(named), {"epoch": epoch, **named})
+
+    def log_learning_rate_change(self, before: float, after: float, epoch: int | None = None) -> None:
+        """Log that the learning rate has changed."""
+        message = f"learning rate {before:g} -> {after:g}"
+        data = {"before": before, "after": after, "epoch": epoch}
+        self.log_event(TrainingEventType.LEARNING_RATE_CHANGE, message, data)
+
+    def log_checkpoint(self, path: str | Path, epoch: int | None = None) -> None:
+        """Log that a checkpoint was saved."""
+        self.log_event(TrainingEventType.CHECKPOINT_SAVE, f"saved {path}", {"path": str(path), "epoch": epoch})
+
+    def log_early_stopping(self, reason: str, epoch: int | None = None) -> None:
+        """Log that the training ends early."""
+        self._text.info("%s", reason)
+        self.log_event(TrainingEventType.EARLY_STOPPING, reason, {"epoch": epoch})
+
+    # ------------------------------------------------------------------ contexts
+
+    @contextlib.contextmanager
+    def training_context(self, config: Mapping[str, Any] | None = None) -> Iterator[Self]:
+        """Log the start and the end of a training, its duration, and an exception that ends it, which goes on."""
+        self.config = dict(config or {})
+        self._began = self._clock()
+        self.log_event(TrainingEventType.TRAINING_START, f"training {self.experiment_name}", {"config": self.config})
+        try:
+            yield self
+        except BaseException as error:
+            self.log_error(error, "training")
+            raise
+        finally:
+            self.duration = self._clock() - self._began
+            words = f"training ended after {self.duration:.3g} s"
+            self._text.info("%s", words)
+            self.log_event(TrainingEventType.TRAINING_END, words, {"duration": self.duration})
+            self.save_report()
+
+    @contextlib.contextmanager
+    def epoch_context(self, epoch: int, total_epochs: int | None = None) -> Iterator[Self]:
+        """Log the start and the end of an epoch, and how long the rest may take."""
+        began = self.begin_epoch(epoch, total_epochs)
+        try:
+            yield self
+        except BaseException as error:
+            self.log_error(error, f"epoch {epoch}")
+            raise
+        finally:
+            self.end_epoch(epoch, began, total_epochs)
+
+    @contextlib.contextmanager
+    def batch_context(self, batch: int, total_batches: int | None = None) -> Iterator[Self]:
+        """Log the start and the end of a batch."""
+        began = self._clock()
+        self.log_event(TrainingEventType.BATCH_START, f"batch {batch}", {"batch": batch, "of": total_batches})
+        try:
+            yield self
+        except BaseException as error:
+            self.log_error(error, f"batch {batch}")
+            raise
+        finally:
+            data = {"batch": batch, "of": total_batches, "duration": self._clock() - began}
+            self.log_event(TrainingEventType.BATCH_END, f"batch {batch}", data)
+
+    def begin_epoch(self, epoch: int, total_epochs: int | None = None) -> float:
+        """Log the start of an epoch; return the clock, for `end_epoch`."""
+        self.log_event(TrainingEventType.EPOCH_START, f"epoch {epoch}", {"epoch": epoch, "of": total_epochs})
+        return self._clock()
+
+    def end_epoch(self, epoch: int, began: float, total_epochs: int | None = None) -> None:
+        """Log the end of an epoch that began at `began`."""
+        duration = self._clock() - began
+        self.epochs.append({"epoch": epoch, "duration": duration, "metrics": dict(self.last_metrics)})
+        data: dict[str, Any] = {"epoch": epoch, "of": total_epochs, "duration": duration, **self.last_metrics}
+        if total_epochs is not None:
+            mean = sum(line["duration"] for line in self.epochs) / len(self.epochs)
+            data["remaining"] = max(0, total_epochs - epoch - 1) * mean
+        words = f"epoch {epoch}: {_in_words(self.last_metrics)} ({duration:.3g} s)"
+        self._text.info("%s", words)
+        self.log_event(TrainingEventType.EPOCH_END, words, data)
+
+    # ------------------------------------------------------------------ ends
+
+    @property
+    def report_path(self) -> Path:
+        """Where the report is, once the training has ended."""
+        return self._file("_report.json")
+
+    def get_report(self) -> dict[str, Any]:
+        """Return the training in short."""
+        return {
+            "experiment_name": self.experiment_name,
+            "config": self.config,
+            "duration": self.duration,
+            "num_epochs": len(self.epochs),
+            "epochs": list(self.epochs),
+            "final_metrics": dict(self.last_metrics) or None,
+            "num_events": self.num_events,
+            "num_warnings": self.num_warnings,
+            "num_errors": self.num_errors,
+            "errors": list(self.errors),
+        }
+
+    def save_report(self) -> Path:
+        """Write the report; return its path."""
+        self.flush()
+        strict_json.write(self.report_path, self.get_report(), indent=2, sync=False)
+        return self.report_path
+
+    def create_training_visualizations(self) -> Path | None:
+        """Draw loss, scores, learning rate, gradient norm and epoch times into one HTML page; return its path."""
+        if not self.enable_visualization:
+            return None
+        from sonde.pytorch_debugging.training_plots import draw_training
+
+        self.flush()
+        return draw_training(self.log_dir, self.experiment_name)
+
+    def flush(self) -> None:
+        """Write all lines that wait."""
+        self._metrics.flush()
+        self._events.flush()
+        for handler in self._text.handlers:
+            handler.flush()
+
+    def close(self) -> None:
+        """Write all lines that wait and close the files. Closing twice is fine."""
+        self._metrics.close()
+        self._events.close()
+        for handler in list(self._text.handlers):
+            self._text.removeHandler(handler)
+            handler.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _file(self, ending: str) -> Path:
+        return self.log_dir / f"{self.experiment_name}{ending}"
+
+    def _stamp(self) -> str:
+        return datetime.fromtimestamp(self._now(), UTC).isoformat()
+
+    def _open_text(self, level: int | str, to_file: bool, to_console: bool, kept: int) -> logging.Logger:
+        # Not registered with `logging`: two loggers of one name must not share handlers, nor live for ever.
+        text = logging.Logger(f"sonde.training.{self.experiment_name}", _level(level))
+        handlers: list[logging.Handler] = []
+        if to_file:
+            path = self._file(".log")
+            handlers.append(RotatingFileHandler(path, maxBytes=_MAX_TEXT_BYTES, backupCount=kept, encoding="utf-8"))
+        if to_console:
+            handlers.append(logging.StreamHandler(sys.stderr))
+        for handler in handlers:
+            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+            text.addHandler(handler)
+        return text
+
+
+def _level(level: int | str) -> int:
+    if isinstance(level, str):
+        known = logging.getLevelNamesMapping()
+        if level.upper() not in known:
+            raise OptionError(f"log_level={level!r}: choose from {', '.join(known)}.")
+        return known[level.upper()]
+    return level
+
+
+def _in_words(metrics: Mapping[str, Any]) -> str:
+    parts = (f"{name} {value:.4g}" for name, value in metrics.items() if isinstance(value, int | float))
+    return ", ".join(parts) or "no metrics"
