@@ -98,13 +98,13 @@ def _data_words(origin: Origin) -> str:
 def _weight_words(origin: Origin) -> str:
     made = "NaN" if origin.makes == "nan" else "an infinity"
     return _sentence(
-        f"{origin.tensor} held {made} before the forward of this step ({origin.count} of {origin.total} elements)"
+        f"`{origin.tensor}` held {made} before the forward of this step ({origin.count} of {origin.total} elements)"
     )
 
 
 def _optimizer_words(origin: Origin) -> str:
     return _sentence(
-        f"the gradients are finite, but the optimizer's update made {origin.tensor or 'the parameters'} non-finite "
+        f"the gradients are finite, but the optimizer's update made `{origin.tensor or 'parameters'}` non-finite "
         f"({origin.count} of {origin.total} elements){_settings(origin)}"
     )
 

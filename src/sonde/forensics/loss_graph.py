@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sonde.forensics.keeper import KeptPass
 from sonde.forensics.origin import Origin, Stage, of_values
-from sonde.forensics.trace import Given, Operation, find_root
+from sonde.forensics.trace import Given, Operation, find_root, set_roots
 from sonde.forensics.values import badness
 
 MAX_NODES: Final = 4096
@@ -135,6 +135,7 @@ def _note(each: GraphNode) -> None:
         if bad_input and tensor is not None:
             parent = source.made if source is not None and source.made is not None else None
             made.parents.append((parent or Given("input", name, tensor, bad_input), bad_input))
+    set_roots(made)
     each.made = made
 
 

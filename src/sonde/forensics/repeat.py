@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -71,7 +72,8 @@ def repeat(kept: KeptPass, names: dict[int, str], *, backward: bool) -> Repetiti
 @contextlib.contextmanager
 def _alone(model: nn.Module) -> Iterator[None]:
     cached = torch.is_autocast_cache_enabled()
-    with eager(model), untouched(model), torch.inference_mode(False):
+    # What torch had to warn of, it has said the first time.
+    with warnings.catch_warnings(action="ignore"), eager(model), untouched(model), torch.inference_mode(False):
         torch.set_autocast_cache_enabled(False)
         try:
             yield

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
@@ -78,6 +79,8 @@ class Operation:
     output: Tensor | None = None
     parents: list[tuple[Operation | Given, int]] = field(default_factory=list)
     """Where its bad inputs came from, and what was bad about them."""
+    roots: dict[int, Operation | Given] = field(default_factory=dict)
+    """Where its NaN, and where its infinity began."""
 
     @property
     def name(self) -> str:
@@ -222,6 +225,7 @@ class Trace:
             # Only what begins here needs its values later. They are copied: the program may write over them.
             operation.inputs = [(label, value.detach().clone()) for label, value in seen]
             operation.output = output.detach().clone()
+        set_roots(operation)
         self.operations.append(operation)
         self._made[_key(output)] = (operation, output)
 
@@ -267,13 +271,26 @@ def find_root(source: Operation | Given) -> Root:
     return Root(first)
 
 
+def set_roots(operation: Operation) -> None:
+    """Note where what is bad about an operation's result began, from what is known of its inputs."""
+    for kind in (NAN, INF):
+        if operation.badness & kind:
+            roots = [_follow(parent, kind) for parent, bad in operation.parents if bad & kind]
+            operation.roots[kind] = min(roots, key=_rank, default=operation)
+
+
 def _follow(source: Operation | Given, kind: int) -> Operation | Given:
-    while isinstance(source, Operation):
-        parents = [parent for parent, bad in source.parents if bad & kind]
-        if not parents:
-            return source
-        source = min(parents, key=lambda parent: parent.index if isinstance(parent, Operation) else -1)
-    return source
+    return source.roots[kind] if isinstance(source, Operation) and kind in source.roots else source
+
+
+def _rank(source: Operation | Given) -> int:
+    """Return which of several origins to name: what was given comes first, then operations in their order.
+
+    Buffers come last, since the pass that is repeated has written bad values into them itself (running means).
+    """
+    if isinstance(source, Operation):
+        return source.index
+    return sys.maxsize if source.role == "buffer" else -1
 
 
 class _Functions(TorchFunctionMode):

@@ -76,6 +76,7 @@ class Watcher:
         self._left = max_origins
         self._looks_left = 2 * max_origins
         self._is_ill = False
+        self._is_poisoned = False
         self._skips = 0
         self._tails: list[LossTail] = []
         self._seen: set[tuple[Any, ...]] = set()
@@ -161,6 +162,7 @@ class Watcher:
     def after_step(self, optimizer: Optimizer) -> None:
         """Look at what the optimizer has written, and let go of the step."""
         held = self.hold_back.is_holding
+        self._is_poisoned |= self._is_ill and not held
         self.hold_back.release()
         self._tails.clear()
         self.keeper.forget(self._models_of(optimizer))
@@ -238,8 +240,8 @@ class Watcher:
         self._looks_left -= 1
         self.recent.forget_bad()
         identity = (origin.stage, origin.op, origin.module, origin.tensor, str(origin.line))
-        if identity in self._seen:
-            return
+        if identity in self._seen or (origin.stage == "weights" and self._is_poisoned):
+            return  # it has been told, or it is what the optimizer made of it
         self._seen.add(identity)
         self._left -= 1
         history = self.recent.history(origin.module)

@@ -1,0 +1,57 @@
+"""The first bad operation of programs that go non-finite: its kind, place, line, samples and reason."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import sonde
+
+
+def _load(name):
+    spec = importlib.util.spec_from_file_location(f"forensics_{name}", Path(__file__).with_name(f"{name}.py"))
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PROGRAMS = _load("programs").PROGRAMS
+
+
+def findings_of(run, path):
+    torch.manual_seed(0)
+    run(functools.partial(sonde.watch, run=path, on_error="raise"))
+    return [finding for finding in sonde.open_run(path).findings if "origin" in finding.data]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_first_bad_operation_is_named(name, tmp_path):
+    program = PROGRAMS[name]
+    findings = findings_of(program.run, tmp_path / "run")
+    assert len(findings) == 1, [finding.cause for finding in findings]
+    finding = findings[0]
+    origin = finding.data["origin"]
+    assert finding.kind == program.kind, finding.cause
+    assert program.site in finding.sites, finding.cause
+    if program.call:
+        assert origin["call"] == program.call, finding.cause
+    if program.op:
+        assert origin["op"] == program.op
+    if program.reason:
+        assert finding.data["reason"] == program.reason, finding.cause
+    if program.line:
+        assert (Path(origin["line"]["file"]).name, origin["line"]["line"]) == ("programs.py", program.line)
+    if program.samples is not None:
+        assert origin["samples"] == program.samples, finding.cause
+    assert finding.severity == "critical"
+    assert finding.cause
+    assert finding.fix
+
+
+def test_there_are_enough_programs():
+    assert len(PROGRAMS) >= 40
