@@ -13,6 +13,7 @@ from sonde.taps.losses import LossCall
 from sonde.taps.plain import MAX_ELEMENTS, is_real, is_whole, sample_columns, spread_rows
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import (
+    COLUMN_LOG_Z,
     COLUMN_SUM,
     LOG_Z,
     LOSS,
@@ -61,9 +62,12 @@ class LossSigns:
         self._write(ROW_SUM, rows.sum(1), call)
         self._write(ROW_MIN, rows.amin(1), call)
         self._write(ZERO_SHARE, (rows == 0).float().mean(), call)
+        logarithmic = call.kind in ("cross_entropy", "nll_loss")
         if values.dim() == 2 and values.numel() <= MAX_ELEMENTS:
             self._write(COLUMN_SUM, values.float().sum(0), call)
-        if call.kind == "cross_entropy":
+            if logarithmic:
+                self._write(COLUMN_LOG_Z, values.float().logsumexp(0), call)
+        if logarithmic:
             self._write(LOG_Z, rows.logsumexp(1), call)
         if call.classes and call.classes > 1:
             self._write(PREDICTED_ENTROPY, entropy_of(tally(rows.argmax(1), call.classes)), call)

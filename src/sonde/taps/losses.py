@@ -22,7 +22,7 @@ from sonde.signals import Recorder, is_capturing
 from sonde.taps.guard import Guard
 from sonde.taps.patches import Heard, Patch
 from sonde.taps.plain import is_plain, some_elements
-from sonde.vitals import LOSS
+from sonde.vitals import LOOP, LOSS, ROOT, part_of
 
 NAMES: Final = (
     "binary_cross_entropy",
@@ -49,6 +49,9 @@ NAMES: Final = (
 PATCHES: Final = {name: Patch(functional, name) for name in NAMES}
 # Losses of one step beyond this many share the last one's site.
 MAX_CALLS: Final = 4
+# Steps in which the number is read that a backward pass starts from.
+FIRST_ROOTS: Final = 8
+ROOTS_EVERY: Final = 7
 # How torch calls what a loss compares, by the order in which to look.
 _INPUTS: Final = ("input", "input1", "anchor", "log_probs")
 _TARGETS: Final = ("target", "targets")
@@ -115,6 +118,8 @@ class LossTap:
         self._is_due = is_due
         self._heard = heard
         self._calls = 0
+        self._steps = 0
+        self._root_site = -1
         self._sites: dict[tuple[str, Phase, int, str], int] = {}
         see = guard.wrap("losses", self._see)
         self._listeners: dict[str, Heard] = {name: functools.partial(see, name) for name in NAMES}
@@ -133,13 +138,23 @@ class LossTap:
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
         """Note that a backward pass begins; losses are numbered anew after it."""
         self._calls = 0
-        if not self.seen_in_step and len(roots) == 1 and is_plain(roots[0]) and roots[0].numel() == 1:
+        if len(roots) != 1 or not is_plain(roots[0]) or roots[0].numel() != 1:
+            return
+        if (self._steps < FIRST_ROOTS or self._steps % ROOTS_EVERY == 0) and self._is_due("train"):
+            self._see_root(roots[0])
+        if not self.seen_in_step:
             self.seen_in_step = True
             if self._outputs and self._is_due("train"):
                 self._report("output", "train", 0, "", "backward", roots[0])
 
+    def _see_root(self, root: Tensor) -> None:
+        if self._root_site < 0:
+            self._root_site = self._recorder.site(LOOP, "vital", part=part_of(ROOT), tensor=root)
+        self._recorder.see(self._root_site, root.detach())
+
     def end_step(self) -> None:
         """Begin to look for losses anew."""
+        self._steps += 1
         self.seen_in_step = False
         self._calls = 0
 

@@ -1,0 +1,42 @@
+"""The few signs that only these rules read are recorded as the rules take them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import sonde
+from sonde.testing import tiny_mlp
+
+
+def record(path, loss_of, *, passes=1):
+    torch.manual_seed(0)
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=path, diagnose=False):
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                x = torch.randn(16, 8)
+                loss_of(model(x), x[:, :4].argmax(1)).backward()
+            optimizer.step()
+    return sonde.open_run(path)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.25, -1.0])
+def test_the_number_that_backward_was_called_on_is_recorded(tmp_path, factor):
+    run = record(tmp_path / "run", lambda out, y: F.cross_entropy(out, y) * factor, passes=2)
+    roots = run.series("(loop):vital.root", "mean").values
+    losses = run.series("loss_fn:output", "mean").values
+    assert roots == pytest.approx(losses * factor, rel=1e-6)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_log_sums_of_log_probabilities_are_recorded_both_ways(tmp_path, dim):
+    run = record(tmp_path / "run", lambda out, y: F.nll_loss(F.log_softmax(out, dim), y))
+    across = run.series("loss_fn:vital.log_z", "abs_max").values
+    down = run.series("loss_fn:vital.column_log_z", "abs_max").values
+    normalised, other = (down, across) if dim == 0 else (across, down)
+    assert normalised == pytest.approx(0, abs=1e-5)
+    assert (other > 0.1).all()
