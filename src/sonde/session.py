@@ -97,6 +97,8 @@ class Plan:
 class Session:
     """A recording in progress. Made by `sonde.watch`; a context manager that closes itself."""
 
+    _step_vitals: StepVitals | None = None
+
     def __init__(
         self,
         models: dict[str, nn.Module],
@@ -141,7 +143,7 @@ class Session:
         self._memories: list[DeviceMemory] = []
         self._mark = self._guard.wrap("device timing", self._mark_phase)
         roots = [root for model in models.values() for root in {model, unwrap(model)}] if plan.diagnose else []
-        self._steps = StepVitals(roots, self._packer, self._guard.wrap) if roots else None
+        self._step_vitals = StepVitals(roots, self._packer, self._guard.wrap) if roots else None
         self._see_devices = self._guard.wrap("device timing and memory", self._see_device_numbers)
         self._vitals = self._make_vitals(models, modules, optimizers) if plan.diagnose else None
         self._make_taps(modules, optimizers, steps_before)
@@ -247,8 +249,8 @@ class Session:
         self._optimizers.attach()
         if self._scaler is not None:
             self._scaler.attach()
-        if self._steps is not None:
-            self._steps.attach()
+        if self._step_vitals is not None:
+            self._step_vitals.attach()
         self._forensics.attach()
 
     def _prepare_devices(self) -> None:
@@ -319,8 +321,8 @@ class Session:
             self._mark("backward")
 
     def _mark_phase(self, phase: str) -> None:
-        if self._steps is not None:
-            self._steps.mark(phase)
+        if self._step_vitals is not None:
+            self._step_vitals.mark(phase)
         for timing in self._timings:
             timing.mark(phase)
 
@@ -331,8 +333,8 @@ class Session:
             self._vitals.end_step()
         if self._timings:
             self._see_devices(self._is_round_due())
-        if self._steps is not None:
-            self._steps.end_step(self._is_round_due())
+        if self._step_vitals is not None:
+            self._step_vitals.end_step(self._is_round_due())
         self._modules.end_step()
         if skipped:
             self._forensics.after_skip()
@@ -423,7 +425,7 @@ class Session:
                 train(batch)
 
         """
-        return loader if self._steps is None else self._steps.loading(loader)
+        return loader if self._step_vitals is None else self._step_vitals.loading(loader)
 
     def event(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
         """Note something that happened on the run's timeline."""
@@ -503,8 +505,8 @@ class Session:
     def _detach(self) -> None:
         self._modules.remove()
         self._optimizers.remove()
-        if self._steps is not None:
-            self._steps.remove()
+        if self._step_vitals is not None:
+            self._step_vitals.remove()
         if self._vitals is not None:
             self._vitals.remove()
         if self._scaler is not None:
