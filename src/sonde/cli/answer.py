@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
-from pathlib import Path
 from typing import Any
+
+from sonde.views.plain import plain
 
 
 def to_json(value: Any) -> str:
@@ -19,20 +17,3 @@ def to_json(value: Any) -> str:
 def print_json(value: Any) -> None:
     """Print one JSON document, on one line."""
     sys.stdout.write(to_json(value) + "\n")
-
-
-def plain(value: Any) -> Any:
-    """Return a value made of what JSON knows: dataclasses as objects, arrays as lists, NaN and infinity as null."""
-    if isinstance(value, bool | int | str) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if hasattr(value, "tolist"):  # numpy's arrays and numbers
-        return plain(value.tolist())
-    return str(value) if isinstance(value, Path) else repr(value)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sonde.cli import evaluate, export, import_pages, runs, show, tail, train, verify
+from sonde.cli import evaluate, export, import_pages, report, runs, show, tail, train, verify
 from sonde.cli.guard import Verbs
 from sonde.cli.help import Verb
 
@@ -61,6 +61,7 @@ def sonde(
 app.command(cls=Verb, epilog=runs.EXAMPLES)(runs.runs)
 app.command(cls=Verb, epilog=show.EXAMPLES)(show.show)
 app.command(cls=Verb, epilog=tail.EXAMPLES)(tail.tail)
+app.command(cls=Verb, epilog=report.EXAMPLES)(report.report)
 app.command(cls=Verb, epilog=export.EXAMPLES)(export.export)
 app.command(cls=Verb, epilog=verify.EXAMPLES)(verify.verify)
 app.command(name="import-pages", cls=Verb, epilog=import_pages.EXAMPLES)(import_pages.import_pages)

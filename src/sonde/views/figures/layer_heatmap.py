@@ -120,7 +120,7 @@ def heat_trace(grid: Grid, log: bool, **more: Any) -> Any:
         low, high = (float(np.quantile(known, q)) for q in (_TAIL, 1 - _TAIL))
         low, high = (low, high) if high > low else (float(known.min()) - 0.5, float(known.max()) + 0.5)
         more = {"zmin": low, "zmax": high} | more
-        bar |= _log_ticks(low, high) if log else {}
+        bar |= log_ticks(low, high) if log else {}
     return graph_objects().Heatmap(
         x=grid.steps,
         y=row_names(grid.names),
@@ -133,7 +133,8 @@ def heat_trace(grid: Grid, log: bool, **more: Any) -> Any:
     )
 
 
-def _log_ticks(low: float, high: float) -> dict[str, Any]:
+def log_ticks(low: float, high: float) -> dict[str, Any]:
+    """Return the ticks of a colour bar over logarithms, labelled with the numbers themselves."""
     whole = [exponent for exponent in range(int(np.floor(low)), int(np.ceil(high)) + 1) if low <= exponent <= high]
     if len(whole) >= 2:
         whole = whole[:: max(1, len(whole) // 7)]

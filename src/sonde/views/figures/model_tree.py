@@ -13,7 +13,7 @@ from sonde.errors import OptionError
 from sonde.records import SEVERITIES, Finding, RunHeader
 from sonde.store import Run
 from sonde.views.figures.curves import read_lines
-from sonde.views.figures.layer_heatmap import _log_ticks
+from sonde.views.figures.layer_heatmap import log_ticks
 from sonde.views.figures.library import Figure, graph_objects
 from sonde.views.figures.theme import GREY, SEQUENTIAL, SEVERITY_COLOURS, Theme, empty, finish
 from sonde.views.figures.words import safe, stat_title
@@ -75,6 +75,7 @@ def model_tree(
         parents=[safe(_parent(name, nodes)) for name in names],
         values=[nodes[name].total for name in names],
         branchvalues="total",
+        sort=False,  # the model's own order says more than sizes, which are seen anyway
         marker=marker,
         text=[safe(nodes[name].kind) for name in names],
         customdata=_told(nodes, words),
@@ -163,12 +164,13 @@ def _by_values(
     shown = np.log10(given) if log else given
     words = [f"{safe(what)}: {value:.3g}" if np.isfinite(value) else "not measured here" for value in given]
     bar: dict[str, Any] = {"title": {"text": safe(what), "side": "right"}, "thickness": 12, "outlinewidth": 0}
+    # Of a single value there is no scale to show.
+    low, high = (float(np.nanmin(shown)), float(np.nanmax(shown))) if len(known) else (0.0, 0.0)
     if log:
-        bar |= _log_ticks(float(np.nanmin(shown)), float(np.nanmax(shown)))
-    colours = _painted(shown) if len(known) else [GREY] * len(given)
-    marker = {"colors": colours, "colorscale": SEQUENTIAL, "showscale": bool(len(known)), "colorbar": bar}
-    if len(known):
-        marker |= {"cmin": float(np.nanmin(shown)), "cmax": float(np.nanmax(shown))}
+        bar |= log_ticks(low, high)
+    marker: dict[str, Any] = {"colors": _painted(shown) if len(known) else [GREY] * len(given)}
+    if high > low:
+        marker |= {"colorscale": SEQUENTIAL, "showscale": True, "colorbar": bar, "cmin": low, "cmax": high}
     note = f"as wide as the parameters are many, coloured by {what}{', logarithmic' if log else ''}; grey: not measured"
     return marker, words, note
 

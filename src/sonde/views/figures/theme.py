@@ -58,7 +58,7 @@ def _layout(theme: Theme) -> dict[str, Any]:
     }
     return {
         "font": {"family": _FONT, "size": 12, "color": _INK[theme]},
-        "title": {"font": {"size": 16, "color": _INK[theme]}, "x": 0, "xref": "paper"},
+        "title": {"font": {"size": 16, "color": _INK[theme]}, "x": 0, "xref": "container", "pad": {"l": 10}},
         "paper_bgcolor": _PAPER[theme],
         "plot_bgcolor": _PAPER[theme],
         "colorway": list(COLOURS),

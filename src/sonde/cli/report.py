@@ -1,0 +1,79 @@
+"""`sonde report RUN`: one run in one file."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sonde.cli.options import RunPath
+
+if TYPE_CHECKING:
+    from sonde.store import Run
+
+EXAMPLES = """
+sonde report runs/first  # writes first.html, which opens in any browser
+sonde report runs/first --format md  # for an issue or a pull request
+sonde report runs/first --format json --out - | jq .findings
+"""
+
+
+class ReportFormat(StrEnum):
+    """File formats."""
+
+    html = "html"
+    md = "md"
+    json = "json"
+
+
+Form = Annotated[
+    ReportFormat | None,
+    typer.Option("--format", metavar="html|md|json", help="The format; by default that of --out, else html."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="FILE", help="The file to write, - for standard output; by default named after the run."
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+
+
+def report(run: RunPath, form: Form = None, out: Out = None, force: Force = False) -> None:
+    """Write a report of a run: summary, findings, plots, events, environment.
+
+    The HTML file holds everything it needs: it opens from disk, without a network, and runs nothing but its own script.
+    """
+    from sonde.cli.opening import open_run
+
+    chosen = form or _form_of(out)
+    opened = open_run(run)
+    if out is not None and str(out) == "-":
+        from sonde.views.report import render_report
+
+        sys.stdout.write(render_report(opened, chosen.value))
+        return
+    name = (run.resolve().name or "run") + f".{chosen.value}"
+    _write(opened, chosen, out or Path(name), force)
+
+
+def _form_of(out: Path | None) -> ReportFormat:
+    endings = {".md": ReportFormat.md, ".markdown": ReportFormat.md, ".json": ReportFormat.json}
+    return endings.get(out.suffix.lower() if out else "", ReportFormat.html)
+
+
+def _write(opened: Run, form: ReportFormat, target: Path, force: bool) -> None:
+    from sonde.cli.export import check_target
+    from sonde.cli.export_formats import replacing
+    from sonde.views.report import render_report
+    from sonde.views.terminal import make_console
+    from sonde.views.terminal.numbers import size
+
+    check_target(target, force)
+    text = render_report(opened, form.value)
+    with replacing(target) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+    make_console().print(f"{target} ({size(target.stat().st_size)})", soft_wrap=True)
