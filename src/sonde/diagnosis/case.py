@@ -268,3 +268,14 @@ def run_length(flags: Sequence[bool] | NDArray[np.bool_]) -> int:
     array = np.asarray(flags, dtype=np.bool_)
     broken = np.flatnonzero(~array)
     return len(array) - (int(broken[-1]) + 1 if len(broken) else 0)
+
+
+def longest_run(flags: Sequence[bool] | NDArray[np.bool_]) -> int:
+    """Return the length of the longest stretch of true flags.
+
+    >>> longest_run([True, True, False, True])
+    2
+    """
+    array = np.concatenate([[False], np.asarray(flags, dtype=np.bool_), [False]])
+    edges = np.flatnonzero(array[1:] != array[:-1])
+    return int((edges[1::2] - edges[::2]).max(initial=0))

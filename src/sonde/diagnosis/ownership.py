@@ -138,4 +138,4 @@ def output_module(case: Case) -> str | None:
 
 def last_module(case: Case) -> str | None:
     """Return the leaf module that ran last in the first training pass."""
-    return case.facts.order[-1] if case.facts.order else None
+    return next((name for name in reversed(case.facts.order) if name != vitals.LOSS), None)

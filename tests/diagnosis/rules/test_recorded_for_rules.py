@@ -14,7 +14,7 @@ def record(path, loss_of, *, passes=1):
     torch.manual_seed(0)
     model = tiny_mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, run=path, diagnose=False):
+    with sonde.watch(model, optimizer, run=path):
         for _ in range(3):
             optimizer.zero_grad()
             for _ in range(passes):

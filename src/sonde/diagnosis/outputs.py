@@ -1,0 +1,52 @@
+"""What the numbers that a loss is given look like: probabilities, log-probabilities or logits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sonde import schema, vitals
+from sonde.diagnosis import thresholds
+from sonde.diagnosis.case import Case, NotMeasured
+from sonde.diagnosis.ownership import last_module
+from sonde.diagnosis.seen_loss import SeenLoss
+from sonde.diagnosis.track import Track, Values
+
+_COARSE = ("bfloat16", "float16")
+
+
+def need_sign(loss: SeenLoss, name: str) -> Track:
+    """Return the last readings of a vital sign of a loss.
+
+    Raises:
+        NotMeasured: It was not measured.
+
+    """
+    track = loss.vital(name)
+    if track is None:
+        raise NotMeasured(f"{vitals.LOSS}:vital{vitals.part_of(name)}")
+    return track
+
+
+def bounds(track: Track) -> tuple[Values, Values]:
+    """Return the smallest and the largest number at each step."""
+    return track.rows[:, schema.MIN], track.rows[:, schema.MAX]
+
+
+def tolerance(loss: SeenLoss) -> float:
+    """Return how far a sum of probabilities may be from 1 in the precision at hand."""
+    coarse = loss.values.site.dtype in _COARSE
+    return (thresholds.COARSE_SUM_ERROR if coarse else thresholds.ROW_SUM_ERROR).value
+
+
+def are_all(track: Track, number: float, margin: float) -> bool:
+    """Say whether all numbers of several readings are the given one."""
+    low, high = bounds(track)
+    enough = len(track) >= thresholds.LOSS_LOOKS.value
+    return enough and bool(np.all(np.abs(low - number) <= margin) and np.all(np.abs(high - number) <= margin))
+
+
+def ends_in(case: Case, *kinds: str) -> str | None:
+    """Return the module that ran last, if it is of one of these classes."""
+    name = last_module(case)
+    module = case.modules.get(name) if name is not None else None
+    return name if module is not None and module.kind in kinds else None

@@ -1,0 +1,57 @@
+"""Parameters that get gradients which no optimizer applies."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sonde import measures
+from sonde.diagnosis import thresholds
+from sonde.diagnosis.case import Case
+from sonde.diagnosis.ownership import few, module_of, need_optimizers, output_module, share_of
+from sonde.diagnosis.rule import Rule, above, fact
+from sonde.records import Finding
+
+
+def check(case: Case) -> Finding | None:
+    """Find trainable parameters with gradients whose values nobody changes."""
+    need_optimizers(case)
+    panel = case.panel("gradient")
+    alive = (panel.read & (measures.norm(panel.rows) > 0)).sum(axis=0)
+    counts = dict(zip(panel.names, alive.tolist(), strict=True))
+    orphans = [
+        name
+        for name, each in case.parameters.items()
+        if each.trainable and not each.owners and counts.get(name, 0) >= thresholds.ORPHAN_STEPS.value
+    ]
+    orphans = [name for name in orphans if not _is_changed(case, name)]
+    if not orphans:
+        return None
+    last = case.track(f"{orphans[0]}:gradient")
+    share = share_of(case, orphans)
+    head = output_module(case)
+    severity = "critical" if any(module_of(name) == head for name in orphans) else "warning"
+    return RULE.finding(
+        case,
+        severity,
+        0.97,
+        sites=tuple(orphans),
+        step=int(last.steps[0]) if last is not None else None,
+        evidence=(
+            above("steps in which they got a gradient", max(counts[name] for name in orphans), thresholds.ORPHAN_STEPS),
+            fact("parameters that no optimizer holds", len(orphans)),
+            fact("their share of all trainable elements", share),
+        ),
+        cause=f"{few(orphans)} get gradients, but no optimizer holds them: they never change.",
+        fix="Build the optimizer after the model is complete, from model.parameters(), or add them with "
+        "optimizer.add_param_group(...). If they are meant to stay as they are, call requires_grad_(False) on them.",
+        refute="Compare one of them before and after optimizer.step(): a change refutes it.",
+    )
+
+
+def _is_changed(case: Case, name: str) -> bool:
+    """Say whether a parameter was written to after the run began: then somebody trains it whom we do not know."""
+    track = case.track(f"{name}:parameter")
+    return track is not None and len(track) > 1 and bool(np.any(np.diff(track.rows, axis=0) != 0))
+
+
+RULE = Rule(kind="params_not_in_optimizer", check=check, since=2)
