@@ -20,9 +20,9 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter, _ in found if parameter.grad is not None}
 
 
-def parameters(model: nn.Module) -> dict[str, Tensor]:
+def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters by name; a tied one has the first of its names."""
-    return {name: parameter.detach() for name, parameter, _ in named_parameters({"": model}) if not _is_lazy(parameter)}
+    return {name: parameter for name, parameter, _ in named_parameters({"": model}) if not _is_lazy(parameter)}
 
 
 def read_gradients(model: nn.Module) -> dict[str, Reading]:

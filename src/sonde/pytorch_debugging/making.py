@@ -1,0 +1,85 @@
+"""Make debuggers, and debug a whole training session."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from torch import nn
+
+from sonde.pytorch_debugging.debugger import PyTorchDebugger
+
+# Of a whole training a few steps after the first ones tell where the time goes, and the trace stays small.
+_PROFILED: Final = {"wait": 1, "warmup": 1, "active": 5, "repeat": 1}
+
+
+def create_pytorch_debugger(
+    logger: Any = None,
+    debug_mode: bool = True,
+    enable_anomaly_detection: bool = True,
+    enable_profiling: bool = False,
+    enable_memory_tracking: bool = True,
+    enable_gradient_checking: bool = True,
+    log_dir: str | Path = "debug_logs",
+) -> PyTorchDebugger:
+    """Return a debugger with everything on but the profiler; the class itself has everything off."""
+    return PyTorchDebugger(
+        logger=logger,
+        debug_mode=debug_mode,
+        enable_anomaly_detection=enable_anomaly_detection,
+        enable_profiling=enable_profiling,
+        enable_memory_tracking=enable_memory_tracking,
+        enable_gradient_checking=enable_gradient_checking,
+        log_dir=log_dir,
+    )
+
+
+@contextlib.contextmanager
+def debug_training_session(
+    model: nn.Module,
+    logger: Any = None,
+    debug_mode: bool = True,
+    enable_anomaly_detection: bool = True,
+    enable_profiling: bool = False,
+    enable_memory_tracking: bool = True,
+    enable_gradient_checking: bool = True,
+    log_dir: str | Path = "debug_logs",
+) -> Iterator[PyTorchDebugger]:
+    """Debug the training inside the block: the model is watched, and every scope that a flag names is entered.
+
+    The report is saved when the block ends, also by an exception, which goes on its way.
+    """
+    debugger = create_pytorch_debugger(
+        logger,
+        debug_mode,
+        enable_anomaly_detection,
+        enable_profiling,
+        enable_memory_tracking,
+        enable_gradient_checking,
+        log_dir,
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(debugger.close)
+        # Inside the session, so that what the scopes say at their end is in the run and in the report.
+        stack.callback(debugger.save_debug_report)
+        stack.enter_context(_noting_failure(debugger))
+        debugger._notes.watch(model)
+        if enable_memory_tracking:
+            stack.enter_context(debugger.memory_tracking())
+        if enable_profiling:
+            stack.enter_context(debugger.profiling(schedule=_PROFILED))
+        if enable_anomaly_detection:
+            stack.enter_context(debugger.anomaly_detection())
+        yield debugger
+
+
+@contextlib.contextmanager
+def _noting_failure(debugger: PyTorchDebugger) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        data = {"error": str(error), "error_type": type(error).__name__}
+        debugger._log_debug_event("training_error", f"The training ended with {type(error).__name__}: {error}", data)
+        raise

@@ -1,0 +1,101 @@
+"""The run that a debugger writes into: opened at its first word, in a folder of its own under the log directory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sonde.attach import open_session, watch
+from sonde.errors import ClosedError
+from sonde.records import Quantity, Reading
+from sonde.session import Session
+
+
+class Notes:
+    """Writes events, numbers and readings. Without a watched model, checking the same thing again is the next step."""
+
+    def __init__(self, log_dir: Path, config: Mapping[str, Any]) -> None:
+        self.path: Path | None = None
+        """The run's folder, once there is something in it."""
+        self._log_dir = log_dir
+        self._config = dict(config)
+        self._session: Session | None = None
+        self._watches = False
+        self._seen: set[Quantity] = set()
+
+    def watch(self, model: nn.Module) -> Session:
+        """Open the run and watch a model: its steps are then those of its optimizer."""
+        self.close()
+        self._watches = True
+        self._session = watch(model, run=self._new_folder(), rank=0, config=self._config)
+        return self._session
+
+    def event(self, event_type: str, message: str, data: Mapping[str, Any]) -> None:
+        """Note an event."""
+        with _unless_closed():
+            self._ready().event(event_type, message, data)
+
+    def log(self, **scalars: float) -> None:
+        """Note numbers of this step."""
+        with _unless_closed():
+            self._ready().log(**scalars)
+
+    def readings(self, quantity: Quantity, readings: Mapping[str, Reading]) -> None:
+        """Note readings of this step, unless the session takes them itself."""
+        if self._watches:
+            return
+        if quantity in self._seen:
+            self.end_step()
+        self._seen.add(quantity)
+        with _unless_closed():
+            session = self._ready()
+            for name, reading in readings.items():
+                session.record(name, reading, quantity=quantity)
+
+    def end_step(self) -> None:
+        """End the step, unless an optimizer does."""
+        if not self._watches and self._seen:
+            self._seen.clear()
+            with _unless_closed():
+                self._ready().step()
+
+    def close(self) -> None:
+        """Finish the run; a later word opens another one."""
+        session, self._session = self._session, None
+        self._watches = False
+        self._seen.clear()
+        if session is not None:
+            session.close()
+
+    def _ready(self) -> Session:
+        if self._session is None:
+            # Each debugger of a distributed program has a folder of its own, in which it is the first rank.
+            self._session = open_session(run=self._new_folder(), rank=0, config=self._config)
+        return self._session
+
+    def _new_folder(self) -> Path:
+        self.path = next(_free_folders(self._log_dir))
+        return self.path
+
+
+def _unless_closed() -> contextlib.AbstractContextManager[None]:
+    # In a forked child the session is closed: the run belongs to the parent, and nothing is noted.
+    return contextlib.suppress(ClosedError)
+
+
+def _free_folders(log_dir: Path) -> Iterator[Path]:
+    """Make and yield folders `run-0001`, `run-0002`, ... that nobody else has."""
+    log_dir.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((int(path.name[4:]) for path in log_dir.glob("run-*") if path.name[4:].isdigit()), default=0)
+    while True:
+        path = log_dir / f"run-{number:04}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        yield path

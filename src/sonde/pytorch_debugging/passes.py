@@ -1,0 +1,123 @@
+"""Forward and backward passes with a close look; what they compute is what the plain calls compute."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.checks import CallTable, listen_to_calls
+from sonde.probes.readings import readings_of
+from sonde.pytorch_debugging.layer_table import activations, in_brief, output_readings
+from sonde.pytorch_debugging.plain_values import plain
+
+if TYPE_CHECKING:
+    from sonde.pytorch_debugging.debugger import PyTorchDebugger
+
+
+def forward(debugger: PyTorchDebugger, model: nn.Module, inputs: Any, *, layer_hooks: bool) -> Any:
+    """Run `model(inputs)` and note every layer's call."""
+    table: CallTable | None = None
+    begin = time.perf_counter()
+    try:
+        if layer_hooks:
+            with listen_to_calls(model) as table:
+                outputs = model(inputs)
+        else:
+            outputs = model(inputs)
+    except Exception as error:
+        data = _error_data(error) | {"input_shape": _shape(inputs)}
+        if table is not None:
+            debugger.last_forward = activations(table)
+            data |= {"last_call": next(reversed(debugger.last_forward), None)}
+        debugger._log_debug_event("forward_pass_error", f"{type(error).__name__} in the forward pass: {error}", data)
+        raise
+    _wait_for(model)
+    seconds = time.perf_counter() - begin
+    debugger.forward_times.append(seconds)
+    debugger._notes.log(forward_seconds=seconds)
+    data = {"input_shape": _shape(inputs), "output_shape": _shape(outputs), "forward_time": seconds}
+    entry = debugger._log_debug_event("forward_pass_debug", f"Forward pass completed in {seconds:.4f} s", data)
+    if table is not None:
+        debugger._notes.readings("output", output_readings(table))
+        debugger.last_forward = activations(table)
+        entry["data"] |= plain(in_brief(table)) | {"activations": debugger.last_forward}
+        debugger._keep_table_of(entry, "activations")
+    return outputs
+
+
+def backward(debugger: PyTorchDebugger, loss: Tensor, *, retain_graph: bool, names: dict[int, str]) -> None:
+    """Run `loss.backward()` and note the loss, the time and every parameter's gradient."""
+    value = loss.detach().item() if loss.numel() == 1 else None
+    _tell_bad_loss(debugger, value)
+    leaves = list(_leaves(loss))
+    begin = time.perf_counter()
+    try:
+        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call] # torch
+    except Exception as error:
+        data = _error_data(error) | {"loss_value": value}
+        debugger._log_debug_event("backward_pass_error", f"{type(error).__name__} in the backward pass: {error}", data)
+        raise
+    if loss.device.type == "cuda":
+        torch.cuda.synchronize(loss.device)
+    seconds = time.perf_counter() - begin
+    debugger.backward_times.append(seconds)
+    debugger._notes.log(backward_seconds=seconds)
+    named = {names.get(id(leaf), f"leaf {number} {tuple(leaf.shape)}"): leaf for number, leaf in enumerate(leaves)}
+    readings = readings_of({name: leaf.grad for name, leaf in named.items() if leaf.grad is not None})
+    data = {"loss_value": value, "backward_time": seconds, "num_gradients": len(readings)}
+    entry = debugger._log_debug_event("backward_pass_debug", f"Backward pass completed in {seconds:.4f} s", data)
+    entry["data"]["gradients"] = plain(
+        {
+            name: {"norm": each.norm, "abs_max": each.get("abs_max"), "nonfinite": each.nonfinite}
+            for name, each in readings.items()
+        }
+    )
+    debugger._keep_table_of(entry, "gradients")
+
+
+def _tell_bad_loss(debugger: PyTorchDebugger, value: float | None) -> None:
+    if value is None or value - value == 0:
+        return
+    kind = "nan" if value != value else "inf"
+    debugger._log_debug_event(
+        f"{kind}_loss_detected", f"The loss is {value} before the backward pass", {"loss_value": value}
+    )
+
+
+def _leaves(loss: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors whose `grad` a backward pass from `loss` will add to."""
+    seen: set[Any] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            yield variable
+        waiting += [parent for parent, _ in node.next_functions]
+
+
+def _error_data(error: Exception) -> dict[str, Any]:
+    return {"error": str(error), "error_type": type(error).__name__, "stack_trace": traceback.format_exc()}
+
+
+def _shape(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return list(value.shape)
+    if isinstance(value, dict):
+        return {str(key): _shape(item) for key, item in value.items()}
+    return [_shape(item) for item in value] if isinstance(value, list | tuple) else type(value).__name__
+
+
+def _wait_for(model: nn.Module) -> None:
+    """Wait until a CUDA device has done its part, so that the time is that of the pass."""
+    parameter = next(model.parameters(), None)
+    if parameter is not None and parameter.device.type == "cuda":
+        torch.cuda.synchronize(parameter.device)

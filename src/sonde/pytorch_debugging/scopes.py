@@ -1,0 +1,130 @@
+"""The three scopes of a debugger. Each restores what it touched, however its block ends, and swallows nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from sonde.checks import NonFinite, NonFiniteScope
+from sonde.probes.memory_scope import MemoryScope, memory_scope
+from sonde.probes.profiling import ProfileScope, profile_scope
+
+if TYPE_CHECKING:
+    from sonde.pytorch_debugging.debugger import PyTorchDebugger
+
+LEAK_BYTES: Final = 1 << 20
+"""Steady growth of less than this in all is not worth a word."""
+CUDA_GROWTH_BYTES: Final = 100 << 20
+"""A scope that ends with this much more CUDA memory allocated than it began with is worth a warning."""
+
+
+@contextlib.contextmanager
+def anomaly_scope(debugger: PyTorchDebugger) -> Iterator[NonFiniteScope]:
+    """Turn torch's anomaly mode on and look for what it does not see, until the block ends."""
+    before = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    scope = NonFiniteScope(lambda found: _tell_nonfinite(debugger, found))
+    debugger._log_debug_event("anomaly_detection_start", "Anomaly detection started")
+    torch.set_anomaly_enabled(True, True)
+    scope.open()
+    try:
+        yield scope
+    except Exception as error:
+        debugger.anomaly_detected = True
+        data = {"error": str(error), "error_type": type(error).__name__, "stack_trace": traceback.format_exc()}
+        debugger._log_debug_event("anomaly_detected", f"Anomaly detected: {type(error).__name__}: {error}", data)
+        raise
+    finally:
+        scope.close()
+        torch.set_anomaly_enabled(*before)
+        counts = {"sightings": scope.sightings, "spread": scope.spread}
+        debugger._log_debug_event("anomaly_detection_end", "Anomaly detection ended", counts)
+
+
+def _tell_nonfinite(debugger: PyTorchDebugger, found: NonFinite) -> None:
+    debugger.anomaly_detected = True
+    debugger.nan_detections += bool(found.nan)
+    debugger.inf_detections += bool(found.inf)
+    what = "nan" if found.nan else "inf"
+    place = "parameter" if found.place == "optimizer" else found.place
+    data = {name: getattr(found, name) for name in found.__slots__}
+    debugger._log_debug_event(f"{what}_{place}_detected", str(found), data)
+
+
+@contextlib.contextmanager
+def profiler_scope(debugger: PyTorchDebugger, output_file: str | Path | None, schedule: Any) -> Iterator[ProfileScope]:
+    """Profile the block and write a trace that chrome://tracing and Perfetto open."""
+    if output_file is None:
+        output_file = debugger.log_dir / f"profile_{datetime.now():%Y%m%d_%H%M%S_%f}.json"
+    path = Path(output_file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    debugger._log_debug_event("profiling_start", "Profiling started", {"output_file": str(path)})
+    # With anomaly detection on, most Python calls are those of the looking: their stacks would fill the trace.
+    scope = profile_scope(path, schedule=schedule, stacks=not debugger.enable_anomaly_detection)
+    try:
+        with scope:
+            debugger.profiler_active = True
+            yield scope
+    except Exception as error:
+        data = {"error": str(error), "error_type": type(error).__name__, "stack_trace": traceback.format_exc()}
+        debugger._log_debug_event("profiling_error", f"{type(error).__name__} while profiling: {error}", data)
+        raise
+    finally:
+        debugger.profiler_active = False
+        debugger._log_debug_event("profiling_end", "Profiling ended", _profile_data(scope))
+
+
+def _profile_data(scope: ProfileScope) -> dict[str, Any]:
+    found: dict[str, Any] = {"trace_files": [str(path) for path in scope.trace_files], "notes": list(scope.notes)}
+    if scope.trace_files:
+        found["verdict"] = [each.text for each in scope.verdict()[:5]]
+    return found
+
+
+@contextlib.contextmanager
+def tracking_scope(debugger: PyTorchDebugger, **options: Any) -> Iterator[MemoryScope]:
+    """Take memory snapshots around the block and samples at every optimizer step inside it; tell what grew."""
+    debugger._log_debug_event("memory_tracking_start", "Memory tracking started")
+    scope = memory_scope(**options)
+    try:
+        with scope:
+            debugger.memory_snapshots.append(_dated(scope.before))
+            yield scope
+    finally:
+        debugger.memory_snapshots.append(_dated(scope.after))
+        _tell_memory(debugger, scope)
+
+
+def _tell_memory(debugger: PyTorchDebugger, scope: MemoryScope) -> None:
+    change = scope.change()
+    data = {"difference": change, "steps": scope.steps}
+    debugger._log_debug_event("memory_tracking_end", f"Memory tracking ended: {_changes(change)}", data)
+    grown = change.get("cuda_allocated", 0)
+    if grown > CUDA_GROWTH_BYTES:
+        message = f"CUDA memory grew by {grown / 2**20:.0f} MiB inside memory_tracking()"
+        debugger._log_debug_event("memory_leak_detected", message, data)
+    for place, growth in scope.growth().items():
+        if growth.steady and growth.total > LEAK_BYTES:
+            message = (
+                f"Memory of {place} grows steadily, by {growth.per_step / 1024:.1f} KiB a step over {growth.steps} "
+                f"steps ({growth.total / 2**20:.1f} MiB). Something keeps what each step makes: a list of losses with "
+                f"their graphs, outputs, a cache."
+            )
+            about = {"place": place, "bytes_per_step": growth.per_step, "low": growth.low, "high": growth.high}
+            debugger._log_debug_event("memory_leak_detected", message, about)
+
+
+def _changes(change: Mapping[str, float]) -> str:
+    told = [f"{name} {change[name] / 2**20:+.1f} MiB" for name in ("rss", "cuda_allocated") if name in change]
+    return ", ".join(told) or "nothing is known about it"
+
+
+def _dated(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a snapshot with its time as text, as events have it."""
+    seconds = snapshot.get("timestamp")
+    return dict(snapshot) | ({"timestamp": datetime.fromtimestamp(seconds).isoformat()} if seconds is not None else {})
