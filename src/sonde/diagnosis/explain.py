@@ -26,10 +26,77 @@ OUTCOMES: Final = frozenset(
 EXPLAINS: dict[str, frozenset[str]] = {}
 """By cause: the kinds that follow from it, besides the outcomes, which follow from every warning."""
 
+# ---------------------------------------------------------------- learning rate, activations, data
+_TOO_FAR = {
+    "adam_eps_too_large",
+    "attention_entropy_collapse",
+    "clip_always_active",
+    "constant_output",
+    "dead_relu",
+    "dormant_units",
+    "exploding_activation",
+    "exploding_gradient",
+    "fp16_overflow",
+    "logit_drift",
+    "loss_scale_collapse",
+    "missing_warmup",
+    "nan_backward",
+    "nan_forward",
+    "saturated_activation",
+    "vanishing_gradient",
+}
+_BADLY_SCALED = {
+    "bad_init_scale",
+    "clip_always_active",
+    "constant_output",
+    "dead_relu",
+    "exploding_activation",
+    "exploding_gradient",
+    "large_initial_loss",
+    "lr_too_high",
+    "missing_warmup",
+    "nan_backward",
+    "nan_forward",
+    "saturated_activation",
+    "target_scale",
+    "vanishing_gradient",
+}
+EXPLAINS |= {
+    "lr_too_high": frozenset(_TOO_FAR),
+    "lr_schedule_collapse": frozenset({"lr_too_low"}),
+    "scheduler_never_called": frozenset({"lr_too_low", "lr_too_high"}),
+    "clip_before_unscale": frozenset({"clip_always_active", "lr_too_low"}),
+    "clip_always_active": frozenset({"lr_too_low"}),
+    "clip_after_step": frozenset({"exploding_gradient", "lr_too_high", "nan_forward", "nan_backward"}),
+    "adam_eps_too_small": frozenset({"nan_forward", "nan_backward", "lr_too_high", "exploding_activation"}),
+    "adam_eps_too_large": frozenset({"lr_too_low"}),
+    "unnormalised_inputs": frozenset(_BADLY_SCALED),
+    "target_scale": frozenset(_BADLY_SCALED - {"target_scale", "bad_init_scale"}),
+    "bad_init_scale": frozenset(_BADLY_SCALED - {"target_scale", "bad_init_scale"}),
+    "saturated_activation": frozenset({"vanishing_gradient", "constant_output"}),
+    "dead_relu": frozenset({"constant_output", "dormant_units", "vanishing_gradient", "lr_too_low"}),
+    "symmetric_init": frozenset({"constant_output", "class_imbalance_collapse"}),
+    "zero_init_blocked": frozenset(
+        {"constant_output", "dead_relu", "dormant_units", "symmetric_init", "vanishing_gradient"}
+    ),
+    "exploding_activation": frozenset({"logit_drift", "saturated_activation"}),
+    "exploding_gradient": frozenset({"clip_always_active", "exploding_activation"}),
+    "not_shuffled": frozenset(
+        {"class_imbalance_collapse", "constant_output", "exploding_gradient", "lr_too_high", "overfitting"}
+    ),
+    "class_imbalance_collapse": frozenset({"constant_output", "dormant_units"}),
+    "label_shuffle_mismatch": frozenset({"constant_output", "lr_too_high", "overfitting"}),
+    "train_val_preproc_mismatch": frozenset({"overfitting"}),
+    "bad_batch_spike": frozenset({"exploding_gradient"}),
+    "double_normalised": frozenset({"bad_init_scale", "constant_output", "lr_too_low", "vanishing_gradient"}),
+    "same_batch_every_step": frozenset({"duplicate_data_workers", "overfitting"}),
+    "label_out_of_range": frozenset({"not_shuffled"}),
+}
+
 
 def explains(cause: Finding, symptom: Finding) -> bool:
     """Say whether one finding accounts for another."""
-    if cause.kind == symptom.kind:
+    if cause.kind == symptom.kind or (cause.severity == "info" and symptom.severity != "info"):
         return False
     if symptom.kind in EXPLAINS.get(cause.kind, ()):
         return True

@@ -156,7 +156,8 @@ COLUMN_LARGE = Threshold(100.0, "standard deviation of the largest feature")
 INPUT_OFFSET = Threshold(10.0, "distance of the inputs from zero in standard deviations")
 INPUT_LARGE = Threshold(30.0, "rms of an input of real numbers; pixels from 0 to 255 have about 100")
 # constant_feature
-CONSTANT_SHARE = Threshold(0.1, "of the features with the same value for every sample of every look")
+CONSTANT_SHARE = Threshold(0.5, "of the features with one value for all samples of a look; less is usual for pixels")
+# double_normalised
 INPUT_TINY = Threshold(0.01, "standard deviation of all inputs: normalised twice, or divided by 255 twice")
 # train_val_preproc_mismatch
 INPUT_SHIFT = Threshold(0.5, "standard deviations between the means of training and evaluation inputs")

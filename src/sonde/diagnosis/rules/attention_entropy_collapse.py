@@ -1,0 +1,49 @@
+"""Attention that looks at one place only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sonde import vitals
+from sonde.diagnosis import thresholds
+from sonde.diagnosis.case import Case, NotMeasured
+from sonde.diagnosis.outlook import gravity
+from sonde.diagnosis.rule import Rule, above, below
+from sonde.records import Finding
+
+
+def check(case: Case) -> Finding | None:
+    """Find attention whose heads, on average, have become certain since the start; a few such heads are normal."""
+    tracks = case.vitals(vitals.ATTENTION_ENTROPY)
+    if not tracks:
+        raise NotMeasured("module:vital.attention_entropy")
+    for track in tracks:
+        values = track.numbers()
+        if len(values) < 5:
+            continue
+        now, before = float(np.max(values[-3:])), float(np.max(values[:3]))
+        if now <= thresholds.ATTENTION_LOW.value and before - now >= thresholds.ATTENTION_FALL.value:
+            return RULE.finding(
+                case,
+                gravity(case),
+                0.75,
+                sites=(track.name,),
+                step=int(track.steps[values <= thresholds.ATTENTION_LOW.value][0]),
+                evidence=(
+                    below(
+                        "entropy of attention over its highest, mean of heads",
+                        now,
+                        thresholds.ATTENTION_LOW,
+                        f"{track.key} mean",
+                    ),
+                    above("fall since the first steps", before - now, thresholds.ATTENTION_FALL),
+                ),
+                cause=f"The attention of {track.name} has collapsed: every row looks at one place, and its gradient "
+                "vanishes.",
+                fix="Normalise queries and keys (qk-norm), lower the learning rate or warm it up.",
+                refute="Draw its attention maps: rows with several bright places refute it.",
+            )
+    return None
+
+
+RULE = Rule(kind="attention_entropy_collapse", check=check, since=5)

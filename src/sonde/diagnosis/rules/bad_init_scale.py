@@ -1,0 +1,86 @@
+"""Weights that begin far too large or far too small."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sonde.diagnosis import thresholds
+from sonde.diagnosis.case import Case, NotMeasured
+from sonde.diagnosis.outlook import gravity
+from sonde.diagnosis.rule import Rule, above, below, fact
+from sonde.diagnosis.weights import first_weights
+from sonde.records import Evidence, Finding
+
+
+def check(case: Case) -> Finding | None:
+    """Find weights whose initial size, for their number of inputs, blows the signal up or lets it fade."""
+    gains = _gains(case)
+    if len(gains) < 2:
+        return None
+    outputs = _output_spread(case)
+    high = [name for name, gain in gains.items() if gain >= thresholds.GAIN_HIGH.value]
+    low = [name for name, gain in gains.items() if 0 < gain <= thresholds.GAIN_LOW.value]
+    loud = max(outputs.values(), default=0.0)
+    quiet = min(outputs.values(), default=1.0)
+    if high and loud >= thresholds.OUTPUT_STD_HIGH.value:
+        evidence = (
+            above(f"gain of {high[0]}, its size times the root of its inputs", gains[high[0]], thresholds.GAIN_HIGH),
+            above("largest standard deviation of an output at the first step", loud, thresholds.OUTPUT_STD_HIGH),
+        )
+        return _finding(case, high, "large", evidence)
+    normalised = any("Norm" in module.kind for module in case.facts.modules)
+    if len(low) >= 2 and 2 * len(low) >= len(gains) and quiet <= thresholds.OUTPUT_STD_LOW.value and not normalised:
+        evidence = (
+            below(f"gain of {low[0]}, its size times the root of its inputs", gains[low[0]], thresholds.GAIN_LOW),
+            below("smallest standard deviation of an output at the first step", quiet, thresholds.OUTPUT_STD_LOW),
+        )
+        return _finding(case, low, "small", evidence)
+    return None
+
+
+def _gains(case: Case) -> dict[str, float]:
+    """Return the factor by which each weight multiplies the spread of its inputs, as it was at the start."""
+    weights = first_weights(case)
+    shapes = {site.name: site.shape for site in case.sites("parameter")}
+    gains = {}
+    for at, name in enumerate(weights.names):
+        known = weights.sizes[np.isfinite(weights.sizes[:, at]), at]
+        shape = shapes[name]
+        if len(known) and len(shape) >= 2:
+            gains[name] = float(known[0]) * math.sqrt(math.prod(shape[1:]))
+    return gains
+
+
+def _output_spread(case: Case) -> dict[str, float]:
+    panel = case.first_panel("output")
+    if not panel.sites:
+        raise NotMeasured("outputs")
+    wanted = [at for at, site in enumerate(panel.sites) if "Linear" in site.kind or "Conv" in site.kind]
+    if not wanted:
+        return {}
+    stds = panel.pick(wanted).stat("std")
+    found = {}
+    for at, index in enumerate(wanted):
+        known = stds[np.isfinite(stds[:, at]), at]
+        if len(known):
+            found[panel.sites[index].name] = float(known[0])
+    return found
+
+
+def _finding(case: Case, names: list[str], how: str, evidence: tuple[Evidence, ...]) -> Finding:
+    return RULE.finding(
+        case,
+        gravity(case),
+        0.8,
+        sites=tuple(names[:6]),
+        step=1,
+        evidence=(*evidence, fact("weights like this", len(names))),
+        cause=f"Weights begin far too {how} for their number of inputs, first of all {names[0]}.",
+        fix="Leave torch's default, or use kaiming_normal_ (ReLU) or xavier_uniform_ (tanh, sigmoid).",
+        refute="Re-initialise with kaiming_normal_ and train 50 steps: if the loss behaves the same, it is not this.",
+    )
+
+
+RULE = Rule(kind="bad_init_scale", check=check, since=2)

@@ -1,0 +1,63 @@
+"""A learning rate that is gone long before the training is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sonde.diagnosis import thresholds
+from sonde.diagnosis.case import Case, NotMeasured, run_length
+from sonde.diagnosis.rule import Rule, above, below, fact
+from sonde.records import Finding, Severity
+
+
+def check(case: Case) -> Finding | None:
+    """Find a rate that fell to almost nothing early and stays there while training goes on."""
+    rate = case.learning_rate()
+    if rate is None:
+        raise NotMeasured("learning rates")
+    steps, values = rate
+    peak = float(values.max())
+    if not peak > 0:
+        return None
+    gone = values <= thresholds.LR_COLLAPSED.value * peak
+    since_peak = np.arange(len(values)) > int(values.argmax())  # a warm-up begins at nothing
+    idle = run_length(gone & since_peak)
+    if idle < thresholds.LR_COLLAPSED_STEPS.value:
+        return None
+    start = len(values) - idle
+    useful, total = int(steps[start] - steps[0]), int(steps[-1] - steps[0] + 1)
+    share = (total - useful) / total
+    if share < thresholds.LR_COLLAPSED_SHARE.value or useful > thresholds.LR_USEFUL_STEPS.value:
+        return None
+    return RULE.finding(
+        case,
+        _severity(case),
+        0.9,
+        sites=("scheduler", "optimizer"),
+        step=int(steps[start]),
+        evidence=(
+            below(
+                "learning rate over its highest",
+                values[-1] / peak,
+                thresholds.LR_COLLAPSED,
+                "optimizer.group0.lr:scalar mean",
+            ),
+            above("share of the run spent at that rate", share, thresholds.LR_COLLAPSED_SHARE),
+            fact("steps until the rate was gone", useful),
+        ),
+        cause=f"The schedule has used up the learning rate after {useful} steps: it is stepped once a batch, but was "
+        "made for epochs.",
+        fix="Call scheduler.step() once per epoch, outside the batch loop, or give the schedule its length in steps.",
+        refute="Print the learning rate of the last epoch you planned: if it is meant to be this low, it is fine.",
+    )
+
+
+def _severity(case: Case) -> Severity:
+    # This scheduler lowers the rate because the loss stands still: then it is the result of something else.
+    scheduler = case.facts.scheduler
+    if scheduler is not None and scheduler.kind == "ReduceLROnPlateau" and not case.learning.failed:
+        return "info"
+    return "warning"
+
+
+RULE = Rule(kind="lr_schedule_collapse", check=check, since=10)
