@@ -10,10 +10,10 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench view clean
+.PHONY: help demo test lint bench bench-faults view clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 demo: $(READY) ## train a small network on digits, show what was seen inside and which samples fail
 	$(BIN)/python examples/demo.py
@@ -34,6 +34,9 @@ bench: $(BENCH) ## measure what watching costs, side by side with other tools
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/pages.py
 	$(BIN)/python benchmarks/capture.py
+
+bench-faults: $(READY) ## measure who finds what is wrong: three seeds of every program in tests/faults
+	$(BIN)/python benchmarks/faults.py --seeds 3 --bare
 
 view: $(READY) ## show the demo's run
 	@test -d runs/digits || $(MAKE) demo

@@ -1,0 +1,284 @@
+"""Who finds what is wrong: Sonde and rules of other tools on programs with one known fault each.
+
+    python benchmarks/faults.py [--seeds 3] [--only GLOB] [--json] [--no-peers] [--bare]
+
+Every faulty program of tests/faults, its repaired twin and every healthy program is trained under `sonde.watch`. What
+was said of it (warnings and worse) is held against the truth. Held-out programs are summed up by themselves. The other
+tools' rules are re-expressed and fed from the same readings. `--bare` also trains everything unwatched, for the
+slowdown; the networks are tiny, so most of it is a fixed cost per step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import sonde
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "faults"))
+
+import fault_programs
+from fault_programs.registry import Program
+from peers import PEERS, Tape, opinions
+from scoring import Said, Score, Verdict, score
+
+OURS = "Sonde"
+
+
+class Watch:
+    """Attaches Sonde where a program asks for it, and keeps all sessions of that program."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self.sessions: list[sonde.Session] = []
+        self.tape = Tape()
+
+    def __call__(self, model: Any, optimizer: Any = None, **helpers: Any) -> sonde.Session:
+        self.close()  # a program that resumes attaches again
+        session = sonde.watch(model, optimizer, run=self.folder / "run", diagnose=True, **helpers)
+        session.subscribe(self.tape)
+        self.sessions.append(session)
+        return session
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.close()
+
+    @property
+    def said(self) -> tuple[Said, ...]:
+        """What Sonde says, best first; of a resumed run what it says at the end, then what it said before."""
+        found = [finding for session in reversed(self.sessions) for finding in session.findings]
+        return tuple(
+            Said(each.kind, each.sites, self.tape.reported.get(each.kind, each.step))
+            for each in found
+            if each.severity != "info"
+        )
+
+    @property
+    def trouble(self) -> tuple[str, ...]:
+        return tuple(event.message for event in self.tape.events if event.event_type == "fault")
+
+
+def examine(program: Program, *, seed: int, fixed: bool, bare: bool, peers: bool) -> dict[str, Verdict]:
+    """Train one program and return what each tool said of it."""
+    with tempfile.TemporaryDirectory(prefix="sonde-faults-") as folder:
+        watch = Watch(folder)
+        began = time.perf_counter()
+        try:
+            program.run(watch, seed=seed, fixed=fixed)
+            seconds = time.perf_counter() - began
+        finally:
+            watch.close()
+        common = {"program": program, "fixed": fixed, "seed": seed}
+        mine = Verdict(
+            **common,
+            said=watch.said,
+            seconds=seconds,
+            bare_seconds=_bare(program, seed, fixed) if bare else math.nan,
+            steps=watch.tape.last_step,
+            trouble=watch.trouble,
+        )
+        verdicts = {OURS: mine}
+        kinds = tuple(kind for kind in (program.kind, *program.also) if kind)
+        for name, rules in PEERS.items() if peers else ():
+            verdicts[name] = Verdict(**common, said=opinions(rules, watch.tape, kinds))
+    return verdicts
+
+
+def _bare(program: Program, seed: int, fixed: bool) -> float:
+    began = time.perf_counter()
+    program.run(seed=seed, fixed=fixed)
+    return time.perf_counter() - began
+
+
+def examine_all(options: argparse.Namespace) -> dict[str, list[Verdict]]:
+    programs = [program for program in fault_programs.load() if fnmatch(program.name, options.only)]
+    if not programs:
+        raise SystemExit(f"no program is called {options.only!r}; see tests/faults/fault_programs")
+    jobs = [
+        (program, seed, fixed)
+        for program in programs
+        for seed in range(options.seeds)
+        for fixed in ((False, True) if program.kind else (True,))
+    ]
+    verdicts: dict[str, list[Verdict]] = {}
+    console = Console(stderr=True)
+    for program, seed, fixed in track(jobs, "training", console=console, disable=not console.is_terminal):
+        found = examine(program, seed=seed, fixed=fixed, bare=options.bare, peers=options.peers)
+        for tool, verdict in found.items():
+            verdicts.setdefault(tool, []).append(verdict)
+    return verdicts
+
+
+# ------------------------------------------------------------------ printing
+
+
+def show(verdicts: dict[str, list[Verdict]], console: Console) -> None:
+    ours = verdicts[OURS]
+    for held_out, title in ((False, "Faults"), (True, "Faults held out")):
+        chosen = [verdict for verdict in ours if verdict.program.held_out == held_out and verdict.program.kind]
+        if chosen:
+            console.print(program_table(title, chosen))
+    console.print(summary_table(verdicts))
+    show_misses(ours, console)
+
+
+def program_table(title: str, verdicts: list[Verdict]) -> Table:
+    """One row per fault over all seeds: how often the cause was first, among three, placed; latency; clean twins."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1), width=110)
+    table.add_column("", no_wrap=True)
+    table.add_column("program", no_wrap=True, overflow="ellipsis", ratio=3)
+    table.add_column("fault", no_wrap=True, overflow="ellipsis", ratio=2)
+    for name in ("first", "in 3", "place", "after", "twin"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for program in dict.fromkeys(verdict.program for verdict in verdicts):
+        ill = [verdict for verdict in verdicts if verdict.program is program and verdict.ill]
+        twins = [verdict for verdict in verdicts if verdict.program is program and not verdict.ill]
+        latencies = [verdict.latency for verdict in ill if verdict.latency is not None]
+        table.add_row(
+            program.group,
+            program.name,
+            program.kind,
+            _count(verdict.hit(among=1) is not None for verdict in ill),
+            _count(verdict.hit(among=3) is not None for verdict in ill),
+            _count(verdict.located is not False for verdict in ill),
+            str(sorted(latencies)[len(latencies) // 2]) if latencies else "",
+            _count(not verdict.alarm for verdict in twins),
+        )
+    return table
+
+
+def _count(flags: Iterable[bool]) -> str:
+    flags = list(flags)
+    style = "green" if all(flags) else "yellow" if any(flags) else "red"
+    return f"[{style}]{sum(flags)}/{len(flags)}[/{style}]"
+
+
+def summary_table(verdicts: dict[str, list[Verdict]]) -> Table:
+    table = Table(title="All", title_justify="left", box=None, padding=(0, 1))
+    table.add_column("", no_wrap=True)
+    columns: list[tuple[str, Score]] = []
+    for tool, given in verdicts.items():
+        # Nobody tuned the other tools on these programs, so theirs need no parting.
+        parts = ((False, "to tune on"), (True, "held out")) if tool == OURS else ((None, "all"),)
+        for held_out, label in parts:
+            chosen = [verdict for verdict in given if held_out in (None, verdict.program.held_out)]
+            if chosen:
+                columns.append((f"{tool}\n{label}", score(chosen)))
+    for name, _ in columns:
+        table.add_column(name, justify="right")
+    for label, show_value in ROWS:
+        table.add_row(label, *(show_value(figures) for _, figures in columns))
+    return table
+
+
+def _percent(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.1%}"
+
+
+def _steps(figures: Score, name: str) -> str:
+    median, high = figures.latency.get(name, (math.nan, math.nan))
+    return "" if math.isnan(median) else f"{median:.0f} / {high:.0f}"
+
+
+ROWS = (
+    ("faulty runs", lambda s: str(s.faults)),
+    ("cause ranked first", lambda s: _percent(s.top1)),
+    ("cause among three", lambda s: _percent(s.top3)),
+    ("any alarm", lambda s: _percent(s.alarms)),
+    ("culprit located", lambda s: _percent(s.located)),
+    ("clean runs", lambda s: str(s.clean)),
+    ("clean runs with an alarm", lambda s: _percent(s.clean_alarms)),
+    ("precision", lambda s: _percent(s.precision)),
+    ("steps to an exact cause: median / 90 %", lambda s: _steps(s, "exact")),
+    ("steps to others: median / 90 %", lambda s: _steps(s, "statistical")),
+    ("watched / bare time: median", lambda s: "" if math.isnan(s.slowdown) else f"{s.slowdown:.2f}"),
+)
+
+
+def show_misses(verdicts: list[Verdict], console: Console) -> None:
+    """Say for every miss and every false alarm what was said instead."""
+    lines: dict[str, list[int]] = {}
+    for verdict in verdicts:
+        for line in complaints(verdict):
+            lines.setdefault(line, []).append(verdict.seed)
+    if lines:
+        console.print("\n[bold]Not as it should be[/bold]")
+    for line, seeds in lines.items():
+        console.print(f"  {line}  [dim](seeds {', '.join(map(str, seeds))})[/dim]", highlight=False)
+
+
+def complaints(verdict: Verdict) -> list[str]:
+    program = verdict.program
+    said = ", ".join(f"{each.kind}@{'+'.join(each.sites[:2])}" for each in verdict.said[:3]) or "nothing"
+    found = [f"{program.name}: Sonde failed: {message}" for message in verdict.trouble]
+    if verdict.ill and verdict.hit(among=1) is None:
+        found.append(f"{program.name}: is {program.kind}, said {said}")
+    elif verdict.ill and verdict.located is False:
+        found.append(f"{program.name}: is at {' or '.join(program.sites)}, said {said}")
+    elif not verdict.ill and verdict.alarm:
+        found.append(f"{program.name}{' (repaired)' if program.kind else ''}: is well, said {said}")
+    return found
+
+
+def as_json(verdicts: dict[str, list[Verdict]]) -> dict[str, Any]:
+    """Return scores and single verdicts as JSON-ready values."""
+    scores, single = {}, []
+    for tool, given in verdicts.items():
+        for held_out in (False, True):
+            chosen = [verdict for verdict in given if verdict.program.held_out == held_out]
+            scores[f"{tool}, held out" if held_out else tool] = _finite(asdict(score(chosen)))
+        single += [
+            {
+                "tool": tool,
+                "program": verdict.program.name,
+                "kind": verdict.program.kind,
+                "repaired": verdict.fixed,
+                "seed": verdict.seed,
+                "held_out": verdict.program.held_out,
+                "said": [asdict(each) for each in verdict.said],
+                "latency": verdict.latency if verdict.ill else None,
+                "located": verdict.located if verdict.ill else None,
+            }
+            for verdict in given
+        ]
+    return {"scores": scores, "verdicts": single}
+
+
+def _finite(plain: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in plain.items()}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", default="*", help="names of programs, as a glob")
+    parser.add_argument("--json", action="store_true", help="print scores and verdicts as JSON")
+    parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave the other tools' rules out")
+    parser.add_argument("--bare", action="store_true", help="also train unwatched, for the slowdown")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    verdicts = examine_all(options)
+    if options.json:
+        print(json.dumps(as_json(verdicts), indent=1))
+        return
+    console = Console(width=None if Console().is_terminal else 110)
+    show(verdicts, console)
+
+
+if __name__ == "__main__":
+    main()
