@@ -94,6 +94,66 @@ EXPLAINS |= {
 }
 
 
+# ---------------------------------------------------------------- exact relations: wiring, loss, modes, numerics
+_NOT_FINITE = {"nan_in_weights", "nan_forward", "nan_in_loss", "nan_backward", "nan_in_optimizer"}
+_NOT_TRAINED = {
+    "class_imbalance_collapse",
+    "constant_output",
+    "dead_relu",
+    "dormant_units",
+    "label_shuffle_mismatch",
+    "large_initial_loss",
+    "lr_too_low",
+    "vanishing_gradient",
+}
+_ANY_STATISTIC = _TOO_FAR | _NOT_TRAINED | _NOT_FINITE | {"bad_init_scale", "lr_too_high", "overfitting"}
+EXPLAINS |= {
+    "missing_zero_grad": frozenset(_ANY_STATISTIC),
+    "zero_grad_misplaced": frozenset({*_NOT_TRAINED, "graph_break_detach", "optimizer_step_noop", "unused_parameters"}),
+    "params_not_in_optimizer": frozenset(_NOT_TRAINED),
+    "stale_params_in_optimizer": frozenset({*_NOT_TRAINED, "params_not_in_optimizer", "step_not_called"}),
+    "frozen_by_mistake": frozenset({*_NOT_TRAINED, "bad_init_scale"}),
+    "graph_break_detach": frozenset(_NOT_TRAINED),
+    "optimizer_step_noop": frozenset(_NOT_TRAINED),
+    "step_not_called": frozenset(_NOT_TRAINED),
+    "double_step": frozenset({"lr_too_high", "exploding_gradient", "loss_divergence"}),
+    "identical_layer_init": frozenset({"symmetric_init"}),
+    "double_softmax": frozenset({*_NOT_TRAINED, "saturated_activation"}),
+    "double_sigmoid": frozenset({*_NOT_TRAINED, "saturated_activation", "output_range_mismatch"}),
+    "logits_into_prob_loss": frozenset({*_ANY_STATISTIC, "loss_sign_flipped"}),
+    "relu_before_logits": frozenset(_NOT_TRAINED),
+    "wrong_loss_reduction": frozenset(_ANY_STATISTIC),
+    "accumulation_not_scaled": frozenset(_ANY_STATISTIC),
+    "broadcast_loss": frozenset(_NOT_TRAINED),
+    "wrong_dim_softmax": frozenset(_NOT_TRAINED),
+    "loss_sign_flipped": frozenset(_ANY_STATISTIC),
+    "output_range_mismatch": frozenset({*_NOT_TRAINED, "saturated_activation"}),
+    "empty_target": frozenset({*_NOT_FINITE, "dead_relu"}),
+    "train_mode_in_eval": frozenset({"overfitting", "train_val_preproc_mismatch"}),
+    "eval_mode_in_training": frozenset({"overfitting"}),
+    "batchnorm_small_batch": frozenset({"overfitting"}),
+    "batchnorm_stats_stale": frozenset({"overfitting"}),
+    "resume_incomplete": frozenset({"momentum_state_stale"}),
+    "fp16_overflow": frozenset({*_NOT_FINITE, "loss_scale_collapse"}),
+    "fully_masked_attention": frozenset({*_NOT_FINITE, "loss_scale_collapse"}),
+    "grad_underflow": frozenset(_NOT_TRAINED),
+    "low_precision_stall": frozenset({*_NOT_TRAINED, "optimizer_step_noop"}),
+    "nan_in_data": frozenset({*_NOT_FINITE, "dead_relu", "constant_output", "loss_scale_collapse"}),
+}
+# What is not finite goes on through the rest of the step and into the next; whoever brings it about at one place may do
+# so at another.
+_STAGES = ("nan_in_weights", "nan_forward", "nan_in_loss", "nan_backward", "nan_in_optimizer")
+EXPLAINS |= {
+    kind: frozenset({*_STAGES[at + 1 :], "dead_relu", "constant_output", "loss_scale_collapse"})
+    for at, kind in enumerate(_STAGES)
+}
+EXPLAINS |= {
+    cause: symptoms | _NOT_FINITE
+    for cause, symptoms in EXPLAINS.items()
+    if "nan_forward" in symptoms and cause not in _STAGES
+}
+
+
 def explains(cause: Finding, symptom: Finding) -> bool:
     """Say whether one finding accounts for another."""
     if cause.kind == symptom.kind or (cause.severity == "info" and symptom.severity != "info"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde import vitals
 from sonde.diagnosis import thresholds
@@ -30,7 +31,7 @@ def check(case: Case) -> Finding | None:
     return None
 
 
-def _has_gradients(case: Case, recent: Track, again: np.ndarray, size: int) -> bool:  # type: ignore[type-arg]
+def _has_gradients(case: Case, recent: Track, again: NDArray[np.bool_], size: int) -> bool:
     """Say whether there was something to step with: a step after clearing does nothing."""
     missing = case.vital(recent.name, vitals.NO_GRADIENT)
     if missing is None:

@@ -12,6 +12,7 @@ from sonde.diagnosis.ownership import last_module
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.records import Finding
+from sonde.schema import Rows
 
 _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _RANGES = {
@@ -63,7 +64,7 @@ def _range_of(case: Case, loss: SeenLoss) -> tuple[str, tuple[float, float]] | N
     return name, _RANGES[module.kind]
 
 
-def _matters(rows: np.ndarray, low: float, high: float) -> bool:  # type: ignore[type-arg]
+def _matters(rows: Rows, low: float, high: float) -> bool:
     """Say whether more than single outliers lie outside: the mean is within a spread of an end, or beyond it."""
     means, spreads = rows[:, schema.MEAN], np.sqrt(rows[:, schema.M2] / np.maximum(rows[:, schema.COUNT], 1))
     return bool(np.median(np.minimum(means - low, high - means) - 2 * spreads) < 0)

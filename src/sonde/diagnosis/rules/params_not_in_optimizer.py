@@ -9,7 +9,7 @@ from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.ownership import few, module_of, need_optimizers, output_module, share_of
 from sonde.diagnosis.rule import Rule, above, fact
-from sonde.records import Finding
+from sonde.records import Finding, Severity
 
 
 def check(case: Case) -> Finding | None:
@@ -29,7 +29,7 @@ def check(case: Case) -> Finding | None:
     last = case.track(f"{orphans[0]}:gradient")
     share = share_of(case, orphans)
     head = output_module(case)
-    severity = "critical" if any(module_of(name) == head for name in orphans) else "warning"
+    severity: Severity = "critical" if any(module_of(name) == head for name in orphans) else "warning"
     return RULE.finding(
         case,
         severity,

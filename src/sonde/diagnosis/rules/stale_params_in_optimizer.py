@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.ownership import few, held
+from sonde.diagnosis.ownership import few, held, module_of, output_module
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding
 
@@ -24,7 +24,7 @@ def check(case: Case) -> Finding | None:
         whole = not held(optimizer)
         return RULE.finding(
             case,
-            "critical" if whole else "warning",
+            "critical" if whole or any(module_of(name) == output_module(case) for name in orphans) else "warning",
             0.97 if same else 0.9,
             sites=(optimizer.name, *orphans),
             step=0,

@@ -8,7 +8,7 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.ownership import few, held, need_optimizers
 from sonde.diagnosis.rule import Rule, above, below
 from sonde.facts import OptimizerFacts
-from sonde.records import Finding
+from sonde.records import Evidence, Finding
 
 
 def check(case: Case) -> Finding | None:
@@ -37,7 +37,7 @@ def _nobody_steps(case: Case, idle: list[OptimizerFacts]) -> Finding | None:
     return _finding(case, idle[0], counted=(counted, below("steps of the optimizer", 0, 0)), confidence=0.95)
 
 
-def _finding(case: Case, optimizer: OptimizerFacts, *, counted: tuple, confidence: float) -> Finding:  # type: ignore[type-arg]
+def _finding(case: Case, optimizer: OptimizerFacts, *, counted: tuple[Evidence, ...], confidence: float) -> Finding:
     return RULE.finding(
         case,
         "critical" if confidence > 0.9 else "warning",
