@@ -117,6 +117,7 @@ class NonFiniteScope:
             handle.remove()
         self._handles.clear()
         self._known_roots.clear()
+        self._report = _nobody  # whoever listened may go now, though this object is part of a cycle
 
     # ------------------------------------------------------------------ forward
 
@@ -320,6 +321,9 @@ def _made_here(
 def _is_on_purpose(values: tuple[Any, ...], tensors: list[Tensor]) -> bool:
     """Say whether a value that is not finite was asked for: by a plain number, as a mask is, or out of no tensor."""
     return not tensors or any(isinstance(value, float) and not math.isfinite(value) for value in values)
+
+
+def _nobody(found: NonFinite) -> None: ...
 
 
 def _tell_fault(part: str, trace: str) -> None:
