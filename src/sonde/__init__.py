@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sonde.attach import open_session, watch
     from sonde.capture import Capture
+    from sonde.errors import NonFiniteError
+    from sonde.forensics.bundle import Bundle, load_bundle
     from sonde.diagnosis import Diagnosis, diagnose
     from sonde.records import Block, Event, Evidence, Finding, Reading, Site
     from sonde.schedule import at, between, every, first, log_spaced
@@ -23,12 +25,14 @@ if TYPE_CHECKING:
 # Loaded at first use, so that reading a run never imports torch, and recording never imports what only readers need.
 _HOMES = {
     "Block": "records",
+    "Bundle": "forensics.bundle",
     "Capture": "capture",
     "DebugOutputs": "store",
     "Diagnosis": "diagnosis",
     "Event": "records",
     "Evidence": "records",
     "Finding": "records",
+    "NonFiniteError": "errors",
     "Reading": "records",
     "Run": "store",
     "Series": "store",
@@ -42,6 +46,7 @@ _HOMES = {
     "glob": "select",
     "kind": "select",
     "list_runs": "store",
+    "load_bundle": "forensics.bundle",
     "load_debug_outputs": "store",
     "log_spaced": "schedule",
     "open_run": "store",
@@ -53,12 +58,14 @@ _HOMES = {
 
 __all__ = [
     "Block",
+    "Bundle",
     "Capture",
     "DebugOutputs",
     "Diagnosis",
     "Event",
     "Evidence",
     "Finding",
+    "NonFiniteError",
     "Reading",
     "Run",
     "Series",
@@ -73,6 +80,7 @@ __all__ = [
     "glob",
     "kind",
     "list_runs",
+    "load_bundle",
     "load_debug_outputs",
     "log_spaced",
     "open_run",

@@ -170,6 +170,10 @@ class IdleSession(Session):
     def step(self) -> None:
         """Do nothing."""
 
+    def save_bundle(self, reason: str = "by hand") -> Path:
+        """Do nothing."""
+        return self.path
+
     def subscribe(self, sink: Sink) -> None:
         """Do nothing."""
 

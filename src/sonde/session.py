@@ -16,6 +16,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
@@ -148,7 +149,8 @@ class Session:
         self._vitals = self._make_vitals(models, modules, optimizers) if plan.diagnose else None
         self._make_taps(modules, optimizers, steps_before)
         options = forensics or ForensicsOptions(enabled=False)
-        self._forensics = Forensics(models, self._packer, self._guard, self._worker.publish, options, self.path)
+        publish = self._worker.publish
+        self._forensics = Forensics(models, self._packer, self._guard, publish, options, self.path, clock)
         if options.enabled:
             self._worker.subscribe(self._forensics.watcher.recent)
         self._judge = None if judge is None else judge(self._worker.publish)
@@ -448,6 +450,11 @@ class Session:
         if self._is_due(self._packer.step):
             self._optimizers.see_orphans()
         self._end_step()
+
+    def save_bundle(self, reason: str = "by hand") -> Path:
+        """Save what is needed to repeat the present step in the run; call it after the forward, before the step."""
+        self._check_open("save_bundle")
+        return self._forensics.save_bundle(reason)
 
     def subscribe(self, sink: Sink) -> None:
         """Hand everything recorded from now on to `sink` too, in the worker thread."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import sys
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,14 +14,7 @@ from torch.nn import functional as F
 import sonde
 from sonde.testing import tiny_mlp
 
-
-def _programs():
-    name = "forensics_programs"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("programs.py"))
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name].PROGRAMS
+PROGRAMS = sys.modules["forensics_programs"].PROGRAMS  # made known by conftest.py
 
 
 class CausalAttention(nn.Module):
@@ -88,7 +79,9 @@ def test_a_healthy_training_is_bit_identical(tmp_path):
     )
     bare, bare_losses = train_attention(NoWatch)
     assert torch.equal(losses, bare_losses)
-    assert all(torch.equal(one, two) for one, two in zip(model.state_dict().values(), bare.state_dict().values()))
+    assert all(
+        torch.equal(one, two) for one, two in zip(model.state_dict().values(), bare.state_dict().values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +91,7 @@ def test_a_healthy_training_is_bit_identical(tmp_path):
 )  # fmt: skip
 def test_repeating_a_step_leaves_training_as_it_was(name, tmp_path):
     """Weights, buffers, gradients, optimizer state, random numbers: after a step was repeated, all is bit-identical."""
-    run = _programs()[name].run
+    run = PROGRAMS[name].run
     states = []
 
     def keep(watch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -12,15 +11,7 @@ import torch
 
 import sonde
 
-
-def _load(name):
-    spec = importlib.util.spec_from_file_location(f"forensics_{name}", Path(__file__).with_name(f"{name}.py"))
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-PROGRAMS = _load("programs").PROGRAMS
+PROGRAMS = sys.modules["forensics_programs"].PROGRAMS  # made known by conftest.py
 
 
 def findings_of(run, path):

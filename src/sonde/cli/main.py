@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sonde.cli import evaluate, export, import_pages, report, runs, show, tail, train, verify
+from sonde.cli import evaluate, export, import_pages, replay, report, runs, show, tail, train, verify
 from sonde.cli.guard import Verbs
 from sonde.cli.help import Verb
 
@@ -66,6 +66,7 @@ app.command(cls=Verb, epilog=export.EXAMPLES)(export.export)
 app.command(cls=Verb, epilog=verify.EXAMPLES)(verify.verify)
 app.command(name="import-pages", cls=Verb, epilog=import_pages.EXAMPLES)(import_pages.import_pages)
 app.command(cls=Verb, epilog=train.EXAMPLES)(train.train)
+app.command(cls=Verb, epilog=replay.EXAMPLES)(replay.replay)
 app.command(name="eval", cls=Verb, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 
 

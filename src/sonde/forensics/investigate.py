@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from sonde.forensics.keeper import KeptPass
 from sonde.forensics.lines import find_call, users_frame
 from sonde.forensics.loss_graph import GraphNode, find_loss_origin, graph_of
-from sonde.forensics.origin import Origin, of_values, origin_of
+from sonde.forensics.origin import Incident, Origin, of_values, origin_of
 from sonde.forensics.repeat import can_repeat, repeat
 from sonde.forensics.source import Line
 from sonde.forensics.trace import Given, Root
@@ -23,37 +23,45 @@ from sonde.forensics.values import badness, first_indices, samples
 
 def investigate_loss(
     roots: tuple[Tensor, ...], passes: list[KeptPass], names: dict[int, str], frame: FrameType | None
-) -> tuple[Origin, KeptPass | None]:
+) -> Incident:
     """Find why a loss is not finite, just before its backward pass."""
+    outputs: list[tuple[str, Tensor]] = []
     for kept in passes:
-        origin = _forward_origin(kept, names, roots, frame)
-        if origin is not None:
-            return origin, kept
+        looked = _look_at_forward(kept, names, roots, frame)
+        outputs = looked.outputs
+        if looked.origin is not None:
+            return Incident(looked.origin, kept, outputs)
     last = passes[-1] if passes else None
     found = find_loss_origin(roots, last, _outputs(last))
     if found is None:
-        return Origin(stage="loss", repeated=False, line=last.called_at if last else None), last
-    return _with_line(*found, roots, last, frame), last
+        return Incident(Origin(stage="loss", repeated=False, line=last.called_at if last else None), last, outputs)
+    origin, node = found
+    operands = {name: tensor for name, tensor, _ in node.inputs if tensor is not None}
+    return Incident(_with_line(origin, node, roots, last, frame), last, outputs, operands)
 
 
-def investigate_output(kept: KeptPass, names: dict[int, str]) -> Origin | None:
+def investigate_output(kept: KeptPass, names: dict[int, str]) -> Incident | None:
     """Find why the output of a pass is not finite, without a loss."""
-    return _forward_origin(kept, names, (), None)
+    looked = _look_at_forward(kept, names, (), None)
+    return None if looked.origin is None else Incident(looked.origin, kept, looked.outputs)
 
 
 def investigate_gradients(
     passes: list[KeptPass], tails: list[LossTail], names: dict[int, str], frame: FrameType | None
-) -> tuple[Origin | None, KeptPass | None]:
+) -> Incident | None:
     """Find why gradients are not finite although the losses are, before the optimizer steps."""
     for kept in passes:
-        if any(badness(gradient) for gradient in kept.gradients.values()):
-            return _loss_backward(kept, tails, frame), kept
         if not kept.gradients or not can_repeat(kept.model):
             continue
-        root = repeat(kept, names, backward=True).backward_root()
+        is_loss = any(badness(gradient) for gradient in kept.gradients.values())
+        repetition = repeat(kept, names, backward=not is_loss)
+        if is_loss:
+            origin, operands = _loss_backward(kept, tails, frame)
+            return Incident(origin, kept, repetition.outputs, operands)
+        root = repetition.backward_root()
         if root is not None:
-            return _of_root(root, kept), kept
-    return None, passes[-1] if passes else None
+            return Incident(_of_root(root, kept), kept, repetition.outputs)
+    return None
 
 
 def investigate_update(optimizer: Optimizer, name: str, parameter: Tensor) -> Origin:
@@ -73,21 +81,30 @@ def investigate_update(optimizer: Optimizer, name: str, parameter: Tensor) -> Or
     )
 
 
-def _forward_origin(
+@dataclass(frozen=True, slots=True, eq=False)
+class _Looked:
+    """What a repeated forward showed; without an origin, it is finite."""
+
+    origin: Origin | None
+    outputs: list[tuple[str, Tensor]]
+
+
+def _look_at_forward(
     kept: KeptPass, names: dict[int, str], roots: tuple[Tensor, ...], frame: FrameType | None
-) -> Origin | None:
+) -> _Looked:
     if not can_repeat(kept.model):
-        return None
-    root = repeat(kept, names, backward=False).forward_root()
+        return _Looked(None, [])
+    repetition = repeat(kept, names, backward=False)
+    root = repetition.forward_root()
     if root is None:
-        return None
+        return _Looked(None, repetition.outputs)
     source = root.source
     if isinstance(source, Given) and source.tensor.grad_fn is not None:
         # The input is no data: the program computed it. Its graph is the loss's.
         found = find_loss_origin(roots, None, [])
         if found is not None:
-            return _with_line(*found, roots, kept, frame)
-    return _of_root(root, kept)
+            return _Looked(_with_line(*found, roots, kept, frame), repetition.outputs)
+    return _Looked(_of_root(root, kept), repetition.outputs)
 
 
 def _of_root(root: Root, kept: KeptPass) -> Origin:
@@ -113,7 +130,7 @@ def _with_line(
     return replace(origin, line=lines[0], candidates=lines[1:]) if lines else origin
 
 
-def _loss_backward(kept: KeptPass, tails: list[LossTail], frame: FrameType | None) -> Origin:
+def _loss_backward(kept: KeptPass, tails: list[LossTail], frame: FrameType | None) -> tuple[Origin, dict[str, Tensor]]:
     """Describe a non-finite gradient that came out of the loss's own code."""
     tail = next((each for each in tails if each.sequence == kept.sequence), tails[-1] if tails else None)
     trap = next(iter(tail.traps()), None) if tail is not None else None
@@ -122,7 +139,7 @@ def _loss_backward(kept: KeptPass, tails: list[LossTail], frame: FrameType | Non
     if trap is None:
         custom = tail.customs[0] if tail is not None and tail.customs else ""
         lines = _lines(frame, kept, tail, custom, 0)
-        return replace(about, node=f"{custom}Backward" if custom else "", call=custom, line=_first(lines))
+        return replace(about, node=f"{custom}Backward" if custom else "", call=custom, line=_first(lines)), {}
     with torch.no_grad():
         values: list[dict[str, Any]] = [
             {"name": name, "shape": list(value.shape), "at": value.expand(trap.mask.shape)[trap.mask][:8].tolist()}
@@ -138,7 +155,7 @@ def _loss_backward(kept: KeptPass, tails: list[LossTail], frame: FrameType | Non
             samples=samples(trap.mask, kept.batch_size),
         )
     lines = _lines(frame, kept, tail, trap.name, trap.number)
-    return replace(
+    origin = replace(
         about,
         node=trap.node,
         op=f"aten.{trap.name}",
@@ -146,7 +163,9 @@ def _loss_backward(kept: KeptPass, tails: list[LossTail], frame: FrameType | Non
         line=_first(lines),
         candidates=lines[1:],
         inputs=values,
+        scalars={name: value for name, value in trap.saved.items() if not isinstance(value, Tensor)},
     )
+    return origin, {name: value for name, value in trap.saved.items() if isinstance(value, Tensor)}
 
 
 def _lines(

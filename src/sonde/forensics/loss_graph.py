@@ -104,7 +104,8 @@ def find_loss_origin(
     node = by_source[id(source)]
     about = of_values(source.output, source.badness, source.inputs, batch_size)
     stage: Stage = "data" if _is_given(node) else "loss"
-    return replace(about, stage=stage, op=source.op, call=node.name, tensor="target" if stage == "data" else ""), node
+    tensor = "target" if stage == "data" else ""
+    return replace(about, stage=stage, op=source.op, call=node.name, tensor=tensor, scalars=source.scalars), node
 
 
 def _op(each: GraphNode) -> str:
@@ -167,10 +168,17 @@ def saved_values(node: Any) -> dict[str, Any]:
     for attribute in dir(node):
         if attribute.startswith("_saved_"):
             try:
-                values[attribute.removeprefix("_saved_")] = getattr(node, attribute)
+                values[attribute.removeprefix("_saved_")] = _signed(getattr(node, attribute))
             except RuntimeError:  # it has been freed, or changed since
                 continue
     return values
+
+
+def _signed(value: Any) -> Any:
+    # Torch hands out some whole numbers as if they had no sign: an ignore_index of -100, a dimension of -1.
+    if isinstance(value, int) and value >= 1 << 63:
+        return value - (1 << 64)
+    return [_signed(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _bind(each: GraphNode, by_node: dict[Any, GraphNode], known: dict[Any, Tensor]) -> None:

@@ -91,6 +91,18 @@ class Origin:
         return cls(**known)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Incident:
+    """Something non-finite: where it began, the pass it happened in, and what is needed to tell it again."""
+
+    origin: Origin
+    kept: KeptPass | None = None
+    outputs: list[tuple[str, Tensor]] = field(default_factory=list)
+    """What the model returned when the pass was repeated."""
+    operands: dict[str, Tensor] = field(default_factory=dict)
+    """What an operation of the loss's own code was given; that code cannot be called again."""
+
+
 def origin_of(root: Root, kept: KeptPass) -> Origin:
     """Describe where a repeated pass went wrong."""
     source = root.source

@@ -26,8 +26,9 @@ from sonde.forensics.investigate import (
     investigate_update,
 )
 from sonde.forensics.keeper import Keeper, KeptPass
-from sonde.forensics.origin import Origin
+from sonde.forensics.origin import Incident, Origin
 from sonde.forensics.recent import Recent
+from sonde.forensics.repeat import repeat
 from sonde.forensics.traps import LossTail
 from sonde.forensics.values import badness
 from sonde.records import Finding, Quantity, Site
@@ -52,7 +53,7 @@ class Surroundings:
     event: Callable[[str, str, dict[str, Any]], None]
     flag: Callable[[Tensor], None]
     """Takes a number on a device that says whether the optimizer holds itself back."""
-    save: Callable[[KeptPass, Finding, Origin], None]
+    save: Callable[[Incident, Finding], None]
     """Saves what is needed to repeat the step."""
 
 
@@ -101,9 +102,9 @@ class Watcher:
             return
         outputs = [tensor for reference in last.outputs if (tensor := reference()) is not None and _is_near(tensor)]
         if any(torch.isnan(tensor).any() for tensor in outputs if tensor.is_floating_point()):
-            origin = investigate_output(last, self._all_names())
-            if origin is not None:
-                self._tell(origin, last)
+            incident = investigate_output(last, self._all_names())
+            if incident is not None:
+                self._tell(incident)
 
     # ------------------------------------------------------------------ backward
 
@@ -121,7 +122,7 @@ class Watcher:
             self._is_ill = False
             self._remember(roots, passes)
         elif self._may_look() and self._are_ours(roots):
-            self._tell(*investigate_loss(roots, passes, self._all_names(), sys._getframe(1)))
+            self._tell(investigate_loss(roots, passes, self._all_names(), sys._getframe(1)))
 
     def _remember(self, roots: tuple[Tensor, ...], passes: list[KeptPass]) -> None:
         if passes and self._left > 0:
@@ -181,11 +182,12 @@ class Watcher:
 
     def _look_at_gradients(self, sites: list[Site]) -> None:
         frame = sys._getframe(1)
-        origin, kept = investigate_gradients(self.keeper.passes, self._tails, self._all_names(), frame)
-        if origin is None:
-            owner = sites[-1].name.rpartition(".")[0]
-            origin = Origin(stage="backward", module=owner, tensor=sites[-1].name, repeated=False)
-        self._tell(origin, kept)
+        incident = investigate_gradients(self.keeper.passes, self._tails, self._all_names(), frame)
+        if incident is None:
+            name = sites[-1].name
+            origin = Origin(stage="backward", module=name.rpartition(".")[0], tensor=name, repeated=False)
+            incident = Incident(origin, self.keeper.passes[-1] if self.keeper.passes else None)
+        self._tell(incident)
 
     def _look_at_update(self, optimizer: Optimizer) -> None:
         sites = self._around.nonfinite("parameter")
@@ -195,7 +197,7 @@ class Watcher:
         parameters = {name: each for name, each, _ in named_parameters(self._models)}
         parameter = parameters.get(sites[0].name) if sites else None
         if sites and parameter is not None:
-            self._tell(investigate_update(optimizer, sites[0].name, parameter), None)
+            self._tell(Incident(investigate_update(optimizer, sites[0].name, parameter)))
 
     def _hold_back(self, optimizer: Optimizer) -> None:
         held = self.hold_back.begin(optimizer, may_stay_on_device=self._guard_action == "skip")
@@ -204,6 +206,11 @@ class Watcher:
         if held:
             message = "the optimizer was held back: gradients are not finite"
             self._around.event("guard_skipped", message, {"guard": self._guard_action})
+
+    def look_again(self, kept: KeptPass) -> Incident:
+        """Repeat a pass to see what it returns, without judging it."""
+        repetition = repeat(kept, self._all_names(), backward=False)
+        return Incident(Origin(stage="forward"), kept, repetition.outputs)
 
     # ------------------------------------------------------------------ telling
 
@@ -233,9 +240,10 @@ class Watcher:
             origin = Origin(stage="backward", module=name.rpartition(".")[0], tensor=name, repeated=False)
         else:
             origin = Origin(stage="optimizer", tensor=sites[0].name if sites else "", repeated=False)
-        self._tell(origin, None, step)
+        self._tell(Incident(origin), step)
 
-    def _tell(self, origin: Origin, kept: KeptPass | None, step: int | None = None) -> None:
+    def _tell(self, incident: Incident, step: int | None = None) -> None:
+        origin, kept = incident.origin, incident.kept
         self._is_ill = True
         self._looks_left -= 1
         self.recent.forget_bad()
@@ -251,7 +259,7 @@ class Watcher:
         self._last_finding = finding
         self._around.report(finding)
         if kept is not None:
-            self._around.save(kept, finding, origin)
+            self._around.save(incident, finding)
 
     def _all_names(self) -> dict[int, str]:
         if self._names is None:

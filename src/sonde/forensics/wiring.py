@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sonde.errors import OptionError
+from sonde.forensics.bundle import Note, save_bundle
+from sonde.forensics.origin import Incident
 from sonde.forensics.watcher import MAX_ORIGINS, GuardAction, Surroundings, Watcher
 from sonde.pipe.packer import Packer
 from sonde.records import Finding
@@ -44,6 +48,7 @@ class Forensics:
         publish: Callable[[Finding], None],
         options: ForensicsOptions,
         run: Path,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._options = options
         self._packer = packer
@@ -54,8 +59,11 @@ class Forensics:
             report=self._report,
             event=packer.put_event,
             flag=self._see_flag,
-            save=lambda kept, finding, origin: None,
+            save=guard.wrap("saving a bundle", self._save),
         )
+        self._run = run
+        self._clock = clock
+        self._bundles_left = options.max_bundles if options.bundles else 0
         self.watcher = Watcher(models, around, guard=options.guard, max_origins=options.max_origins)
         self._passes = RootPasses(models.values(), self.watcher, guard)
         self._backwards = BackwardCalls(guard.wrap("looking at losses", self.watcher.before_backward))
@@ -84,6 +92,35 @@ class Forensics:
         self._steps.remove()
         self.watcher.hold_back.release()
         self.watcher.keeper.forget()
+
+    def save_bundle(self, reason: str) -> Path:
+        """Save what is needed to repeat the present step.
+
+        Raises:
+            OptionError: No pass of this step is kept.
+
+        """
+        passes = self.watcher.keeper.passes
+        if not passes or not passes[-1].returned:
+            raise OptionError(
+                "save_bundle() found no training pass to save: call it after the forward, before optimizer.step()."
+            )
+        incident = self.watcher.look_again(passes[-1])
+        return self._write(incident, Note(reason=reason, step=self._packer.step, created=self._clock()))
+
+    def _save(self, incident: Incident, finding: Finding) -> None:
+        if self._bundles_left > 0:
+            self._bundles_left -= 1
+            note = Note(reason=finding.kind, step=finding.step, created=self._clock(), finding=finding)
+            self._write(incident, note)
+
+    def _write(self, incident: Incident, note: Note) -> Path:
+        path, left_out = save_bundle(self._run, incident, note, max_bytes=self._options.max_bundle_bytes)
+        without = f", without {left_out}: raise max_bundle_mb to keep them" if left_out else ""
+        message = f"the step can be repeated: sonde replay {path} --model MODULE:NAME{without}"
+        logger.warning("%s", message)
+        self._packer.put_event("bundle", message, {"path": str(path.relative_to(self._run)), "reason": note.reason})
+        return path
 
     def _begin_step(self, optimizer: Optimizer) -> None:
         self._before_step(optimizer)

@@ -1,0 +1,318 @@
+"""A reproduction bundle: what is needed to repeat one step, as `bundle.json` and `tensors.safetensors`.
+
+run/bundles/step-000123/
+  bundle.json            the call, random numbers, modes, precision, the finding, checksums of the outputs
+  tensors.safetensors    inputs, weights, buffers, gradients at the output, states of the generators
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from sonde.errors import RunDamaged, RunNotFound
+from sonde.forensics.keeper import KeptPass, Precision, RandomState
+from sonde.forensics.nested import Packing, unpack
+from sonde.forensics.origin import Incident, Origin
+from sonde.records import Finding
+from sonde.store import strict_json
+from sonde.version import VERSION
+
+FORMAT: Final = 1
+INFO: Final = "bundle.json"
+TENSORS: Final = "tensors.safetensors"
+FOLDER: Final = "bundles"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What a bundle says about itself besides the step."""
+
+    reason: str
+    step: int
+    created: float
+    finding: Finding | None = None
+
+
+def save_bundle(run: Path, incident: Incident, note: Note, *, max_bytes: int) -> tuple[Path, str]:
+    """Write a bundle and return its folder, and what had to be left out, in words.
+
+    A folder appears whole or not at all.
+    """
+    kept = incident.kept
+    assert kept is not None
+    info, tensors = _describe(kept, incident, note)
+    left_out = _weigh(info, tensors, kept.model, max_bytes)
+    target = _free_name(run / FOLDER, note.step)
+    draft = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    safetensors.torch.save_file({name: _storable(each) for name, each in tensors.items()}, draft / TENSORS)
+    strict_json.write(draft / INFO, info, indent=1)
+    draft.replace(target)
+    return target, left_out
+
+
+def checksums(outputs: list[tuple[str, Tensor]]) -> list[dict[str, Any]]:
+    """Return what tells whether outputs are bit for bit the same."""
+    return [
+        {
+            "part": part,
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "sha256": hashlib.sha256(_bytes(tensor)).hexdigest(),
+        }
+        for part, tensor in outputs
+    ]
+
+
+class Bundle:
+    """A bundle on disk. Opening it runs no code of the one who made it."""
+
+    def __init__(self, path: Path, info: dict[str, Any]) -> None:
+        self.path = path
+        self._info = info
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What `bundle.json` holds."""
+        return self._info
+
+    @property
+    def step(self) -> int:
+        """The step it repeats."""
+        return int(self._info.get("step", 0))
+
+    @property
+    def has_weights(self) -> bool:
+        """Say whether the weights are in it, or were too large."""
+        return bool(self._info.get("weights"))
+
+    @property
+    def finding(self) -> Finding | None:
+        """What was found in that step, if it was not saved by hand."""
+        plain = self._info.get("finding")
+        return Finding.from_json(plain) if isinstance(plain, dict) else None
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where it began, if it was not saved by hand."""
+        plain = self._info.get("origin")
+        return Origin.from_json(plain) if isinstance(plain, dict) else None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Read all tensors."""
+        try:
+            return dict(safetensors.torch.load_file(self.path / TENSORS))
+        except (OSError, safetensors.SafetensorError) as error:
+            raise RunDamaged(f"{self.path / TENSORS} cannot be read: {error}") from error
+
+    def load(self, model: nn.Module) -> tuple[KeptPass, dict[str, Tensor]]:
+        """Bring a model into the state it had in that step; return the pass to repeat, and all tensors.
+
+        Raises:
+            RunDamaged: The bundle cannot be read, or the model has other parameters than the one that was saved.
+
+        """
+        tensors = self.tensors()
+        if self.has_weights:
+            self._load_weights(model, tensors)
+        in_eval = set(self._info.get("in_eval", []))
+        for name, module in model.named_modules():
+            module.training = name not in in_eval
+        precision = self._info["precision"]
+        kept = KeptPass(
+            model,
+            self.step,
+            _random_from(self._info["random"], tensors),
+            Precision(
+                str(precision["device_type"]), bool(precision["enabled"]), getattr(torch, str(precision["dtype"]))
+            ),
+            None,
+        )
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        here = {name: each if name.startswith("random.") else each.to(device) for name, each in tensors.items()}
+        kept.args = unpack(self._info["args"], here)
+        kept.kwargs = unpack(self._info["kwargs"], here)
+        kept.gradients = {int(index): here[name] for index, name in self._info.get("gradients", {}).items()}
+        kept.returned = True
+        return kept, here
+
+    def _load_weights(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+        state = {name.removeprefix("model."): each for name, each in tensors.items() if name.startswith("model.")}
+        for name, other in self._info.get("aliases", {}).items():
+            state[name] = state[other]
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            raise RunDamaged(
+                f"the model that was built is not the one of the bundle ({self._info.get('model')}): {error}"
+            ) from error
+
+    def replay(self, model: nn.Module | Callable[[], nn.Module]) -> Any:
+        """Repeat the step on a model, or on what a function builds; see `sonde.forensics.replay`."""
+        from sonde.forensics.replay import replay
+
+        return replay(self, model)
+
+    def __repr__(self) -> str:
+        return f"<Bundle {self.path} (step {self.step})>"
+
+
+def load_bundle(path: str | os.PathLike[str]) -> Bundle:
+    """Open a bundle, or the last one of a run.
+
+    Raises:
+        RunNotFound: There is none.
+        RunDamaged: It cannot be read.
+
+    """
+    folder = Path(path)
+    if not (folder / INFO).is_file():
+        found = sorted(each.parent for each in (folder / FOLDER).glob(f"step-*/{INFO}"))
+        if not found:
+            raise RunNotFound(f"{folder} is neither a bundle nor a run with bundles: there is no {INFO} in it.")
+        folder = found[-1]
+    info = strict_json.read_object(folder / INFO)
+    if info.get("format") != FORMAT:
+        raise RunDamaged(f"{folder / INFO} has the format {info.get('format')!r}; this version reads {FORMAT}.")
+    return Bundle(folder, info)
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def _describe(kept: KeptPass, incident: Incident, note: Note) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    inputs = Packing("input")
+    args, kwargs = inputs.pack(tuple(kept.args)), inputs.pack(dict(kept.kwargs))
+    tensors = dict(inputs.tensors)
+    gradients = {}
+    for index, gradient in kept.gradients.items():
+        tensors[f"gradient.{index}"] = gradient
+        gradients[str(index)] = f"gradient.{index}"
+    for name, operand in incident.operands.items():
+        tensors[f"operand.{name}"] = operand
+    info = {
+        "format": FORMAT,
+        "step": note.step,
+        "reason": note.reason,
+        "created": note.created,
+        "sonde": VERSION,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "model": f"{type(kept.model).__module__}.{type(kept.model).__qualname__}",
+        "in_eval": [name for name, module in kept.model.named_modules() if not module.training],
+        "threads": torch.get_num_threads(),
+        "args": args,
+        "kwargs": kwargs,
+        "opaque": inputs.opaque,
+        "inputs_written_over": not kept.is_intact,
+        "random": _random_to(kept.random, tensors),
+        "precision": {
+            "device_type": kept.precision.device_type,
+            "enabled": kept.precision.enabled,
+            "dtype": str(kept.precision.dtype).removeprefix("torch."),
+        },
+        "gradients": gradients,
+        "outputs": checksums(incident.outputs),
+        "origin": incident.origin.to_json() if note.finding is not None else None,
+        "finding": note.finding.to_json() if note.finding is not None else None,
+    }
+    return info, tensors
+
+
+def _weigh(info: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module, max_bytes: int) -> str:
+    """Add the weights if they fit, and leave out what does not; say what was left out."""
+    size = sum(map(_size, tensors.values()))
+    state, aliases = _weights(model)
+    info["weights"] = size + sum(map(_size, state.values())) <= max_bytes
+    if info["weights"]:
+        info["aliases"] = aliases
+        tensors |= {f"model.{name}": each for name, each in state.items()}
+        return ""
+    left_out = "the weights"
+    if size > max_bytes:
+        left_out = "the weights and the batch"
+        for name in [name for name in tensors if not name.startswith("random.")]:
+            del tensors[name]
+        info["gradients"] = {}
+    info["left_out"] = f"{left_out} do not fit into {max_bytes >> 20} MB"
+    return left_out
+
+
+def _weights(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    state: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, Tensor):
+            continue
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if tensor.numel() and key in seen:
+            aliases[name] = seen[key]
+        else:
+            seen[key] = name
+            state[name] = tensor.detach()
+    return state, aliases
+
+
+def _random_to(state: RandomState, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    tensors["random.cpu"] = state.cpu
+    for index, each in state.cuda.items():
+        tensors[f"random.cuda.{index}"] = each
+    version, words, gauss = state.python
+    plain: dict[str, Any] = {"cuda": sorted(state.cuda), "python": [version, list(words), gauss]}
+    if state.numpy is not None:
+        name, keys, position, has_gauss, cached = state.numpy
+        tensors["random.numpy"] = torch.from_numpy(np.asarray(keys, dtype=np.uint32).view(np.int32).copy())
+        plain["numpy"] = [name, position, has_gauss, cached]
+    return plain
+
+
+def _random_from(plain: dict[str, Any], tensors: dict[str, Tensor]) -> RandomState:
+    try:
+        version, words, gauss = plain["python"]
+        numpy_state = None
+        if "numpy" in plain:
+            name, position, has_gauss, cached = plain["numpy"]
+            keys = tensors["random.numpy"].numpy().view(np.uint32)
+            numpy_state = (name, keys, position, has_gauss, cached)
+        cuda = {int(index): tensors[f"random.cuda.{index}"] for index in plain["cuda"]}
+        usable = {index: each for index, each in cuda.items() if index < torch.cuda.device_count()}
+        return RandomState(tensors["random.cpu"], usable, (version, tuple(words), gauss), numpy_state)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunDamaged(f"the bundle's random numbers cannot be read: {error}") from error
+
+
+def _free_name(folder: Path, step: int) -> Path:
+    target = folder / f"step-{step:06d}"
+    number = 2
+    while target.exists():
+        target = folder / f"step-{step:06d}-{number}"
+        number += 1
+    return target
+
+
+def _storable(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
