@@ -9,7 +9,7 @@ the figure says what is missing. Plotly is loaded when the first figure is made.
     figures.gradient_flow(sonde.open_run("runs/first")).show()
 """
 
-from sonde.views.figures.activations import activation_patterns
+from sonde.views.figures.activations import activation_patterns, input_output
 from sonde.views.figures.attention import attention
 from sonde.views.figures.compare import compare_runs
 from sonde.views.figures.distribution import tensor_distribution
@@ -37,6 +37,7 @@ __all__ = [
     "gradient_flow",
     "gradient_flow_over_time",
     "histogram_over_time",
+    "input_output",
     "layer_heatmap",
     "memory_timeline",
     "model_tree",

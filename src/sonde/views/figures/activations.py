@@ -15,6 +15,7 @@ from sonde.views.figures.library import Figure, graph_objects, subplots
 from sonde.views.figures.theme import DIVERGING, SEQUENTIAL, Theme, empty, finish
 
 _MOST_CELLS: Final = 400
+_MOST_MARKS: Final = 2000
 
 
 def activation_patterns(
@@ -32,6 +33,35 @@ def activation_patterns(
     if isinstance(source, Run):
         return _of_run(source, pattern, theme)
     return _of_values(as_values(source), name or "activations", theme)
+
+
+def input_output(inputs: Any, outputs: Any, *, name: str = "", theme: Theme = "light") -> Figure:
+    """Draw what came out of a layer over what went in, element by element.
+
+    Args:
+        inputs: The elements that went in.
+        outputs: The elements that came out, in the same order.
+        name: What to call the layer.
+        theme: `light` or `dark`.
+
+    """
+    x, y = as_values(inputs).reshape(-1), as_values(outputs).reshape(-1)
+    if len(x) != len(y):
+        raise OptionError(f"There are {len(x)} inputs and {len(y)} outputs; they must be as many.")
+    title = f"Output over input of {name or 'a layer'}"
+    known = np.isfinite(x) & np.isfinite(y)
+    if not known.any():
+        return empty(title, "There is no pair of finite numbers.", theme=theme)
+    x, y = x[known], y[known]
+    stride = max(1, len(x) // _MOST_MARKS)
+    figure = graph_objects().Figure(
+        graph_objects().Scatter(x=x[::stride], y=y[::stride], mode="markers", marker={"size": 5, "opacity": 0.6})
+    )
+    note = f"{len(x):,} elements" + (f", one in {stride} drawn" if stride > 1 else "")
+    note += f", {len(known) - len(x):,} not finite left out" if len(x) < len(known) else ""
+    return finish(
+        figure, title, note, theme=theme, xaxis={"title": {"text": "input"}}, yaxis={"title": {"text": "output"}}
+    )
 
 
 def _of_run(run: Run, pattern: str, theme: Theme) -> Figure:

@@ -174,3 +174,18 @@ def wants_log(values: Values, *, span: float = 30.0) -> bool:
     """Say whether positive numbers are so far apart that only decades show their differences."""
     known = values[np.isfinite(values)]
     return bool(len(known) and known.min() > 0 and known.max() / known.min() > span)
+
+
+def count_in_bins(values: Values, bins: int) -> tuple[NDArray[np.int64], Values]:
+    """Count finite values in bins of equal width; return the counts and the edges, whatever the values.
+
+    Values that are all but equal get bins around them, and a range beyond the largest float is no obstacle.
+    """
+    low, high = float(values.min()), float(values.max())
+    scale = 1.0 if np.isfinite(high - low) else 0.25
+    low, high = low * scale, high * scale
+    room = 2 * bins * float(np.spacing(max(abs(low), abs(high))))
+    if high - low < room:
+        low, high = low - max(room, 0.5), high + max(room, 0.5)
+    counts, edges = np.histogram(values * scale, bins=bins, range=(low, high))
+    return counts.astype(np.int64), edges / scale

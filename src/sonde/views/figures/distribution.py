@@ -11,7 +11,7 @@ from sonde.analysis import Values
 from sonde.errors import OptionError
 from sonde.records import Reading, Site
 from sonde.store import Run
-from sonde.views.figures.curves import as_values
+from sonde.views.figures.curves import as_values, count_in_bins
 from sonde.views.figures.library import Figure, graph_objects
 from sonde.views.figures.theme import BAD, BLUE, ORANGE, Theme, empty, finish
 from sonde.views.figures.words import bin_label, power
@@ -55,7 +55,7 @@ def _of_values(values: Values, bins: int, name: str, theme: Theme) -> Figure:
     bad = len(values) - len(good)
     if not len(good):
         return empty(title, f"No finite value among {len(values):,}.", theme=theme)
-    counts, edges = np.histogram(good, bins=bins)
+    counts, edges = count_in_bins(good, bins)
     go = graph_objects()
     figure = go.Figure(
         go.Bar(

@@ -188,7 +188,8 @@ def _events(report: Report) -> str:
     if not rows:
         return ""
     listed = table(("step", "event", "message"), rows, (0,))
-    return f"<details{' open' if len(rows) <= 12 else ''}><summary>{plural(len(rows), 'event')}</summary>{listed}</details>"
+    state = " open" if len(rows) <= 12 else ""
+    return f"<details{state}><summary>{plural(len(rows), 'event')}</summary>{listed}</details>"
 
 
 def _pairs(values: dict[str, Any]) -> str:

@@ -17,6 +17,10 @@ _BITS: Final = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]]
 _ASCII_HEIGHTS: Final = ("'", '"', "-", ".")
 
 
+# By which of the four quarters of a cell are full: top left, top right, bottom left, bottom right.
+_QUADRANTS: Final = " ▘▝▀▖▌▞▛▗▚▐▜▄▙▟█"
+
+
 class Canvas:
     """Draws curves into a grid of characters. Coordinates are shares: (0, 0) is bottom left, (1, 1) top right."""
 
@@ -46,16 +50,16 @@ class Canvas:
         for column, row in {(int(a) // _ACROSS, int(b) // _DOWN) for a, b in zip(xs[inside], ys[inside], strict=True)}:
             self._styles[row][column] = style
 
-    def lines(self, *, unicode: bool = True) -> list[Text]:
-        """Return one text per row of characters."""
+    def lines(self, *, unicode: bool = True, blocks: bool = False) -> list[Text]:
+        """Return one text per row of characters: of braille, of blocks (a quarter as fine), or of plain signs."""
+        draw = (_blocks if blocks else _braille) if unicode else _ascii
         cells = self._dots.reshape(self.height, _DOWN, self.width, _ACROSS).swapaxes(1, 2)
         texts = []
         for row in range(self.height):
             text = Text(no_wrap=True)
             for column in range(self.width):
                 cell = cells[row, column]
-                sign = _braille(cell) if unicode else _ascii(cell)
-                text.append(sign, self._styles[row][column] or None)
+                text.append(draw(cell), self._styles[row][column] or None)
             texts.append(text)
         return texts
 
@@ -64,6 +68,11 @@ def _braille(cell: NDArray[np.bool_]) -> str:
     bits = int(_BITS[cell].sum())
     # A blank is a plain space: some fonts draw the empty pattern as eight circles.
     return chr(0x2800 + bits) if bits else " "
+
+
+def _blocks(cell: NDArray[np.bool_]) -> str:
+    quarters = (cell[:2, 0], cell[:2, 1], cell[2:, 0], cell[2:, 1])
+    return _QUADRANTS[sum(1 << place for place, quarter in enumerate(quarters) if quarter.any())]
 
 
 def _ascii(cell: NDArray[np.bool_]) -> str:

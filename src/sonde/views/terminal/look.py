@@ -22,6 +22,8 @@ class Look:
     width: int = 80
     unicode: bool = True
     colour: bool = True
+    blocks: bool = False
+    """Draw curves with blocks, for fonts that have no braille."""
 
     @classmethod
     def of(cls, console: Console) -> Look:

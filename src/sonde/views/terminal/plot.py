@@ -51,9 +51,9 @@ def line_plot(curves: Sequence[Curve], look: Look, options: PlotOptions | None =
         canvas.draw(x_axis.place(at.astype(np.float64)), y_axis.place(of), curve.style)
     lines = [
         Text.assemble((f"{y_labels.get(row, ''):>{gutter}} ", QUIET), (_wall(look, row in y_labels), QUIET), text)
-        for row, text in enumerate(canvas.lines(unicode=look.unicode))
+        for row, text in enumerate(canvas.lines(unicode=look.unicode, blocks=look.blocks))
     ]
-    lines += _x_lines(x_axis, canvas.width, gutter + 1, options.marks, look)
+    lines += _x_lines(x_axis, canvas.width, gutter + 1, options.marks, look, whole=steps.dtype.kind in "iu")
     legend = [curve for curve in curves if curve.label]
     if len(legend) > 1:
         lines.append(_legend(legend, gutter + 2, look))
@@ -70,8 +70,9 @@ def _y_labels(axis: Axis, height: int) -> dict[int, str]:
     return dict(zip((int(row) for row in rows), tick_labels(ticks), strict=True))
 
 
-def _x_lines(axis: Axis, width: int, indent: int, marks: Sequence[int], look: Look) -> list[Text]:
-    ticks = [tick for tick in axis.ticks(max(2, width // 12)) if tick == int(tick)]
+def _x_lines(axis: Axis, width: int, indent: int, marks: Sequence[int], look: Look, *, whole: bool) -> list[Text]:
+    # There is no half a step.
+    ticks = [tick for tick in axis.ticks(max(2, width // 12)) if not whole or tick == int(tick)]
     labels = tick_labels(ticks)
     floor = [look.pick("─", "-")] * width
     under = [" "] * (width + 8)

@@ -1,0 +1,129 @@
+"""DebugVisualizer: plots of hand-fed values, kept by name, drawn for real, and written with their data."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("plotly", reason="plots need the view extra: pip install 'sonde[view]'")
+sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
+
+from made_run import write_run
+
+from sonde.debug import DebugVisualizer, VisualizationConfig
+from sonde.errors import OptionError, SelectionError
+from sonde.store import open_run
+
+
+@pytest.fixture
+def visualizer(tmp_path):
+    return DebugVisualizer(VisualizationConfig(output_directory=tmp_path / "plots"))
+
+
+def test_the_seeds_example_runs_as_it_stands(visualizer):
+    values = [1.0, 2.0, 1.5, 3.0, 2.5, 1.8, 2.2]
+    visualizer.plot_tensor_distribution("weights", values, 10)
+    steps = [0, 1, 2, 3, 4]
+    gradients = [0.1, 0.08, 0.06, 0.04, 0.03]
+    visualizer.plot_gradient_flow("layer1", steps, gradients)
+    plot_names = visualizer.get_plot_names()
+    assert plot_names == ["weights_distribution", "layer1_gradient_flow"]
+    dashboard = visualizer.create_dashboard(plot_names)
+    assert dashboard.name == "dashboard.html"
+    assert dashboard.read_text().startswith("<!doctype html>")
+
+
+def test_plots_are_drawn_from_the_values_and_not_described_in_a_sentence(visualizer):
+    gradients = [0.1, 0.08, 0.06]
+    figure = visualizer.plot_gradient_flow("layer1", [0, 5, 9], gradients)
+    assert list(figure.data[0].x) == [0, 5, 9]
+    assert list(figure.data[0].y) == gradients
+    counts = visualizer.plot_tensor_distribution("w", np.arange(100), bins=4).data[0].y
+    assert list(counts) == [25, 25, 25, 25]
+
+
+def test_the_dashboard_holds_every_plot_asked_for_and_no_other(visualizer):
+    visualizer.plot_training_metrics([1, 2, 3], [3.0, 2.0, 1.0], [0.1, 0.5, 0.9], learning_rate=[1e-3, 1e-3, 1e-4])
+    visualizer.plot_heatmap("attention", np.eye(4), row_names=list("abcd"))
+    visualizer.plot_activation_patterns("relu", np.maximum(np.random.default_rng(0).normal(size=(8, 16)), 0))
+    everything = visualizer.create_dashboard().read_text()
+    assert everything.count("data-figure=") == 3
+    one = visualizer.create_dashboard(["attention_heatmap"]).read_text()
+    data = json.loads(re.search(r'id="figures">(.*?)</script>', one, re.S).group(1))
+    assert [figure["data"][0]["type"] for figure in data["figures"]] == ["heatmap"]
+    with pytest.raises(SelectionError, match="made so far: training_metrics, attention_heatmap"):
+        visualizer.create_dashboard(["lost"])
+
+
+def test_names_of_plots_are_those_that_were_made(visualizer):
+    assert visualizer.get_plot_names() == []
+    visualizer.plot_heatmap("a", [[1.0]])
+    visualizer.plot_heatmap("a", [[2.0]])  # the later one takes the place of the earlier
+    assert visualizer.get_plot_names() == ["a_heatmap"]
+    assert visualizer.get_plot("a_heatmap").data[0].customdata[0][0] == 2.0
+    assert "No plot was made yet" in DebugVisualizer(visualizer.config).create_dashboard().read_text()
+
+
+def test_the_oldest_plot_goes_when_there_are_too_many(tmp_path):
+    visualizer = DebugVisualizer(VisualizationConfig(output_directory=tmp_path, max_plots=2))
+    for name in "abc":
+        visualizer.plot_tensor_distribution(name, [1.0, 2.0])
+    assert visualizer.get_plot_names() == ["b_distribution", "c_distribution"]
+
+
+def test_data_comes_back_from_csv_and_json_as_it_went_in(visualizer, tmp_path):
+    losses = [3.0, float("nan"), float("inf")]
+    visualizer.plot_training_metrics([1, 2, 3], losses, val_loss=[4.0, 3.5, 3.25])
+    rows = list(csv.DictReader(visualizer.export_plot_data("training_metrics").read_text().splitlines()))
+    assert [row["loss"] for row in rows] == ["3.0", "nan", "inf"]
+    assert [float(row["val_loss"]) for row in rows] == [4.0, 3.5, 3.25]
+    file = visualizer.export_plot_data("training_metrics", tmp_path / "data.json")
+    plain = json.loads(file.read_text(), parse_constant=lambda word: pytest.fail(word))
+    assert plain["loss"] == [3.0, "nan", "inf"]
+    with pytest.raises(OptionError, match=r"\.csv or \.json"):
+        visualizer.export_plot_data("training_metrics", tmp_path / "data.xml")
+
+
+def test_heat_map_data_names_rows_and_columns(visualizer):
+    visualizer.plot_heatmap("m", [[1.0, 2.0], [3.0, 4.0]], row_names=["x", "y"], steps=[10, 20])
+    rows = list(csv.reader(visualizer.export_plot_data("m_heatmap").read_text().splitlines()))
+    assert rows == [
+        ["row", "column", "value"],
+        ["x", "10", "1.0"],
+        ["x", "20", "2.0"],
+        ["y", "10", "3.0"],
+        ["y", "20", "4.0"],
+    ]
+
+
+def test_activations_may_be_inputs_and_outputs(visualizer):
+    figure = visualizer.plot_activation_patterns("relu", [-1.0, 2.0], [0.0, 2.0])
+    assert list(figure.data[0].y) == [0.0, 2.0]
+    with pytest.raises(OptionError, match="3 inputs and 1 outputs"):
+        visualizer.plot_activation_patterns("relu", [1, 2, 3], [1])
+
+
+def test_a_name_cannot_lead_out_of_the_folder(visualizer):
+    visualizer.plot_tensor_distribution("../../etc/passwd", [1.0, 2.0])
+    file = visualizer.save_plot("../../etc/passwd_distribution")
+    assert file.parent == Path(visualizer.config.output_directory)
+
+
+def test_a_run_becomes_plots_of_what_it_has(visualizer, tmp_path):
+    write_run(tmp_path / "first")
+    names = visualizer.plot_run(open_run(tmp_path / "first"))
+    assert "first_gradient_flow" in names
+    assert "first_memory" not in names  # it recorded none
+    with pytest.raises(OptionError, match="sonde export"):
+        visualizer.export_plot_data("first_gradient_flow")
+
+
+def test_defaults_are_those_of_the_seed():
+    config = DebugVisualizer().config
+    assert (str(config.output_directory), config.width, config.height) == ("./debug_plots", 800, 600)
