@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sonde.attach import open_session, watch
     from sonde.capture import Capture
+    from sonde.diagnosis import Diagnosis, diagnose
     from sonde.errors import NonFiniteError
     from sonde.forensics.bundle import Bundle, load_bundle
-    from sonde.diagnosis import Diagnosis, diagnose
     from sonde.records import Block, Event, Evidence, Finding, Reading, Site
     from sonde.schedule import at, between, every, first, log_spaced
     from sonde.select import glob, kind, regex
