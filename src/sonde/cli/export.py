@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 sonde export runs/first --to parquet --out first.parquet  # everything
 sonde export runs/first --to csv --out g.csv --stat norm  # a part
+sonde export runs/first --to tensorboard --out logs/first  # then: tensorboard --logdir logs
 """
 
 
@@ -31,12 +32,16 @@ class Format(StrEnum):
     parquet = "parquet"
     csv = "csv"
     json = "json"
+    tensorboard = "tensorboard"
 
 
 To = Annotated[
-    Format, typer.Option("--to", metavar="parquet|csv|json", help="The format of the file.", show_default=False)
+    Format,
+    typer.Option("--to", metavar="parquet|csv|json|tensorboard", help="The format of the file.", show_default=False),
 ]
-Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.", show_default=False)]
+Out = Annotated[
+    Path, typer.Option("--out", metavar="FILE", help="The file to write; for tensorboard a folder.", show_default=False)
+]
 Stats = Annotated[
     list[str] | None, typer.Option("--stat", metavar="NAME", help="Only this statistic; repeat for several.")
 ]
@@ -55,6 +60,7 @@ def export(
     """Write a run as one long table: a row for each site and step, a column a statistic.
 
     Sites are read one after the other and in windows of steps, so memory stays small however long the run is.
+    For TensorBoard it is a folder with an event file: curves, and histograms of magnitudes.
     """
     from sonde.cli.answer import print_json
     from sonde.cli.export_formats import open_writer, replacing
@@ -65,6 +71,9 @@ def export(
     opened = open_run(run)
     columns = check_columns(stat)
     sites = find_sites(opened, site)
+    if to is Format.tensorboard:
+        _export_tensorboard(opened, sites, stat, out, force=force, json=json)
+        return
     check_target(out, force)
     with replacing(out) as unfinished, open_writer(to.value, unfinished, columns) as writer:
         rows = _copy(opened, sites, columns, writer, quiet=json)
@@ -73,6 +82,22 @@ def export(
     else:
         console = make_console()
         console.print(f"{rows:,} rows of {len(sites):,} sites in {out} ({size(out.stat().st_size)})", soft_wrap=True)
+
+
+def _export_tensorboard(
+    run: Run, sites: list[Site], stats: list[str] | None, out: Path, *, force: bool, json: bool
+) -> None:
+    from sonde.cli.answer import print_json
+    from sonde.cli.export_tensorboard import check_folder, export_tensorboard
+    from sonde.views.terminal import make_console
+
+    check_folder(out, force)
+    done = export_tensorboard(run, sites, stats, out)
+    if json:
+        print_json({"run": str(run.path), "out": str(out), "format": "tensorboard", **done, "sites": len(sites)})
+    else:
+        words = f"{done['points']:,} points of {done['tags']:,} tags in {out}; look: tensorboard --logdir {out}"
+        make_console().print(words, soft_wrap=True)
 
 
 def check_columns(stats: list[str] | None) -> tuple[str, ...]:
