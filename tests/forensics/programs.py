@@ -518,7 +518,7 @@ def loss_class(watch):
             optimizer.step()
 
 
-@program("nan_in_loss", "loss_fn", "nll_loss", "no_valid_target")
+@program("empty_target", "loss_fn", "nll_loss", "no_valid_target")
 def every_target_ignored(watch):
     model = nn.Linear(3, 5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

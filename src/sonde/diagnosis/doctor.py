@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.explain import fold
+from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM, is_better_told
 from sonde.diagnosis.rule import Rule
 from sonde.diagnosis.rules import RULES
 from sonde.records import Finding
@@ -27,6 +28,7 @@ class Doctor:
     """By kind: the traceback of a rule that raised; it is not asked again."""
     _first: dict[str, int] = field(default_factory=dict)
     _given: dict[str, Finding] = field(default_factory=dict)
+    _lasting: dict[str, Finding] = field(default_factory=dict)
 
     def take(self, finding: Finding) -> None:
         """Take a finding that was made elsewhere, such as the first bad operation; it counts like a rule's."""
@@ -38,6 +40,8 @@ class Doctor:
         for kind, finding in found.items():
             first = self._first.setdefault(kind, finding.step)
             found[kind] = replace(finding, step=min(first, finding.step), last_step=max(case.step, finding.last_step))
+        if any(is_better_told(finding) for finding in self._given.values()):
+            found = {kind: finding for kind, finding in found.items() if finding.data.get(TOLD_FROM) != READINGS}
         return fold(list((found | self._given).values()))
 
     def _ask(self, rule: Rule, case: Case) -> Finding | None:
@@ -45,7 +49,7 @@ class Doctor:
         if rule.kind in self.broken or too_early:
             return None
         try:
-            finding = rule.check(case)
+            finding = rule.check(case) or self._lasting.get(rule.kind)
         except NotMeasured as missing:
             self.unmeasured[rule.kind] = str(missing)
             return None
@@ -54,4 +58,6 @@ class Doctor:
             logger.warning("the rule %s failed and is not asked again.\n%s", rule.kind, self.broken[rule.kind].rstrip())
             return None
         self.unmeasured.pop(rule.kind, None)
+        if rule.lasting and finding is not None:
+            self._lasting[rule.kind] = finding
         return finding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -27,7 +28,8 @@ class Monitor:
         self._findings: list[Finding] = []
         self._looked = -1
         self._pending: int | None = None
-        self._taken: set[str] = set()
+        self._said: deque[Finding] = deque(maxlen=256)
+        """What was reported from here; it comes back to all sinks."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -62,9 +64,8 @@ class Monitor:
 
     def take_finding(self, finding: Finding) -> None:
         """Take a finding made elsewhere. Those that came from here are known already."""
-        if finding.kind not in self._taken and finding not in self._findings and not finding.withdrawn:
+        if not finding.withdrawn and not any(finding is said for said in self._said):
             self._doctor.take(finding)
-            self._taken.add(finding.kind)
             self._look()
 
     def flush(self) -> None:
@@ -87,12 +88,15 @@ class Monitor:
         found = self._doctor.look(self._case)
         with self._lock:
             self._findings = found
-        self._taken |= {finding.kind for finding in found}
         for finding in found:
             if _is_news(before.get(finding.kind), finding) or self._case.final:
-                self._report(finding)
+                self._say(finding)
         for kind in before.keys() - {finding.kind for finding in found}:
-            self._report(replace(before[kind], withdrawn=True))
+            self._say(replace(before[kind], withdrawn=True))
+
+    def _say(self, finding: Finding) -> None:
+        self._said.append(finding)
+        self._report(finding)
 
 
 def _is_news(before: Finding | None, now: Finding) -> bool:

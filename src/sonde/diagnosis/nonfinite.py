@@ -9,8 +9,25 @@ import numpy as np
 
 from sonde import schema, vitals
 from sonde.diagnosis.case import Case
-from sonde.records import Site
+from sonde.records import Finding, Site
 
+TOLD_FROM: Final = "told_from"
+READINGS: Final = "readings"
+"""Marks findings about non-finite numbers that rest on readings; one that rests on a repeated step is better."""
+KINDS: Final = frozenset(
+    {
+        "nan_in_data",
+        "nan_in_weights",
+        "nan_forward",
+        "nan_in_loss",
+        "nan_backward",
+        "nan_in_optimizer",
+        "fp16_overflow",
+        "fully_masked_attention",
+        "empty_target",
+    }
+)
+"""What is said about non-finite numbers, by rules or by those who repeated the step."""
 Stage = Literal["data", "weights", "forward", "loss", "backward", "update"]
 _ORDER: Final[tuple[Stage, ...]] = ("data", "weights", "forward", "loss", "backward", "update")
 _STAGES: Final[dict[str, Stage]] = {
@@ -32,6 +49,11 @@ class Origin:
     step: int
     others: int
     """How many sites of the same stage were not finite in that step."""
+
+
+def is_better_told(finding: Finding) -> bool:
+    """Say whether a finding is about non-finite numbers and was not just told from readings."""
+    return finding.kind in KINDS and finding.data.get(TOLD_FROM) != READINGS
 
 
 def find_origin(case: Case) -> Origin | None:

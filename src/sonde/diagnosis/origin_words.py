@@ -7,7 +7,7 @@ from typing import Final
 
 from sonde import vitals
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.nonfinite import Origin, Stage, count_bad, find_origin
+from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM, Origin, Stage, count_bad, find_origin
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding
 
@@ -81,7 +81,7 @@ def explain_origin(rule: Rule, case: Case, stage: Stage) -> Finding | None:
         cause=words.cause.format(name=name if stage != "data" else f"An input ({site.key})", step=step),
         fix=words.fix,
         refute=words.refute,
-        data={"stage": stage, "site": site.key},
+        data={TOLD_FROM: READINGS, "stage": stage, "site": site.key},
     )
 
 

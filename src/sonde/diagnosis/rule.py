@@ -25,6 +25,8 @@ class Rule:
     """How many steps must have been recorded before it makes sense to look; 0 looks as soon as facts are known."""
     final: bool = False
     """Whether it can only be told when the run is over."""
+    lasting: bool = False
+    """Whether it stays true once it was found: something that happened, not a state that may pass."""
 
     def finding(
         self,

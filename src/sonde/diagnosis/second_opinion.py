@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.doctor import Doctor
+from sonde.diagnosis.nonfinite import is_better_told
 from sonde.records import SEVERITIES, Event, Finding, Severity
 from sonde.store import Run, open_run
 
@@ -57,7 +58,7 @@ def diagnose(run: Run | str | Path, *, rank: int | None = None) -> Diagnosis:
     doctor, case = Doctor(), Case()
     ruled = {rule.kind for rule in doctor.rules}
     for finding in run.findings:
-        if finding.kind not in ruled:
+        if finding.kind not in ruled or is_better_told(finding):
             doctor.take(finding)
     case.take_sites(run.sites)
     waiting = sorted(run.events, key=_step_of)

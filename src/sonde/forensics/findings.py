@@ -17,7 +17,11 @@ _KINDS: Final = {
     "backward": "nan_backward",
     "optimizer": "nan_in_optimizer",
 }
-_BY_REASON: Final = {"fully_masked_row": "fully_masked_attention", "fp16_overflow": "fp16_overflow"}
+_BY_REASON: Final = {
+    "fully_masked_row": "fully_masked_attention",
+    "fp16_overflow": "fp16_overflow",
+    "no_valid_target": "empty_target",
+}
 _REFUTE: Final = "Repeat the step with the named operation bounded: if it is still not finite, the origin is elsewhere."
 
 

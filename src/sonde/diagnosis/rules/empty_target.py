@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sonde import vitals
 from sonde.diagnosis.case import Case, NotMeasured
+from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM
 from sonde.diagnosis.rule import Rule, below, fact
 from sonde.records import Finding
 
@@ -35,8 +36,9 @@ def check(case: Case) -> Finding | None:
             fix="Leave such samples out when the data is made, or skip the batch; reduction='sum' divided by "
             "max(1, number of valid targets) is safe too.",
             refute="Count targets != ignore_index in that batch: any refutes it.",
+            data={TOLD_FROM: READINGS},
         )
     return None
 
 
-RULE = Rule(kind="empty_target", check=check, since=1)
+RULE = Rule(kind="empty_target", check=check, since=1, lasting=True)

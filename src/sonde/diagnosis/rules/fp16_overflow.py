@@ -7,6 +7,7 @@ import numpy as np
 from sonde import measures, schema
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
+from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM
 from sonde.diagnosis.ownership import few
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding
@@ -43,6 +44,7 @@ def check(case: Case) -> Finding | None:
         fix="Use bfloat16, run this layer outside autocast, or make its values smaller: average instead of summing, "
         "normalise its input.",
         refute="Run the same batch in float32: if its outputs stay well below 65504, something else overflows.",
+        data={TOLD_FROM: READINGS},
     )
 
 
