@@ -9,11 +9,45 @@ from pathlib import Path
 import pytest
 import torch
 
+import sonde
+from sonde.testing import MemorySink
+
 _NAME = "forensics_programs"
 if _NAME not in sys.modules:
     _spec = importlib.util.spec_from_file_location(_NAME, Path(__file__).with_name("programs.py"))
     sys.modules[_NAME] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_NAME])
+
+
+class Reports(MemorySink):
+    """Keeps what forensics reports, before a diagnosis folds it under what explains it."""
+
+    def __init__(self):
+        super().__init__()
+        self.origins = {}
+
+    def take_finding(self, finding):
+        if "origin" in finding.data and not finding.withdrawn:
+            self.origins.setdefault((finding.kind, finding.cause), finding)
+
+
+@pytest.fixture
+def reported(tmp_path):
+    """Run a program under `sonde.watch` in tmp_path/run; return what was reported about non-finite values."""
+
+    def run(program, **options):
+        sink = Reports()
+
+        def watch(model, optimizer=None, **more):
+            session = sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", **more, **options)
+            session.subscribe(sink)
+            return session
+
+        torch.manual_seed(0)
+        program(watch)
+        return list(sink.origins.values())
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-import sonde
 
 PROGRAMS = sys.modules["forensics_programs"].PROGRAMS  # made known by conftest.py
 
 
-def findings_of(run, path):
-    torch.manual_seed(0)
-    run(functools.partial(sonde.watch, run=path, on_error="raise"))
-    return [finding for finding in sonde.open_run(path).findings if "origin" in finding.data]
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_first_bad_operation_is_named(name, tmp_path):
+def test_the_first_bad_operation_is_named(name, reported):
     program = PROGRAMS[name]
-    findings = findings_of(program.run, tmp_path / "run")
+    findings = reported(program.run)
     assert len(findings) == 1, [finding.cause for finding in findings]
     finding = findings[0]
     origin = finding.data["origin"]

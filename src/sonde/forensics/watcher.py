@@ -122,7 +122,9 @@ class Watcher:
             self._is_ill = False
             self._remember(roots, passes)
         elif self._may_look() and self._are_ours(roots):
-            self._tell(investigate_loss(roots, passes, self._all_names(), sys._getframe(1)))
+            incident = investigate_loss(roots, passes, self._all_names(), sys._getframe(1))
+            if not _is_scaled_away(incident.origin, roots):
+                self._tell(incident)
 
     def _remember(self, roots: tuple[Tensor, ...], passes: list[KeptPass]) -> None:
         if passes and self._left > 0:
@@ -278,6 +280,13 @@ class Watcher:
 
 def _is_near(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.numel() <= 1 << 16
+
+
+def _is_scaled_away(origin: Origin, roots: tuple[Tensor, ...]) -> bool:
+    """Say whether a finite loss only overflowed when a gradient scaler multiplied it: the scaler will see to that."""
+    last = roots[0].grad_fn
+    is_last = last is not None and last.name().startswith("MulBackward")
+    return is_last and (origin.stage, origin.name, origin.makes, origin.total) == ("loss", "mul", "inf", 1)
 
 
 def _is_scaled(optimizer: Optimizer) -> bool:
