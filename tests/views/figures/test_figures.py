@@ -230,6 +230,22 @@ def test_the_phases_of_a_step_add_up_to_their_means(tmp_path):
     assert len(figure.data[0].x) <= 400
 
 
+def test_a_phase_that_occurs_now_and_then_counts_as_nothing_elsewhere():
+    steps = np.arange(1, 101)
+    phases = {"forward": (steps, np.full(100, 0.01)), "evaluation": (steps[9::10], np.full(10, 0.1))}
+    figure = figures.step_phases(phases)
+    assert "mean 20 ms: forward 50%, evaluation 50%" in title(figure)
+    assert np.isclose(np.nanmean(figure.data[1].y), 10)
+
+
+def test_one_very_slow_step_does_not_flatten_the_others():
+    seconds = np.full(200, 0.01)
+    seconds[0] = 5.0
+    figure = figures.step_phases({"forward": seconds})
+    assert figure.layout.yaxis.range[1] < 20
+    assert "cut off: up to 5e+03 ms" in title(figure)
+
+
 def test_events_and_findings_lie_along_the_steps():
     events = [Event(event_type="epoch", message=HOSTILE, step=4, timestamp=0.0)]
     found = Finding(kind="dead_relu", severity="critical", confidence=1.0, step=3, last_step=9, sites=("fc",))

@@ -15,11 +15,19 @@ from sonde.store import Run
 from sonde.views.figures.curves import MOST_COLUMNS, Line, as_lines, read_lines
 from sonde.views.figures.library import Figure, graph_objects
 from sonde.views.figures.lines import add_line
-from sonde.views.figures.theme import AMBER, BLUE, COLOURS, GREEN, GREY, PINK, Theme, empty, finish
+from sonde.views.figures.theme import AMBER, BLUE, COLOURS, GREEN, GREY, ORANGE, PINK, SKY, Theme, empty, finish
 from sonde.views.figures.words import safe
 
-_MEMORY: Final = re.compile(r"memory|allocated|reserved|\brss\b", re.IGNORECASE)
-_PHASE_COLOURS: Final = {"data wait": AMBER, "forward": BLUE, "backward": PINK, "optimizer": GREEN, "other": GREY}
+MEMORY: Final = re.compile(r"memory|allocated|reserved|\brss\b", re.IGNORECASE)
+_PHASE_COLOURS: Final = {
+    "data wait": AMBER,
+    "forward": BLUE,
+    "backward": PINK,
+    "optimizer": GREEN,
+    "evaluation": SKY,
+    "watching": ORANGE,
+    "other": GREY,
+}
 
 
 def step_phases(source: Run | Mapping[str, Any], *, theme: Theme = "light") -> Figure:
@@ -35,38 +43,51 @@ def step_phases(source: Run | Mapping[str, Any], *, theme: Theme = "light") -> F
     lines = [line for line in lines if line.known]
     if not lines:
         return empty(title, "The run has no times of the phases of a step.", theme=theme)
-    first, last = min(int(line.steps[0]) for line in lines), max(int(line.steps[-1]) for line in lines)
-    edges = column_edges(first, last, MOST_COLUMNS)
-    at = np.ceil(edges[:-1])
+    steps = np.unique(np.concatenate([line.steps for line in lines]))
+    edges = column_edges(int(steps[0]), int(steps[-1]), MOST_COLUMNS)
+    # Means, not extremes: phases are stacked, and only means add up to the mean of the whole. A phase that did not
+    # occur in a step took no time in it.
+    heights = {line.name: _means(line, steps, edges) * 1e3 for line in lines}
+    means = {line.name: float(np.nansum(line.values)) / len(steps) for line in lines}
     figure = graph_objects().Figure()
-    totals = {}
-    for index, line in enumerate(lines):
-        # The mean, not the extreme: phases are stacked, and only means add up to the mean of the whole.
-        seconds = _means(line, edges)
-        totals[line.name] = float(np.nanmean(line.values[np.isfinite(line.values)]))
-        colour = _PHASE_COLOURS.get(line.name, COLOURS[index % len(COLOURS)])
+    for index, (name, height) in enumerate(heights.items()):
+        colour = _PHASE_COLOURS.get(name, COLOURS[index % len(COLOURS)])
         figure.add_trace(
             graph_objects().Scatter(
-                x=at, y=np.nan_to_num(seconds) * 1e3, name=safe(line.name), stackgroup="phases", mode="lines",
+                x=np.ceil(edges[:-1]),
+                y=height,
+                name=safe(name),
+                stackgroup="phases",
+                mode="lines",
                 line={"width": 0.5, "color": colour},
-                hovertemplate=f"{safe(line.name)}<br>step %{{x:,}}: %{{y:.3g}} ms<extra></extra>",
+                hovertemplate=f"{safe(name)}<br>step %{{x:,}}: %{{y:.3g}} ms<extra></extra>",
             )
-        )  # fmt: skip
-    whole = sum(totals.values())
-    shares = ", ".join(f"{name} {value / whole:.0%}" for name, value in totals.items()) if whole > 0 else ""
-    axes = {
-        "xaxis": {"title": {"text": "step"}},
-        "yaxis": {"title": {"text": "milliseconds per step"}, "rangemode": "tozero"},
-    }
-    return finish(figure, title, f"mean {whole * 1e3:.3g} ms: {shares}", theme=theme, **axes)
+        )
+    whole = sum(means.values())
+    shares = ", ".join(f"{name} {value / whole:.0%}" for name, value in means.items()) if whole > 0 else ""
+    top, beyond = _top(np.nansum(list(heights.values()), axis=0))
+    note = f"mean {whole * 1e3:.3g} ms: {shares}{beyond}"
+    y_axis = {"title": {"text": "milliseconds per step"}, "range": [0, top]}
+    return finish(figure, title, note, theme=theme, xaxis={"title": {"text": "step"}}, yaxis=y_axis)
 
 
-def _means(line: Line, edges: Any) -> Any:
+def _top(totals: Any) -> tuple[float, str]:
+    """Return where the axis ends: a step that is far slower than all others, as the first often is, is cut off."""
+    usual, highest = float(np.quantile(totals, 0.98)), float(totals.max())
+    if highest <= 2 * usual:
+        return 1.08 * highest or 1.0, ""
+    return 1.25 * usual, f"; cut off: up to {highest:.3g} ms"
+
+
+def _means(line: Line, steps: Any, edges: Any) -> Any:
     finite = np.isfinite(line.values)
-    places = np.clip(np.searchsorted(edges, line.steps[finite], side="right") - 1, 0, len(edges) - 2)
-    total = np.bincount(places, weights=line.values[finite], minlength=len(edges) - 1)
-    count = np.bincount(places, minlength=len(edges) - 1)
+    total = np.bincount(_places(line.steps[finite], edges), weights=line.values[finite], minlength=len(edges) - 1)
+    count = np.bincount(_places(steps, edges), minlength=len(edges) - 1)
     return np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
+
+
+def _places(steps: Any, edges: Any) -> Any:
+    return np.clip(np.searchsorted(edges, steps, side="right") - 1, 0, len(edges) - 2)
 
 
 def _read_phases(run: Run) -> list[Line]:
@@ -112,7 +133,7 @@ def memory_timeline(source: Run | Mapping[str, Any], *, theme: Theme = "light") 
 
 def _read_memory(run: Run) -> list[Line]:
     sites: Sequence[Site] = [
-        site for site in run.sites if site.quantity in ("scalar", "vital") and _MEMORY.search(site.name + site.part)
+        site for site in run.sites if site.quantity in ("scalar", "vital") and MEMORY.search(site.name + site.part)
     ]
     lines = read_lines(run, sites, "mean")
     return [

@@ -13,6 +13,7 @@ from sonde.store import Run
 from sonde.views.figures.curves import Line, as_lines, read_lines, wants_log
 from sonde.views.figures.library import Figure, subplots
 from sonde.views.figures.lines import add_crosses, add_line
+from sonde.views.figures.loop import MEMORY
 from sonde.views.figures.theme import COLOURS, Theme, empty, finish, log_axis
 from sonde.views.figures.words import cut, safe
 
@@ -72,7 +73,9 @@ def _read(run: Run, names: Sequence[str] | None) -> list[Line]:
 
 def _is_setting(site: Site) -> bool:
     leaf = site.name.rpartition(".")[2].rstrip("0123456789")
-    return (site.name.startswith("optimizer") and leaf in _SETTINGS) or site.name.startswith("scheduler")
+    if site.name.startswith(("scheduler", "process.")) or MEMORY.search(site.name):
+        return True  # these have figures of their own, or none
+    return site.name.startswith("optimizer") and leaf in _SETTINGS
 
 
 def _plain(key: str) -> str:

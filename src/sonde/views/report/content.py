@@ -12,10 +12,10 @@ import numpy as np
 from sonde import vitals
 from sonde.analysis import FlowRow, LayerSummary, RunFacts, Trend, describe
 from sonde.records import SEVERITIES, Event, Finding
-from sonde.store import Run
+from sonde.store import Run, Series
 from sonde.views.terminal.summary import Page, read_page
 
-_SETTINGS: Final = ("optimizer", "scheduler")
+_SETTINGS: Final = ("optimizer", "scheduler", "process.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +87,16 @@ def _metrics(run: Run) -> list[Metric]:
 def _phases(run: Run) -> list[PhaseTime]:
     known = {site.key: site for site in run.sites if site.quantity == "vital"}
     names = {vitals.DATA_WAIT: "waiting for data"} | {vitals.time_of(name): name for name in vitals.PHASE_TIMES}
-    found = []
+    seconds: dict[str, Series] = {}
     for part, name in names.items():
         site = known.get(f"{vitals.LOOP}:vital{vitals.part_of(part)}")
         if site is not None:
-            values = run.series(site, "mean").values
-            values = values[np.isfinite(values)]
-            if len(values):
-                found.append(PhaseTime(name, float(values.mean())))
-    return found
+            series = run.series(site, "mean")
+            if np.isfinite(series.values).any():
+                seconds[name] = series
+    # A part that did not occur in a step took no time in it.
+    steps = np.unique(np.concatenate([series.steps for series in seconds.values()])) if seconds else ()
+    return [PhaseTime(name, float(np.nansum(series.values)) / len(steps)) for name, series in seconds.items()]
 
 
 def words_of(kind: str) -> str:
