@@ -21,8 +21,8 @@ _DEVIATIONS: Final = 2.576
 # A curve that lost this share of its range at once has let go of something; then only its valleys count.
 _TOOTH: Final = 0.3
 _FEWEST_VALLEYS: Final = 4
-# Of the whole slope, what the second half must still have. A cache that fills up slows down.
-_STEADY: Final = 0.5
+# Of the first half's slope, what the second half must still have. A cache that fills up slows down.
+_STEADY: Final = 0.6
 # Of the whole rise, what its single largest jump may make up.
 _ONE_JUMP: Final = 0.5
 
@@ -109,8 +109,8 @@ def _theil_sen(steps: FloatArray, values: FloatArray) -> tuple[float, float, flo
 
 def _grows_still(steps: FloatArray, values: FloatArray, slope: float) -> bool:
     half = len(steps) // 2
-    late, low, _ = _theil_sen(steps[half:], values[half:])
-    return bool(late >= _STEADY * slope and low > 0) if len(steps) - half >= FEWEST // 2 else bool(late > 0)
+    early, late = _theil_sen(steps[:half], values[:half]), _theil_sen(steps[half:], values[half:])
+    return bool(late[0] >= _STEADY * max(early[0], slope) and late[1] > 0)
 
 
 def _largest_jump(values: FloatArray) -> float:

@@ -3,9 +3,11 @@
 from sonde.analysis.downsample import Steps, Values, any_in_columns, column_edges, columns, thin
 from sonde.analysis.facts import RunFacts, count_steps, facts_of, find_learning_rate, find_loss
 from sonde.analysis.flow import FlowRow, gradient_flow
+from sonde.analysis.leaks import leaking, memory_slope, memory_slopes
 from sonde.analysis.long_table import SiteRows, read_rows, windows
 from sonde.analysis.news import News, Newspaper
 from sonde.analysis.order import ModelOrder, layer_of
+from sonde.analysis.phases import PhaseShares, phase_series, phase_shares
 from sonde.analysis.summary import (
     DEFAULT_STATS,
     LayerSummary,
@@ -31,6 +33,7 @@ __all__ = [
     "ModelOrder",
     "News",
     "Newspaper",
+    "PhaseShares",
     "RunFacts",
     "SiteRows",
     "SiteSummary",
@@ -50,8 +53,13 @@ __all__ = [
     "has_stat",
     "keys_of",
     "layer_of",
+    "leaking",
     "mark_all",
+    "memory_slope",
+    "memory_slopes",
     "peer_group",
+    "phase_series",
+    "phase_shares",
     "read_rows",
     "slope",
     "smooth",

@@ -10,19 +10,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from sonde.errors import OptionError
-from sonde.growth import Growth, growth
+from sonde.growth import WARM_UP_SHARE, Growth
+from sonde.probes.leaks import Leak, TensorWatch, find_leak, judge
 from sonde.probes.memory_history import MemoryHistory
 from sonde.probes.memory_snapshot import compare_snapshots, memory_snapshot
 from sonde.probes.phases import LoopPhases, StepPhase
 from sonde.probes.process_memory import resident_bytes
 from sonde.probes.profiling import Timeline
 
+# The step at which leaks are looked for first; then at twice as many, and so on.
+_FIRST_LOOK: Final = 24
 _MOST_SAMPLES: Final = 2000
 """Beyond this many, every other sample is dropped and sampling slows down."""
 
@@ -36,6 +38,7 @@ class MemoryScope:
         every: int,
         session: Timeline | None,
         history: MemoryHistory | None,
+        max_share: float,
         clock: Callable[[], float],
         resident: Callable[[], int | None],
     ) -> None:
@@ -51,6 +54,11 @@ class MemoryScope:
         self._held: dict[str, int] = {}
         self._by_phase: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         self._samples: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self._tensors = TensorWatch(time.perf_counter, max_share=max_share)
+        self._leaks: list[Leak] | None = None
+        self._found: dict[str, Leak] = {}
+        self._next_look = _FIRST_LOOK
+        self._marks: list[tuple[int, dict[str, dict[str, int]]]] = []
         self._by_hand = False
         self._handles: list[RemovableHandle] = []
 
@@ -78,6 +86,10 @@ class MemoryScope:
         if self._history is not None:
             self._history.stop(error)
         self.after = memory_snapshot(clock=self._clock)
+        if error is None:
+            # Now, since the variables that hold things are still there.
+            self._leaks = self.leaks()
+            self._note()
 
     def step(self) -> None:
         """End a step by hand, for loops without a torch optimizer; from then on optimizer steps are not counted."""
@@ -123,6 +135,12 @@ class MemoryScope:
             series.append((self.steps, value))
             if len(series) >= _MOST_SAMPLES:
                 del series[::2]
+        self._tensors.see(self.steps)
+        if self.steps >= self._next_look:
+            # Look for culprits while the functions that hold them still run, ever more rarely.
+            self._next_look = self.steps * 2
+            self._marks.append((self.steps, self.phases()))
+            self.leaks()
 
     # ------------------------------------------------------------------ answers
 
@@ -140,7 +158,34 @@ class MemoryScope:
 
     def growth(self) -> dict[str, Growth]:
         """Return how memory moves per step, by place."""
-        return {place: growth(*np.array(series, np.float64).T) for place, series in self._samples.items() if series}
+        return {place: judge(series) for place, series in self._samples.items()}
+
+    def leaks(self) -> list[Leak]:
+        """Return what leaks, by place; empty for a healthy program. After the scope, what was found when it ended."""
+        if self._leaks is not None:
+            return self._leaks
+        phases, steps = self._late_phases(), self.steps
+        for place, samples in sorted(self._samples.items()):
+            leak = find_leak(place, list(samples), self._tensors, phases, steps)
+            if leak is None:
+                self._found.pop(place, None)
+            else:
+                self._found[place] = leak.explained_by(self._found.get(place))
+        return list(self._found.values())
+
+    def _late_phases(self) -> dict[str, dict[str, int]]:
+        """Return what each phase grew by since warming up."""
+        early = next((phases for step, phases in self._marks if step >= WARM_UP_SHARE * self.steps), {})
+        return {
+            phase: {place: grown - early.get(phase, {}).get(place, 0) for place, grown in places.items()}
+            for phase, places in self._by_phase.items()
+        }
+
+    def _note(self) -> None:
+        if self._session is not None:
+            for leak in self._leaks or ():
+                data = {"place": leak.place, "bytes_per_step": leak.growth.per_step, "phase": leak.phase}
+                self._session.event("leak", leak.text, data | {"lines": [str(line) for line in leak.lines]})
 
     def dump_history(self, path: str | os.PathLike[str]) -> Path:
         """Write the CUDA allocator's history so far, for pytorch.org/memory_viz."""
@@ -154,6 +199,7 @@ def memory_scope(
     every: int = 1,
     session: Timeline | None = None,
     history: str | os.PathLike[str] | None = None,
+    max_share: float = 0.02,
     clock: Callable[[], float] = time.time,
     resident: Callable[[], int | None] = resident_bytes,
 ) -> MemoryScope:
@@ -164,6 +210,8 @@ def memory_scope(
         session: The session to note what was found in.
         history: A file for the CUDA allocator's history, written if memory runs out inside the scope, or on demand by
             `dump_history`. Without CUDA it has no effect.
+        max_share: The share of the time that counting living tensors may take. Each count walks all Python objects,
+            which takes some ten milliseconds; a short program needs a larger share to be judged.
         clock: Where the time stamps of snapshots come from.
         resident: Returns the bytes this process holds.
 
@@ -171,4 +219,6 @@ def memory_scope(
     if every < 1:
         raise OptionError(f"every takes a whole number of at least 1; got {every!r}.")
     recorded = MemoryHistory(Path(history)) if history is not None and torch.cuda.is_available() else None
-    return MemoryScope(every=every, session=session, history=recorded, clock=clock, resident=resident)
+    return MemoryScope(
+        every=every, session=session, history=recorded, max_share=max_share, clock=clock, resident=resident
+    )

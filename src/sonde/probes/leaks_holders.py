@@ -1,0 +1,159 @@
+"""Who keeps objects alive: the container that holds them, and the variable or attribute it is known by."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, Final
+
+import torch
+
+from sonde.probes.leaks_lines import SourceLine, feeding_lines
+
+_DEPTH: Final = 4
+_MOST: Final = 64
+_OWN: Final = str(Path(__file__).parents[1])
+_TORCH: Final = str(Path(torch.__file__).parent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A container and its name."""
+
+    container: str
+    """Its type: `list`, `dict`, ..."""
+    name: str
+    """The variable or attribute: `losses`, `History.values`."""
+    scope: str
+    """Where the name lives: a function, a module, a class."""
+    lines: tuple[SourceLine, ...]
+    """The lines that put something into it."""
+    bounded: bool
+    """It cannot grow for ever: a deque with `maxlen`."""
+
+
+def user_frames() -> list[FrameType]:
+    """Return the frames of all threads that run the user's code, innermost first."""
+    found = []
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            file = at.f_code.co_filename
+            if not file.startswith((_OWN, _TORCH, "<frozen")):
+                found.append(at)
+            at = at.f_back
+    return found
+
+
+def find_holder(objects: Sequence[Any]) -> Holder | None:
+    """Return who holds most of these objects, looking through what lies in between; None if nobody is found."""
+    items = list(objects)
+    mine = {id(objects), id(items)}
+    for _ in range(_DEPTH):
+        referrers = [each for each in gc.get_referrers(*items) if id(each) not in mine and not _is_ours(each)]
+        mine.add(id(referrers))
+        counted = [(each, _count(each, items)) for each in referrers]
+        mine |= {id(counted), *(id(pair) for pair in counted)}
+        best = max(counted, key=lambda pair: pair[1], default=None)
+        if best is not None and best[1] >= max(2, len(items) // 2):
+            return _name(best[0], mine)
+        items = [each for each, count in counted if count][:_MOST]
+        mine.add(id(items))
+        if not items:
+            return None
+    return None
+
+
+def _is_ours(each: Any) -> bool:
+    return isinstance(each, FrameType | ModuleType)
+
+
+def _parts(each: Any) -> Iterable[Any]:
+    """Return what an object holds, as far as it can be looked into without running code of its own."""
+    if isinstance(each, dict):
+        return list(each.values())
+    if isinstance(each, list | tuple | set | frozenset | deque):
+        return list(each)
+    if isinstance(each, CellType):
+        return gc.get_referents(each)
+    attributes = getattr(each, "__dict__", None)
+    return list(attributes.values()) if isinstance(attributes, dict) else ()
+
+
+def _count(each: Any, items: list[Any]) -> int:
+    wanted = {id(item) for item in items}
+    return len({id(part) for part in _parts(each)} & wanted)
+
+
+def _name(container: Any, mine: set[int]) -> Holder:
+    bounded = isinstance(container, deque) and container.maxlen is not None
+    kind = type(container).__name__
+    for name, scope, lines in _names(container, mine, _DEPTH):
+        return Holder(container=kind, name=name, scope=scope, lines=tuple(lines), bounded=bounded)
+    return Holder(container=kind, name="", scope="", lines=(), bounded=bounded)
+
+
+def _names(container: Any, mine: set[int], depth: int) -> Iterator[tuple[str, str, list[SourceLine]]]:
+    yield from _names_in_frames(container)
+    owners = [each for each in gc.get_referrers(container) if id(each) not in mine]
+    mine = mine | {id(owners)}
+    for owner in owners:
+        yield from _names_in_owner(owner, container)
+    if depth:
+        for owner in owners:
+            if isinstance(owner, list | tuple | dict | deque | CellType):
+                yield from _names(owner, mine, depth - 1)
+
+
+def _names_in_frames(container: Any) -> Iterator[tuple[str, str, list[SourceLine]]]:
+    for frame in user_frames():
+        code = frame.f_code
+        for name, value in list(frame.f_locals.items()):
+            if value is container:
+                last = max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)
+                lines = feeding_lines(code.co_filename, name, code.co_firstlineno, _end(frame, last))
+                yield name, f"{code.co_name}()", lines or feeding_lines(code.co_filename, name)
+
+
+def _end(frame: FrameType, last: int) -> int:
+    """Return the last line of a frame's code, with the functions inside it, which its own lines do not count."""
+    inner = [const for const in frame.f_code.co_consts if isinstance(const, CodeType)]
+    return max([last, *(line for const in inner for _, _, line in const.co_lines() if line)])
+
+
+def _names_in_owner(owner: Any, container: Any) -> Iterator[tuple[str, str, list[SourceLine]]]:
+    if isinstance(owner, dict):
+        module = sys.modules.get(owner.get("__name__", "")) if isinstance(owner.get("__name__"), str) else None
+        if module is not None and vars(module) is owner:
+            file = getattr(module, "__file__", None) or ""
+            for name, value in list(owner.items()):
+                if value is container:
+                    yield name, f"module {module.__name__}", feeding_lines(file, name)
+    elif isinstance(owner, FunctionType):
+        yield from _names_in_function(owner, container)
+    else:
+        attributes = getattr(owner, "__dict__", None)
+        for name, value in list(attributes.items()) if isinstance(attributes, dict) else ():
+            if value is container:
+                yield f"{type(owner).__name__}.{name}", type(owner).__qualname__, _attribute_lines(owner, name)
+
+
+def _names_in_function(function: FunctionType, container: Any) -> Iterator[tuple[str, str, list[SourceLine]]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        if cell is container or container in gc.get_referents(cell):
+            yield name, f"{function.__qualname__}()", feeding_lines(function.__code__.co_filename, name)
+
+
+def _attribute_lines(owner: Any, name: str) -> list[SourceLine]:
+    module = sys.modules.get(type(owner).__module__)
+    files = [getattr(module, "__file__", None) or "", *(frame.f_code.co_filename for frame in user_frames())]
+    for file in dict.fromkeys(files):
+        lines = feeding_lines(file, name) if file and not file.startswith((_OWN, _TORCH)) else []
+        if lines:
+            return lines
+    return []
