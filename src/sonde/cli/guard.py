@@ -6,6 +6,8 @@ Exit codes:
     1   found something: `verify` found damage, `tail` saw the run fail
     2   wrong use, or a run that cannot be used
     130 interrupted
+
+`diagnose` speaks with its exit code: 0 nothing, 1 warnings, 2 something critical. There wrong use is 3.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ OK: Final = 0
 FOUND: Final = 1
 UNUSABLE: Final = 2
 INTERRUPTED: Final = 130
+UNUSABLE_BY_VERB: Final = {"diagnose": 3}
 
 # Typer carries click inside since 0.20 and needed it from outside before; its own exception leads to either.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -55,11 +58,11 @@ class Verbs(TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             return INTERRUPTED
         except _ClickError as error:
-            return _complain(_usage_message(error))
+            return _complain(_usage_message(error), args)
         except SondeError as error:
-            return _complain(str(error))
+            return _complain(str(error), args)
         except OSError as error:
-            return _complain(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
+            return _complain(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), args)
         return code if isinstance(code, int) else OK
 
     def invoke(self, ctx: Any) -> Any:
@@ -95,13 +98,14 @@ def _usage_message(error: Any) -> str:
     return " ".join(message.split())
 
 
-def _complain(message: str) -> int:
+def _complain(message: str, args: Sequence[str] | None) -> int:
     from sonde.views.terminal.look import make_console
 
     console = make_console(stderr=True)
     with contextlib.suppress(BrokenPipeError):
         console.print(f"[bold red]error:[/] {_escaped(message)}", soft_wrap=True)
-    return UNUSABLE
+    verb = next((each for each in (sys.argv[1:] if args is None else args) if not each.startswith("-")), "")
+    return UNUSABLE_BY_VERB.get(verb, UNUSABLE)
 
 
 def _escaped(message: str) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sonde.cli import evaluate, export, import_pages, replay, report, runs, show, tail, train, verify
+from sonde.cli import diagnose, evaluate, export, import_pages, replay, report, runs, show, tail, train, verify
 from sonde.cli.guard import Verbs
 from sonde.cli.help import Verb
 
@@ -23,6 +23,7 @@ they are written, on any machine and without torch.
 _EXAMPLES = """
 sonde runs runs  # all runs in a folder
 sonde show runs/first  # how it went, worst layers first
+sonde diagnose runs/first  # what is wrong with it, and the fix
 sonde show runs/first --site '*:gradient'  # every gradient
 sonde tail runs/first  # follow a run that is training
 sonde show runs/first --json | jq .layers  # for programs
@@ -60,6 +61,7 @@ def sonde(
 
 app.command(cls=Verb, epilog=runs.EXAMPLES)(runs.runs)
 app.command(cls=Verb, epilog=show.EXAMPLES)(show.show)
+app.command(cls=Verb, epilog=diagnose.EXAMPLES)(diagnose.diagnose)
 app.command(cls=Verb, epilog=tail.EXAMPLES)(tail.tail)
 app.command(cls=Verb, epilog=report.EXAMPLES)(report.report)
 app.command(cls=Verb, epilog=export.EXAMPLES)(export.export)

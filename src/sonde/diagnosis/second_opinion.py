@@ -35,6 +35,8 @@ class Diagnosis:
     """By kind: the traceback of a rule that failed."""
     steps: int
     """How many steps were looked at."""
+    asked: int = 0
+    """How many rules were asked."""
 
     @property
     def severity(self) -> Severity | None:
@@ -74,7 +76,7 @@ def diagnose(run: Run | str | Path, *, rank: int | None = None) -> Diagnosis:
         case.take_event(event)
     case.final = run.status != "live"
     found = doctor.look(case)
-    return Diagnosis(tuple(found), dict(doctor.unmeasured), dict(doctor.broken), len(steps))
+    return Diagnosis(tuple(found), dict(doctor.unmeasured), dict(doctor.broken), len(steps), len(doctor.rules))
 
 
 def choose_steps(steps: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -31,9 +31,11 @@ from sonde.analysis import (
     thin,
     worst_first,
 )
-from sonde.records import Event
+from sonde.facts import EVENT_TYPE as FACTS
+from sonde.records import Event, Finding
 from sonde.store import Run
 from sonde.views.terminal.events import event_table
+from sonde.views.terminal.findings import finding_lines
 from sonde.views.terminal.flow_bars import flow_bars
 from sonde.views.terminal.heatmap import HeatMap, heat_map
 from sonde.views.terminal.look import Look
@@ -61,6 +63,7 @@ class Page:
     layers: list[LayerSummary]
     flow: list[FlowRow]
     events: list[Event]
+    findings: list[Finding] = field(default_factory=list)
 
 
 def read_page(run: Run, *, last: int | None = None) -> Page:
@@ -78,7 +81,8 @@ def read_page(run: Run, *, last: int | None = None) -> Page:
         layers=summarise_layers(sites, order),
         flow=gradient_flow(sites, order),
         # Epochs go by; they are in the curve's axis, not news.
-        events=[event for event in run.events if event.event_type != "epoch"],
+        events=[event for event in run.events if event.event_type not in ("epoch", FACTS)],
+        findings=[finding for finding in run.findings if finding.severity != "info"],
     )
 
 
@@ -104,6 +108,8 @@ def print_summary(run: Run, console: Console, *, last: int | None = None) -> Non
 def render(page: Page, look: Look) -> Iterator[RenderableType]:
     """Return the parts of the page about the run, top to bottom."""
     yield _header(page.facts, look)
+    if page.findings:
+        yield finding_lines(page.findings, look)
     if not page.facts.num_steps:
         yield Text("\nNo steps have been recorded yet.", QUIET)
         return
@@ -239,6 +245,8 @@ def next_lines(page: Page, look: Look) -> list[Text]:
     path = shlex.quote(page.facts.path)
     worst = page.sites[0] if page.sites else None
     lines = []
+    if page.findings:
+        lines.append((f"sonde diagnose {path}", "evidence and fixes"))
     if worst is not None and worst.mark.level != "fine":
         lines.append((f"sonde show {path} --site {shlex.quote(worst.site.key)}", f"{worst.mark.reason}: look closer"))
         if worst.mark.step is not None:

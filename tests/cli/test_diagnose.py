@@ -1,0 +1,133 @@
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from made_run import Recipe, write_run
+
+import sonde as library
+from sonde.diagnosis import Diagnosis
+from sonde.records import Evidence, Finding
+from sonde.views.terminal import Look, make_console
+from sonde.views.terminal.findings import finding_lines, render_diagnosis
+
+FINDING = Finding(
+    kind="double_softmax",
+    severity="warning",
+    confidence=0.98,
+    step=12,
+    last_step=90,
+    sites=("4", "loss_fn"),
+    evidence=(Evidence(name="difference from 1", value=1e-7, threshold=1e-3, relation="<="),),
+    cause="Cross entropy is given probabilities.",
+    fix="Remove the softmax.",
+    refute="If rows do not sum to 1, it is wrong.",
+    explains=("loss_plateau",),
+)
+
+
+@pytest.fixture(scope="module")
+def ill(tmp_path_factory):
+    """A run whose gradients are never cleared."""
+    path = tmp_path_factory.mktemp("diagnose") / "ill"
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with library.watch(model, optimizer, run=path) as session:
+        for _ in range(12):
+            x = torch.randn(16, 8)
+            loss = F.cross_entropy(model(x), x[:, :3].argmax(1))
+            loss.backward()
+            optimizer.step()
+            session.log(loss=loss)
+    return path
+
+
+def test_a_critical_finding_is_printed_with_its_fix_and_exits_with_two(sonde, ill):
+    result = sonde("diagnose", ill)
+    assert result.exit_code == 2
+    assert "CRITICAL  missing_zero_grad" in result.stdout
+    assert "Call optimizer.zero_grad() once per step" in result.stdout
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+
+
+def test_the_same_for_programs(sonde, ill, strict):
+    result = sonde("diagnose", ill, "--json")
+    answer = strict(result.stdout)
+    assert result.exit_code == 2
+    assert (answer["severity"], answer["findings"][0]["kind"]) == ("critical", "missing_zero_grad")
+    assert answer["findings"][0]["evidence"][0]["relation"] == ">="
+    assert answer["rules_asked"] > 40
+
+
+def test_a_run_with_nothing_wrong_exits_with_zero_and_says_what_was_asked(sonde, tmp_path):
+    write_run(tmp_path / "well", Recipe(steps=25, layers=1, dies_at=None, nan_at=None))
+    result = sonde("diagnose", tmp_path / "well")
+    assert result.exit_code == 0, result.stdout
+    assert "Nothing is wrong that" in result.stdout
+    assert "Not measured:" in result.stdout
+    assert "so nothing is known about" in sonde("diagnose", tmp_path / "well", "--all").stdout
+
+
+@pytest.mark.parametrize("arguments", [["no-such-run"], ["--no-such-option"], []])
+def test_wrong_use_is_told_apart_from_findings(sonde, arguments):
+    assert sonde("diagnose", *arguments).exit_code == 3
+
+
+def test_other_verbs_keep_their_code_for_wrong_use(sonde):
+    assert sonde("show", "no-such-run").exit_code == 2
+
+
+def test_the_summary_begins_with_the_findings(sonde, ill):
+    lines = sonde("show", ill).stdout.splitlines()
+    assert lines[2].startswith("● missing_zero_grad (optimizer)")
+    assert any("sonde diagnose" in line for line in lines)
+
+
+def draw(diagnosis, *, everything=False, width=80):
+    console = make_console(width=width)
+    with console.capture() as captured:
+        for part in render_diagnosis(diagnosis, Look(width), everything=everything):
+            console.print(part)
+    return captured.get()
+
+
+def test_a_card_has_all_that_a_finding_says():
+    text = draw(Diagnosis((FINDING,), {}, {}, 90, 5))
+    for word in ("1 finding in 90 steps", "WARNING  double_softmax  since step 12 · 98% sure", "4, loss_fn",
+                 "difference from 1: 1.00e-7 (≤ 1.00e-3)", "Remove the softmax.", "explains", "loss_plateau",
+                 "5 of 5 rules gave a verdict"):  # fmt: skip
+        assert word in text
+
+
+def test_notes_are_one_line_unless_asked_for():
+    note = replace(FINDING, severity="info")
+    assert "Remove the softmax." not in draw(Diagnosis((note,), {}, {}, 90, 5))
+    assert "Remove the softmax." in draw(Diagnosis((note,), {}, {}, 90, 5), everything=True)
+
+
+def test_a_source_line_is_shown_where_the_operation_was_found():
+    origin = {"origin": {"line": {"file": "/home/me/model.py", "line": 41, "text": "y = x.log()"}}}
+    text = draw(Diagnosis((replace(FINDING, data=origin),), {}, {}, 90, 5))
+    assert "model.py:41" in text
+
+
+def test_words_of_a_stranger_cannot_move_the_cursor_or_open_markup():
+    evil = replace(FINDING, cause="\x1b[2J[bold]boo", kind="a\nb", sites=("\x07x",))
+    text = draw(Diagnosis((evil,), {}, {}, 90, 5))
+    assert "\x1b" not in text
+    assert "[bold]boo" in text
+
+
+def test_a_broken_rule_is_named():
+    assert "the rule lr_too_high failed" in draw(Diagnosis((), {}, {"lr_too_high": "Traceback"}, 90, 5))
+
+
+def test_short_lines_fit_and_count_the_rest():
+    console = make_console(width=50)
+    with console.capture() as captured:
+        console.print(finding_lines([FINDING] * 7, Look(50)))
+    lines = captured.get().splitlines()
+    assert len(lines) == 6
+    assert all(len(line) <= 50 for line in lines)
+    assert lines[-1].strip() == "and 2 findings more"
