@@ -238,12 +238,16 @@ def overfit(tape: Tape) -> int | None:
 
 
 def class_imbalance(tape: Tape) -> int | None:
-    """More than ten labels of one class for one of another, after 500. Uses the share of the largest and smallest."""
+    """More than ten labels of one class for one of another, after 500.
+
+    Readings hold the largest and the smallest count of each batch; their sums stand for those of the classes.
+    """
     for site in tape.of("vital", part=vitals.part_of(vitals.LABEL_COUNTS)):
-        seen = 0.0
+        seen = most = least = 0.0
         for step, row in tape.rows(site):
             seen += row[schema.MEAN] * row[schema.COUNT]
-            if seen > 500 and row[schema.MAX] > 10 * max(row[schema.MIN], 1):
+            most, least = most + row[schema.MAX], least + row[schema.MIN]
+            if seen > 500 and most > 10 * least:
                 return step
     return None
 

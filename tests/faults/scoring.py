@@ -93,6 +93,8 @@ class Score:
     clean: int = 0
     top1: float = math.nan
     top3: float = math.nan
+    named: float = math.nan
+    """The cause is anywhere in what was said."""
     alarms: float = math.nan
     located: float = math.nan
     clean_alarms: float = math.nan
@@ -115,6 +117,7 @@ def score(verdicts: Iterable[Verdict]) -> Score:
         clean=len(clean),
         top1=_share(ill, lambda verdict: verdict.hit(among=1) is not None),
         top3=hits / len(ill) if ill else math.nan,
+        named=_share(ill, lambda verdict: verdict.hit() is not None),
         alarms=_share(ill, lambda verdict: verdict.alarm),
         located=sum(places) / len(places) if places else math.nan,
         clean_alarms=_share(clean, lambda verdict: verdict.alarm),

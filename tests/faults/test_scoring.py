@@ -43,7 +43,7 @@ def test_the_first_cause_counts_more_than_the_third():
     third = verdict(Said("dead_relu"), Said("double_step"), Said("lr_too_high", ("fc1",), 25))
     fourth = verdict(*(Said(f"other{n}") for n in range(3)), Said("lr_too_high"))
     figures = score([first, third, fourth, verdict()])
-    assert (figures.top1, figures.top3, figures.alarms) == (0.25, 0.5, 0.75)
+    assert (figures.top1, figures.top3, figures.named, figures.alarms) == (0.25, 0.5, 0.75, 0.75)
     assert figures.located == 0.25
     assert figures.latency == {"exact": (4, 20)}
 

@@ -165,23 +165,23 @@ def clips_to_almost_nothing(attach, fixed):
     task="regression",
     sites=("optimizer", "(loop)"),
     cascade=("exploding_gradient", "lr_too_high", "loss_spike"),
-    well=1.0,
+    well=1.01,
     ill=2.0,
 )
 def clips_after_the_step(attach, fixed):
     """clip_grad_norm_ comes after step(), where it does nothing."""
     x, y = houses()
-    y = torch.where(torch.arange(len(y)) % 97 == 0, y * 10, y)  # a few wild prices
+    wild = torch.where(torch.arange(len(y)) % 97 == 0, y * 30, y)  # a few prices are way off
     model = Perceptron(8, 32, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     session = attach(model, optimizer)
 
     def clip():
-        nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+        nn.utils.clip_grad_norm_(model.parameters(), 4.0)
 
     longest = 0.0
     for _ in range(6):
-        for xb, yb in batches(x, y):
+        for xb, yb in batches(x, wild):
             before = torch.cat([p.detach().flatten() for p in model.parameters()])
             optimizer.zero_grad()
             loss = F.mse_loss(model(xb).squeeze(1), yb)
@@ -191,7 +191,8 @@ def clips_after_the_step(attach, fixed):
             session.log(loss=loss)
             after = torch.cat([p.detach().flatten() for p in model.parameters()])
             longest = max(longest, (after - before).norm().item())
-    return longest / (0.05 * 0.2 * 10)  # with clipping no step can be longer than lr x max_norm / (1 - momentum)
+    # With clipping no step is longer than lr x max_norm, and wild prices do not spoil the fit.
+    return max(longest / (0.05 * 4.0), F.mse_loss(model(x).squeeze(1), y).item())
 
 
 @fault(
