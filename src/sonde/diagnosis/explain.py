@@ -74,6 +74,7 @@ EXPLAINS |= {
     "target_scale": frozenset(_BADLY_SCALED - {"target_scale", "bad_init_scale"}),
     "bad_init_scale": frozenset(_BADLY_SCALED - {"target_scale", "bad_init_scale"}),
     "saturated_activation": frozenset({"vanishing_gradient", "constant_output"}),
+    "vanishing_gradient": frozenset({"constant_output", "lr_too_low"}),
     "dead_relu": frozenset({"constant_output", "dormant_units", "vanishing_gradient", "lr_too_low"}),
     "symmetric_init": frozenset({"constant_output", "class_imbalance_collapse"}),
     "zero_init_blocked": frozenset(

@@ -51,6 +51,8 @@ def judge(losses: Values) -> Learning:
     if len(losses) < MIN_POINTS:
         return Learning("unknown", points=points)
     initial = float(np.median(losses[:START]))
+    if initial > 2 * abs(losses[0]):  # the first steps threw it off: it began where the first loss was
+        initial = float(losses[0])
     tail = losses[-max(START, len(losses) // 5) :]
     recent, best = float(np.median(tail)), float(np.median(np.sort(losses)[:START]))
     steps = np.diff(losses)

@@ -44,11 +44,14 @@ EARLY_RISE = Threshold(1.3, "times the first loss, within the first steps, befor
 # clip_always_active
 CLIPPED_SHARE = Threshold(0.5, "Google's tuning playbook: if more than half of the updates are clipped, cut the rate")
 CLIPPED_FACTOR = Threshold(3.0, "norm over limit: below this, clipping changes the step's length little")
+CLIPPED_GRAVE = Threshold(10.0, "norm over limit: steps are ten times shorter than the learning rate says")
 CLIP_LOOKS = Threshold(30, "updates to judge by")
 # clip_after_step
 APPLIED_OVER_LIMIT = Threshold(1.05, "gradients that were clipped never exceed the limit by more than rounding")
 # weight_decay_on_norm_bias
 DECAY_ON_NORMS = Threshold(0.02, "above AdamW's own default, so that somebody chose it")
+# momentum_state_stale
+EVEN_UPDATE = Threshold(0.97, "mean over largest magnitude of an update: 1 at Adam's first step, about 0.2 later")
 # adam_eps
 EPS_ROUNDS_TO_ZERO = Threshold(2.98e-8, "half of float16's smallest number, 2**-24: anything below rounds to 0")
 EPS_OVER_GRADIENT = Threshold(10.0, "eps ten times the gradient's size: Adam becomes plain descent at lr/eps")
@@ -81,6 +84,7 @@ DORMANT_SHARE = Threshold(0.3, "of the units: a third of the layer is paid for a
 DORMANT_SAMPLES = Threshold(2000, "values per unit, so that rare features have had their turn")
 # saturated_activation
 SATURATED_SHARE = Threshold(0.5, "of the inputs beyond +-5, where a sigmoid passes on less than 0.7 % of the gradient")
+SATURATED_BORN = Threshold(0.8, "of the inputs from the first look on: not a trained layer that has become sure")
 SATURATED_LOOKS = Threshold(5, "looks in different steps")
 # vanishing_gradient
 GRADIENT_FALL = Threshold(1e-3, "gradient over weight, first layer over last: three orders lost on the way down")
@@ -95,14 +99,14 @@ GAIN_LOW = Threshold(0.05, "the same; the smallest of common recipes, GPT-2's fo
 OUTPUT_STD_HIGH = Threshold(10.0, "standard deviation of a layer's outputs at the first step")
 OUTPUT_STD_LOW = Threshold(0.01, "the same, in a layer that no norm follows")
 # symmetric_init
-ROW_SPREAD = Threshold(1e-5, "spread between units over the spread of all: rounding only")
+ROWS_APART = Threshold(1e-5, "spread between units over the spread of all: rounding only")
 # constant_output
 OUTPUT_SPREAD = Threshold(1e-6, "variance of the output across samples over what it should be")
 # exploding_activation
 ACTIVATION_HIGH = Threshold(1e3, "largest magnitude of an output; normalised networks stay below 100")
 ACTIVATION_GROWTH = Threshold(10.0, "times the largest of the first steps")
 # attention_entropy_collapse
-ATTENTION_LOW = Threshold(0.1, "of the logarithm of the length: each row looks at one place")
+ATTENTION_LOW = Threshold(0.15, "of the logarithm of the length: each row looks at one or two places")
 ATTENTION_FALL = Threshold(0.2, "how far it has fallen since the first steps, in the same unit")
 # logit_drift
 LOG_Z_HIGH = Threshold(50.0, "log of the sum of exponentials: float16 overflows beyond 11, bfloat16 loses all digits")

@@ -38,6 +38,13 @@ class Weights:
         """The gradient of each weight over its size."""
         return _divide(self.gradients, self.sizes)
 
+    def fastest(self) -> Values:
+        """Return the highest update ratio of all weights, for each step at which any was read."""
+        ratios = self.update_ratio
+        read = np.isfinite(ratios).any(axis=1)
+        result: Values = np.nanmax(ratios[read], axis=1)
+        return result
+
     def pace(self) -> Values:
         """Return the median over weights of the update ratio, for each step at which any was read."""
         ratios = self.update_ratio

@@ -7,8 +7,8 @@ import numpy as np
 from sonde import vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import gravity
-from sonde.diagnosis.rule import Rule, above, below
+from sonde.diagnosis.outlook import gravity, is_failing
+from sonde.diagnosis.rule import Rule, below, fact
 from sonde.records import Finding
 
 
@@ -22,7 +22,8 @@ def check(case: Case) -> Finding | None:
         if len(values) < 5:
             continue
         now, before = float(np.max(values[-3:])), float(np.max(values[:3]))
-        if now <= thresholds.ATTENTION_LOW.value and before - now >= thresholds.ATTENTION_FALL.value:
+        fell = before - now >= thresholds.ATTENTION_FALL.value
+        if now <= thresholds.ATTENTION_LOW.value and (fell or is_failing(case)):
             return RULE.finding(
                 case,
                 gravity(case),
@@ -36,7 +37,7 @@ def check(case: Case) -> Finding | None:
                         thresholds.ATTENTION_LOW,
                         f"{track.key} mean",
                     ),
-                    above("fall since the first steps", before - now, thresholds.ATTENTION_FALL),
+                    fact("fall since the first steps", before - now),
                 ),
                 cause=f"The attention of {track.name} has collapsed: every row looks at one place, and its gradient "
                 "vanishes.",

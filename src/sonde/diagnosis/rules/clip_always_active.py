@@ -37,7 +37,7 @@ def _judge(case: Case, norms: Track, limits: Track) -> Finding | None:
     typical = float(np.nanquantile(values[np.isfinite(values)], 0.9)) if np.isfinite(values).any() else float("nan")
     return RULE.finding(
         case,
-        _severity(case, norms.name),
+        _severity(case, norms.name, factor),
         0.9 if factor > 30 else 0.75,
         sites=(norms.name,),
         step=int(norms.steps[values > limit][0]),
@@ -52,10 +52,11 @@ def _judge(case: Case, norms: Track, limits: Track) -> Finding | None:
     )
 
 
-def _severity(case: Case, name: str) -> Severity:
+def _severity(case: Case, name: str, factor: float) -> Severity:
     # Adam divides by the gradient's own size: clipping by a constant factor cancels out.
     kind = next((optimizer.kind for optimizer in case.facts.optimizers if optimizer.name == name), "")
-    return "warning" if is_failing(case) and "Ada" not in kind else "info"
+    short = factor >= thresholds.CLIPPED_GRAVE.value and "Ada" not in kind
+    return "warning" if short and is_failing(case) else "info"
 
 
 RULE = Rule(kind="clip_always_active", check=check, since=int(thresholds.CLIP_LOOKS.value))

@@ -50,7 +50,9 @@ def check(case: Case) -> Finding | None:
 def _scale(case: Case) -> float:
     """Return how far logits should differ at least: as much as their own size, or one."""
     inputs = case.track(f"{vitals.LOSS}:input.input")
-    size = float(np.nanmedian(inputs.stat("rms")[-4:])) if inputs is not None else 1.0
+    sizes = np.ones(1) if inputs is None else inputs.stat("rms")[-4:]
+    sizes = sizes[np.isfinite(sizes)]
+    size = float(np.median(sizes)) if len(sizes) else 0.0
     return min(1.0, size**2) if size > 0 else 0.0
 
 

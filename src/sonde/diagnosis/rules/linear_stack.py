@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import is_failing, is_learning_well
+from sonde.diagnosis.outlook import is_learning_well
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding, Severity
 
+_TRANSPARENT: Final = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d"})
 _LINEAR: Final = frozenset({"Linear", "LazyLinear", "Conv1d", "Conv2d", "Conv3d"})
 
 
@@ -17,7 +18,7 @@ def check(case: Case) -> Finding | None:
     facts = case.need_facts()
     if not facts.edges:
         raise NotMeasured("how modules follow each other")
-    pairs = [(a, b) for a, b in facts.edges if a != b and _is_wasted(case, a, b)]
+    pairs = [(a, b) for a, b in _hops(case) if a != b and _is_wasted(case, a, b)]
     if not pairs:
         return None
     names = tuple(dict.fromkeys(name for pair in pairs for name in pair))
@@ -37,6 +38,27 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _hops(case: Case) -> list[tuple[str, str]]:
+    """Return which module feeds which, looking through those that bend nothing."""
+    after: dict[str, list[str]] = {}
+    for first, second in case.facts.edges:
+        after.setdefault(first, []).append(second)
+    hops = []
+    for start in after:
+        waiting, seen = list(after[start]), {start}
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            module = case.modules.get(name)
+            if module is not None and module.kind in _TRANSPARENT:
+                waiting.extend(after.get(name, ()))
+            else:
+                hops.append((start, name))
+    return hops
+
+
 def _is_wasted(case: Case, first: str, second: str) -> bool:
     """Say whether two layers do no more than one; a narrow waist makes a low rank, which may be meant."""
     modules = case.modules
@@ -54,9 +76,8 @@ def _is_wasted(case: Case, first: str, second: str) -> bool:
 
 
 def _severity(case: Case, pairs: int) -> Severity:
-    if is_failing(case) or (pairs >= 2 and not is_learning_well(case)):
-        return "warning"
-    return "info"
+    # One pair in a deep network wastes a layer; several leave a network that cannot bend where it should.
+    return "warning" if pairs >= 2 and not is_learning_well(case) else "info"
 
 
 RULE = Rule(kind="linear_stack", check=check, since=1)

@@ -22,6 +22,8 @@ def check(case: Case) -> Finding | None:
         return None
     first = first_weights(case)
     early, late = first.pace(), last_weights(case).pace()
+    if not len(early):
+        raise NotMeasured("updates")
     leaps = _count(early, thresholds.PACE_HIGH.value)
     overshoot = _overshoot(found[1])
     worse = case.learning.state in ("worse", "broken")

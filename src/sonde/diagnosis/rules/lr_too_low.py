@@ -17,7 +17,7 @@ def check(case: Case) -> Finding | None:
     if case.loss() is None:
         raise NotMeasured("the loss")
     weights = last_weights(case)
-    pace = weights.pace()
+    pace = weights.fastest()
     if len(pace) < thresholds.PACE_LOW_STEPS.value or case.learning.state != "flat" or _is_scheduled(case):
         return None
     # A model that begins well trained may rest: then the loss is far below guessing.
@@ -38,7 +38,7 @@ def check(case: Case) -> Finding | None:
         sites=("optimizer",),
         step=int(weights.steps[0]),
         evidence=(
-            below("update of a weight over its size, median over weights, highest of the last steps", highest, limit),
+            below("update of a weight over its size, fastest weight, highest of the last steps", highest, limit),
             fact("gradient of the last weight over its size", alive, f"{weights.names[-1]}:gradient rms"),
             fact("learning rate", float("nan") if rate is None else float(rate[1][-1])),
         ),

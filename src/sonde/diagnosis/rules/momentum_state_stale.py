@@ -1,47 +1,60 @@
-"""An optimizer that has lost its state in the middle of a run."""
+"""An optimizer that has lost its memory on the way."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sonde import vitals
+from sonde import schema
 from sonde.diagnosis import thresholds
-from sonde.diagnosis.case import Case
-from sonde.diagnosis.fresh_step import fresh_steps
-from sonde.diagnosis.resumed import boundaries
+from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import Rule, above, fact
+from sonde.diagnosis.track import Values
 from sonde.records import Finding
 
 
 def check(case: Case) -> Finding | None:
-    """Find steps in the middle of a run that look like the first step of a fresh optimizer."""
-    steps, fresh = fresh_steps(case)
-    # Where every step moves all elements alike, that is how the optimizer works.
-    if len(steps) < 4 or fresh[1:].mean() > 0.5:
+    """Find steps of Adam, beyond its first, that move every element by the same length: only a fresh state does."""
+    if not any("Adam" in optimizer.kind for optimizer in case.facts.optimizers):
+        raise NotMeasured("an optimizer of Adam's kind")
+    panel = case.panel("update")
+    chosen = [at for at, site in enumerate(panel.sites) if len(site.shape) >= 2]
+    if len(chosen) < 2:
         return None
-    begins = boundaries(case)
-    lost = [int(step) for step, before, now in zip(steps[1:], fresh[:-1], fresh[1:], strict=True) if now and not before]
-    lost = [step for step in lost if step not in begins]
-    if not lost:
+    panel = panel.pick(chosen)
+    moved = panel.column(schema.COUNT) - panel.column(schema.ZERO)
+    usable = (moved >= 16) & panel.read
+    typical = np.divide(panel.column(schema.ABS_SUM), moved, out=np.zeros_like(moved), where=moved > 0)
+    even = usable & (typical >= thresholds.EVEN_UPDATE.value * np.nan_to_num(panel.stat("abs_max"), nan=np.inf))
+    fresh = (even.sum(axis=1) >= 0.9 * usable.sum(axis=1)) & (usable.sum(axis=1) >= 2)
+    fresh &= panel.steps > (case.history.first_step or 0) + 2
+    count = int(fresh.sum())
+    if not count or count > 0.2 * len(panel):  # optimizers of signs always move like this
         return None
-    before = steps[np.searchsorted(steps, lost[0]) - 1]
     return RULE.finding(
         case,
         "warning",
-        0.9,
-        sites=("optimizer",),
-        step=lost[0],
+        0.85,
+        sites=tuple(optimizer.name for optimizer in case.facts.optimizers),
+        step=int(panel.steps[fresh][0]),
         evidence=(
-            above("share of weights whose elements all moved by the learning rate", 1.0, thresholds.FRESH_STEP_WEIGHTS),
-            fact("steps in which that happened", len(lost)),
-            fact("the step before", int(before)),
+            above(
+                "typical update over the largest, at that step",
+                _ratio(typical, panel.stat("abs_max"), fresh),
+                thresholds.EVEN_UPDATE,
+            ),
+            fact("such steps among the last", count),
         ),
-        cause=f"In step {lost[0]} the optimizer began anew: every element moved by just the learning rate, as only a "
-        "fresh Adam does. Its moments were lost.",
-        fix="Make the optimizer once, outside the loop over epochs; load its state_dict together with the model's.",
-        refute="Print optimizer.state[p]['step'] around that step: if it goes on counting, it is wrong.",
-        data={"steps": lost[:16], "loop": vitals.LOOP},
+        cause=f"Adam began anew at step {int(panel.steps[fresh][0])}: its moments were lost, as if it had just been "
+        "made.",
+        fix="Make the optimizer once, before the loop, and load its state_dict when resuming.",
+        refute="Print optimizer.state[p]['step'] around that step: if it goes on counting, nothing was lost.",
     )
 
 
-RULE = Rule(kind="momentum_state_stale", check=check, since=4)
+def _ratio(typical: Values, largest: Values, fresh: NDArray[np.bool_]) -> float:
+    known = typical[fresh] / np.where(largest[fresh] > 0, largest[fresh], np.nan)
+    return float(np.nanmedian(known))
+
+
+RULE = Rule(kind="momentum_state_stale", check=check, since=5, lasting=True)

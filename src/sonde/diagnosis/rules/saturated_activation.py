@@ -10,7 +10,7 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import gravity
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.diagnosis.track import Track
-from sonde.records import Finding
+from sonde.records import Finding, Severity
 
 
 def check(case: Case) -> Finding | None:
@@ -27,7 +27,7 @@ def check(case: Case) -> Finding | None:
     names = (name for track in flat[:4] for name in (sources.get(track.name, ""), track.name) if name)
     return RULE.finding(
         case,
-        gravity(case),
+        _severity(case, flat),
         0.8,
         sites=tuple(dict.fromkeys(names)),
         step=int(flat[0].steps[0]),
@@ -44,6 +44,12 @@ def check(case: Case) -> Finding | None:
 def _is_saturated(track: Track) -> bool:
     looks = int(thresholds.SATURATED_LOOKS.value)
     return len(track) >= looks and bool(np.min(track.numbers()[-looks:]) > thresholds.SATURATED_SHARE.value)
+
+
+def _severity(case: Case, flat: list[Track]) -> Severity:
+    # A layer that was born flat has never been of use, however well the layers after it make do.
+    born = any(float(track.numbers().min()) >= thresholds.SATURATED_BORN.value for track in flat)
+    return "warning" if born else gravity(case)
 
 
 RULE = Rule(kind="saturated_activation", check=check, since=5)
