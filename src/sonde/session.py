@@ -149,8 +149,16 @@ class Session:
         self._vitals = self._make_vitals(models, modules, optimizers) if plan.diagnose else None
         self._make_taps(modules, optimizers, steps_before)
         options = forensics or ForensicsOptions(enabled=False)
-        publish = self._worker.publish
-        self._forensics = Forensics(models, self._packer, self._guard, publish, options, self.path, clock)
+        self._forensics = Forensics(
+            models,
+            self._packer,
+            self._guard,
+            self._worker.publish,
+            options,
+            self.path,
+            measured=self._optimizers.has_measured_gradients,
+            clock=clock,
+        )
         if options.enabled:
             self._worker.subscribe(self._forensics.watcher.recent)
         self._judge = None if judge is None else judge(self._worker.publish)

@@ -24,13 +24,16 @@ class HoldBack:
         self._taken: list[tuple[Tensor, Tensor]] = []
         self._flagged: Optimizer | None = None
 
-    def begin(self, optimizer: Optimizer, *, may_stay_on_device: bool) -> bool:
-        """Hold this step back if a gradient is not finite; say whether it was held back, as far as that is known."""
+    def begin(self, optimizer: Optimizer, known: bool | None, *, may_stay_on_device: bool) -> bool:
+        """Hold this step back if a gradient is not finite; say whether it was held back, as far as that is known.
+
+        `known` says whether one is not finite, if that has been measured; else they are looked at.
+        """
         self.release()
-        found = list(gradients_of(optimizer))
+        found = [] if known is False else list(gradients_of(optimizer))
         if not found or getattr(optimizer, "found_inf", None) is not None:
             return False  # a gradient scaler does this already
-        flag = _flag([gradient for _, gradient in found])
+        flag = torch.ones(()) if known else _flag([gradient for _, gradient in found])
         if may_stay_on_device and flag.device.type == "cuda" and _is_fused(optimizer):
             optimizer.found_inf = flag  # type: ignore[attr-defined] # torch's own protocol with GradScaler
             self._flagged, self.flag = optimizer, flag

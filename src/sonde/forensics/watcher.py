@@ -49,6 +49,8 @@ class Surroundings:
     step: Callable[[], int]
     nonfinite: Callable[[Quantity], list[Site] | None]
     """Sites of a quantity that are not finite in the present step; None if that cannot be read yet."""
+    measured: Callable[[Optimizer], bool]
+    """Whether the readings of the present step hold all gradients of an optimizer."""
     report: Callable[[Finding], None]
     event: Callable[[str, str, dict[str, Any]], None]
     flag: Callable[[Tensor], None]
@@ -202,7 +204,9 @@ class Watcher:
             self._tell(Incident(investigate_update(optimizer, sites[0].name, parameter)))
 
     def _hold_back(self, optimizer: Optimizer) -> None:
-        held = self.hold_back.begin(optimizer, may_stay_on_device=self._guard_action == "skip")
+        sites = self._around.nonfinite("gradient") if self._around.measured(optimizer) else None
+        known = None if sites is None else bool(sites)
+        held = self.hold_back.begin(optimizer, known, may_stay_on_device=self._guard_action == "skip")
         if self.hold_back.flag is not None:
             self._around.flag(self.hold_back.flag)
         if held:

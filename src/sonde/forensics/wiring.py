@@ -48,6 +48,8 @@ class Forensics:
         publish: Callable[[Finding], None],
         options: ForensicsOptions,
         run: Path,
+        *,
+        measured: Callable[[Optimizer], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._options = options
@@ -56,6 +58,7 @@ class Forensics:
         around = Surroundings(
             step=lambda: packer.step,
             nonfinite=packer.nonfinite,
+            measured=measured,
             report=self._report,
             event=packer.put_event,
             flag=self._see_flag,

@@ -120,6 +120,13 @@ class OptimizerTap:
         self._watched.clear()
         self._orphans = []
 
+    def has_measured_gradients(self, optimizer: Optimizer) -> bool:
+        """Say whether all gradients of an optimizer that is about to step have been reported in this step."""
+        watched = self._watched.get(id(optimizer))
+        if watched is None or not (watched.in_step and watched.recording and self._wants.gradients):
+            return False
+        return len(watched.entries) == watched.size
+
     def see_initial(self) -> None:
         """Report all parameters as they are before any step."""
         if self._wants.parameters:
