@@ -46,14 +46,16 @@ def _operator(
     name: str, shapes: tuple[tuple[int, ...], ...], group: list[OperatorCall], on_cuda: bool, whole: int
 ) -> Operator:
     flops = sum(call.flops for call in group)
+    # An overload that calls another of the same name is one call, and its time must not count twice.
+    outer = [call for call in group if call.parent != name]
     return Operator(
         name=name,
         shapes=shapes,
-        calls=len(group),
+        calls=len(outer),
         self_cpu_ms=sum(call.self_ns for call in group) / 1e6,
-        cpu_ms=sum(call.duration_ns for call in group) / 1e6,
+        cpu_ms=sum(call.duration_ns for call in outer) / 1e6,
         self_cuda_ms=sum(call.self_cuda_ns for call in group) / 1e6,
-        cuda_ms=sum(call.cuda_ns for call in group) / 1e6,
+        cuda_ms=sum(call.cuda_ns for call in outer) / 1e6,
         self_bytes=sum(call.self_bytes for call in group),
         flops=flops or None,
         share=sum(_cost(call, on_cuda) for call in group) / whole if whole else 0.0,

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 logger = logging.getLogger("sonde")
 
+# Those that torch reports itself; it leaves its pattern for indexing in a loop out, which matches too much.
 _NAMES: Final = (
     "ExtraCUDACopyPattern",
-    "ForLoopIndexingPattern",
     "FP32MatMulPattern",
     "OptimizerSingleTensorPattern",
     "SynchronizedDataLoaderPattern",
@@ -67,6 +67,6 @@ def _pattern(pattern: Any, events: list[Any], matcher: Any) -> TorchPattern:
         name=pattern.name,
         description=" ".join(pattern.description.split()),
         matches=len(events),
-        where="" if where.startswith("No source") else where,
+        where="" if where.startswith(("No source", "sonde/")) else where,
         url=pattern.url or "",
     )

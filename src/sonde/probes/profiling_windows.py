@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal
 
 import torch
@@ -73,7 +74,10 @@ class Windows:
             self._stop(before)
         if state != "waiting" and self._profiler is None:
             self._profiler = self._make()
-            self._profiler.prepare_trace()
+            with warnings.catch_warnings():
+                # Some versions of torch warn of what we do on purpose: every window is a profiler of its own.
+                warnings.filterwarnings("ignore", message=".*Profiler clears events", category=UserWarning)
+                self._profiler.prepare_trace()
         if state == "recording" and self._profiler is not None:
             self._profiler.start_trace()
 
