@@ -247,13 +247,13 @@ class GradientDebugger:
 
     def generate_gradient_flow_visualization(self) -> Any:
         """Return a figure of the norms of all layers over the steps. Needs plotly."""
-        from sonde.debug.visualizer import DebugVisualizer
+        from sonde.views import figures
 
-        visualizer = DebugVisualizer()
-        for name, layer in self._layers.items():
-            points = list(layer.points)
-            visualizer.plot_gradient_flow(name, [point.step for point in points], [point.norm for point in points])
-        return visualizer
+        layers = {
+            name: (np.array([point.step for point in layer.points]), layer.norms())
+            for name, layer in self._layers.items()
+        }
+        return figures.gradient_flow_over_time(layers)
 
     def get_performance_insights(self) -> list[str]:
         """Return what the norms say about the training, in sentences."""

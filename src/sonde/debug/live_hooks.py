@@ -1,0 +1,82 @@
+"""Runs hooks on a live model: only modules that a hook is for are touched, and only while one may still fire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from sonde.debug.hooks import HookManager
+
+
+class LiveHooks:
+    """Feeds a manager with the outputs of a model's modules and, where a hook wants them, with their gradients.
+
+    Args:
+        model: The model.
+        manager: Whose hooks run.
+        metadata: Gives what conditions may ask about besides the tensor.
+        is_due: Says whether this step is sampled.
+
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        manager: HookManager,
+        metadata: Callable[[], Mapping[str, Any]],
+        is_due: Callable[[], bool],
+    ) -> None:
+        self._model = model
+        self._manager = manager
+        self._metadata = metadata
+        self._is_due = is_due
+        self._handles: list[RemovableHandle] = []
+        self._version = -1
+
+    def refresh(self) -> None:
+        """Attach to what the hooks of now are for. Cheap if nothing changed."""
+        if self._version == self._manager.version:
+            return
+        self.remove()
+        self._version = self._manager.version
+        hooks = self._manager.live_hooks()
+        for name, module in self._model.named_modules():
+            label = name or "(model)"
+            if any(hook.matches(label) for hook in hooks):
+                backward = any(hook.trigger.needs_backward for hook in hooks if hook.matches(label))
+                self._handles.append(module.register_forward_hook(self._hook(label, backward)))
+
+    def remove(self) -> None:
+        """Let go of the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._version = -1
+
+    def _hook(self, name: str, backward: bool) -> Callable[[nn.Module, Any, Any], None]:
+        def after_forward(module: nn.Module, args: Any, output: Any) -> None:
+            if torch.compiler.is_compiling() or not self._is_due():
+                return
+            tensor = first_tensor(output)
+            if tensor is None:
+                return
+            self._manager.execute_hooks(name, tensor.detach(), metadata=self._metadata())
+            if backward and tensor.requires_grad:
+                tensor.register_hook(lambda gradient: self._see_gradient(name, gradient))  # type: ignore[no-untyped-call] # torch
+
+        return after_forward
+
+    def _see_gradient(self, name: str, gradient: Tensor) -> None:
+        self._manager.execute_hooks(name, gradient.detach(), is_forward=False, metadata=self._metadata())
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """Return the first tensor in an output: itself, or the first in a tuple, list, dict or output object."""
+    if isinstance(output, Tensor):
+        return output
+    items = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
+    return next((found for item in items if (found := first_tensor(item)) is not None), None)

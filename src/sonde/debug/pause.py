@@ -1,0 +1,46 @@
+"""A pause that another process can end: a file that is there as long as the training waits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.errors import RunNotFound
+from sonde.store import strict_json
+
+logger = logging.getLogger("sonde")
+
+PAUSED: Final = "paused.json"
+_LOOK_EVERY_S: Final = 0.2
+
+
+def pause(run: Path, step: int, reason: str, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Wait until somebody deletes the run's pause file: `sonde resume RUN`, `resume_run`, or by hand."""
+    path = run / PAUSED
+    strict_json.write(path, {"pid": os.getpid(), "step": step, "reason": reason, "since": time.time()}, sync=False)
+    logger.warning("training is paused at step %d (%s). To go on: sonde resume %s", step, reason, run)
+    while path.exists():
+        sleep(_LOOK_EVERY_S)
+
+
+def resume_run(run: str | Path) -> dict[str, Any] | None:
+    """Let a paused training go on; return what it said about its pause, or None if it was not paused.
+
+    Raises:
+        RunNotFound: There is no run at the path.
+
+    """
+    folder = Path(run)
+    if not (folder / "run.json").is_file():
+        raise RunNotFound(f"{folder} holds no run.")
+    path = folder / PAUSED
+    try:
+        told = strict_json.read_object(path)
+    except FileNotFoundError:
+        return None
+    path.unlink(missing_ok=True)
+    return told

@@ -1,0 +1,271 @@
+"""The session's profiler: timers and layer times that are handed in, and what they say about where the time goes."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from sonde.analysis.trend import slope
+from sonde.errors import OptionError
+
+_KEPT: Final = 1000
+_MAX_NAMES: Final = 10_000
+BOTTLENECK_SHARE: Final = 0.3
+"""A layer that takes this part of all layers' time is worth a word."""
+BOTTLENECK_FACTOR: Final = 3.0
+"""And it must take this many times as long as the median layer: in a model of two layers each has a large share."""
+MEMORY_FACTOR: Final = 1.5
+MIN_SNAPSHOTS: Final = 10
+
+
+@dataclass(slots=True)
+class Timing:
+    """Durations under one name, in seconds; the last thousand are kept, all are counted."""
+
+    name: str
+    count: int = 0
+    total: float = 0.0
+    longest: float = 0.0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+    def add(self, seconds: float) -> None:
+        """Take a duration."""
+        self.count += 1
+        self.total += seconds
+        self.longest = max(self.longest, seconds)
+        self.recent.append(seconds)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the durations in numbers."""
+        recent = np.array(self.recent)
+        return {
+            "count": self.count,
+            "total": self.total,
+            "mean": self.total / self.count if self.count else None,
+            "median": float(np.median(recent)) if len(recent) else None,
+            "p95": float(np.percentile(recent, 95)) if len(recent) else None,
+            "longest": self.longest,
+        }
+
+
+@dataclass(slots=True)
+class LayerProfile:
+    """A layer's times, memory and size."""
+
+    name: str
+    layer_type: str
+    forward: Timing
+    backward: Timing
+    memory: int | None = None
+    parameters: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """Where time or memory goes."""
+
+    kind: Literal["layer", "operation", "memory"]
+    name: str
+    severity: Literal["warning", "critical"]
+    share: float
+    """Of the time of all layers, or of all operations; for memory: how many times it has grown."""
+    message: str
+    suggestion: str
+
+
+class Profiler:
+    """Takes times and says where they go.
+
+    Example:
+        profiler = Profiler()
+        profiler.start_timer("layer_forward")
+        seconds = profiler.end_timer("layer_forward")
+
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._running: dict[str, float] = {}
+        self._timers: OrderedDict[str, Timing] = OrderedDict()
+        self._layers: OrderedDict[str, LayerProfile] = OrderedDict()
+        self._operations: OrderedDict[str, Timing] = OrderedDict()
+        self._inferences: deque[dict[str, float]] = deque(maxlen=_KEPT)
+        self._memory: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+
+    # ------------------------------------------------------------------ recording
+
+    def start_timer(self, name: str) -> None:
+        """Start a timer; starting it again starts it anew."""
+        self._running[name] = self._clock()
+
+    def end_timer(self, name: str) -> float:
+        """End a timer and return its seconds.
+
+        Raises:
+            OptionError: It was not started.
+
+        """
+        began = self._running.pop(name, None)
+        if began is None:
+            running = ", ".join(self._running) or "none"
+            raise OptionError(f"The timer {name!r} was not started (running: {running}).")
+        seconds = self._clock() - began
+        _timing(self._timers, name).add(seconds)
+        return seconds
+
+    def record_layer_execution(
+        self,
+        name: str,
+        layer_type: str,
+        forward_time: float,
+        backward_time: float | None = None,
+        memory_usage: int | None = None,
+        parameter_count: int | None = None,
+    ) -> None:
+        """Take the times of a layer, in seconds, and what else is known of it."""
+        profile = self._layers.get(name)
+        if profile is None:
+            if len(self._layers) >= _MAX_NAMES:
+                self._layers.popitem(last=False)
+            profile = self._layers[name] = LayerProfile(name, layer_type, Timing(name), Timing(name))
+        profile.forward.add(float(forward_time))
+        if backward_time is not None:
+            profile.backward.add(float(backward_time))
+        profile.memory = memory_usage if memory_usage is not None else profile.memory
+        profile.parameters = parameter_count if parameter_count is not None else profile.parameters
+
+    def record_tensor_operation(self, name: str, duration: float) -> None:
+        """Take the duration of an operation, in seconds."""
+        _timing(self._operations, name).add(float(duration))
+
+    def record_model_inference(self, batch_size: int, duration: float, tokens: int | None = None) -> None:
+        """Take the duration of a whole inference, in seconds."""
+        found = {"batch_size": float(batch_size), "duration": float(duration)}
+        self._inferences.append(found if tokens is None else found | {"tokens": float(tokens)})
+
+    def record_memory(self, megabytes: float) -> None:
+        """Take how much memory the process holds now."""
+        self._memory.append((self._clock(), float(megabytes)))
+
+    # ------------------------------------------------------------------ asking
+
+    def get_statistics(self) -> dict[str, dict[str, Any]]:
+        """Return every timer in numbers."""
+        return {name: timing.summary() for name, timing in self._timers.items()}
+
+    def get_layer_profiles(self) -> dict[str, dict[str, Any]]:
+        """Return every layer in numbers, the slowest first."""
+        layers = sorted(self._layers.values(), key=lambda layer: -(layer.forward.total + layer.backward.total))
+        return {
+            layer.name: {
+                "type": layer.layer_type,
+                "forward": layer.forward.summary(),
+                "backward": layer.backward.summary() if layer.backward.count else None,
+                "memory": layer.memory,
+                "parameters": layer.parameters,
+            }
+            for layer in layers
+        }
+
+    def throughput(self) -> dict[str, float] | None:
+        """Return samples (and tokens, if known) per second over the inferences; None before any."""
+        time_spent = sum(each["duration"] for each in self._inferences)
+        if not time_spent:
+            return None
+        found = {"samples_per_second": sum(each["batch_size"] for each in self._inferences) / time_spent}
+        if all("tokens" in each for each in self._inferences):
+            found["tokens_per_second"] = sum(each["tokens"] for each in self._inferences) / time_spent
+        return found
+
+    def analyze_performance(self) -> list[Bottleneck]:
+        """Return where the time goes and whether memory grows, the worst first."""
+        found = [*self._layer_bottlenecks(), *self._operation_bottlenecks(), *self._memory_bottlenecks()]
+        return sorted(found, key=lambda bottleneck: -bottleneck.share)
+
+    def suggestions(self) -> list[str]:
+        """Return what to do about the bottlenecks."""
+        return [bottleneck.suggestion for bottleneck in self.analyze_performance()]
+
+    def generate_report(self) -> dict[str, Any]:
+        """Return everything in short, for JSON."""
+        return {
+            "timers": self.get_statistics(),
+            "layers": self.get_layer_profiles(),
+            "operations": {name: timing.summary() for name, timing in self._operations.items()},
+            "throughput": self.throughput(),
+            "memory_mb": [megabytes for _, megabytes in self._memory],
+            "bottlenecks": [asdict(bottleneck) for bottleneck in self.analyze_performance()],
+        }
+
+    # ------------------------------------------------------------------ how
+
+    def _layer_bottlenecks(self) -> list[Bottleneck]:
+        times = {layer.name: layer.forward.total + layer.backward.total for layer in self._layers.values()}
+        return [
+            Bottleneck(
+                kind="layer",
+                name=name,
+                severity="critical" if share > 0.6 else "warning",
+                share=share,
+                message=f"{name} takes {share:.0%} of the time of all {len(times)} layers",
+                suggestion=f"Look into {name} ({self._layers[name].layer_type}) first; a profile names its operators.",
+            )
+            for name, share in _outstanding(times)
+        ]
+
+    def _operation_bottlenecks(self) -> list[Bottleneck]:
+        times = {name: timing.total for name, timing in self._operations.items()}
+        return [
+            Bottleneck(
+                kind="operation",
+                name=name,
+                severity="critical" if share > 0.6 else "warning",
+                share=share,
+                message=f"{name} takes {share:.0%} of the time of all {len(times)} operations",
+                suggestion=f"Call {name} less often, on larger batches, or in a lower precision.",
+            )
+            for name, share in _outstanding(times)
+        ]
+
+    def _memory_bottlenecks(self) -> list[Bottleneck]:
+        if len(self._memory) < MIN_SNAPSHOTS:
+            return []
+        values = np.array([megabytes for _, megabytes in self._memory])
+        early, late = float(np.median(values[: MIN_SNAPSHOTS // 2])), float(np.median(values[-MIN_SNAPSHOTS // 2 :]))
+        rising = slope(np.arange(len(values)), values) > 0
+        if not rising or early <= 0 or late < MEMORY_FACTOR * early:
+            return []
+        return [
+            Bottleneck(
+                kind="memory",
+                name="process",
+                severity="warning",
+                share=late / early,
+                message=f"memory grew from {early:.0f} to {late:.0f} MB over {len(values)} looks",
+                suggestion="Look for tensors kept with their graph, such as losses in a list: keep loss.item().",
+            )
+        ]
+
+
+def _timing(timings: OrderedDict[str, Timing], name: str) -> Timing:
+    if name not in timings and len(timings) >= _MAX_NAMES:
+        timings.popitem(last=False)
+    return timings.setdefault(name, Timing(name))
+
+
+def _outstanding(times: dict[str, float]) -> list[tuple[str, float]]:
+    """Return those that take a large part of the time and far more than the median, with their share."""
+    total = sum(times.values())
+    if total <= 0 or len(times) < 2:
+        return []
+    median = float(np.median(list(times.values())))
+    return [
+        (name, seconds / total)
+        for name, seconds in times.items()
+        if seconds / total > BOTTLENECK_SHARE and seconds > BOTTLENECK_FACTOR * median
+    ]
