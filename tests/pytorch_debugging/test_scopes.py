@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -75,14 +76,20 @@ def test_a_nan_in_the_forward_pass_is_told_with_module_and_line_and_training_goe
     assert debugger.nan_detections == 1
 
 
-@pytest.mark.filterwarnings("ignore:Error detected in")
-def test_torch_own_anomaly_error_goes_on_its_way_and_is_told_with_its_traceback(make):
-    debugger = make(enable_anomaly_detection=True)
+@pytest.mark.filterwarnings("default:Error detected in")
+def test_torch_own_anomaly_error_goes_on_its_way_and_is_told_with_the_line_of_its_forward_operation(make):
+    debugger, show = make(enable_anomaly_detection=True), warnings.showwarning
     x = torch.zeros(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="returned nan values"), debugger.anomaly_detection():
-        (torch.sqrt(x) * 0).sum().backward()
+        root = torch.sqrt(x)  # the culprit
+        (root * 0).sum().backward()
+    assert warnings.showwarning is show
     event = next(event for event in debugger.debug_events if event["event_type"] == "anomaly_detected")
     assert "returned nan values" in event["data"]["stack_trace"]
+    line = next(
+        number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "root = torch" in text
+    )
+    assert event["data"]["source"].startswith(f"{__file__}:{line} in test_torch_own_anomaly")
     assert debugger.anomaly_detected
 
 
@@ -116,15 +123,23 @@ def test_memory_snapshots_are_appended_with_the_known_keys(make):
     assert "rss" in difference
 
 
-def test_a_leak_on_the_cpu_is_told_and_a_healthy_program_is_not(make):
+def test_a_leak_on_the_cpu_is_told_with_its_line_and_a_healthy_program_is_not(make):
     debugger, model = make(enable_memory_tracking=True), small_model()
-    held = iter(range(1 << 30))
-    with debugger.memory_tracking(resident=lambda: 100 << 20):
-        train(model, 40)
+    with debugger.memory_tracking():
+        train(model, 30)
     assert "memory_leak_detected" not in kinds(debugger)
-    with debugger.memory_tracking(resident=lambda: (100 << 20) + next(held) * 50_000):
-        train(model, 40)
-    assert "memory_leak_detected" in kinds(debugger)
+    kept = []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with debugger.memory_tracking(max_share=1.0):  # a test has few steps, so look at each
+        for step in range(60):
+            loss = model(batch(step)[0]).sum()
+            loss.backward()
+            optimizer.step()
+            kept.append(torch.ones(100_000))  # the leak
+    event = next(event for event in debugger.debug_events if event["event_type"] == "memory_leak_detected")
+    lines = Path(__file__).read_text().splitlines()
+    number = next(number for number, text in enumerate(lines, 1) if "# the leak" in text and "kept" in text)
+    assert any(f"test_scopes.py:{number}" in line for line in event["data"]["lines"])
 
 
 def test_profiling_writes_a_trace_that_opens(make):
@@ -174,6 +189,17 @@ def test_debug_training_session_watches_the_model_and_enters_what_its_flags_name
     found = json.loads(report.read_text())
     assert found["debug_summary"]["memory_snapshots_count"] == 2
     assert list(Path("logs").glob("profile_*.json"))
+
+
+def test_the_report_of_a_session_names_what_was_found_wrong_with_the_model():
+    model = nn.Sequential(nn.Linear(4, 4), Log(), nn.Linear(4, 3))
+    with debug_training_session(model, log_dir="logs", enable_anomaly_detection=False) as debugger:
+        train(model, 3)
+    report = json.loads(next(Path("logs").glob("debug_report_*.json")).read_text())
+    assert report["findings"] == json.loads(json.dumps([each.to_json() for each in debugger.findings]))
+    first = report["findings"][0]
+    assert first["sites"] == ["1"]
+    assert "Findings" in debugger.save_debug_report("report.html").read_text()
 
 
 def test_debug_training_session_enters_nothing_whose_flag_is_off(tmp_path):

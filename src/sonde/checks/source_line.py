@@ -28,11 +28,15 @@ def source_line() -> str:
     return ""
 
 
+def is_users_file(file: str) -> bool:
+    """Say whether a source file is neither torch's nor Sonde's nor Python's own."""
+    return not file.startswith(_NOT_THE_USERS) and not file.startswith("<frozen")
+
+
 def _is_users(code: CodeType) -> bool:
     known = _known.get(code)
     if known is None:
         if len(_known) >= _MAX_KNOWN:
             _known.clear()
-        file = code.co_filename
-        known = _known[code] = not file.startswith(_NOT_THE_USERS) and not file.startswith("<frozen")
+        known = _known[code] = is_users_file(code.co_filename)
     return known

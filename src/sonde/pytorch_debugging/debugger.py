@@ -23,6 +23,7 @@ from sonde.pytorch_debugging.notes import Notes
 from sonde.pytorch_debugging.parameter_report import LARGEST_USUAL, counts_only, parameter_stats
 from sonde.pytorch_debugging.plain_values import plain
 from sonde.pytorch_debugging.speaking import Level, Speaker
+from sonde.records import Finding
 
 if TYPE_CHECKING:
     from sonde.probes.memory_scope import MemoryScope
@@ -313,6 +314,11 @@ class PyTorchDebugger:
         self.nan_detections = self.inf_detections = self.gradient_explosions = self.gradient_vanishing = 0
         self._tables.clear()
         self._speaker.say("info", "data_cleared", "Debug data cleared")
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong with the model that `debug_training_session` watches, causes first; empty without one."""
+        return self._notes.findings
 
     @property
     def run(self) -> Path | None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from sonde.attach import open_session, watch
 from sonde.errors import ClosedError
-from sonde.records import Quantity, Reading
+from sonde.records import Finding, Quantity, Reading
 from sonde.session import Session
 
 
@@ -26,6 +26,7 @@ class Notes:
         self._session: Session | None = None
         self._watches = False
         self._seen: set[Quantity] = set()
+        self._findings: list[Finding] = []
 
     def watch(self, model: nn.Module) -> Session:
         """Open the run and watch a model: its steps are then those of its optimizer."""
@@ -63,6 +64,17 @@ class Notes:
             with _unless_closed():
                 self._ready().step()
 
+    @property
+    def findings(self) -> list[Finding]:
+        """What the session found wrong with a watched model."""
+        return list(self._findings if self._session is None else self._session.findings)
+
+    def flush(self) -> None:
+        """Wait until what was noted so far is written and judged."""
+        if self._session is not None:
+            with _unless_closed():
+                self._session.flush()
+
     def close(self) -> None:
         """Finish the run; a later word opens another one."""
         session, self._session = self._session, None
@@ -70,6 +82,7 @@ class Notes:
         self._seen.clear()
         if session is not None:
             session.close()
+            self._findings = list(session.findings)
 
     def _ready(self) -> Session:
         if self._session is None:

@@ -30,6 +30,7 @@ def save(debugger: PyTorchDebugger, filename: str | Path | None, format: str | N
     format = format or (path and _SUFFIXES.get(path.suffix.lower())) or "json"
     if path is None:
         path = _free(debugger.log_dir / f"debug_report_{datetime.now():%Y%m%d_%H%M%S}.{format}")
+    debugger._notes.flush()
     content = build(debugger)
     if format == "json":
         text = json.dumps(content, indent=2, allow_nan=False)
@@ -44,6 +45,7 @@ def build(debugger: PyTorchDebugger) -> dict[str, Any]:
     """Return the report as plain data. Its size is bounded: lists keep their first and last items, counts count all."""
     report = {
         "debug_summary": debugger.get_debug_summary(),
+        "findings": [finding.to_json() for finding in debugger.findings],
         "debug_events": list(debugger.debug_events),
         "memory_snapshots": list(debugger.memory_snapshots),
         "gradient_violations": list(debugger.gradient_violations),

@@ -41,6 +41,7 @@ def compose(report: dict[str, Any]) -> Page:
     """Arrange a report for reading; sections with nothing to show are left out."""
     verdict, mood = _verdict(report)
     sections = [
+        _findings(report),
         _violations(report),
         _gradients(report),
         _performance(report),
@@ -59,6 +60,8 @@ def _verdict(report: dict[str, Any]) -> tuple[str, Mood]:
     found = [f"{summary[name]:,} {name.replace('_', ' ')}" for name in _TROUBLE if summary[name]]
     if summary["anomaly_detected"]:
         found.insert(0, "an anomaly")
+    kinds = [each["kind"].replace("_", " ") for each in report["findings"] if each["severity"] != "info"]
+    found += kinds[:3]
     leaks = sum(event["event_type"] == "memory_leak_detected" for event in report["debug_events"])
     found += [f"{leaks} memory leak{'s' if leaks != 1 else ''}"] if leaks else []
     if not found:
@@ -72,6 +75,21 @@ def _is_trouble(event: dict[str, Any]) -> bool:
     kind = event["event_type"]
     words = ("nan_", "inf_", "explosion", "vanishing", "anomaly_detected", "leak", "_error", "loss_anomaly")
     return any(word in kind for word in words)
+
+
+def _findings(report: dict[str, Any]) -> Section:
+    rows = [
+        (
+            str(each["step"]),
+            each["severity"],
+            each["kind"].replace("_", " "),
+            ", ".join(each["sites"][:3]),
+            each["cause"],
+            each["fix"],
+        )
+        for each in report["findings"][:MOST_ROWS]
+    ]
+    return Section(title="Findings", columns=("step", "severity", "kind", "where", "cause", "cure"), rows=rows)
 
 
 def _violations(report: dict[str, Any]) -> Section:

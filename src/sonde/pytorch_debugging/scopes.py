@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from sonde.checks import NonFinite, NonFiniteScope
+from sonde.checks import NonFinite, NonFiniteScope, hear_anomaly_traces
 from sonde.probes.memory_scope import MemoryScope, memory_scope
 from sonde.probes.profiling import ProfileScope, profile_scope
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger
 
-LEAK_BYTES: Final = 1 << 20
-"""Steady growth of less than this in all is not worth a word."""
 CUDA_GROWTH_BYTES: Final = 100 << 20
 """A scope that ends with this much more CUDA memory allocated than it began with is worth a warning."""
 
@@ -30,20 +28,25 @@ def anomaly_scope(debugger: PyTorchDebugger) -> Iterator[NonFiniteScope]:
     before = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     scope = NonFiniteScope(lambda found: _tell_nonfinite(debugger, found))
     debugger._log_debug_event("anomaly_detection_start", "Anomaly detection started")
-    torch.set_anomaly_enabled(True, True)
-    scope.open()
-    try:
-        yield scope
-    except Exception as error:
-        debugger.anomaly_detected = True
-        data = {"error": str(error), "error_type": type(error).__name__, "stack_trace": traceback.format_exc()}
-        debugger._log_debug_event("anomaly_detected", f"Anomaly detected: {type(error).__name__}: {error}", data)
-        raise
-    finally:
-        scope.close()
-        torch.set_anomaly_enabled(*before)
-        counts = {"sightings": scope.sightings, "spread": scope.spread}
-        debugger._log_debug_event("anomaly_detection_end", "Anomaly detection ended", counts)
+    with hear_anomaly_traces() as heard:
+        torch.set_anomaly_enabled(True, True)
+        scope.open()
+        try:
+            yield scope
+        except Exception as error:
+            debugger.anomaly_detected = True
+            data: dict[str, Any] = {"error": str(error), "error_type": type(error).__name__}
+            data |= {"stack_trace": traceback.format_exc(), "forward_traces": heard.texts, "source": heard.source}
+            at = f" Its forward operation is at {heard.source}." if heard.source else ""
+            debugger._log_debug_event(
+                "anomaly_detected", f"Anomaly detected: {type(error).__name__}: {error}{at}", data
+            )
+            raise
+        finally:
+            scope.close()
+            torch.set_anomaly_enabled(*before)
+            counts = {"sightings": scope.sightings, "spread": scope.spread}
+            debugger._log_debug_event("anomaly_detection_end", "Anomaly detection ended", counts)
 
 
 def _tell_nonfinite(debugger: PyTorchDebugger, found: NonFinite) -> None:
@@ -108,15 +111,10 @@ def _tell_memory(debugger: PyTorchDebugger, scope: MemoryScope) -> None:
     if grown > CUDA_GROWTH_BYTES:
         message = f"CUDA memory grew by {grown / 2**20:.0f} MiB inside memory_tracking()"
         debugger._log_debug_event("memory_leak_detected", message, data)
-    for place, growth in scope.growth().items():
-        if growth.steady and growth.total > LEAK_BYTES:
-            message = (
-                f"Memory of {place} grows steadily, by {growth.per_step / 1024:.1f} KiB a step over {growth.steps} "
-                f"steps ({growth.total / 2**20:.1f} MiB). Something keeps what each step makes: a list of losses with "
-                f"their graphs, outputs, a cache."
-            )
-            about = {"place": place, "bytes_per_step": growth.per_step, "low": growth.low, "high": growth.high}
-            debugger._log_debug_event("memory_leak_detected", message, about)
+    for leak in scope.leaks():
+        about = {"place": leak.place, "bytes_per_step": leak.growth.per_step, "phase": leak.phase}
+        about["lines"] = [str(line) for line in leak.lines]
+        debugger._log_debug_event("memory_leak_detected", leak.text, about)
 
 
 def _changes(change: Mapping[str, float]) -> str:

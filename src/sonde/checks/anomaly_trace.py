@@ -1,0 +1,49 @@
+"""Where in the forward pass torch's anomaly mode says a NaN gradient comes from.
+
+Torch tells it in a warning, apart from the error it raises. The warning is listened to and passed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any, Final
+
+from sonde.checks.source_line import is_users_file
+
+_BEGINS: Final = "Error detected in "
+_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+class AnomalyTraces:
+    """What torch said: the text of each warning, and the user's line in the last one."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    @property
+    def source(self) -> str:
+        """`file:line in function` of the innermost line of the user's that made the last bad operation, or ""."""
+        frames = _FRAME.findall(self.texts[-1]) if self.texts else []
+        users = [frame for frame in frames if is_users_file(frame[0])]
+        return "{}:{} in {}".format(*users[-1]) if users else ""
+
+
+@contextlib.contextmanager
+def hear_anomaly_traces() -> Iterator[AnomalyTraces]:
+    """Listen to torch's warnings about anomalies while the block runs."""
+    heard, show = AnomalyTraces(), warnings.showwarning
+
+    def listen(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        if str(message).startswith(_BEGINS):
+            heard.texts.append(str(message)[-8000:])  # the innermost lines come last
+        show(message, *args, **kwargs)
+
+    warnings.showwarning = listen
+    try:
+        yield heard
+    finally:
+        if warnings.showwarning is listen:  # else somebody inside has put another there and not taken it back
+            warnings.showwarning = show
