@@ -18,9 +18,9 @@ SCHEDULER: Final = "scheduler"
 
 # About the loop, every step.
 FORWARDS: Final = "forwards"
-"""Training passes of the model since the step before."""
+"""Training passes of the model since the step before; if the model itself is never called, those of its parts."""
 BACKWARDS: Final = "backwards"
-"""Backward passes since the step before."""
+"""Backward passes since the step before that reached a watched parameter; one inside another is not counted."""
 ROOT: Final = "root"
 """The number that `backward()` was called on, in the first steps and then sampled; unknown under a gradient scaler."""
 DATA_WAIT: Final = "data_wait"
@@ -34,49 +34,66 @@ up to `STEP_TIME`. `watching` is what Sonde itself needs around the optimizer's 
 
 # About an optimizer (subject `optimizer`, `optimizer2`, ...), every step.
 LEFTOVER: Final = "leftover"
-"""Share of its parameters whose gradient still held the gradient of the step before when the next was added to it."""
+"""Share of its parameters whose gradient still held the gradient of the step before when the next was added to it.
+Only parameters count that had a gradient at the step before and got one since; absent if there are none, in the first
+step, with `create_graph`, and for sparse gradients."""
 NO_GRADIENT: Final = "no_gradient"
 """How many of its trainable parameters had no gradient at all, or one that is exactly zero because it was cleared
-after the backward pass."""
+after the backward pass. Where gradients were written to after the backward pass, in the first three steps and then
+each tenth; else every step."""
 BACKWARDS_SEEN: Final = "backwards_seen"
 """Backward passes that reached its parameters since its own step before."""
 CLIP_NORM: Final = "clip_norm"
 """The norm of the gradients before clipping, as `clip_grad_norm_` measured it."""
 CLIP_MAX: Final = "clip_max"
-"""The norm that `clip_grad_norm_` clips to."""
+"""The norm that `clip_grad_norm_` clips to. Both are written under the optimizer of the first parameter clipped."""
 SCALED_CLIP: Final = "scaled_clip"
-"""1 if gradients were clipped while they were still multiplied by a gradient scaler's scale."""
+"""1 if gradients were clipped while they were still multiplied by a gradient scaler's scale, else 0; absent without
+a scaler."""
 
-# About a module, sampled.
+# About a module, sampled: in each of its first 20 training passes, then in each tenth. `#call` numbers further calls
+# within a step, as it does for outputs.
 EVER_ACTIVE: Final = "ever_active"
 """For each unit of a rectifier: 1 if it was positive for any sample since it was first looked at, else 0. The mean is
-the share of units that ever were active, the count is the number of units."""
+the share of units that ever were active, the count is the number of units. For modules of torch's classes ReLU and
+ReLU6; units are channels after a convolution, else the last dimension."""
 SATURATED: Final = "saturated"
-"""For each sampled output of a sigmoid or tanh: 1 if its input lies beyond +-5, else 0."""
+"""For each sampled output of a sigmoid or tanh: 1 if its input lies beyond +-5, of a hardtanh: 1 if it lies at one of
+its limits; else 0."""
 TRAINING: Final = "training"
-"""1 if the module was in training mode when it ran in this pass, else 0; for modules that care. Phase as the pass."""
+"""1 if the module was in training mode when it ran in this pass, else 0; for batch norms, dropouts and the model
+itself. Phase as the pass. Written in steps 1 to 3, then only when it has changed since the module ran last: the latest
+value holds until the next."""
 UNIT_SAMPLES: Final = "unit_samples"
 """Over how many values `EVER_ACTIVE` looked at each unit so far."""
 ATTENTION_ENTROPY: Final = "attention_entropy"
-"""For each head: the mean entropy of its attention rows over the logarithm of their length."""
+"""For each head: the mean entropy of its attention rows over the logarithm of their length. Only where a module whose
+class is called an attention returns the weights of each head as its second output."""
 
-# About a parameter, sampled.
+# About a parameter, sampled; steps are those of its optimizer.
 UNIT_GRADIENT: Final = "unit_gradient"
-"""For each unit (row) of a weight: 1 if any element of its gradient was ever non-zero, else 0."""
+"""For each unit (row) of a weight: 1 if any element of its gradient was ever non-zero when looked at, else 0. Steps 5,
+15, 25, 35, 45, then 105, 205, ..."""
 ROW_SPREAD: Final = "row_spread"
-"""Spread between the rows of a weight over the spread of all its elements: 0 if all units are the same."""
+"""Spread between the rows of a weight over the spread of all its elements: 0 if all units are the same. Steps 0, 1, 5
+and 20; of at most 256 rows."""
 
-# About the loss, at the first steps and then sampled.
+# About the loss, in the first ten steps and then each 21st (what labels say: each fifth). Further losses of a step have
+# `#call` 1, 2, 3. Beside them stand the readings `loss_fn:output`, `loss_fn:input.input` and `loss_fn:input.target` of
+# every step (of large inputs evenly chosen rows), all for calls of torch's own loss functions that are looked up in
+# `torch.nn.functional` when called. A loss made by hand has `loss_fn:output` only, of kind `backward`.
 ROW_SUM: Final = "row_sum"
-"""For each sampled row of the loss's input: the sum over classes (the dimension that the loss takes for classes)."""
+"""For each sampled row of the loss's input: the sum over classes (the dimension that the loss takes for classes, else
+the last). Absent if the input has one dimension."""
 ROW_MIN: Final = "row_min"
 """For each sampled row of the loss's input: its smallest value."""
 COLUMN_SUM: Final = "column_sum"
-"""For each class of the loss's input: the sum over the batch."""
+"""For each class of a two-dimensional input of the loss: the sum over the whole batch."""
 ZERO_SHARE: Final = "zero_share"
 """Share of exact zeros in the loss's input."""
 SAMPLE_SPREAD: Final = "sample_spread"
-"""Variance of the loss's input across the samples of a batch, averaged over its other dimensions."""
+"""Variance of the loss's input across the samples of a batch, averaged over its other dimensions; absent for a single
+sample."""
 TARGET_SPREAD: Final = "target_spread"
 """Variance of a target of real numbers across the batch."""
 LABEL_ENTROPY: Final = "label_entropy"
@@ -84,7 +101,7 @@ LABEL_ENTROPY: Final = "label_entropy"
 LABEL_COUNTS: Final = "label_counts"
 """For each class: how many labels of it this batch has."""
 RUNNING_LABEL_ENTROPY: Final = "running_label_entropy"
-"""Entropy, in nats, of all class labels looked at so far."""
+"""Entropy, in nats, of all class labels looked at so far: in each of the first ten steps, then in each fifth."""
 LABEL_RUN: Final = "label_run"
 """Share of neighbouring labels within the batch that are equal."""
 VALID_TARGETS: Final = "valid_targets"
@@ -92,13 +109,16 @@ VALID_TARGETS: Final = "valid_targets"
 PREDICTED_ENTROPY: Final = "predicted_entropy"
 """Entropy, in nats, of the classes the model's largest outputs stand for in this batch."""
 LOG_Z: Final = "log_z"
-"""For each sampled row of logits, or of log-probabilities (where it should be 0): the log of the sum of exponentials."""
+"""For each sampled row of logits, or of log-probabilities (where it should be 0): log of the sum of exponentials."""
 COLUMN_LOG_Z: Final = "column_log_z"
 """For each class of logits or log-probabilities: the logarithm of the sum of exponentials over the batch."""
 NEIGHBOUR_AGREEMENT: Final = "neighbour_agreement"
-"""For each sample kept in a small buffer of inputs: 1 if its nearest neighbour has the same label, else 0."""
+"""For each sample kept in a small buffer of inputs: 1 if its nearest neighbour has the same label, else 0. Written
+once, when 512 samples have come (at most 64 of a batch), or after 40 batches if there are at least 64."""
 
-# About an input of the model (subject `(model)` and its part as usual), at the first steps and then sampled.
+# About the first input of real numbers of the model (subject `(model)`, or the model's name), in its first three passes
+# and then in each 50th. Beside them stand the readings `(model):input[0]`, `(model):input['x']` of every step: equal
+# batches have equal readings.
 COLUMN_SCALE: Final = "column_scale"
 """For each feature of a two-dimensional input: its standard deviation over the batch."""
 COLUMN_OFFSET: Final = "column_offset"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sonde.records import QUANTITIES, Phase, Quantity, Site
 
 _Identity = tuple[str, Quantity, Phase, int, str]
-_WITHOUT_HISTOGRAM: frozenset[Quantity] = frozenset({"scalar"})
+_WITHOUT_HISTOGRAM: frozenset[Quantity] = frozenset({"scalar", "vital"})
 
 
 class SiteBook:

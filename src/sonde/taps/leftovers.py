@@ -128,10 +128,16 @@ class Leftovers:
         self._nobody = Owner("")
         self._traces: dict[int, Trace] = {}
         self._owners: dict[str, Owner] = {}
+        self._claims: dict[int, Owner] = {}
+
+    def claim(self, name: str, parameters: Iterable[Tensor]) -> None:
+        """Say which parameters an optimizer has, before any of them is listened to."""
+        owner = self._owners.setdefault(name, Owner(name))
+        self._claims |= {id(parameter): owner for parameter in parameters}
 
     def listener(self, parameter: Parameter) -> Callable[[], None]:
         """Return what to call after each accumulation into a parameter's gradient."""
-        trace = self._traces[id(parameter)] = Trace(parameter, self._nobody)
+        trace = self._traces[id(parameter)] = Trace(parameter, self._claims.get(id(parameter), self._nobody))
         count = self._backwards
 
         def heard() -> None:
@@ -151,6 +157,7 @@ class Leftovers:
         """Forget the parameters."""
         self._traces.clear()
         self._owners.clear()
+        self._claims.clear()
 
     def before_backward(self) -> None:
         """Look at gradients before a backward pass adds to them."""

@@ -85,9 +85,9 @@ class Patch:
                 listener(args, kwargs, result)
             return result
 
-        # How torch marks a Python function that stands in for one that can be scripted.
-        replacement.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]
-        replacement.__original_fn = original  # type: ignore[attr-defined]
+        # How torch marks a Python function that stands in for one that can be scripted. As an entry of the dictionary,
+        # since inside a class Python would rename such an attribute.
+        vars(replacement).update({"__script_if_tracing_wrapper": True, "__original_fn": original})
         return replacement
 
     @contextlib.contextmanager

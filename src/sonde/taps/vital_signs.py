@@ -134,6 +134,7 @@ class VitalSigns:
         subjects = self._subjects
         for name, optimizer in subjects.optimizers:
             self._own(name, optimizer)
+            self._leftovers.claim(name, (each for group in optimizer.param_groups for each in group["params"]))
         self._book = FactBook(
             subjects.models,
             subjects.optimizers,

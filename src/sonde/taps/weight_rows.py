@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sonde.taps.plain import is_plain, is_real
+from sonde.taps.plain import is_plain, is_real, sample_columns
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import ROW_SPREAD, UNIT_GRADIENT
 
@@ -54,7 +54,7 @@ class WeightRows:
         if step not in SPREAD_STEPS:
             return
         for rows in self._chosen(parameters):
-            weight = rows.parameter.detach().flatten(1).float()
+            weight = sample_columns(rows.parameter)
             whole = weight.std(correction=0)
             between = weight.var(0, correction=0).mean().sqrt()
             self._sites.see(rows.name, ROW_SPREAD, (between / whole).where(whole > 0, 0))
