@@ -1,0 +1,35 @@
+"""`sonde resume RUN`: let a paused training go on."""
+
+from __future__ import annotations
+
+from sonde.cli.options import AsJson, RunPath
+
+EXAMPLES = """
+sonde resume runs/first
+"""
+
+
+def resume(run: RunPath, json: AsJson = False) -> None:
+    """Let a training go on that a hook has paused.
+
+    A paused training waits for the file paused.json in its run to disappear; this takes it away. A run that is not
+    paused is left alone.
+    """
+    from sonde.cli.opening import require_run
+    from sonde.debug.pause import resume_run
+
+    require_run(run)
+    told = resume_run(run)
+    if json:
+        from sonde.cli.answer import print_json
+
+        print_json({"run": str(run), "was_paused": told is not None, "pause": told})
+        return
+    from sonde.views.terminal import make_console
+
+    console = make_console()
+    if told is None:
+        console.print(f"{run} is not paused.", soft_wrap=True, markup=False)
+    else:
+        message = f"{run} goes on at step {told.get('step')}, where it was paused: {told.get('reason')}."
+        console.print(message, soft_wrap=True, markup=False)
