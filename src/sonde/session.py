@@ -144,7 +144,8 @@ class Session:
         self._memories: list[DeviceMemory] = []
         self._mark = self._guard.wrap("device timing", self._mark_phase)
         roots = [root for model in models.values() for root in {model, unwrap(model)}] if plan.diagnose else []
-        self._step_vitals = StepVitals(roots, self._packer, self._guard.wrap) if roots else None
+        if roots:
+            self._step_vitals = StepVitals(roots, self._packer, self._guard.wrap, own_seconds=self._guard.meter.total)
         self._see_devices = self._guard.wrap("device timing and memory", self._see_device_numbers)
         self._vitals = self._make_vitals(models, modules, optimizers) if plan.diagnose else None
         self._make_taps(modules, optimizers, steps_before)

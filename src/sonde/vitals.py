@@ -29,7 +29,7 @@ STEP_TIME: Final = "step_time"
 """Seconds from the end of the step before to the end of this one."""
 PHASE_TIMES: Final = ("forward", "backward", "optimizer", "evaluation", "watching", "other")
 """Seconds of the parts of a step, as parts `.time_forward` and so on; see `time_of`. Together with `DATA_WAIT` they add
-up to `STEP_TIME`. `watching` is what Sonde itself needs around the optimizer's step; a part that did not occur, such as
+up to `STEP_TIME`. `watching` is what Sonde itself needs in its hooks; a part that did not occur, such as
 `evaluation`, is absent."""
 
 # About an optimizer (subject `optimizer`, `optimizer2`, ...), every step.

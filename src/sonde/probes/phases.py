@@ -28,9 +28,16 @@ OTHER: Final[StepPhase] = "other"
 class PhaseClock(threading.local):
     """The stack of phases one thread is in, and the seconds spent in each since the last step ended."""
 
-    def __init__(self, clock: Callable[[], float], on_change: Change | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        on_change: Change | None = None,
+        own_seconds: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._clock = clock
         self._on_change = on_change
+        self._own_seconds = own_seconds
+        self._own = own_seconds()
         self._stack: list[StepPhase] = []
         self._since = clock()
         self._began: float | None = None
@@ -67,20 +74,28 @@ class PhaseClock(threading.local):
         return None if began is None else self._since - began, spent
 
     def _turn(self, coming: StepPhase) -> None:
-        now, going = self._clock(), self.phase
-        self._spent[going] = self._spent.get(going, 0.0) + now - self._since
-        self._since = now
+        now, own, going = self._clock(), self._own_seconds(), self.phase
+        # What Sonde did meanwhile, in hooks of its own, belongs to no phase of the user's.
+        watched = 0.0 if going == "watching" else min(max(own - self._own, 0.0), now - self._since)
+        self._spend(going, now - self._since - watched)
+        self._since, self._own = now, own
         if self._on_change is not None:
             self._on_change(going, coming)
             self._since = self._clock()
-            self._spent["watching"] = self._spent.get("watching", 0.0) + self._since - now
+            watched += self._since - now
+        if watched:
+            self._spend("watching", watched)
+
+    def _spend(self, phase: StepPhase, seconds: float) -> None:
+        self._spent[phase] = self._spent.get(phase, 0.0) + seconds
 
 
 class LoopPhases:
     """Listens to data loaders, models and backward passes. The optimizer's part is told by whoever watches optimizers.
 
     `is_root` says which modules are models: their outermost call is the forward, or an evaluation if gradients are
-    disabled there. Process-wide hooks and wrapped calls are taken back by `remove`.
+    disabled there. `own_seconds` tells how long Sonde's own hooks have run in this thread so far, which is taken out of
+    the phases they ran in. Process-wide hooks and wrapped calls are taken back by `remove`.
     """
 
     def __init__(
@@ -90,10 +105,11 @@ class LoopPhases:
         clock: Callable[[], float],
         guard: Callable[[str, Callable[..., None]], Callable[..., None]] = lambda _, function: function,
         on_change: Change | None = None,
+        own_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.saw_loader = False
         self._is_root = is_root
-        self._clock = PhaseClock(clock, on_change)
+        self._clock = PhaseClock(clock, on_change, own_seconds)
         self._depth = _Depth()
         self._begin = guard("step phases", self._clock.begin)
         self._end = guard("step phases", self._clock.end)

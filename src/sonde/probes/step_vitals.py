@@ -29,10 +29,11 @@ class StepVitals:
         recorder: Recorder,
         guard: Callable[[str, Callable[..., None]], Callable[..., None]],
         *,
+        own_seconds: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._recorder = recorder
-        self._phases = LoopPhases(is_one_of(roots), clock=clock, guard=guard)
+        self._phases = LoopPhases(is_one_of(roots), clock=clock, guard=guard, own_seconds=own_seconds)
         self._memory = ProcessMemory(recorder, clock=clock)
         self._sites: dict[str, int] = {}
         self.mark = guard("step phases", self._mark)

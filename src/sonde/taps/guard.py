@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, Literal
@@ -10,6 +12,20 @@ from typing import Any, Literal
 OnError = Literal["isolate", "raise"]
 Report = Callable[[str, str], None]
 """Takes the name of what failed and its traceback."""
+
+
+class Meter(threading.local):
+    """How long this thread has spent in guarded code, calls inside calls counted once."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.seconds = 0.0
+        self.depth = 0
+        self.began = 0.0
+
+    def total(self) -> float:
+        """Return the seconds so far, those of a call that is still running included."""
+        return self.seconds + (self.clock() - self.began if self.depth else 0.0)
 
 
 class Guard:
@@ -23,21 +39,29 @@ class Guard:
         self._on_error = on_error
         self._report = report
         self.failed: set[str] = set()
+        self.meter = Meter()
 
     def wrap(self, part: str, function: Callable[..., None]) -> Callable[..., None]:
         """Return `function` guarded. The result always returns None, so as a hook it cannot replace a value."""
         if self._on_error == "raise":
             return function
-        failed = self.failed
+        failed, meter, clock = self.failed, self.meter, self.meter.clock
 
         @functools.wraps(function)
         def guarded(*args: Any) -> None:
             if part in failed:
                 return
+            if not meter.depth:
+                meter.began = clock()
+            meter.depth += 1
             try:
                 function(*args)
             except Exception:  # noqa: BLE001 - this is the guard: whatever went wrong, training goes on
                 failed.add(part)
                 self._report(part, traceback.format_exc())
+            finally:
+                meter.depth -= 1
+                if not meter.depth:
+                    meter.seconds += clock() - meter.began
 
         return guarded
