@@ -129,17 +129,27 @@ EXPLAINS |= {
     "wrong_dim_softmax": frozenset(_NOT_TRAINED),
     "loss_sign_flipped": frozenset(_ANY_STATISTIC),
     "output_range_mismatch": frozenset({*_NOT_TRAINED, "saturated_activation"}),
-    "empty_target": frozenset({*_NOT_FINITE, "dead_relu"}),
+    "empty_target": frozenset({*_NOT_FINITE, "dead_relu", "lr_too_high"}),
     "train_mode_in_eval": frozenset({"overfitting", "train_val_preproc_mismatch"}),
     "eval_mode_in_training": frozenset({"overfitting"}),
     "batchnorm_small_batch": frozenset({"overfitting"}),
     "batchnorm_stats_stale": frozenset({"overfitting"}),
     "resume_incomplete": frozenset({"momentum_state_stale"}),
     "fp16_overflow": frozenset({*_NOT_FINITE, "loss_scale_collapse"}),
-    "fully_masked_attention": frozenset({*_NOT_FINITE, "loss_scale_collapse"}),
+    "fully_masked_attention": frozenset({*_NOT_FINITE, "dead_relu", "loss_scale_collapse", "lr_too_high"}),
     "grad_underflow": frozenset(_NOT_TRAINED),
     "low_precision_stall": frozenset({*_NOT_TRAINED, "optimizer_step_noop"}),
-    "nan_in_data": frozenset({*_NOT_FINITE, "dead_relu", "constant_output", "loss_scale_collapse"}),
+    "nan_in_data": frozenset(
+        {
+            *_NOT_FINITE,
+            "dead_relu",
+            "exploding_activation",
+            "exploding_gradient",
+            "lr_too_high",
+            "constant_output",
+            "loss_scale_collapse",
+        }
+    ),
 }
 # What is not finite goes on through the rest of the step and into the next; whoever brings it about at one place may do
 # so at another.

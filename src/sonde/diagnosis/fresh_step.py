@@ -13,6 +13,7 @@ from sonde import measures, schema
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.panel import Panel
+from sonde.diagnosis.weights import is_weight
 
 _LIKE_ADAM = ("Adam", "AdamW", "Adamax", "NAdam")
 
@@ -44,7 +45,7 @@ def fresh_steps(case: Case) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
 
 
 def _look(case: Case, panel: Panel, names: dict[str, tuple[str, int]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    chosen = [at for at, site in enumerate(panel.sites) if len(site.shape) >= 2 and site.name in names]
+    chosen = [at for at, site in enumerate(panel.sites) if is_weight(site) and site.name in names]
     if not chosen:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
     panel = panel.pick(chosen)

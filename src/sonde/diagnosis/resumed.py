@@ -7,7 +7,9 @@ from sonde.diagnosis.case import Case
 
 def boundaries(case: Case) -> tuple[int, ...]:
     """Return the first step of each attempt after the first."""
-    found = []
+    first = case.history.first_step
+    # A session that takes a run up again begins with a later step than 1.
+    found = [first] if first is not None and first > 1 else []
     for event in case.events:
         if event.event_type != "resumed":
             continue

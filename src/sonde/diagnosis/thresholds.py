@@ -107,6 +107,7 @@ ACTIVATION_HIGH = Threshold(1e3, "largest magnitude of an output; normalised net
 ACTIVATION_GROWTH = Threshold(10.0, "times the largest of the first steps")
 # attention_entropy_collapse
 ATTENTION_LOW = Threshold(0.15, "of the logarithm of the length: each row looks at one or two places")
+ATTENTION_BORN = Threshold(0.25, "of the logarithm of the length, from the first look on; fresh attention has 0.95")
 ATTENTION_FALL = Threshold(0.2, "how far it has fallen since the first steps, in the same unit")
 # logit_drift
 LOG_Z_HIGH = Threshold(50.0, "log of the sum of exponentials: float16 overflows beyond 11, bfloat16 loses all digits")
@@ -138,7 +139,7 @@ SCALE_FLOOR = Threshold(1.0, "a scale below 1 means that gradients overflow with
 SKIPPED_SHARE = Threshold(0.2, "calibration skips a few steps at the start and one in 2000 later")
 SKIP_WINDOW = Threshold(30, "steps over which held-back ones are counted, so that calibration is over")
 UNDERFLOW_SHARE = Threshold(0.5, "zeros among the gradients of weights; in float32 the same layers have none")
-STALL_SHARE = Threshold(0.95, "elements a step leaves as they were; 40 to 60 % are usual in bfloat16")
+STALL_SHARE = Threshold(0.9, "elements a step leaves as they were; 40 to 60 % are usual in bfloat16")
 STALL_STEPS = Threshold(20, "persistence")
 
 # ---- exact relations: resuming

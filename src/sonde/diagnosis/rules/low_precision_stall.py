@@ -6,6 +6,7 @@ import numpy as np
 
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
+from sonde.diagnosis.outlook import is_learning_well
 from sonde.diagnosis.ownership import few, recent_rates
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding
@@ -36,12 +37,14 @@ def check(case: Case) -> Finding | None:
     stuck = [
         (panel.names[at], float(np.nanmedian(zeros[:, at])))
         for at in np.flatnonzero(known)
-        if np.nanmin(zeros[:, at]) >= thresholds.STALL_SHARE.value and panel.names[at] in pulled
+        if np.nanmedian(zeros[:, at]) >= thresholds.STALL_SHARE.value and panel.names[at] in pulled
     ]
     if len(stuck) * 2 < len(chosen) or not stuck:
         return None
     names = [name for name, _ in stuck]
-    learning = case.learning.state == "improving"
+    if _is_passing(case, names[0]):
+        return None
+    learning = is_learning_well(case)
     return RULE.finding(
         case,
         "info" if learning else "warning",
@@ -64,6 +67,17 @@ def check(case: Case) -> Finding | None:
         "or stochastic rounding.",
         refute="Take the same step on a float32 copy: if as many elements stay the same, the gradient is at fault.",
     )
+
+
+def _is_passing(case: Case, name: str) -> bool:
+    """Say whether the steps are short because the schedule is just starting or ending."""
+    for optimizer in case.facts.optimizers:
+        for index, group in enumerate(optimizer.groups):
+            curve = case.learning_rate(optimizer.name, index)
+            if name in group.parameters and curve is not None:
+                recent = curve[1][-int(thresholds.STALL_STEPS.value) :]
+                return bool(recent[-1] > recent[0] or recent[-1] < 0.3 * curve[1].max())
+    return False
 
 
 RULE = Rule(kind="low_precision_stall", check=check, since=20)

@@ -39,9 +39,12 @@ def check(case: Case) -> Finding | None:
 def _stuck(case: Case, updates: Panel, gradients: Panel) -> dict[str, float]:
     """Return by parameter the largest gradient of the last steps, where none of them changed it."""
     skipped = np.isin(updates.steps, case.history.skipped_steps())
-    places = {name: at for at, name in enumerate(gradients.names)}
+    unchanged = updates.read & (updates.column(schema.ZERO) == updates.column(schema.COUNT))
+    candidates = np.flatnonzero(unchanged.sum(axis=0) >= thresholds.NOOP_STEPS.value).tolist()
+    places = {name: at for at, name in enumerate(gradients.names)} if candidates else {}
     found = {}
-    for at, name in enumerate(updates.names):
+    for at in candidates:
+        name = updates.sites[at].name
         if name not in places:
             continue
         row, grad = updates.rows[:, at], gradients.rows[:, places[name]]
