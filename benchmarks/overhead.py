@@ -37,6 +37,7 @@ VARIANTS: dict[str, Watcher] = {
     "Sonde disabled": attached_but_disabled,
     "Sonde: parameters, gradients": watched(what=("parameters", "gradients")),
     DEFAULT: watched(),
+    f"{DEFAULT}, diagnosis": watched(diagnose=True),
     f"{DEFAULT}, no histogram": watched(histogram=False),
     "Sonde: everything": watched(what=EVERYTHING),
     f"{DEFAULT}, 1 step in 10": watched(every=10),

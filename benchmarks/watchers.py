@@ -118,6 +118,7 @@ def wandb(program: Program, folder: Path) -> Iterator[Callable[[torch.Tensor], N
 # Seconds spent inside Sonde's hooks, in the training thread. Two whole loops on a shared machine differ by several
 # percent even when they do the same; this clock around the hooks alone resolves a tenth of one.
 inside = 0.0
+_depth = 0
 
 
 @contextlib.contextmanager
@@ -128,10 +129,13 @@ def _timed_hooks() -> Iterator[None]:
         guarded = wrap(self, part, function)
 
         def call(*args: Any) -> None:
-            global inside  # noqa: PLW0603 - one clock for the whole program
+            global inside, _depth  # noqa: PLW0603 - one clock for the whole program
             begin = time.perf_counter()
+            _depth += 1
             guarded(*args)
-            inside += time.perf_counter() - begin
+            _depth -= 1
+            if not _depth:  # a guarded part may call another one
+                inside += time.perf_counter() - begin
 
         return call
 
@@ -141,14 +145,14 @@ def _timed_hooks() -> Iterator[None]:
 
 
 def watched(kernel: str | None = None, **options: Any) -> Watcher:
-    """Sonde with some options; `kernel` forces an implementation of the statistics."""
+    """Sonde with some options, without diagnosis unless asked; `kernel` forces an implementation of the statistics."""
 
     @contextlib.contextmanager
     def watcher(program: Program, folder: Path) -> Iterator[Callable[[torch.Tensor], None]]:
         if kernel:
             os.environ["SONDE_KERNEL"] = kernel
         with _timed_hooks():
-            session = sonde.watch(program.model, program.optimizer, run=folder, **options)
+            session = sonde.watch(program.model, program.optimizer, run=folder, **{"diagnose": False, **options})
         with session:
             os.environ.pop("SONDE_KERNEL", None)
             yield lambda loss: session.log(loss=loss)
