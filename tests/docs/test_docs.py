@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("README.md", "docs/quick-start.md", "docs/write-your-own-debugger.md")
+GUIDES = (
+    "README.md",
+    "docs/quick-start.md",
+    "docs/write-your-own-debugger.md",
+    "docs/figures.md",
+    "docs/reports.md",
+    "docs/pytorch-debugging.md",
+    "docs/my-loss-became-nan.md",
+    "docs/my-run-is-slow.md",
+    "docs/my-run-leaks.md",
+)
 PAGES = [ROOT / guide for guide in GUIDES if (ROOT / guide).exists()]
 
 

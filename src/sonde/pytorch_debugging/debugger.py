@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -259,8 +260,8 @@ class PyTorchDebugger:
             value = loss.detach().item()
             self.losses.append(value)
             self._notes.log(loss=value)
-            if value - value != 0:
-                data = {"loss_value": value, "loss_type": "NaN" if value != value else "Inf"}
+            if not math.isfinite(value):
+                data = {"loss_value": value, "loss_type": "NaN" if math.isnan(value) else "Inf"}
                 self._log_debug_event("loss_anomaly", f"The loss is {value}", data)
             self.debug_backward_pass(loss)
             norm = self.check_gradients(model, gradient_threshold)
@@ -364,8 +365,10 @@ class PyTorchDebugger:
         self.inf_detections += len(found.inf)
         if found.verdict == "exploding":
             self.gradient_explosions += 1
-            largest = f"; largest: {found.largest[0][0]}" if found.norm - found.norm == 0 else ""
-            message = f"Gradient norm {found.norm:.4g}, held against {found.held_against()}{largest}"
+            message = f"The gradient norm is {found.norm}"
+            if math.isfinite(found.norm):
+                held = f"held against {found.held_against()}; largest: {found.largest[0][0]}"
+                message = f"Gradient norm {found.norm:.4g}, {held}"
             self._violate("gradient_explosion", message, found)
         elif found.verdict == "vanishing":
             self.gradient_vanishing += 1

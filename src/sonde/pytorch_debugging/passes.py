@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Iterator
@@ -81,9 +82,9 @@ def backward(debugger: PyTorchDebugger, loss: Tensor, *, retain_graph: bool, nam
 
 
 def _tell_bad_loss(debugger: PyTorchDebugger, value: float | None) -> None:
-    if value is None or value - value == 0:
+    if value is None or math.isfinite(value):
         return
-    kind = "nan" if value != value else "inf"
+    kind = "nan" if math.isnan(value) else "inf"
     debugger._log_debug_event(
         f"{kind}_loss_detected", f"The loss is {value} before the backward pass", {"loss_value": value}
     )
