@@ -55,8 +55,9 @@ class Verdict:
     @property
     def expected_only(self) -> bool:
         """Whether nothing was said beyond the fault and what it brings about."""
-        known = {self.program.kind, *self.program.also, *self.program.cascade}
-        return all(said.kind in known for said in self.said)
+        known = (self.program.kind or "", *self.program.also, *self.program.cascade)
+        nan = any(kind.startswith("nan_") for kind in known)  # whoever may bring one NaN may bring them all
+        return all(said.kind in known or (nan and said.kind.startswith("nan_")) for said in self.said)
 
     @property
     def located(self) -> bool | None:

@@ -593,9 +593,10 @@ def loads_nothing(attach, fixed):
         opt.step()
     saved = {("" if fixed else "module.") + name: value for name, value in old.state_dict().items()}
     net = SmallCNN()
-    net.load_state_dict(saved, strict=False)
     for p in net.features.parameters():
         p.requires_grad_(False)
     opt = optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.02)
-    Trainer(net, opt, cross_entropy, attach(net, opt)).fit(batches(x, y), 40)
+    trainer = Trainer(net, opt, cross_entropy, attach(net, opt))
+    net.load_state_dict(saved, strict=False)
+    trainer.fit(batches(x, y), 40)
     return error_rate(net, vx, vy)
