@@ -10,7 +10,21 @@ from typing import Annotated
 
 import typer
 
-from sonde.cli import diagnose, evaluate, export, import_pages, replay, report, resume, runs, show, tail, train, verify
+from sonde.cli import (
+    diagnose,
+    evaluate,
+    export,
+    import_pages,
+    replay,
+    report,
+    resume,
+    runs,
+    show,
+    tail,
+    top,
+    train,
+    verify,
+)
 from sonde.cli.guard import Verbs
 from sonde.cli.help import Verb
 
@@ -63,6 +77,7 @@ app.command(cls=Verb, epilog=runs.EXAMPLES)(runs.runs)
 app.command(cls=Verb, epilog=show.EXAMPLES)(show.show)
 app.command(cls=Verb, epilog=diagnose.EXAMPLES)(diagnose.diagnose)
 app.command(cls=Verb, epilog=tail.EXAMPLES)(tail.tail)
+app.command(cls=Verb, epilog=top.EXAMPLES)(top.top)
 app.command(cls=Verb, epilog=resume.EXAMPLES)(resume.resume)
 app.command(cls=Verb, epilog=report.EXAMPLES)(report.report)
 app.command(cls=Verb, epilog=export.EXAMPLES)(export.export)

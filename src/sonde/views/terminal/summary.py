@@ -99,7 +99,7 @@ def print_summary(run: Run, console: Console, *, last: int | None = None) -> Non
     for part in render(page, look):
         console.print(part)
     if page.facts.num_steps:
-        console.print(_title("try next", look))
+        console.print(section_title("try next", look))
         for line in next_lines(page, look):
             # A command is copied whole: the terminal may wrap it, we must not.
             console.print(line, soft_wrap=True)
@@ -107,31 +107,33 @@ def print_summary(run: Run, console: Console, *, last: int | None = None) -> Non
 
 def render(page: Page, look: Look) -> Iterator[RenderableType]:
     """Return the parts of the page about the run, top to bottom."""
-    yield _header(page.facts, look)
+    yield run_header(page.facts, look)
     if page.findings:
         yield finding_lines(page.findings, look)
     if not page.facts.num_steps:
         yield Text("\nNo steps have been recorded yet.", QUIET)
         return
     if look.width >= WIDE and page.flow:
-        yield _side_by_side(_loss_part, _over_time_part, page, look)
+        yield _side_by_side(loss_part, over_time_part, page, look)
     else:
-        yield _loss_part(page, look)
-    yield _layers_part(page, look)
+        yield loss_part(page, look)
+    yield layers_part(page, look)
     if page.flow:
-        yield _title("gradient flow, first layer to last", look)
+        yield section_title("gradient flow, first layer to last", look)
         yield flow_bars(page.flow, look)
     if page.events:
-        yield _title("events", look)
+        yield section_title("events", look)
         yield event_table(page.events)
 
 
-def _title(text: str, look: Look) -> Group:
+def section_title(text: str, look: Look) -> Group:
+    """Return the line that begins a part of the page."""
     line = Rule(Text(text, TITLE), align="left", style=QUIET, characters=look.pick("─", "-"))
     return Group(Text(""), line)
 
 
-def _header(facts: RunFacts, look: Look) -> Group:
+def run_header(facts: RunFacts, look: Look) -> Group:
+    """Return what a run is and how far it is, in a few lines."""
     dot = look.pick(" · ", " | ")
     status = Text(facts.status, STATUS_STYLES.get(facts.status, ""))
     first = Text.assemble((facts.name, TITLE), dot, status, dot, _progress(facts))
@@ -166,10 +168,11 @@ def _side_by_side(left: _Part, right: _Part, page: Page, look: Look) -> Table:
     return grid
 
 
-def _loss_part(page: Page, look: Look) -> Group:
+def loss_part(page: Page, look: Look) -> Group:
+    """Return the curve of the loss."""
     if page.loss is None or not np.isfinite(page.loss.values).any():
         hint = Text("No loss was logged; session.log(loss=loss) adds this curve.", QUIET)
-        return Group(_title("loss", look), hint)
+        return Group(section_title("loss", look), hint)
     loss = page.loss
     steps, values = thin(loss.steps, loss.values, 4 * look.width)
     trend = describe(loss.steps, loss.values)
@@ -179,7 +182,7 @@ def _loss_part(page: Page, look: Look) -> Group:
     smoothed = smooth(shaped, max(2, len(values) // 25))
     curves = [Curve(steps, values, style=RAW_CURVE), Curve(steps, 10**smoothed if log else smoothed, style=CURVE)]
     plot = line_plot(curves, look, PlotOptions(height=9, log=log, marks=_bad_steps(page)))
-    return Group(_title("loss", look), _loss_words(page, look), plot)
+    return Group(section_title("loss", look), _loss_words(page, look), plot)
 
 
 def _bad_steps(page: Page) -> list[int]:
@@ -201,7 +204,8 @@ def _loss_words(page: Page, look: Look) -> Text:
     return text
 
 
-def _over_time_part(page: Page, look: Look) -> Group:
+def over_time_part(page: Page, look: Look) -> Group:
+    """Return the gradients of all layers over the steps, as colours."""
     names = [row.name for row in page.flow]
     by_layer = {layer.name: layer for layer in page.layers}
     rows = [by_layer[name].sites["gradient"] for name in names if "gradient" in by_layer[name].sites]
@@ -216,17 +220,18 @@ def _over_time_part(page: Page, look: Look) -> Group:
         unit="rms",
         styles=[LEVEL_STYLES[row.mark.level] for row in page.flow],
     )
-    return Group(_title("gradients over time", look), heat_map(data, look))
+    return Group(section_title("gradients over time", look), heat_map(data, look))
 
 
-def _layers_part(page: Page, look: Look) -> Group:
+def layers_part(page: Page, look: Look) -> Group:
+    """Return the table of layers, worst first."""
     # Containers and activations have outputs only; they earn a row when something is wrong with them.
     told = [layer for layer in page.layers if layer.mark.level != "fine" or "parameter" in layer.sites or _moves(layer)]
     told = told or page.layers
     shown = told[:MOST_LAYERS]
     first = page.facts.first_step
     since = f", since step {page.span[0]:,}" if first is not None and page.span[0] > max(first, 1) else ""
-    title = _title(f"layers, worst first{since}", look)
+    title = section_title(f"layers, worst first{since}", look)
     parts: list[RenderableType] = [title, layer_table(shown, page.span, look)]
     rest = told[MOST_LAYERS:]
     if rest:
