@@ -42,6 +42,9 @@ view: $(READY) ## show the demo's run
 	@test -d runs/digits || $(MAKE) demo
 	$(BIN)/sonde show runs/digits
 
+gallery: $(READY) $(BROWSER) ## draw every figure, page and terminal view of two small trainings into docs/images
+	$(BIN)/python docs/make_gallery.py
+
 clean: ## remove the environment and what the demo wrote
 	rm -rf $(VENV) runs build
 
@@ -61,4 +64,4 @@ $(BROWSER): $(READY)
 	@$(BIN)/python tests/browser/chromium.py || $(AS_ROOT) sh -c 'export DEBIAN_FRONTEND=noninteractive; \
 	  apt-get update -q && apt-get install -y -q --no-install-recommends chromium' \
 	  || echo "There is no Chromium and it could not be installed: browser tests will be skipped."
-	@touch $@
+	@$(BIN)/python tests/browser/chromium.py && touch $@ || true

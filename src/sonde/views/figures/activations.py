@@ -6,8 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from sonde import vitals
 from sonde.analysis import ModelOrder, Values
 from sonde.errors import OptionError
+from sonde.records import Site
 from sonde.store import Run
 from sonde.views.figures.curves import Grid, as_grid, as_values, read_lines
 from sonde.views.figures.layer_heatmap import heat_trace, row_axis, row_height
@@ -69,11 +71,7 @@ def _of_run(run: Run, pattern: str, theme: Theme) -> Figure:
     if not any(site.quantity == "output" for site in run.sites):
         return empty(title, "The run has no outputs; record with what='outputs'.", theme=theme)
     order = ModelOrder(run.header, run.sites)
-    sites = [
-        site
-        for site in run.find(pattern)
-        if site.quantity == "output" and site.same_as is None and site.phase == "train"
-    ]
+    sites = [site for site in run.find(pattern) if _is_activation(site)]
     sites = sorted(sites, key=order.of_site)
     grids = [(stat, as_grid(read_lines(run, sites, stat), log=stat == "rms")) for stat in ("rms", "zero_share")]
     if not grids[0][1].values.size:
@@ -88,6 +86,11 @@ def _of_run(run: Run, pattern: str, theme: Theme) -> Figure:
         figure.update_yaxes(**row_axis(named.names), row=1, col=column)
         figure.update_xaxes(title={"text": "step"}, row=1, col=column)
     return finish(figure, title, "a layer that is all zeros is dead", theme=theme, height=row_height(len(sites)) + 30)
+
+
+def _is_activation(site: Site) -> bool:
+    usual = site.quantity == "output" and site.phase == "train" and site.same_as is None
+    return usual and site.name != vitals.LOSS
 
 
 def _of_values(values: Values, name: str, theme: Theme) -> Figure:

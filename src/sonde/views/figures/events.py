@@ -10,6 +10,7 @@ from sonde.store import Run
 from sonde.views.figures.library import Figure, graph_objects
 from sonde.views.figures.theme import BLUE, SEVERITY_COLOURS, Theme, empty, finish
 from sonde.views.figures.words import safe
+from sonde.views.terminal.numbers import plural
 
 _MOST_LANES: Final = 30
 _MOST_PER_LANE: Final = 1000
@@ -31,7 +32,8 @@ def event_timeline(
         findings = source.findings if findings is None else findings
     else:
         events, findings = list(source), findings or ()
-    placed = [event for event in events if event.step is not None]
+    # Facts are what a diagnosis reads about the program; nothing happened.
+    placed = [event for event in events if event.step is not None and event.event_type != "facts"]
     title = "Events and findings"
     if not placed and not findings:
         return empty(title, "Nothing happened that has a step.", theme=theme)
@@ -40,7 +42,7 @@ def event_timeline(
     lanes += _add_events(figure, placed)
     lanes = list(dict.fromkeys(lanes))
     axis = {"type": "category", "categoryarray": lanes, "categoryorder": "array", "autorange": "reversed"}
-    note = f"{len(placed):,} events, {len(findings):,} findings" if findings else f"{len(placed):,} events"
+    note = plural(len(placed), "event") + (f", {plural(len(findings), 'finding')}" if findings else "")
     layout = {"height": 150 + 34 * len(lanes), "showlegend": False, "xaxis": {"title": {"text": "step"}}, "yaxis": axis}
     return finish(figure, title, note, theme=theme, **layout)
 

@@ -24,7 +24,9 @@ def draw_lines(lines: Sequence[Line], y_title: str, *, log: bool = False, colour
     figure.update_xaxes(title={"text": "step"})
     everything = np.concatenate([line.values for line in lines]) if lines else np.empty(0)
     figure.update_yaxes(title={"text": y_title}, **(log_axis(everything) if log else {"type": "linear"}))
-    figure.update_layout(hovermode="closest", showlegend=len(lines) > 1)
+    # A long legend gets room of its own, so that the plot keeps its height.
+    height = 400 + 16 * max(0, -(-len(lines) // 3) - 2)
+    figure.update_layout(hovermode="closest", showlegend=len(lines) > 1, height=height)
     return figure
 
 

@@ -73,7 +73,7 @@ def _read(run: Run, names: Sequence[str] | None) -> list[Line]:
 
 def _is_setting(site: Site) -> bool:
     leaf = site.name.rpartition(".")[2].rstrip("0123456789")
-    if site.name.startswith(("scheduler", "process.")) or MEMORY.search(site.name):
+    if site.name.startswith(("scheduler", "process.", "system.")) or MEMORY.search(site.name):
         return True  # these have figures of their own, or none
     return site.name.startswith("optimizer") and leaf in _SETTINGS
 

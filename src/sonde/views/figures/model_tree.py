@@ -171,7 +171,7 @@ def _by_values(
     marker: dict[str, Any] = {"colors": _painted(shown) if len(known) else [GREY] * len(given)}
     if high > low:
         marker |= {"colorscale": SEQUENTIAL, "showscale": True, "colorbar": bar, "cmin": low, "cmax": high}
-    note = f"as wide as the parameters are many, coloured by {what}{', logarithmic' if log else ''}; grey: not measured"
+    note = f"width: parameters; colour: {what}{' (logarithmic)' if log else ''}; grey: not measured"
     return marker, words, note
 
 

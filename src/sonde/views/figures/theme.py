@@ -103,8 +103,10 @@ def log_axis(values: Any) -> dict[str, Any]:
     known = np.asarray(values, dtype=np.float64).reshape(-1)
     known = known[np.isfinite(known) & (known > 0)]
     decades = float(np.log10(known.max() / known.min())) if len(known) else 0.0
-    if decades < 1.2:
-        return {"type": "log", "tickformat": ".3~g", "nticks": 6}
+    if decades < 0.5:
+        return {"type": "log", "tickformat": "~g", "nticks": 6}
+    if decades < 2:
+        return {"type": "log", "tickformat": "~g", "dtick": "D2"}  # at 1, 2 and 5 of each decade
     return {"type": "log", "dtick": max(1, int(decades // 7))}
 
 

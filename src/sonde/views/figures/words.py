@@ -30,7 +30,7 @@ def cut(name: str, most: int = 28) -> str:
     return name if len(name) <= most else "…" + name[len(name) - most + 1 :]
 
 
-def labels(names: Sequence[str], most: int = 28) -> list[str]:
+def labels(names: Sequence[str], most: int = 34) -> list[str]:
     """Return short, safe names for the ticks of an axis."""
     return [safe(cut(name or "(model)", most)) for name in names]
 

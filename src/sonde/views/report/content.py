@@ -15,7 +15,7 @@ from sonde.records import SEVERITIES, Event, Finding
 from sonde.store import Run, Series
 from sonde.views.terminal.summary import Page, read_page
 
-_SETTINGS: Final = ("optimizer", "scheduler", "process.")
+_SETTINGS: Final = ("optimizer", "scheduler", "process.", "system.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def read_report(run: Run) -> Report:
         layers=page.layers,
         flow=page.flow,
         phases=_phases(run),
-        events=[event for event in page.events if event.event_type != "facts"],
+        events=page.events,
         problems=run.problems,
         environment=run.header.environment,
         config=run.header.config,
