@@ -41,7 +41,8 @@ class Worker:
         self._book = book
         self._histogram = histogram
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._sites: list[Site] = []
+        # A run that is continued has sites already; who subscribes must know those too.
+        self._sites: list[Site] = [book[number] for number in range(len(book))]
         self._last: Block | None = None
         self._reported: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="sonde-worker", daemon=True)
