@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -107,25 +106,32 @@ def read_line(run: Run, site: Site, stat: str, *, start: int | None = None, stop
 def extremes(line: Line, edges: Values, *, log: bool) -> Values:
     """Return for each column between two edges the value that is farthest from the curve's median.
 
-    A spike of one step is seen however many steps share its column. Distances are in decades where `log` is set.
+    A spike of one step is seen however many steps share its column. Where `log` is set these are magnitudes, and
+    distances are in decades.
     """
     out = np.full(len(edges) - 1, np.nan)
     finite = np.isfinite(line.values)
-    if not finite.any():
-        return out
     steps, values = line.steps[finite], line.values[finite]
-    scaled = _decades(values) if log else values
-    middle = float(np.median(scaled[np.isfinite(scaled)])) if np.isfinite(scaled).any() else 0.0
-    distance = np.where(np.isfinite(scaled), np.abs(scaled - middle), np.inf)
-    for column, (first, last) in enumerate(pairwise(np.searchsorted(steps, edges))):
-        if last > first:
-            out[column] = values[first + int(distance[first:last].argmax())]
+    values = np.abs(values) if log else values
+    cuts = np.searchsorted(steps, edges)
+    full = np.flatnonzero(cuts[1:] > cuts[:-1])
+    if not len(full):
+        return out
+    starts, values = cuts[full], values[: cuts[-1]]
+    middle = float(np.median(values))
+    high, low = np.maximum.reduceat(values, starts), np.minimum.reduceat(values, starts)
+    if log:
+        above, below = (_decades(each) - _decades(np.array([middle])) for each in (high, low))
+    else:
+        above, below = high - middle, low - middle
+    with np.errstate(invalid="ignore"):
+        out[full] = np.where(np.nan_to_num(np.abs(below)) > np.nan_to_num(np.abs(above)), low, high)
     return out
 
 
-def _decades(values: Values) -> Values:
-    sizes = np.abs(values)
-    logs: Values = np.log10(sizes, out=np.full(sizes.shape, -np.inf), where=sizes > 0)
+def _decades(sizes: Values) -> Values:
+    # Zero is farther down than any number, but not infinitely: two zeros are no distance apart.
+    logs: Values = np.log10(sizes, out=np.full(sizes.shape, -400.0), where=sizes > 0)
     return logs
 
 
@@ -145,7 +151,7 @@ def as_grid(lines: Sequence[Line], *, log: bool, most: int = MOST_COLUMNS) -> Gr
     used = [line for line in lines if len(line.steps)]
     first = min((int(line.steps[0]) for line in used), default=0)
     last = max((int(line.steps[-1]) for line in used), default=0)
-    seen = np.unique(np.concatenate([line.steps for line in used])) if used else np.zeros(0, np.int64)
+    seen = _all_steps(used)
     thinned = len(seen) > most
     if thinned or not len(seen):
         edges = column_edges(first, last, most)
@@ -161,6 +167,16 @@ def as_grid(lines: Sequence[Line], *, log: bool, most: int = MOST_COLUMNS) -> Gr
         bad=np.array(bad, dtype=np.bool_).reshape(shape),
         thinned=thinned,
     )
+
+
+def _all_steps(lines: Sequence[Line]) -> Steps:
+    if not lines:
+        return np.zeros(0, np.int64)
+    first = lines[0].steps
+    # Mostly all were read at the same steps, which need not be sorted then.
+    if all(line.steps is first or np.array_equal(line.steps, first) for line in lines):
+        return first
+    return np.unique(np.concatenate([line.steps for line in lines]))
 
 
 def _any_bad(line: Line, edges: Values) -> NDArray[np.bool_]:

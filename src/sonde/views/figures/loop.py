@@ -49,6 +49,7 @@ def step_phases(source: Run | Mapping[str, Any], *, theme: Theme = "light") -> F
     # occur in a step took no time in it.
     heights = {line.name: _means(line, steps, edges) * 1e3 for line in lines}
     means = {line.name: float(np.nansum(line.values)) / len(steps) for line in lines}
+    whole = sum(means.values())
     figure = graph_objects().Figure()
     for index, (name, height) in enumerate(heights.items()):
         colour = _PHASE_COLOURS.get(name, COLOURS[index % len(COLOURS)])
@@ -56,17 +57,15 @@ def step_phases(source: Run | Mapping[str, Any], *, theme: Theme = "light") -> F
             graph_objects().Scatter(
                 x=np.ceil(edges[:-1]),
                 y=height,
-                name=safe(name),
+                name=f"{safe(name)} {means[name] / whole:.0%}" if whole > 0 else safe(name),
                 stackgroup="phases",
                 mode="lines",
                 line={"width": 0.5, "color": colour},
                 hovertemplate=f"{safe(name)}<br>step %{{x:,}}: %{{y:.3g}} ms<extra></extra>",
             )
         )
-    whole = sum(means.values())
-    shares = ", ".join(f"{name} {value / whole:.0%}" for name, value in means.items()) if whole > 0 else ""
     top, beyond = _top(np.nansum(list(heights.values()), axis=0))
-    note = f"mean {whole * 1e3:.3g} ms: {shares}{beyond}"
+    note = f"mean {whole * 1e3:.3g} ms{beyond}"
     y_axis = {"title": {"text": "milliseconds per step"}, "range": [0, top]}
     return finish(figure, title, note, theme=theme, xaxis={"title": {"text": "step"}}, yaxis=y_axis)
 
