@@ -8,6 +8,7 @@ import inspect
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 from sonde.checks import NonFiniteScope
 from sonde.testing import assert_no_taps
@@ -148,3 +149,32 @@ def test_a_forward_that_raises_leaves_the_scope_in_order():
             model(torch.randn(2, 5))
         model(torch.randn(2, 4))
     assert [each.name for each in found] == ["1"]
+
+
+def test_nothing_is_left_in_torch_after_the_scope():
+    def state():
+        return {name: dict(value) for name, value in vars(torch_module).items() if name.startswith("_global") and value}
+
+    before = state()
+    with looking():
+        nn.Linear(2, 2)(torch.ones(1, 2))
+    assert state() == before
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+def test_a_compiled_model_is_looked_at_from_outside_and_trains_the_same():
+    def train(inside):
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+        model = torch.compile(plain, backend="eager")
+        optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+        with inside:
+            for _ in range(3):
+                model(torch.randn(2, 4)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return plain.state_dict()
+
+    expected, found = train(contextlib.nullcontext()), train(looking())
+    torch._dynamo.reset()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)

@@ -218,6 +218,18 @@ def test_a_debugger_that_is_forgotten_finishes_its_run(tmp_path):
     assert [each.status for each in sonde.list_runs("logs")] == ["finished"]
 
 
+def test_a_directory_that_cannot_be_written_is_said_once_and_training_goes_on(make, caplog, tmp_path):
+    debugger, model = make(), small_model()
+    debugger.log_dir.rmdir()
+    debugger.log_dir.write_text("a file is in the way")
+    model(batch()[0]).sum().backward()
+    assert debugger.check_gradients(model, 1e-6) > 0
+    assert debugger.check_gradients(model, 1e-6) > 0
+    assert [record.message for record in caplog.records if "no run is written" in record.message][1:] == []
+    assert debugger.run is None
+    assert len(json.loads(debugger.save_debug_report(tmp_path / "r.json").read_text())["gradient_violations"]) == 2
+
+
 def test_debuggers_in_one_directory_have_runs_of_their_own(make):
     first, second = make(), make()
     for each in (first, second):

@@ -191,6 +191,17 @@ def test_debug_training_session_watches_the_model_and_enters_what_its_flags_name
     assert list(Path("logs").glob("profile_*.json"))
 
 
+def test_steps_debugged_inside_a_session_are_steps_of_its_run():
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with debug_training_session(model, log_dir="logs", enable_anomaly_detection=False) as debugger:
+        for step in range(3):
+            debugger.debug_training_step(model, *batch(step), nn.functional.cross_entropy, optimizer)
+    run = sonde.open_run(debugger.run)
+    for key in ("loss:scalar", "gradient_norm:scalar", "0.weight:update"):
+        assert run.series(key, "mean").steps.tolist() == [1, 2, 3], key
+
+
 def test_the_report_of_a_session_names_what_was_found_wrong_with_the_model():
     model = nn.Sequential(nn.Linear(4, 4), Log(), nn.Linear(4, 3))
     with debug_training_session(model, log_dir="logs", enable_anomaly_detection=False) as debugger:

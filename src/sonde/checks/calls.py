@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from sonde.checks.hooks import unless_compiling
 from sonde.probes.readings import Tally
 from sonde.records import Reading
 from sonde.taps.guard import Guard
@@ -90,7 +91,7 @@ class CallTable:
     def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Note that a module is called."""
         found = self._watched.get(id(module))
-        if found is None or torch.compiler.is_compiling():
+        if found is None:
             return
         number = self._counts.get(id(module), 0)
         self._counts[id(module)] = number + 1
@@ -104,7 +105,7 @@ class CallTable:
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         """Note what a module returned."""
-        if torch.compiler.is_compiling() or not self._open or self._open[-1][0] != id(module):
+        if not self._open or self._open[-1][0] != id(module):
             return
         _, call, clock = self._open.pop()
         clock.stop()
@@ -141,7 +142,8 @@ def listen_to_calls(model: nn.Module) -> Iterator[CallTable]:
     """
     table = CallTable(model)
     guard = Guard("isolate", table.note_fault)
-    before, after = guard.wrap("before module calls", table.before), guard.wrap("after module calls", table.after)
+    before = unless_compiling(guard.wrap("before module calls", table.before))
+    after = unless_compiling(guard.wrap("after module calls", table.after))
     handles = []
     try:
         for module in table.modules:

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from sonde import schema
+from sonde.checks.hooks import unless_compiling
 from sonde.checks.source_line import source_line
 from sonde.probes.readings import Tally, readings_of
 from sonde.records import Reading
@@ -97,8 +98,8 @@ class NonFiniteScope:
 
     def open(self) -> Self:
         """Begin to look. Only the thread that opens the scope has its operations looked at."""
-        before = self._guard.wrap("looking at module calls", self._enter)
-        after = self._guard.wrap("looking at module outputs", self._leave)
+        before = unless_compiling(self._guard.wrap("looking at module calls", self._enter))
+        after = unless_compiling(self._guard.wrap("looking at module outputs", self._leave))
         before_step = self._guard.wrap("looking at parameters", self._before_step)
         after_step = self._guard.wrap("looking at updates", self._after_step)
         self._handles += [
@@ -115,6 +116,8 @@ class NonFiniteScope:
         self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call] # torch
         for handle in self._handles:
             handle.remove()
+            # Torch forgets to take this mark away with the hook, and would believe in global hooks for ever.
+            torch_module._global_forward_hooks_with_kwargs.pop(handle.id, None)
         self._handles.clear()
         self._known_roots.clear()
         self._report = _nobody  # whoever listened may go now, though this object is part of a cycle
@@ -122,8 +125,6 @@ class NonFiniteScope:
     # ------------------------------------------------------------------ forward
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
         stack = self._here.stack
         if not stack:
             self._meet(module)
@@ -133,7 +134,7 @@ class NonFiniteScope:
 
     def _leave(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         stack = self._here.stack
-        if torch.compiler.is_compiling() or not stack or stack[-1].module != id(module):
+        if not stack or stack[-1].module != id(module):
             return
         frame = stack.pop()
         # Operations that Python does not see, such as a custom autograd function's, show here only.

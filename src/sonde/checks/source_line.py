@@ -29,8 +29,8 @@ def source_line() -> str:
 
 
 def is_users_file(file: str) -> bool:
-    """Say whether a source file is neither torch's nor Sonde's nor Python's own."""
-    return not file.startswith(_NOT_THE_USERS) and not file.startswith("<frozen")
+    """Say whether a source file is neither torch's nor Sonde's nor Python's own, and not made by a compiler."""
+    return not file.startswith((*_NOT_THE_USERS, "<frozen", "<eval_with_key>"))
 
 
 def _is_users(code: CodeType) -> bool:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from sonde.attach import open_session, watch
-from sonde.errors import ClosedError
+from sonde.attach import IdleSession, open_session, watch
+from sonde.errors import ClosedError, RunError
 from sonde.records import Finding, Quantity, Reading
 from sonde.session import Session
+
+logger = logging.getLogger("sonde")
 
 
 class Notes:
@@ -86,8 +89,16 @@ class Notes:
 
     def _ready(self) -> Session:
         if self._session is None:
-            # Each debugger of a distributed program has a folder of its own, in which it is the first rank.
-            self._session = open_session(run=self._new_folder(), rank=0, config=self._config)
+            try:
+                # Each debugger of a distributed program has a folder of its own, in which it is the first rank.
+                self._session = open_session(run=self._new_folder(), rank=0, config=self._config)
+            except (OSError, RunError) as error:
+                # In the middle of somebody's training; what is kept in memory still makes a report.
+                logger.warning(
+                    "no run is written to %s: %s. Free the disk or choose another log_dir.", self._log_dir, error
+                )
+                self._session = IdleSession(self._log_dir)
+                self.path = None
         return self._session
 
     def _new_folder(self) -> Path:
