@@ -51,10 +51,14 @@ class Leak:
     long_graph: LongGraph | None = None
 
     def explained_by(self, earlier: Leak | None) -> Leak:
-        """Return this leak with the culprit of an earlier look, if that one found a line and this one did not."""
-        if earlier is None or self.lines or not earlier.lines:
+        """Return this leak with the culprit of an earlier look, if that one knew more: a line, or at least a name."""
+        if earlier is None or self._knowledge() >= earlier._knowledge():
             return self
         return replace(self, piled_up=earlier.piled_up, long_graph=earlier.long_graph)
+
+    def _knowledge(self) -> int:
+        graph = self.long_graph is not None
+        return max([2 * bool(self.lines), int(graph), *(_knowledge(each) > 0 for each in self.piled_up)])
 
     @property
     def lines(self) -> tuple[SourceLine, ...]:
@@ -167,7 +171,7 @@ def find_leak(
         place=place,
         growth=found,
         phase=_phase(place, found, phases),
-        piled_up=tuple(sorted(piled, key=lambda each: each.holder is None or not each.holder.lines)),
+        piled_up=tuple(sorted(piled, key=lambda each: -_knowledge(each))),
         long_graph=graph,
     )
 
@@ -189,6 +193,11 @@ def _pile(kind: TensorKind, per_step: float, bytes_per_step: float) -> PiledUp:
     some = tensors[:: max(1, len(tensors) // _LOOKED_AT)][:_LOOKED_AT]
     del tensors
     return PiledUp(kind=kind, per_step=per_step, bytes_per_step=bytes_per_step, holder=find_holder(some))
+
+
+def _knowledge(pile: PiledUp) -> int:
+    """Return how much is known of who holds it: 2 for the line, 1 for the name, 0 for nothing."""
+    return 0 if pile.holder is None or not pile.holder.name else 2 if pile.holder.lines else 1
 
 
 def _told(pile: PiledUp) -> str:
