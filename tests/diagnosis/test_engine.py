@@ -17,7 +17,7 @@ from sonde.diagnosis.history import HEAD, MAX_RECENT, History
 from sonde.diagnosis.monitor import Monitor
 from sonde.diagnosis.rule import Rule
 from sonde.records import Block, Finding, Site
-from sonde.testing import tiny_mlp
+from sonde.testing import FakeClock, tiny_mlp
 
 
 def block(step: int, values: dict[int, float]) -> Block:
@@ -121,6 +121,29 @@ def test_a_finding_is_reported_once_and_withdrawn_when_it_no_longer_holds():
     leftover_monitor([1.0] * 6 + [0.0] * 10, said.append)
     assert [(item.kind, item.withdrawn) for item in said] == [("missing_zero_grad", False), ("missing_zero_grad", True)]
     assert said[0].step == 1
+
+
+def count_looks(cost: float, steps: int) -> int:
+    """Count how often a monitor looks at a run of steps of one second, if a look takes `cost` seconds."""
+    clock, looks = FakeClock(0.0), []
+
+    class Slow(Doctor):
+        def look(self, case):
+            clock.advance(cost)
+            looks.append(case.step)
+            return []
+
+    monitor = Monitor(lambda finding: None, Slow(), clock)
+    for step in range(1, steps + 1):
+        monitor.take_block(block(step, {0: 1.0}))
+        clock.advance(1.0)
+    return len(looks)
+
+
+def test_looks_that_are_dear_are_rarer_but_never_at_the_start():
+    assert count_looks(0.0001, 10) == count_looks(5.0, 10) == 9
+    assert count_looks(0.0001, 200) == 9 + 38
+    assert 10 < count_looks(5.0, 200) < 16
 
 
 @pytest.mark.parametrize("shares", [[0.0] * 8, [1.0, 1.0, 0.0] * 3])

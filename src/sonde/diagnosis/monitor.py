@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,12 +16,21 @@ from sonde.records import Block, Event, Finding, Site
 # How often to look: at each of the first steps, where exact relations show; then less and less.
 _EVERY: Final = ((10, 1), (200, 5), (1000, 10), (10_000, 50))
 _LATER: Final = 250
+# Beyond the first steps looking may take this part of the run's time; where it would take more, looks are rarer, up to
+# this many times. Rules hold Python's lock, so their time is taken from training.
+_SHARE: Final = 0.02
+_RARER: Final = 8
 
 
 class Monitor:
     """A `Sink` that reports what is wrong as soon as it can be told."""
 
-    def __init__(self, report: Callable[[Finding], None], doctor: Doctor | None = None) -> None:
+    def __init__(
+        self,
+        report: Callable[[Finding], None],
+        doctor: Doctor | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._report = report
         self._doctor = doctor or Doctor()
         self._case = Case()
@@ -28,6 +38,9 @@ class Monitor:
         self._findings: list[Finding] = []
         self._looked = -1
         self._pending: int | None = None
+        self._clock = clock
+        self._began = clock()
+        self._spent = 0.0
         self._said: deque[Finding] = deque(maxlen=256)
         """What was reported from here; it comes back to all sinks."""
 
@@ -79,13 +92,17 @@ class Monitor:
 
     def _look_if_due(self, step: int) -> None:
         every = next((every for until, every in _EVERY if step <= until), _LATER)
-        if step - self._looked >= every:
+        since = step - self._looked
+        dear = self._spent > _SHARE * (self._clock() - self._began)
+        if since >= every * (_RARER if dear and every > 1 else 1):
             self._look()
 
     def _look(self) -> None:
         self._looked = self._case.step
+        began = self._clock()
         before = {finding.kind: finding for finding in self._findings}
         found = self._doctor.look(self._case)
+        self._spent += self._clock() - began
         with self._lock:
             self._findings = found
         for finding in found:
