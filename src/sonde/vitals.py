@@ -73,7 +73,7 @@ class is called an attention returns the weights of each head as its second outp
 # About a parameter, sampled; steps are those of its optimizer.
 UNIT_GRADIENT: Final = "unit_gradient"
 """For each unit (row) of a weight: 1 if any element of its gradient was ever non-zero when looked at, else 0. Steps 5,
-15, 25, 35, 45, then 105, 205, ..."""
+15, 25, 35, 45, then 105, 205, ...; on the CPU no longer once all are 1."""
 ROW_SPREAD: Final = "row_spread"
 """Spread between the rows of a weight over the spread of all its elements: 0 if all units are the same. Steps 0, 1, 5
 and 20; of at most 256 rows."""

@@ -41,6 +41,7 @@ def _forgiving():
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device(tmp_path):
     seen = program(tmp_path, "cuda", strict=True)
     assert "loss_fn:vital.neighbour_agreement" in seen.keys

@@ -10,6 +10,8 @@ from torch.nn.parameter import Parameter
 
 MAX_ROWS: Final = 256
 MAX_ELEMENTS: Final = 1 << 20
+# Enough for the statistics of what is read elsewhere too: logits are an output of the model.
+ENOUGH_ELEMENTS: Final = 1 << 18
 
 
 def is_plain(tensor: object) -> bool:
@@ -55,11 +57,12 @@ def spread_rows(values: Tensor, dim: int) -> Tensor:
 def some_elements(values: Tensor) -> Tensor:
     """Return a tensor itself, or of a large one evenly chosen rows."""
     values = values.detach()
-    if values.numel() <= MAX_ELEMENTS:
+    if values.numel() <= ENOUGH_ELEMENTS:
         return values
     if values.dim() == 1:
-        return values[:: -(-len(values) // MAX_ELEMENTS)]
-    return spread_rows(values, -1)
+        return values[:: -(-len(values) // ENOUGH_ELEMENTS)]
+    rows = spread_rows(values, -1)
+    return rows[:: max(1, -(-rows.numel() // ENOUGH_ELEMENTS))]
 
 
 def sample_columns(values: Tensor) -> Tensor:

@@ -71,13 +71,13 @@ class WeightRows:
                 self._see_gradient(rows, grad)
 
     def _see_gradient(self, rows: _Rows, grad: Tensor) -> None:
-        if not rows.complete:
-            now = torch.linalg.vector_norm(grad.detach().flatten(1), math.inf, dim=1) != 0
-            before = rows.reached
-            rows.reached = now if before is None or before.device != now.device else before | now
-            # Reading an answer waits on a device, but not on the CPU.
-            rows.complete = now.device.type == "cpu" and bool(rows.reached.all())
-        assert rows.reached is not None
+        if rows.complete:
+            return  # it stays so, and has been written
+        now = torch.linalg.vector_norm(grad.detach().flatten(1), math.inf, dim=1) != 0
+        before = rows.reached
+        rows.reached = now if before is None or before.device != now.device else before | now
+        # Reading an answer waits on a device, but not on the CPU.
+        rows.complete = now.device.type == "cpu" and bool(rows.reached.all())
         self._sites.see(rows.name, UNIT_GRADIENT, rows.reached)
 
     def _chosen(self, parameters: list[Parameter] | None) -> list[_Rows]:

@@ -49,7 +49,7 @@ class DeviceArena:
         self.bins: Tensor = self._words[capacity * schema.NUM_COLUMNS :].view(capacity, schema.NUM_BINS)
         self.tickets: Tensor = torch.zeros(capacity, dtype=torch.int32, device=self.device)
         self.partials: Tensor = torch.empty((partial_rows, schema.NUM_COLUMNS), dtype=torch.float64, device=self.device)
-        self.host = torch.empty(self._words.shape, dtype=torch.int64, pin_memory=True)
+        self.host = torch.empty(self._words.shape, dtype=torch.int64, device="cpu", pin_memory=True)
         self._is_stale = False
         self._stream = torch.cuda.current_stream(self.device)
         self.stream_handle: int = self._stream.cuda_stream
