@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 GUIDES = (
     "README.md",
+    "docs/debug-session.md",
     "docs/quick-start.md",
     "docs/write-your-own-debugger.md",
     "docs/figures.md",
