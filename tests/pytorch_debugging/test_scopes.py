@@ -213,6 +213,15 @@ def test_the_report_of_a_session_names_what_was_found_wrong_with_the_model():
     assert "Findings" in debugger.save_debug_report("report.html").read_text()
 
 
+@pytest.mark.filterwarnings("ignore:Error detected in")
+def test_a_nan_is_told_once_though_the_session_repeats_the_step_to_find_its_cause():
+    model = nn.Sequential(nn.Linear(4, 4), Log(), nn.Linear(4, 3))
+    with pytest.raises(RuntimeError, match="nan values"), debug_training_session(model, log_dir="logs") as debugger:
+        train(model, 3)
+    told = [event["data"] for event in debugger.debug_events if event["event_type"] == "nan_forward_detected"]
+    assert [(data["name"], data["operation"]) for data in told] == [("1", "log")]
+
+
 def test_debug_training_session_enters_nothing_whose_flag_is_off(tmp_path):
     flags = dict.fromkeys(("enable_anomaly_detection", "enable_memory_tracking", "enable_profiling"), False)
     with debug_training_session(small_model(), log_dir="logs", **flags) as debugger:

@@ -89,6 +89,7 @@ class NonFiniteScope:
         self._parameters: dict[int, tuple[str, str]] = {}
         self._call_lines: dict[str, str] = {}
         self._told: set[tuple[str, ...]] = set()
+        self._told_modules: set[str] = set()
         self._bad_parameters: set[str] = set()
         self._checked: set[int] = set()
         self._in_trouble = False
@@ -155,7 +156,10 @@ class NonFiniteScope:
         for outer in self._here.stack:
             outer.told = True  # what a module was told for, the modules around it hand on
         self._in_trouble = True
-        if ("forward", frame.name, operation, source) not in self._told:
+        # A pass may be repeated out of sight of Python; what an operation was told for is not told of its module again.
+        is_known = not operation and frame.name in self._told_modules
+        self._told_modules.add(frame.name)
+        if not is_known and ("forward", frame.name, operation, source) not in self._told:
             self._told.add(("forward", frame.name, operation, source))
             self._tell("forward", frame.name, frame.kind, reading, source, operation=operation)
 

@@ -161,6 +161,7 @@ def _layers(report: dict[str, Any]) -> Section:
             _shapes(call["outputs"]),
             number(_first(call["outputs"], "mean")),
             number(_first(call["outputs"], "std")),
+            str(sum(each.get("nan", 0) + each.get("inf", 0) for each in call["outputs"]) or ""),
             number(call["time_ms"]),
             size(call["output_bytes"]),
         )
@@ -170,7 +171,7 @@ def _layers(report: dict[str, Any]) -> Section:
     return Section(
         title="Layers in the last forward pass",
         note=_shown(len(rows), len(calls)),
-        columns=("layer", "class", "inputs", "outputs", "mean", "std", "ms", "memory"),
+        columns=("layer", "class", "inputs", "outputs", "mean", "std", "not finite", "ms", "memory"),
         rows=rows,
     )
 

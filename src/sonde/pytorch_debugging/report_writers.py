@@ -26,7 +26,8 @@ h2 { font-size: 1.05rem; margin: 2.2rem 0 0.4rem; }
 table { border-collapse: collapse; width: 100%; font-size: 0.87rem; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 600; color: var(--soft); }
 th, td { padding: 0.38rem 0.8rem; border-bottom: 1px solid var(--line); vertical-align: top; }
-td { overflow-wrap: anywhere; min-width: 4.2rem; }
+td { overflow-wrap: break-word; }
+td:first-child { white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
 .curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: 0.8rem; margin: 0.8rem 0; }
 figure { margin: 0; padding: 0.7rem; background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
