@@ -127,6 +127,7 @@ class HardMixture(Mixture):
 
     def __init__(self, weighted):
         super().__init__()
+        nn.init.normal_(self.gate.weight, std=0.5)  # all experts are picked from the start
         self.weighted = weighted
 
     def forward(self, x):
