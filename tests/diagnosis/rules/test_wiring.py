@@ -1,0 +1,270 @@
+"""Mistakes in the wiring of loop, parameters and optimizer, each beside a look-alike that is well."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from handmade import UNKNOWN, ask, found, model, module, optimizer, patient, weight
+
+from sonde.facts import Facts
+
+ONE, NO = [1.0] * 8, [0.0] * 8
+RATE = {"optimizer.group0.lr:scalar": [0.1] * 12}
+rng = np.random.default_rng(0)
+RANDOM = rng.uniform(-0.5, 0.5, (16, 16))
+TRAINED = rng.standard_t(3, (16, 16)) * 0.3
+
+
+def cleared(missing, backwards):
+    readings = {"optimizer:vital.no_gradient": [missing] * 4, "optimizer:vital.backwards_seen": [backwards] * 4}
+    return patient(readings, model("a.weight", "b.weight"))
+
+
+def test_gradients_cleared_before_the_step_are_told_from_the_second_step_on():
+    finding = found("zero_grad_misplaced", cleared(2, 1))
+    assert (finding.severity, finding.sites, finding.step) == ("critical", ("optimizer",), 1)
+
+
+@pytest.mark.parametrize(("missing", "backwards"), [(0, 1), (1, 1), (2, 0)])
+def test_steps_with_gradients_or_without_a_backward_pass_are_not_called_cleared(missing, backwards):
+    assert ask("zero_grad_misplaced", cleared(missing, backwards)) is None
+
+
+def test_without_the_vital_sign_there_is_no_verdict():
+    assert ask("zero_grad_misplaced", patient({"loss:scalar": ONE}, model("a.weight"))) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("shares", "ill"),
+    [([1.0] * 4, True), (([0.0] + [1.0] * 9) * 4, True), ([0.0] * 8, False), ([1.0, 1.0, 0.0] * 4, False)],
+)
+def test_left_over_gradients_count_if_most_steps_have_them_in_stretches(shares, ill):
+    case = patient({"optimizer:vital.leftover": shares})
+    assert (ask("missing_zero_grad", case) is not None) is ill
+
+
+def orphaned(**head):
+    return Facts(
+        parameters=(weight("body.weight"), weight("head.weight", **{"owners": ()} | head)),
+        modules=(module("body", "Linear"), module("head", "Linear")),
+        optimizers=(optimizer("body.weight"),),
+        order=("body", "head"),
+    )
+
+
+def test_a_gradient_that_nobody_applies_is_named():
+    case = patient({"head.weight:gradient": ONE, "head.weight:parameter": [0.5]}, orphaned())
+    finding = found("params_not_in_optimizer", case)
+    assert finding.sites == ("head.weight",)
+    assert finding.severity == "critical"  # the output layer
+
+
+@pytest.mark.parametrize(
+    ("facts", "readings"),
+    [
+        (orphaned(), {"head.weight:parameter": [0.5]}),  # no gradient
+        (orphaned(), {"head.weight:gradient": ONE, "head.weight:parameter": [0.5, 0.6, 0.7]}),  # trained by another
+        (orphaned(owners=("optimizer2",)), {"head.weight:gradient": ONE}),
+        (orphaned(trainable=False), {"head.weight:gradient": ONE}),
+    ],
+)
+def test_parameters_that_are_trained_elsewhere_or_not_at_all_are_left_alone(facts, readings):
+    assert ask("params_not_in_optimizer", patient({"loss:scalar": ONE} | readings, facts)) is None
+
+
+@pytest.mark.parametrize(
+    ("owners", "foreign", "ill"),
+    [((), ("(10, 4)",), True), ((), (), False), (("optimizer",), ("(10, 4)",), False)],
+)
+def test_strangers_in_the_optimizer_count_only_if_the_model_lacks_an_owner(owners, foreign, ill):
+    facts = Facts(
+        parameters=(weight("body.weight"), weight("head.weight", owners=owners)),
+        optimizers=(optimizer("body.weight", foreign=foreign),),
+    )
+    assert (ask("stale_params_in_optimizer", patient({"loss:scalar": ONE}, facts)) is not None) is ill
+
+
+def frozen(names, values=TRAINED, *, handed=True):
+    every = ("stem.weight", "body.weight", "head.weight")
+    facts = Facts(
+        parameters=tuple(weight(name, shape=(16, 16), trainable=name not in names) for name in every),
+        optimizers=(optimizer(*(name for name in every if handed or name not in names)),),
+        order=("stem", "body", "head"),
+    )
+    readings = {f"{name}:parameter": [values] for name in every}
+    about = {key: {"shape": (16, 16)} for key in readings}
+    return patient(readings | {"loss:scalar": ONE}, facts, about=about, first_step=0)
+
+
+def test_a_frozen_output_layer_in_the_optimizer_is_critical():
+    assert found("frozen_by_mistake", frozen(("head.weight",))).severity == "critical"
+
+
+def test_weights_frozen_as_they_were_drawn_are_a_mistake():
+    assert found("frozen_by_mistake", frozen(("body.weight",), RANDOM)).sites == ("body.weight",)
+
+
+@pytest.mark.parametrize(
+    "case", [frozen(("stem.weight", "body.weight")), frozen((), RANDOM), frozen(("head.weight",), handed=False)]
+)
+def test_a_frozen_trained_backbone_is_usual(case):
+    assert ask("frozen_by_mistake", case) is None
+
+
+def cut(reached, *, ran=("stem", "head"), values=RANDOM, steps=12):
+    names = ("stem.weight", "stem.bias", "head.weight")
+    readings = {f"{name}:update": [0.1] * steps for name in names}
+    readings |= {f"{name}:gradient": [0.1] * steps for name in reached}
+    readings |= {f"{name}:output": [1.0] * steps for name in ran}
+    readings["stem.weight:parameter"] = [values]
+    facts = model(*names, order=ran, parameters=tuple(weight(name, shape=(16, 16)) for name in names))
+    return patient(readings, facts, about={"stem.weight:parameter": {"shape": (16, 16)}})
+
+
+def test_a_module_that_runs_without_any_gradient_is_cut_off():
+    finding = found("graph_break_detach", cut(("head.weight",)))
+    assert finding.sites == ("stem.weight", "stem.bias")
+    assert finding.data == {"behind": "stem"}
+    assert ask("unused_parameters", cut(("head.weight",))) is None
+
+
+def test_trained_features_without_gradients_are_a_note():
+    assert found("graph_break_detach", cut(("head.weight",), values=TRAINED)).severity == "info"
+
+
+def test_a_module_that_never_runs_is_unused_and_not_cut_off():
+    case = cut(("head.weight",), ran=("head",))
+    assert found("unused_parameters", case).sites == ("stem.weight", "stem.bias")
+    assert ask("graph_break_detach", case) is None
+
+
+def test_one_parameter_of_a_living_module_is_unused():
+    case = cut(("stem.weight", "head.weight"))
+    assert found("unused_parameters", case).sites == ("stem.bias",)
+    assert ask("graph_break_detach", case) is None
+
+
+def test_gradients_everywhere_are_well_and_a_few_steps_prove_nothing():
+    for kind in ("graph_break_detach", "unused_parameters"):
+        assert ask(kind, cut(("stem.weight", "stem.bias", "head.weight"))) is None
+        assert ask(kind, cut(("head.weight",), steps=4)) is None
+
+
+def stepping(update, *, gradient=0.5, dtype="float32", rate=0.1, kind="SGD", skipped=()):
+    facts = model("a.weight", kind=kind, parameters=(weight("a.weight", dtype=dtype),))
+    readings = {
+        "a.weight:update": [[update] * 4] * 6,
+        "a.weight:gradient": [[gradient] * 4] * 6,
+        "a.weight:parameter": [[1.0] * 4] * 6,
+        "optimizer.group0.lr:scalar": [rate] * 6,
+    }
+    return patient(readings, facts, skipped=skipped)
+
+
+def test_steps_that_change_nothing_are_named():
+    assert found("optimizer_step_noop", stepping(0.0)).severity == "critical"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        stepping(-0.05),
+        stepping(0.0, gradient=0.0),
+        stepping(0.0, rate=0.0),
+        stepping(0.0, rate=1e-9),
+        stepping(0.0, dtype="bfloat16"),
+        stepping(0.0, kind="LBFGS"),
+        stepping(0.0, skipped=range(1, 7)),
+    ],
+    ids=["moves", "no gradient", "no rate", "too short to show", "coarse", "searches", "held back"],
+)
+def test_steps_that_may_change_nothing_are_left_alone(case):
+    assert ask("optimizer_step_noop", case) is None
+
+
+@pytest.mark.parametrize(
+    ("backwards", "missing", "ill"),
+    [([1, 0] * 4, 0, True), ([1, 0, 0] * 3, 0, True), ([1] * 8, 0, False), ([0] * 8, 0, False), ([1, 0] * 4, 1, False)],
+)
+def test_a_step_without_a_backward_pass_repeats_the_one_before(backwards, missing, ill):
+    readings = {"optimizer:vital.backwards_seen": backwards, "optimizer:vital.no_gradient": [missing] * len(backwards)}
+    assert (ask("double_step", patient(readings, model("a.weight"))) is not None) is ill
+
+
+@pytest.mark.parametrize(("passes", "final", "ill"), [(40, True, True), (40, False, False), (2, True, False)])
+def test_a_run_that_ends_without_a_step_is_told_at_its_end(passes, final, ill):
+    case = patient({"(loop):vital.backwards": [float(passes)]}, model("a.weight"), final=final)
+    assert isinstance(ask("step_not_called", case), type(None)) is not ill
+
+
+def test_an_optimizer_that_rests_while_another_steps_for_long_is_named():
+    facts = Facts(
+        parameters=(weight("a.weight"), weight("b.weight", owners=("optimizer2",))),
+        optimizers=(optimizer("a.weight"), optimizer("b.weight", name="optimizer2")),
+    )
+    case = patient({"optimizer:vital.backwards_seen": [1.0] * 60}, facts)
+    assert found("step_not_called", case).sites == ("optimizer2",)
+    assert ask("step_not_called", patient({"optimizer:vital.backwards_seen": [1.0] * 20}, facts)) is None
+
+
+@pytest.mark.parametrize(("duplicates", "ill"), [(("a.weight",), True), ((), False)])
+def test_a_parameter_that_is_held_twice_is_named(duplicates, ill):
+    facts = Facts(parameters=(weight("a.weight"),), optimizers=(optimizer("a.weight", duplicates=duplicates),))
+    assert (ask("duplicate_param_in_groups", patient({}, facts)) is not None) is ill
+
+
+def twins(kind="Linear", *, tied=(), steps=8, second=None):
+    parameters = (weight("a.weight", equal_to=("b.weight",)), weight("b.weight", equal_to=("a.weight",), kind=kind))
+    facts = Facts(parameters=parameters, optimizers=(optimizer("a.weight", "b.weight"),), tied=tied)
+    moving = [np.array([0.1, 0.2]) * step for step in range(steps)]
+    readings = {"a.weight:parameter": moving, "b.weight:parameter": second or moving}
+    return patient(readings | {f"{name}.weight:update": [[0.1, 0.2]] * steps for name in "ab"}, facts, first_step=0)
+
+
+def test_equal_weights_of_layers_of_another_class_were_meant_to_be_tied():
+    assert found("tied_weights_broken", twins("Embedding")).sites == ("a.weight", "b.weight")
+    assert ask("tied_weights_broken", twins("Linear")) is None
+    assert found("tied_weights_broken", twins(tied=(("a.weight", "b.weight"),))).confidence > 0.95
+
+
+def test_copies_that_never_part_are_one_layer():
+    assert found("identical_layer_init", twins()).sites == ("a.weight", "b.weight")
+
+
+def test_copies_that_part_or_have_had_no_time_to_are_well():
+    apart = [np.array([0.1, 0.3]) * step for step in range(8)]
+    assert ask("identical_layer_init", twins(second=apart)) is None
+    assert ask("identical_layer_init", twins(steps=3)) is None
+
+
+@pytest.mark.parametrize(("per_step", "ill"), [(1 << 20, True), (0, False), (1 << 12, False)])
+def test_memory_that_grows_with_every_step_is_a_leak(per_step, ill):
+    base = 500 << 20
+    noise = rng.integers(0, 4096, 200)
+    case = patient({"process.rss:scalar": [float(base + step * per_step + noise[step]) for step in range(200)]})
+    assert (ask("retained_graph_leak", case) is not None) is ill
+
+
+def test_memory_that_fills_a_cache_is_no_leak():
+    values = [float((500 << 20) + min(step, 30) * (4 << 20)) for step in range(200)]
+    assert ask("retained_graph_leak", patient({"process.rss:scalar": values})) is None
+
+
+def averaged(copy_values):
+    facts = Facts(
+        parameters=(
+            weight("model.weight", equal_to=("ema.weight",)),
+            weight("ema.weight", equal_to=("model.weight",), owners=(), trainable=False),
+        ),
+        optimizers=(optimizer("model.weight"),),
+    )
+    return patient({"ema.weight:parameter": copy_values, "model.weight:update": [0.1] * 20}, facts)
+
+
+def test_an_average_that_is_written_to_and_never_changes_is_named():
+    assert found("ema_not_updated", averaged([1.0] * 20)).sites == ("ema.weight",)
+
+
+def test_an_average_that_moves_and_a_copy_that_nobody_writes_to_are_well():
+    assert ask("ema_not_updated", averaged([1.0 + 0.01 * step for step in range(20)])) is None
+    assert ask("ema_not_updated", averaged([1.0])) is None
