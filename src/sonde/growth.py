@@ -83,11 +83,15 @@ def _after_warm_up(steps: FloatArray, values: FloatArray) -> tuple[FloatArray, F
 
 
 def _valleys(steps: FloatArray, values: FloatArray) -> tuple[bool, FloatArray, FloatArray]:
-    """Return whether the curve falls back time and again, and then its low points, else all points."""
+    """Return whether the curve falls back time and again, and then its low points, else the points to judge."""
     spread = float(values.max() - values.min())
     falls = np.flatnonzero(np.diff(values) < -_TOOTH * spread) + 1
     if spread <= 0 or not len(falls):
         return False, steps, values
+    last = int(falls[-1])
+    if len(falls) < _FEWEST_VALLEYS and values[last:].max() > values[:last].max():
+        # Something was let go of once or twice, and by now there is more than ever.
+        return False, steps[last:], values[last:]
     return True, steps[falls], values[falls]
 
 

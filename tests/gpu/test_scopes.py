@@ -86,6 +86,16 @@ def test_a_copy_to_the_host_is_named_with_its_line():
     assert [each.where.rpartition(":")[2] for each in found] == [str(line)]
 
 
+def test_copies_to_the_device_are_told():
+    x = torch.ones(64 << 20)
+    x.cuda()
+    with profile_scope(stacks=False, memory=False) as scope:
+        x.cuda()
+    (copies,) = [row for row in scope.copies() if row.what.startswith("HtoD (Pageable")]
+    assert copies.calls == 1
+    assert copies.ms > 1
+
+
 def test_timing_modules_never_waits(no_waiting):
     model = Layers().cuda()
     train(model, 2)

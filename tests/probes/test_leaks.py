@@ -105,7 +105,13 @@ def attribute_of_a_trainer():
     Trainer().run()
 
 
-PLANTED = (losses_in_a_list, cache_that_grows, hook_with_a_closure, total_with_its_graph, attribute_of_a_trainer)
+PLANTED = (
+    losses_in_a_list,
+    cache_that_grows,
+    hook_with_a_closure,
+    total_with_its_graph,
+    attribute_of_a_trainer,
+)
 
 
 def leak_line(program):
@@ -222,6 +228,8 @@ NOISE = np.random.default_rng(1).normal(size=200)
         (np.full(200, 7.0), False),
         (np.minimum(STEP, 60) * 5, False),  # a cache that is full
         (100 * np.log1p(STEP), False),  # a cache that fills ever more slowly
+        (5 * STEP - 300 * (STEP > 90), True),  # something else was let go of once
+        (5 * STEP - 900 * (STEP > 150), False),  # and here there is less than before
         (100 * (STEP % 20), False),
         (100 * (STEP % 90), False),  # ends in the middle of a tooth
         (1000.0 * (STEP > 120) + NOISE, False),  # one allocation

@@ -40,6 +40,13 @@ def test_a_scope_sees_what_was_allocated_inside_it():
     assert 30 << 20 < scope.change()["rss"] < 64 << 20
 
 
+def test_a_scope_serves_once():
+    with memory_scope() as scope:
+        pass
+    with pytest.raises(OptionError, match="used already"), scope:
+        pass
+
+
 def test_a_scope_lets_exceptions_through():
     with pytest.raises(ZeroDivisionError), memory_scope() as scope:
         raise ZeroDivisionError

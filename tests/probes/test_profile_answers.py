@@ -14,11 +14,12 @@ import sonde
 from sonde.probes import profile_scope
 from sonde.probes.host_syncs import HostSync
 from sonde.probes.module_times import ModuleTimes
+from sonde.probes.operators import copy_table
 from sonde.probes.profiling_patterns import TorchPattern, torch_patterns
 from sonde.probes.profiling_stacks import module_weights
 from sonde.probes.profiling_use import utilisation
 from sonde.probes.trace_file import folded_lines, speedscope
-from sonde.probes.verdict import judge_patterns, judge_phases, judge_syncs
+from sonde.probes.verdict import judge_copies, judge_patterns, judge_phases, judge_syncs
 from sonde.probes.wrapped_calls import BACKWARD, Listener
 from sonde.testing import FakeClock, tiny_mlp
 
@@ -106,6 +107,15 @@ def test_waits_are_judged_by_how_often_or_how_long():
     assert judged(sync(10, 4, True)) == []
     assert judged(sync(40, 0, False))[0].evidence["calls_per_step"] == 4
     assert "in 50% of the step" in judged(sync(10, 50, True))[0].text
+
+
+def test_copies_from_memory_that_is_not_pinned_are_named_if_they_take_long():
+    copies = copy_table([("HtoD (Pageable -> Device)", 20_000_000), ("HtoD (Pinned -> Device)", 90_000_000)])
+    assert [row.calls for row in copies] == [1, 1]
+    (verdict,) = judge_copies(copies, steps=10, step_ms=10)
+    assert "takes 20% of the step" in verdict.text
+    assert "pin_memory=True" in verdict.text
+    assert judge_copies(copies, steps=10, step_ms=100) == []
 
 
 def test_modules_are_timed_forward_and_backward():

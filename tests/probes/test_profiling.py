@@ -119,6 +119,13 @@ def test_an_unknown_word_in_a_schedule_is_refused():
         profile_scope(schedule={"active": 0})
 
 
+def test_a_scope_serves_once():
+    with profile_scope(stacks=False) as scope:
+        pass
+    with pytest.raises(OptionError, match="used already"), scope:
+        pass
+
+
 def test_steps_can_be_ended_by_hand():
     with profile_scope(schedule={"wait": 0, "warmup": 0, "active": 2}) as scope:
         for _ in range(5):

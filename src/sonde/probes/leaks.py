@@ -24,6 +24,8 @@ _LEAST_PER_STEP: Final = 0.15
 _LEAST_RISING: Final = 0.8
 _MOST_SAMPLES: Final = 64
 _MOST_SUSPECTS: Final = 3
+# Seconds that a count is expected to take before one has been seen.
+_FIRST_COST: Final = 0.03
 _LOOKED_AT: Final = 12
 
 
@@ -106,12 +108,15 @@ class TensorWatch:
         self._max_share = max_share
         self._began = clock()
         self._spent = 0.0
+        self._cost = _FIRST_COST
+        self.bounded: set[TensorKind] = set()
+        """Kinds that were seen in a container which cannot grow for ever."""
         self._samples: list[tuple[int, LiveTensors]] = []
 
     def see(self, step: int) -> None:
         """Count if a count is due: every second step at first, then every fifth, if time allows."""
         due = step % 2 == 0 if step <= 20 else step % 5 == 0
-        if due and self._spent <= self._max_share * (self._clock() - self._began):
+        if due and self._spent + self._cost <= self._max_share * (self._clock() - self._began):
             self.count(step)
 
     def count(self, step: int) -> None:
@@ -124,7 +129,8 @@ class TensorWatch:
         if len(self._samples) > _MOST_SAMPLES:
             del self._samples[1::2]
             del self.heap[1::2]
-        self._spent += self._clock() - begin
+        self._cost = self._clock() - begin
+        self._spent += self._cost
 
     def rising(self) -> list[tuple[TensorKind, float, float]]:
         """Return kinds of tensors that become more: how many and how many bytes a step, the heaviest first."""
@@ -132,7 +138,7 @@ class TensorWatch:
         found = []
         for kind in kinds:
             rate = self._rate([sample.counts[kind] for _, sample in self._samples])
-            if rate is not None and not kind.leaf:
+            if rate is not None and not kind.leaf and kind not in self.bounded:
                 bytes_per_step = rate * self._samples[-1][1].bytes[kind] / self._samples[-1][1].counts[kind]
                 found.append((kind, rate, bytes_per_step))
         # A graph weighs more than the number at its end, but nobody can weigh it.
@@ -160,8 +166,9 @@ def find_leak(
     if found is None:
         return None
     piled = [_pile(*each) for each in watch.rising()[:_MOST_SUSPECTS]]
-    # A deque with a bound is on its way to being full.
-    piled = [each for each in piled if each.holder is None or not each.holder.bounded]
+    # A deque with a bound is on its way to being full. It is remembered, for it may be gone at the next look.
+    watch.bounded |= {each.kind for each in piled if each.holder is not None and each.holder.bounded}
+    piled = [each for each in piled if each.kind not in watch.bounded]
     graph = find_long_graph(steps) if not any(each.holder and each.holder.lines for each in piled) else None
     if graph is not None:
         piled = []

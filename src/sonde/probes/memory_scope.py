@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import defaultdict
@@ -65,6 +66,9 @@ class MemoryScope:
     # ------------------------------------------------------------------ begin and end
 
     def __enter__(self) -> Self:
+        if self.before:
+            raise OptionError("this memory scope was used already; make another with memory_scope(...).")
+        gc.collect()  # what is garbage already would look like memory given back
         self.before = memory_snapshot(clock=self._clock)
         if self._history is not None:
             self._history.start()
@@ -199,11 +203,11 @@ def memory_scope(
     every: int = 1,
     session: Timeline | None = None,
     history: str | os.PathLike[str] | None = None,
-    max_share: float = 0.02,
+    max_share: float = 0.01,
     clock: Callable[[], float] = time.time,
     resident: Callable[[], int | None] = resident_bytes,
 ) -> MemoryScope:
-    """Return a context that watches memory, of the process and of CUDA devices.
+    """Return a context that watches memory, of the process and of CUDA devices. Entering it collects garbage once.
 
     Args:
         every: Sample at every n-th step.

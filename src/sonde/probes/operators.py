@@ -27,6 +27,29 @@ class Operator:
     """Of all operators' own time: on CUDA devices if any worked, else on the CPU."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """All copies of one direction, as the device saw them."""
+
+    what: str
+    """`HtoD (Pageable -> Device)`: to the device, from memory that is not pinned."""
+    calls: int
+    ms: float
+
+
+def copy_table(copies: Iterable[tuple[str, int]]) -> list[Copies]:
+    """Return copies by direction, the longest first, from names and nanoseconds.
+
+    >>> copy_table([("HtoD", 2_000_000), ("HtoD", 1_000_000)])
+    [Copies(what='HtoD', calls=2, ms=3.0)]
+    """
+    groups: dict[str, list[int]] = {}
+    for what, nanoseconds in copies:
+        groups.setdefault(what, []).append(nanoseconds)
+    table = [Copies(what=what, calls=len(group), ms=sum(group) / 1e6) for what, group in groups.items()]
+    return sorted(table, key=lambda row: -row.ms)
+
+
 def operator_table(calls: Iterable[OperatorCall], *, by_shape: bool = True) -> list[Operator]:
     """Return operators, the most expensive first."""
     groups: dict[tuple[str, tuple[tuple[int, ...], ...]], list[OperatorCall]] = {}

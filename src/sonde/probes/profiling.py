@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from sonde.errors import OptionError
 from sonde.probes.host_syncs import HostSync, host_syncs
 from sonde.probes.module_times import ModuleTime, ModuleTimes
-from sonde.probes.operators import Operator, operator_table
+from sonde.probes.operators import Copies, Operator, copy_table, operator_table
 from sonde.probes.phases import LoopPhases, StepPhase
 from sonde.probes.profiling_loaders import LoaderWatch
 from sonde.probes.profiling_patterns import TorchPattern, torch_patterns
@@ -29,7 +29,7 @@ from sonde.probes.profiling_tree import ProfileTree, read_tree
 from sonde.probes.profiling_use import Utilisation, utilisation
 from sonde.probes.profiling_windows import Windows
 from sonde.probes.trace_file import folded_lines, numbered, speedscope, write_json, write_text, write_trace
-from sonde.probes.verdict import Verdict, judge_patterns, judge_phases, judge_syncs
+from sonde.probes.verdict import Verdict, judge_copies, judge_patterns, judge_phases, judge_syncs
 from sonde.probes.wrapped_calls import BACKWARD, Listener
 
 logger = logging.getLogger("sonde")
@@ -37,10 +37,7 @@ logger = logging.getLogger("sonde")
 ANNOTATION: Final = "sonde: "
 """What the names of our phases begin with in a trace."""
 # What torch's matcher calls the things that our own verdicts say with numbers.
-_SAID_BY_US: Final = {
-    "data_wait": "Synchronized DataLoader Pattern",
-    "optimizer": "Optimizer Single Tensor Pattern",
-}
+_SAID_BY_US: Final = ("Synchronized DataLoader Pattern", "Optimizer Single Tensor Pattern")
 
 
 class Timeline(Protocol):
@@ -84,6 +81,7 @@ class ProfileScope:
         self._loaders = LoaderWatch()
         self._handles: list[RemovableHandle] = []
         self._annotation: Any = None
+        self._entered = False
         self._by_hand = False
         self._step_ended = False
         self._optimizer: dict[str, Any] = {}
@@ -93,6 +91,9 @@ class ProfileScope:
     # ------------------------------------------------------------------ begin and end
 
     def __enter__(self) -> Self:
+        if self._entered:
+            raise OptionError("this profile scope was used already; make another with profile_scope(...).")
+        self._entered = True
         if torch._C._autograd._profiler_enabled():
             raise OptionError(
                 "a profiler is running already, and torch can run only one at a time. Leave the other profile scope or "
@@ -262,6 +263,10 @@ class ProfileScope:
             whole.waits += tree.waits
         return host_syncs(whole)
 
+    def copies(self) -> list[Copies]:
+        """Return copies to, from and on CUDA devices, the longest first."""
+        return copy_table(copy for tree in self._trees for copy in tree.copies)
+
     def patterns(self) -> list[TorchPattern]:
         """Return what torch's own pattern matcher finds. It needs stacks."""
         return [pattern for recording in self._windows.recordings for pattern in torch_patterns(recording)]
@@ -296,11 +301,10 @@ class ProfileScope:
         shares = self.phases()
         found = judge_phases(shares, step_ms=step_ms, workers=self._loaders.workers, optimizer=self._optimizer)
         found += judge_syncs(self.syncs(), steps=max(self._windows.recorded_steps, 1), step_ms=step_ms)
+        found += judge_copies(self.copies(), steps=max(self._windows.recorded_steps, 1), step_ms=step_ms)
         # What torch's matcher says of a part that takes little time is right and not worth doing.
-        quiet = {name for kind, name in _SAID_BY_US.items()}
-        return sorted(found, key=lambda each: -each.evidence.get("share", 0.0)) + judge_patterns(
-            self.patterns(), quiet=quiet
-        )
+        found.sort(key=lambda each: -each.evidence.get("share", 0.0))
+        return found + judge_patterns(self.patterns(), quiet=_SAID_BY_US)
 
 
 def profile_scope(

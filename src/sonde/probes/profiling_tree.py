@@ -78,6 +78,8 @@ class ProfileTree:
     waits: list[DeviceWait] = field(default_factory=list)
     device_ns: int = 0
     """Total time of kernels and copies on CUDA devices."""
+    copies: list[tuple[str, int]] = field(default_factory=list)
+    """Copies to, from and on CUDA devices: what torch calls them, and nanoseconds."""
 
 
 def read_tree(kineto_results: Any) -> ProfileTree:
@@ -163,6 +165,8 @@ def _add_device_side(tree: ProfileTree, events: list[Any], calls: dict[int, tupl
         if event.device_type() == DeviceType.CUDA:
             if not event.is_user_annotation():
                 tree.device_ns += event.duration_ns()
+                if (name := _name(event)).startswith("Memcpy"):
+                    tree.copies.append((name.removeprefix("Memcpy").strip(), event.duration_ns()))
                 spent[event.linked_correlation_id()] += event.duration_ns()
         elif event.correlation_id() in calls:
             calls[event.correlation_id()][0].flops = event.flops()

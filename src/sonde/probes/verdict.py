@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sonde.probes.host_syncs import HostSync
+from sonde.probes.operators import Copies
 from sonde.probes.profiling_patterns import TorchPattern
 
 # Shares of the step beyond which a part of it is worth a word.
 DATA_WAIT: Final = 0.2
 OPTIMIZER: Final = 0.35
 OTHER: Final = 0.5
+COPIES: Final = 0.1
 # A line that makes the host wait this often in a step, or for this share of it. One `.item()` for logging is usual.
 SYNCS_PER_STEP: Final = 4
 SYNC_SHARE: Final = 0.05
@@ -60,6 +62,23 @@ def judge_syncs(syncs: Iterable[HostSync], *, steps: int, step_ms: float) -> lis
         # On the CPU asking costs nothing, so its time proves nothing there.
         if per_step >= SYNCS_PER_STEP or (sync.waits and share >= SYNC_SHARE):
             found.append(_sync(sync, per_step, share))
+    return found
+
+
+def judge_copies(copies: Iterable[Copies], *, steps: int, step_ms: float) -> list[Verdict]:
+    """Name copies from memory that is not pinned, which hold the host up, if they take long."""
+    found = []
+    for each in copies:
+        share = each.ms / max(steps, 1) / step_ms if step_ms else 0.0
+        if each.what.startswith("HtoD (Pageable") and share >= COPIES:
+            found.append(
+                Verdict(
+                    kind="copies",
+                    text=f"copying to the device takes {share:.0%} of the step, from memory that is not pinned: pass "
+                    "pin_memory=True to the loader and non_blocking=True to .to(device).",
+                    evidence={"share": share, "calls": each.calls, "ms": each.ms},
+                )
+            )
     return found
 
 
