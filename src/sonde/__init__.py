@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sonde.diagnosis import Diagnosis, diagnose
     from sonde.errors import NonFiniteError
     from sonde.forensics.bundle import Bundle, load_bundle
+    from sonde.forensics.checkup import Checkup, checkup
     from sonde.records import Block, Event, Evidence, Finding, Reading, Site
     from sonde.schedule import at, between, every, first, log_spaced
     from sonde.select import glob, kind, regex
@@ -27,6 +28,7 @@ _HOMES = {
     "Block": "records",
     "Bundle": "forensics.bundle",
     "Capture": "capture",
+    "Checkup": "forensics.checkup",
     "DebugOutputs": "store",
     "Diagnosis": "diagnosis",
     "Event": "records",
@@ -40,6 +42,7 @@ _HOMES = {
     "Site": "records",
     "at": "schedule",
     "between": "schedule",
+    "checkup": "forensics.checkup",
     "diagnose": "diagnosis",
     "every": "schedule",
     "first": "schedule",
@@ -60,6 +63,7 @@ __all__ = [
     "Block",
     "Bundle",
     "Capture",
+    "Checkup",
     "DebugOutputs",
     "Diagnosis",
     "Event",
@@ -74,6 +78,7 @@ __all__ = [
     "__version__",
     "at",
     "between",
+    "checkup",
     "diagnose",
     "every",
     "first",
