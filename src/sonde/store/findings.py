@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from sonde.errors import RunDamaged
-from sonde.records import SEVERITIES, Finding
+from sonde.records import SEVERITIES, Evidence, Finding
 from sonde.store import strict_json
 from sonde.store.appender import Appender
 from sonde.store.lines import LineFile, open_for_append
@@ -35,13 +35,41 @@ def decode(line: bytes, where: str) -> Finding:
     """
     fields = strict_json.loads(line, where)
     try:
-        evidence = [item | {"value": _number(item["value"])} for item in fields.get("evidence", ())]
-        finding = Finding.from_json(fields | {"evidence": evidence, "data": _mapping(fields.get("data"))})
+        finding = Finding.from_json(fields | {"data": _mapping(fields.get("data"))})
         if finding.severity not in SEVERITIES:
             raise ValueError(f"severity {finding.severity!r}")
-        return replace(finding, step=int(finding.step), confidence=float(finding.confidence))
+        return _as_declared(finding)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise RunDamaged(f"{where} is not a finding: {type(error).__name__}: {error}") from None
+
+
+def _as_declared(finding: Finding) -> Finding:
+    """Return the finding with every field of its declared type: the file may be a stranger's."""
+    return replace(
+        finding,
+        kind=str(finding.kind),
+        cause=str(finding.cause),
+        fix=str(finding.fix),
+        refute=str(finding.refute),
+        confidence=float(finding.confidence),
+        step=int(finding.step),
+        last_step=int(finding.last_step),
+        sites=tuple(map(str, finding.sites)),
+        explains=tuple(map(str, finding.explains)),
+        evidence=tuple(map(_evidence, finding.evidence)),
+    )
+
+
+def _evidence(item: Evidence) -> Evidence:
+    threshold = None if item.threshold is None else _number(item.threshold)
+    relation = None if item.relation is None else str(item.relation)
+    return Evidence(
+        name=str(item.name),
+        value=_number(item.value),
+        threshold=threshold,
+        relation=cast(Any, relation),
+        series=str(item.series),
+    )
 
 
 def _number(value: Any) -> float:

@@ -152,6 +152,14 @@ def test_a_column_shows_the_value_farthest_from_the_median(values, columns, log)
         assert abs(scaled(shown) - middle) == max(abs(scaled(value) - middle) for value in inside)
 
 
+def test_a_heat_map_of_a_very_deep_model_shows_rows_over_all_of_its_depth(run, monkeypatch):
+    monkeypatch.setattr("sonde.views.figures.heatmaps._MOST_ROWS", 5)
+    figure = figures.layer_heatmap(run, "*:gradient")
+    assert len(figure.data[0].y) == 5
+    assert (figure.data[0].y[0], figure.data[0].y[-1]) == ("embed.weight", "head.weight")
+    assert "5 of 14 sites" in title(figure)
+
+
 def test_a_matrix_has_names_and_steps_or_is_refused():
     figure = figures.layer_heatmap([[1.0, -2.0], [3.0, 4.0]], names=["a", "a"], steps=[10, 20])
     assert list(figure.data[0].y) == ["a", "a (2)"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from sonde.store.series import NEEDS, compute
 
 MOST_POINTS: Final = 1000
 MOST_COLUMNS: Final = 400
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,3 +206,10 @@ def count_in_bins(values: Values, bins: int) -> tuple[NDArray[np.int64], Values]
         low, high = low - max(room, 0.5), high + max(room, 0.5)
     counts, edges = np.histogram(values * scale, bins=bins, range=(low, high))
     return counts.astype(np.int64), edges / scale
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` of the items, evenly spread from the first to the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[i] for i in np.unique(np.linspace(0, len(items) - 1, most).round().astype(int))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def to_html(figure: Figure) -> str:
     from sonde.views.figures.page import Part, page
 
     title = figure.layout.title.text or "figure"
-    return page(title.partition("<br>")[0], [Part("", [figure])])
+    # What a title says is escaped for Plotly; a page escapes it itself.
+    return page(unescape(title.partition("<br>")[0]), [Part("", [figure])])
 
 
 def write(figure: Figure, path: str | Path, *, width: int = 800, height: int = 600, scale: float = 2) -> Path:

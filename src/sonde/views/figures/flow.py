@@ -10,7 +10,7 @@ import numpy as np
 from sonde.analysis import ModelOrder, layer_of
 from sonde.records import Site
 from sonde.store import Run
-from sonde.views.figures.curves import Line, as_lines, as_values, read_lines
+from sonde.views.figures.curves import Line, as_lines, as_values, read_lines, spread
 from sonde.views.figures.library import Figure, graph_objects
 from sonde.views.figures.lines import draw_lines
 from sonde.views.figures.theme import BAD, BLUE, ORANGE, Theme, colour_scale, empty, finish, log_axis
@@ -131,20 +131,14 @@ def gradient_flow_over_time(
     """
     title = "Gradients over time"
     if isinstance(source, Run):
-        lines = _by_layer(source, read_lines(source, _spread(gradient_sites(source), most), stat))
+        lines = _by_layer(source, read_lines(source, spread(gradient_sites(source), most), stat))
         total = len(gradient_sites(source))
     else:
         every = as_lines(source)
-        lines, total = _spread(every, most), len(every)
+        lines, total = spread(every, most), len(every)
     lines = [line for line in lines if len(line.steps)]
     if not lines:
         return empty(title, _MISSING, theme=theme)
     note = f"{len(lines)} of {total} layers" if total > len(lines) else "first layer dark, last layer bright"
     axis = safe(stat_title(stat, "gradient"))
     return finish(draw_lines(lines, axis, log=True, colours=colour_scale(len(lines))), title, note, theme=theme)
-
-
-def _spread(items: list[Any], most: int) -> list[Any]:
-    if len(items) <= most:
-        return items
-    return [items[i] for i in np.unique(np.linspace(0, len(items) - 1, most).round().astype(int))]

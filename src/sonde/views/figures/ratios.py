@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
-
 from sonde.analysis import ModelOrder
 from sonde.store import Run
-from sonde.views.figures.curves import Line, as_lines, read_lines
+from sonde.views.figures.curves import Line, as_lines, read_lines, spread
 from sonde.views.figures.library import Figure
 from sonde.views.figures.lines import draw_lines
 from sonde.views.figures.theme import GREEN, Theme, colour_scale, empty, finish
@@ -31,8 +29,7 @@ def update_ratio(source: Run | Mapping[str, Any], *, most: int = 24, theme: Them
     every = [line for line in every if len(line.steps)]
     if not every:
         return empty(title, "The run has no updates and parameters; record with what='updates'.", theme=theme)
-    kept = np.unique(np.linspace(0, len(every) - 1, min(most, len(every))).round().astype(int))
-    lines = [every[i] for i in kept]
+    lines = spread(every, most)
     figure = draw_lines(lines, "norm of update / norm of parameter", log=True, colours=colour_scale(len(lines)))
     figure.add_hrect(y0=_USUAL[0], y1=_USUAL[1], fillcolor=GREEN, opacity=0.08, line_width=0, layer="below")
     figure.add_hline(y=1e-3, line={"color": GREEN, "dash": "dot", "width": 1})

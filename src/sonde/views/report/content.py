@@ -56,7 +56,7 @@ def read_report(run: Run) -> Report:
     page: Page = read_page(run)
     return Report(
         facts=page.facts,
-        created=datetime.fromtimestamp(run.header.created, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        created=_time(run.header.created),
         findings=ranked(run.findings),
         metrics=_metrics(run),
         layers=page.layers,
@@ -67,6 +67,13 @@ def read_report(run: Run) -> Report:
         environment=run.header.environment,
         config=run.header.config,
     )
+
+
+def _time(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return "at no time a calendar knows"
 
 
 def ranked(findings: Sequence[Finding]) -> list[Finding]:

@@ -10,13 +10,14 @@ import numpy as np
 from sonde.analysis import ModelOrder, Values
 from sonde.errors import OptionError
 from sonde.store import Run
-from sonde.views.figures.curves import Grid, as_grid, as_lines, as_values, read_lines
+from sonde.views.figures.curves import Grid, as_grid, as_lines, as_values, read_lines, spread
 from sonde.views.figures.library import Figure, graph_objects
 from sonde.views.figures.theme import BAD, SEQUENTIAL, Theme, empty, finish
 from sonde.views.figures.words import labels, power, safe, stat_title
 
 _LINEAR: Final = frozenset({"mean", "min", "max", "value", "zero_share", "ge_one_share", "nonfinite_share"})
 _MOST_CROSSES: Final = 2000
+_MOST_ROWS: Final = 400  # as many as a screen can show apart
 _TAIL: Final = 0.005
 
 
@@ -52,7 +53,7 @@ def layer_heatmap(
         grid = _of_matrix(as_values(source), names, steps)
         known = grid.values[np.isfinite(grid.values)]
         log = bool(len(known) and (known >= 0).all() and known.any()) if log is None else log
-    return _draw(grid, "Layers over steps", stat or "value", log, theme)
+    return _draw(grid, "Layers over steps", "", log, theme)
 
 
 def _of_matrix(values: Values, names: Sequence[str] | None, steps: Sequence[int] | None) -> Grid:
@@ -76,16 +77,19 @@ def _of_run(run: Run, pattern: str, stat: str | None, log: bool | None, theme: T
     if stat is None:
         stat = "ratio" if sites and all(site.quantity == "update" for site in sites) else "rms"
     log = stat not in _LINEAR if log is None else log
-    grid = as_grid(read_lines(run, sites, stat), log=log)
+    shown = spread(sites, _MOST_ROWS)
+    grid = as_grid(read_lines(run, shown, stat), log=log)
     quantities = {site.quantity for site in sites}
     quantity = quantities.pop() if len(quantities) == 1 else ""
     names = [name.rpartition(":")[0] if quantity else name for name in grid.names]
     grid = Grid(names, grid.steps, grid.values, grid.bad, grid.thinned)
     what = stat_title(stat, quantity)
-    return _draw(grid, f"{what[:1].upper()}{what[1:]}, layer by layer", stat, log, theme)
+    title = f"{what[:1].upper()}{what[1:]}, layer by layer"
+    few = f"{len(shown):,} of {len(sites):,} sites, evenly over the depth" if len(shown) < len(sites) else ""
+    return _draw(grid, title, few, log, theme)
 
 
-def _draw(grid: Grid, title: str, stat: str, log: bool, theme: Theme) -> Figure:
+def _draw(grid: Grid, title: str, few: str, log: bool, theme: Theme) -> Figure:
     if not grid.values.size or not (np.isfinite(grid.values).any() or grid.bad.any()):
         return empty(title, "There is nothing to draw: no reading has this statistic.", theme=theme)
     figure = graph_objects().Figure(heat_trace(grid, log))
@@ -103,10 +107,9 @@ def _draw(grid: Grid, title: str, stat: str, log: bool, theme: Theme) -> Figure:
     figure.update_layout(
         xaxis={"title": {"text": "step"}}, yaxis=row_axis(grid.names), height=row_height(len(grid.names))
     )
-    note = "logarithmic colour" if log else ""
-    if grid.thinned:
-        note += f"{', ' if note else ''}each column shows the most unusual of its steps"
-    return finish(figure, title, note, theme=theme)
+    notes = [few, "logarithmic colour" if log else ""]
+    notes.append("each column shows the most unusual of its steps" if grid.thinned else "")
+    return finish(figure, title, ", ".join(note for note in notes if note), theme=theme)
 
 
 def heat_trace(grid: Grid, log: bool, **more: Any) -> Any:

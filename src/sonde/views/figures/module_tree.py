@@ -13,7 +13,7 @@ from sonde.errors import OptionError
 from sonde.records import SEVERITIES, Finding, RunHeader
 from sonde.store import Run
 from sonde.views.figures.curves import read_lines
-from sonde.views.figures.layer_heatmap import log_ticks
+from sonde.views.figures.heatmaps import log_ticks
 from sonde.views.figures.library import Figure, graph_objects
 from sonde.views.figures.theme import GREY, SEQUENTIAL, SEVERITY_COLOURS, Theme, empty, finish
 from sonde.views.figures.words import safe, stat_title
