@@ -26,6 +26,9 @@ from sonde.taps.guard import Guard
 PARTS = {"keeping passes", "looking at losses", "looking at gradients", "looking at updates"}
 
 
+by_part: dict[str, float] = {}
+
+
 def watch(program: Program, folder: Path, **options: Any) -> tuple[sonde.Session, list[float]]:
     """Start a session whose watcher notes how long it takes, call by call."""
     spent: list[float] = []
@@ -40,6 +43,7 @@ def watch(program: Program, folder: Path, **options: Any) -> tuple[sonde.Session
             begin = time.perf_counter()
             guarded(*args)
             spent.append(time.perf_counter() - begin)
+            by_part[part] = by_part.get(part, 0.0) + spent[-1]
 
         return call
 

@@ -17,6 +17,7 @@ GUIDES = (
     "docs/reports.md",
     "docs/pytorch-debugging.md",
     "docs/my-loss-became-nan.md",
+    "docs/first-bad-operation.md",
     "docs/my-run-is-slow.md",
     "docs/my-run-leaks.md",
 )

@@ -557,6 +557,13 @@ def nan_in_one_sample(watch):
     train(watch, nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)), data)
 
 
+@program("nan_in_data", "loader", samples=[2])
+def infinite_input(watch):
+    data = batches(3)
+    data[1][0][2, 0] = float("inf")
+    train(watch, nn.Linear(3, 1), data)
+
+
 @program("nan_in_data", "loader", samples=[1])
 def infinite_target(watch):
     data = batches(3)

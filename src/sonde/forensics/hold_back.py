@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -70,8 +71,10 @@ def _flag(gradients: list[Tensor]) -> Tensor:
     with torch.no_grad():
         dense = [each._values() if each.is_sparse else each for each in gradients]
         device = dense[0].device
-        bad = [(~torch.isfinite(each)).any().to(device) for each in dense]
-        return torch.stack(bad).any().to(torch.float32)
+        # The largest magnitude of each, all in few launches; unlike a sum it cannot overflow.
+        largest = torch._foreach_norm([each for each in dense if each.numel()], math.inf)
+        together = torch.stack([each.to(device, torch.float32) for each in largest])
+        return (~torch.isfinite(together).all()).to(torch.float32)
 
 
 def _is_fused(optimizer: Optimizer) -> bool:

@@ -49,16 +49,17 @@ def investigate_output(kept: KeptPass, names: dict[int, str]) -> Incident | None
 def investigate_gradients(
     passes: list[KeptPass], tails: list[LossTail], names: dict[int, str], frame: FrameType | None
 ) -> Incident | None:
-    """Find why gradients are not finite although the losses are, before the optimizer steps."""
+    """Find why gradients are not finite, before the optimizer steps."""
     for kept in passes:
         if not kept.gradients or not can_repeat(kept.model):
             continue
         is_loss = any(badness(gradient) for gradient in kept.gradients.values())
         repetition = repeat(kept, names, backward=not is_loss)
-        if is_loss:
+        root = repetition.forward_root()
+        if root is None and is_loss:
             origin, operands = _loss_backward(kept, tails, frame)
             return Incident(origin, kept, repetition.outputs, operands)
-        root = repetition.backward_root()
+        root = root or repetition.backward_root()
         if root is not None:
             return Incident(_of_root(root, kept), kept, repetition.outputs)
     return None
@@ -135,7 +136,10 @@ def _loss_backward(kept: KeptPass, tails: list[LossTail], frame: FrameType | Non
     tail = next((each for each in tails if each.sequence == kept.sequence), tails[-1] if tails else None)
     trap = next(iter(tail.traps()), None) if tail is not None else None
     gradient = next(each for each in kept.gradients.values() if badness(each))
-    about = replace(of_values(gradient, badness(gradient), [], kept.batch_size), stage="backward")
+    # On a device nobody has looked at the loss itself yet.
+    is_loss = tail is not None and any(badness(loss) for loss in tail.losses)
+    about = of_values(gradient, badness(gradient), [], kept.batch_size)
+    about = replace(about, stage="loss" if is_loss else "backward")
     if trap is None:
         custom = tail.customs[0] if tail is not None and tail.customs else ""
         lines = _lines(frame, kept, tail, custom, 0)

@@ -34,11 +34,11 @@ class RandomState:
     numpy: Any
 
     @classmethod
-    def now(cls) -> RandomState:
-        """Take the states. A CUDA generator's is kept by the host, so nothing is waited for."""
+    def now(cls, device: torch.device | None = None) -> RandomState:
+        """Take the states, on one device besides the CPU. A CUDA generator's is kept by the host: nothing waits."""
         cuda = {}
-        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call] # torch
-            cuda = {index: torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count())}
+        if device is not None and device.type == "cuda" and device.index is not None:
+            cuda = {device.index: torch.cuda.default_generators[device.index].get_state()}
         numpy_state = np.random.get_state() if "numpy.random" in sys.modules else None
         return cls(torch.get_rng_state(), cuda, random.getstate(), numpy_state)
 
@@ -96,7 +96,7 @@ class KeptPass:
     @property
     def inputs(self) -> list[tuple[str, Tensor]]:
         """The tensors the model was called with, by their place in the call."""
-        return unpack(self.args) + [(f"{key}{part}", tensor) for key, part, tensor in _keywords(self.kwargs)]
+        return inputs_of(self.args, self.kwargs)
 
     @property
     def is_intact(self) -> bool:
@@ -117,8 +117,8 @@ class Keeper:
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], step: int) -> None:
         """Note that a training pass of a model begins."""
-        device = next((parameter.device.type for parameter in model.parameters()), "cpu")
-        kept = KeptPass(model, step, RandomState.now(), Precision.now(device), current_line())
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        kept = KeptPass(model, step, RandomState.now(device), Precision.now(device.type), current_line())
         kept.versions = _versions(unpack(args))
         self.passes = [each for each in self.passes if each.returned][-(MAX_PASSES - 1) :]
         self.passes.append(kept)
@@ -140,6 +140,11 @@ class Keeper:
     def forget(self, models: set[int] | None = None) -> None:
         """Let go of the passes of these models (by id), or of all."""
         self.passes = [] if models is None else [each for each in self.passes if id(each.model) not in models]
+
+
+def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    """Return the tensors of a call, by their place in it."""
+    return unpack(args) + [(f"{key}{part}", tensor) for key, part, tensor in _keywords(kwargs)]
 
 
 def _listen(kept: KeptPass, index: int, tensor: Tensor) -> None:

@@ -13,6 +13,8 @@ from sonde.records import Block, Event, Finding, Quantity, Site
 from sonde.schema import Rows
 
 NUM_STEPS: Final = 16
+GUARD_SITE: Final = "guard.found_inf"
+"""Where it is recorded whether a fused optimizer held itself back."""
 
 
 class Recent:
@@ -57,14 +59,17 @@ class Recent:
         """Take the readings of one step."""
         with self._lock:
             self._blocks.append((block.step, block.sites, block.rows))
-            if self.bad_step is not None or block.skipped:
-                return
+            if self.bad_step is not None or (block.skipped and not self._is_guarded(block)):
+                return  # a gradient scaler's business
             bad = block.rows[:, schema.NAN : schema.NEG_INF + 1].any(axis=1)
             if not bad.any():
                 return
             sites = [self._sites[int(site)] for site in block.sites[bad] if int(site) in self._sites]
             if any(site.quantity in ("gradient", "parameter", "update") for site in sites):
                 self.bad_step, self._bad = block.step, sites
+
+    def _is_guarded(self, block: Block) -> bool:
+        return any(self._sites[int(site)].name == GUARD_SITE for site in block.sites if int(site) in self._sites)
 
     def take_event(self, event: Event) -> None:
         """Leave events to others."""

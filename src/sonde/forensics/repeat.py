@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from sonde.forensics.keeper import KeptPass
+from sonde.forensics.keeper import KeptPass, inputs_of
 from sonde.forensics.trace import Operation, Root, Trace, find_root
 from sonde.forensics.values import badness
 from sonde.probes.rerun import eager, recompute, untouched
@@ -53,8 +53,8 @@ def repeat(kept: KeptPass, names: dict[int, str], *, backward: bool) -> Repetiti
     model = kept.model
     trace = Trace(names, frozenset({_call_model.__code__, _gradients.__code__}))
     repetition = Repetition(kept, trace)
-    _give(trace, kept, names)
     args, kwargs = _copies((kept.args, kept.kwargs))
+    _give(trace, kept, names, inputs_of(args, kwargs))
 
     def run() -> None:
         kept.random.put()
@@ -110,14 +110,14 @@ def _gradients(repetition: Repetition) -> list[tuple[str, Tensor]]:
     return [(name, gradient) for name, gradient in gradients if gradient is not None]
 
 
-def _give(trace: Trace, kept: KeptPass, names: dict[int, str]) -> None:
+def _give(trace: Trace, kept: KeptPass, names: dict[int, str], copies: list[tuple[str, Tensor]]) -> None:
     for name, parameter in kept.model.named_parameters():
         if not isinstance(parameter, nn.parameter.UninitializedParameter):
             trace.give("parameter", names.get(id(parameter), name), parameter)
     for name, buffer in kept.model.named_buffers():
         trace.give("buffer", name, buffer)
-    for name, tensor in kept.inputs:
-        trace.give("input", name, tensor)
+    for (name, tensor), (_, copy) in zip(kept.inputs, copies, strict=True):
+        trace.give("input", name, tensor, copy)
 
 
 def _first(trace: Trace, tensors: list[Tensor]) -> Root | None:

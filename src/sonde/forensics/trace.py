@@ -133,11 +133,18 @@ class Trace:
             for handle in handles:
                 handle.remove()
 
-    def give(self, role: Literal["input", "parameter", "buffer", "gradient"], name: str, tensor: Tensor) -> None:
-        """Say what a tensor is that the computation begins with."""
+    def give(
+        self,
+        role: Literal["input", "parameter", "buffer", "gradient"],
+        name: str,
+        tensor: Tensor,
+        copy: Tensor | None = None,
+    ) -> None:
+        """Say what a tensor is that the computation begins with, or a copy of it."""
         bad = badness(tensor)
         if bad:
-            self._made[_key(tensor)] = (Given(role, name, tensor, bad), tensor)
+            used = tensor if copy is None else copy
+            self._made[_key(used)] = (Given(role, name, tensor, bad), used)
 
     def source_of(self, tensor: Tensor) -> Operation | Given | None:
         """Return what made a tensor that is not finite."""

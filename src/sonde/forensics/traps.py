@@ -93,6 +93,7 @@ class LossTail:
 
     def __init__(self, roots: tuple[Tensor, ...], sequence: int) -> None:
         self.line: Line | None = current_line()
+        self.losses = [root.detach() for root in roots if root.numel() == 1]
         self.sequence = sequence
         self.customs: list[str] = []
         """Custom autograd functions in the loss's code, by class."""

@@ -20,6 +20,9 @@ def badness(value: Any) -> int:
     """Return 0 for what is finite, else which of `NAN` and `INF` it holds."""
     if not _has_values(value):
         return 0
+    if value.numel() == 1 and not value.is_complex():
+        number = float(value.detach())
+        return NAN if math.isnan(number) else INF if math.isinf(number) else 0
     with torch.no_grad():
         plain = value.detach()
         if bool(torch.isfinite(plain).all()):

@@ -38,6 +38,8 @@ GuardAction = Literal["skip", "stop"]
 MAX_ORIGINS: Final = 3
 # A gradient scaler begins with a scale that is too large and skips steps until it fits; that is no fault.
 MAX_CALIBRATION: Final = 3
+# Steps on a device for which to wait until something non-finite comes up again, to see it closely.
+PATIENCE: Final = 8
 # Backward passes of one step whose losses are remembered.
 MAX_TAILS: Final = 8
 
@@ -80,6 +82,7 @@ class Watcher:
         self._looks_left = 2 * max_origins
         self._is_ill = False
         self._is_poisoned = False
+        self._patience = PATIENCE
         self._skips = 0
         self._tails: list[LossTail] = []
         self._seen: set[tuple[Any, ...]] = set()
@@ -125,7 +128,9 @@ class Watcher:
             self._remember(roots, passes)
         elif self._may_look() and self._are_ours(roots):
             incident = investigate_loss(roots, passes, self._all_names(), sys._getframe(1))
-            if not _is_scaled_away(incident.origin, roots):
+            if incident.origin.stage == "weights" and self._is_armed:
+                self._tell_from_readings()  # the step in which it began is over
+            elif not _is_scaled_away(incident.origin, roots):
                 self._tell(incident)
 
     def _remember(self, roots: tuple[Tensor, ...], passes: list[KeptPass]) -> None:
@@ -188,20 +193,32 @@ class Watcher:
         frame = sys._getframe(1)
         incident = investigate_gradients(self.keeper.passes, self._tails, self._all_names(), frame)
         if incident is None:
-            name = sites[-1].name
+            name = sites[-1].name if sites else ""
             origin = Origin(stage="backward", module=name.rpartition(".")[0], tensor=name, repeated=False)
             incident = Incident(origin, self.keeper.passes[-1] if self.keeper.passes else None)
         self._tell(incident)
 
     def _look_at_update(self, optimizer: Optimizer) -> None:
         sites = self._around.nonfinite("parameter")
-        if sites is None and self._is_armed:
-            self._tell_from_readings()
+        if sites is None:
+            self._wait_for_another(optimizer)
+            return
+        if not sites:
             return
         parameters = {name: each for name, each, _ in named_parameters(self._models)}
-        parameter = parameters.get(sites[0].name) if sites else None
-        if sites and parameter is not None:
+        parameter = parameters.get(sites[0].name)
+        if parameter is not None:
             self._tell(Incident(investigate_update(optimizer, sites[0].name, parameter)))
+
+    def _wait_for_another(self, optimizer: Optimizer) -> None:
+        """On a device: wait a few steps for it to happen again, unless the weights are spoilt already."""
+        if not self._is_armed:
+            return
+        self._patience -= 1
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if self._patience < 0 or any(badness(parameter) for parameter in parameters):
+            self._patience = PATIENCE
+            self._tell_from_readings()
 
     def _hold_back(self, optimizer: Optimizer) -> None:
         sites = self._around.nonfinite("gradient") if self._around.measured(optimizer) else None
@@ -209,9 +226,18 @@ class Watcher:
         held = self.hold_back.begin(optimizer, known, may_stay_on_device=self._guard_action == "skip")
         if self.hold_back.flag is not None:
             self._around.flag(self.hold_back.flag)
+        if held and self._may_look() and sites is None:
+            self._look_at_gradients([])
         if held:
             message = "the optimizer was held back: gradients are not finite"
             self._around.event("guard_skipped", message, {"guard": self._guard_action})
+
+    def finish(self) -> None:
+        """Say what the readings say, if the training ends while more was waited for; and let go of everything."""
+        if self._is_armed and self._may_look():
+            self._tell_from_readings()
+        self.hold_back.release()
+        self.keeper.forget()
 
     def look_again(self, kept: KeptPass) -> Incident:
         """Repeat a pass to see what it returns, without judging it."""

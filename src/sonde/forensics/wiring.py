@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from sonde.errors import OptionError
 from sonde.forensics.bundle import Note, save_bundle
 from sonde.forensics.origin import Incident
+from sonde.forensics.recent import GUARD_SITE
 from sonde.forensics.watcher import MAX_ORIGINS, GuardAction, Surroundings, Watcher
 from sonde.pipe.packer import Packer
 from sonde.records import Finding
@@ -74,6 +75,7 @@ class Forensics:
         self._after_step = guard.wrap("looking at updates", self.watcher.after_step)
         self.after_skip = guard.wrap("looking at skipped steps", self.watcher.after_skip)
         self._steps = StepEdges(models.values(), self._begin_step, self._after_step)
+        self._finish = guard.wrap("letting go of kept passes", self.watcher.finish)
         self._flag_site = -1
 
     @property
@@ -93,8 +95,7 @@ class Forensics:
         self._passes.remove()
         self._backwards.remove()
         self._steps.remove()
-        self.watcher.hold_back.release()
-        self.watcher.keeper.forget()
+        self._finish()
 
     def save_bundle(self, reason: str) -> Path:
         """Save what is needed to repeat the present step.
@@ -135,6 +136,6 @@ class Forensics:
 
     def _see_flag(self, flag: Tensor) -> None:
         if self._flag_site < 0:
-            self._flag_site = self._packer.site("guard.found_inf", "scalar")
+            self._flag_site = self._packer.site(GUARD_SITE, "scalar")
         self._packer.see(self._flag_site, flag)
         self._packer.mark_skipped_if(self._flag_site)

@@ -1,0 +1,77 @@
+"""What watching for non-finite values costs on a GPU: the step of a small GPT with and without it, interleaved.
+
+python benchmarks/gpu_nonfinite.py [--rounds 9] [--steps 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from nonfinite import by_part, watch
+from programs import GPT, Program
+
+import sonde
+
+
+def gpt() -> Program:
+    torch.manual_seed(0)
+    model = GPT(12, 768, 12, 50304, 512).cuda()
+    model.forward = torch.autocast("cuda", dtype=torch.bfloat16)(model.forward)
+    text = torch.randint(50304, (8, 513), device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-4, fused=True)
+    return Program(model, optimizer, lambda: (text[:, :-1], text[:, 1:]))
+
+
+def timed(program: Program, steps: int) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        program.step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=20)
+    options = parser.parse_args()
+    program = gpt()
+    program.model.position.forward = lambda index: torch.nn.functional.embedding(
+        index.cuda(), program.model.position.weight
+    )
+    timed(program, 5)
+    variants = {"bare": None, "watched, guard='skip'": {"guard": "skip"}, "watched": {}}
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    hooks: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(options.rounds):
+        for name, given in variants.items():
+            with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+                spent: list[float] = []
+                if given is not None:
+                    session, spent = watch(program, Path(folder) / "run", diagnose=True, **given)
+                    stack.enter_context(session)
+                timed(program, 3)
+                spent.clear()
+                by_part.clear()
+                times[name].append(timed(program, options.steps))
+                hooks[name].append(sum(spent) / options.steps)
+    bare = statistics.median(times["bare"])
+    print(f"torch {torch.__version__}, sonde {sonde.__version__}, {torch.cuda.get_device_name()}")
+    print("| variant | ms | ratio | watcher in the training thread, µs | share |")
+    print("|---|--:|--:|--:|--:|")
+    for name in variants:
+        middle, inside = statistics.median(times[name]), statistics.median(hooks[name])
+        print(f"| {name} | {middle * 1e3:.2f} | {middle / bare:.3f} | {inside * 1e6:.0f} | {inside / bare:.2%} |")
+    parts = {part: f"{seconds / options.steps * 1e6:.0f} µs" for part, seconds in by_part.items()}
+    print(f"parts, per step: {parts}")
+
+
+if __name__ == "__main__":
+    main()

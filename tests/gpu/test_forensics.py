@@ -1,0 +1,129 @@
+"""Non-finite values on a GPU: nothing waits while all is well, and the guard and the origin work all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import sonde
+from sonde.errors import NonFiniteError
+from sonde.testing import MemorySink
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 4)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x):
+        h = self.fc(x).sigmoid() * (x[:, :1] > 0)
+        return self.head(torch.log(h))  # BAD
+
+
+LINE = next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.endswith("# BAD"))
+
+
+def new(**options):
+    torch.manual_seed(0)
+    model = Net().cuda()
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01, **options)
+
+
+def batches(bad, count=12):
+    generator = torch.Generator().manual_seed(1)
+    made = [torch.rand(4, 3, generator=generator) + 0.1 for _ in range(count)]
+    for index in bad:
+        made[index][2] = -1.0
+    return [x.cuda() for x in made]
+
+
+def train(model, optimizer, data):
+    target = torch.ones(4, 1, device="cuda")
+    for x in data:
+        optimizer.zero_grad()
+        F.mse_loss(model(x), target).backward()
+        optimizer.step()
+
+
+def watched(path, model, optimizer, data, **options):
+    sink = MemorySink()
+    with sonde.watch(model, optimizer, run=path, on_error="raise", **options) as session:
+        session.subscribe(sink)
+        train(model, optimizer, data)
+    return sink
+
+
+def origins(sink):
+    return [finding for finding in sink.findings if "origin" in finding.data and not finding.withdrawn]
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("guard", [None, "skip"])
+def test_a_healthy_training_waits_for_nothing(guard, tmp_path, no_waiting):
+    model, optimizer = new(fused=True)
+    data = batches([])
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", guard=guard):
+        train(model, optimizer, data[:2])
+        with no_waiting():
+            train(model, optimizer, data[2:])
+
+
+def test_a_fused_optimizer_skips_by_itself(tmp_path):
+    model, optimizer = new(fused=True)
+    sink = watched(tmp_path / "run", model, optimizer, batches([3]), guard="skip")
+    bare, bare_optimizer = new(fused=True)
+    train(bare, bare_optimizer, [x for index, x in enumerate(batches([])) if index != 3])
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), bare.parameters(), strict=True))
+    assert [block.step for block in sink.blocks if block.skipped] == [4]
+    assert not hasattr(optimizer, "found_inf")
+    # The batch is gone when the readings arrive: they name the module.
+    assert [finding.kind for finding in origins(sink)][:1] == ["nan_forward"]
+
+
+def test_with_a_guard_the_operation_is_named_when_it_comes_again(tmp_path):
+    model, optimizer = new(fused=True)
+    sink = watched(tmp_path / "run", model, optimizer, batches(range(3, 12)), guard="skip")
+    found = origins(sink)[0].data["origin"]
+    assert (found["op"], found["line"]["line"], found["samples"]) == ("aten.log.default", LINE, [2])
+
+
+def test_a_plain_optimizer_is_held_back_and_the_operation_named_at_once(tmp_path):
+    model, optimizer = new(foreach=True)
+    sink = watched(tmp_path / "run", model, optimizer, batches([3]), guard="skip")
+    bare, bare_optimizer = new(foreach=True)
+    train(bare, bare_optimizer, [x for index, x in enumerate(batches([])) if index != 3])
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), bare.parameters(), strict=True))
+    finding = origins(sink)[0]
+    assert (finding.step, finding.data["origin"]["op"]) == (4, "aten.log.default")
+    assert finding.data["origin"]["line"]["line"] == LINE
+
+
+def test_stop_raises_before_the_weights_are_spoilt(tmp_path):
+    model, optimizer = new(foreach=True)
+    with pytest.raises(NonFiniteError, match="`log`"):
+        watched(tmp_path / "run", model, optimizer, batches([5]), guard="stop")
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_without_a_guard_the_readings_name_the_module(tmp_path):
+    model, optimizer = new()
+    sink = watched(tmp_path / "run", model, optimizer, batches([3]))
+    found = origins(sink)
+    assert found
+    assert found[0].data["origin"]["stage"] == "forward"
+    assert found[0].step == 4
+
+
+def test_a_bundle_of_a_gpu_step_is_confirmed(tmp_path):
+    model, optimizer = new(foreach=True)
+    watched(tmp_path / "run", model, optimizer, batches([3]), guard="skip")
+    outcome = sonde.load_bundle(tmp_path / "run").replay(model)
+    assert outcome.confirmed
+    assert outcome.identical is True
