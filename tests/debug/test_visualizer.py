@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -122,6 +123,15 @@ def test_a_run_becomes_plots_of_what_it_has(visualizer, tmp_path):
     assert "first_memory" not in names  # it recorded none
     with pytest.raises(OptionError, match="sonde export"):
         visualizer.export_plot_data("first_gradient_flow")
+
+
+def test_drawing_needs_no_torch():
+    code = (
+        "import sys; from sonde.debug import DebugVisualizer, TerminalVisualizer;"
+        "DebugVisualizer().plot_gradient_flow('a', [0, 1], [1.0, 2.0]); TerminalVisualizer().sparkline([1, 2]);"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_defaults_are_those_of_the_seed():

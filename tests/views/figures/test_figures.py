@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from sonde.analysis import column_edges
 from sonde.errors import MissingExtra, OptionError
 from sonde.records import Block, Event, Finding, RunHeader, Site
 from sonde.store import RunWriter, open_run
+from sonde.store.findings import encode
 from sonde.views import figures
 from sonde.views.figures.curves import Line, extremes
 
@@ -284,15 +286,37 @@ def test_events_and_findings_lie_along_the_steps():
     assert figure.data[1].text[0].startswith("&lt;img")
 
 
-def test_the_model_tree_adds_parameters_up_and_colours_by_findings(run):
+def test_the_model_tree_adds_parameters_up_and_colours_by_numbers(run):
     tree = figures.model_tree(run).data[0]
     sizes = dict(zip(tree.ids, tree.values, strict=True))
     parents = dict(zip(tree.ids, tree.parents, strict=True))
     assert sizes["(model)"] == run.header.model["num_parameters"]
     assert sizes["blocks.3"] == 2 * 65_536
     assert parents["blocks.3.mlp"] == "blocks.3"
-    by_findings = figures.model_tree(run, colour={"head": 1.0, "embed": 100.0}).data[0]
-    assert len(set(by_findings.marker.colors)) == 3
+    by_numbers = figures.model_tree(run, colour={"head": 1.0, "embed": 100.0}).data[0]
+    assert len(set(by_numbers.marker.colors)) == 3
+
+
+def test_the_model_tree_shows_the_worst_finding_that_names_a_module(run_path, tmp_path):
+    path = shutil.copytree(run_path, tmp_path / "run")
+    told = {"confidence": 1.0, "step": 1, "last_step": 2}
+    findings = [
+        Finding(kind="slow", severity="info", sites=("head.weight",), **told),
+        Finding(kind="dead", severity="critical", sites=("head",), **told),
+        Finding(kind="odd", severity="warning", sites=("blocks.1.mlp", "optimizer"), **told),
+    ]
+    (path / "findings.jsonl").write_bytes(b"".join(map(encode, findings)))
+    tree = figures.model_tree(open_run(path), colour="findings").data[0]
+    words = {name: told[2] for name, told in zip(tree.ids, tree.customdata, strict=True)}
+    assert (words["head"], words["blocks.1.mlp"], words["embed"]) == ("dead", "odd", "no finding names it")
+    colours = dict(zip(tree.ids, tree.marker.colors, strict=True))
+    assert len({colours["head"], colours["blocks.1.mlp"], colours["embed"]}) == 3
+
+
+def test_a_distribution_at_a_step_that_was_not_read_says_so(run):
+    assert "no histogram of this site at step 10000" in says(
+        figures.tensor_distribution(run, "head.weight:gradient", step=10_000)
+    )
 
 
 def test_runs_are_compared_by_curve_and_the_one_without_it_is_named(run, empty_run):

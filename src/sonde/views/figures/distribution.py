@@ -120,16 +120,21 @@ def _note(reading: Reading) -> str:
 
 
 def _reading(run: Run, site: Site, step: int | None) -> Reading | None:
-    if step is None:
-        steps, _ = run.histogram(site)
-        if not len(steps):
-            return None
-        step = int(steps[-1])
+    """Return what the site read at a step, or its latest reading with a histogram, without reading all of the run."""
+    steps = run.stored(site, (), bins=False, stop=None if step is None else step + 1).step
+    if not len(steps):
+        return None
+    found = _at(run, site, int(steps[-1]))
+    if step is None and (found is None or found.bins is None):
+        binned, _ = run.histogram(site)
+        found = _at(run, site, int(binned[-1])) if len(binned) else None
     # A reading of merged steps bears its first step and stands for all of them.
-    held = [
-        reading for reading in run.readings(site, stop=step + 1) if reading.step <= step < reading.step + reading.span
-    ]
-    return held[-1] if held and held[-1].bins is not None else None
+    held = found is not None and found.bins is not None and (step is None or step < found.step + found.span)
+    return found if held else None
+
+
+def _at(run: Run, site: Site, step: int) -> Reading | None:
+    return next(iter(run.readings(site, start=step, stop=step + 1)), None)
 
 
 def visible(bins: Any) -> tuple[int, int]:
