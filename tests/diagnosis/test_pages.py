@@ -1,0 +1,36 @@
+"""Every kind of finding has a page that says what it means, how it is told, how to fix it, and shows a program."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from sonde.diagnosis.nonfinite import KINDS
+from sonde.diagnosis.rules import RULES
+
+FOLDER = Path(__file__).parents[2] / "docs" / "findings"
+sys.path.insert(0, str(FOLDER.parent))
+
+from make_findings_index import index  # noqa: E402 - found by the line above
+
+PAGES = sorted(page for page in FOLDER.glob("*.md") if page.name != "README.md")
+
+
+def test_the_index_lists_all_pages():
+    assert (FOLDER / "README.md").read_text() == index(), "run: python docs/make_findings_index.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_all_its_parts(page):
+    text = page.read_text()
+    assert page.stem in {rule.kind for rule in RULES} | KINDS
+    assert text.startswith(f"# {page.stem}\n")
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings == ["What it means", "How it is detected", "How to fix it", "A program that has it"]
+    code = text.split("```python\n")[1].split("```")[0]
+    ast.parse(code)
+    assert all(len(line) <= 120 for line in text.splitlines())
