@@ -38,6 +38,13 @@ def compare_snapshots(before: Mapping[str, Any], after: Mapping[str, Any]) -> di
     }
 
 
+def used_devices() -> list[int]:
+    """Return the CUDA devices on which torch holds memory."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch
+        return []
+    return [index for index in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(index)]
+
+
 def _machine() -> dict[str, Any]:
     total, available = total_bytes(), available_bytes()
     if not total or available is None:
