@@ -107,7 +107,9 @@ class Watcher:
             return
         outputs = [tensor for reference in last.outputs if (tensor := reference()) is not None and _is_near(tensor)]
         if any(torch.isnan(tensor).any() for tensor in outputs if tensor.is_floating_point()):
+            self._begin_look()
             incident = investigate_output(last, self._all_names())
+            self._is_ill = incident is not None
             if incident is not None:
                 self._tell(incident)
 
@@ -127,10 +129,13 @@ class Watcher:
             self._is_ill = False
             self._remember(roots, passes)
         elif self._may_look() and self._are_ours(roots):
+            self._begin_look()
             incident = investigate_loss(roots, passes, self._all_names(), sys._getframe(1))
             if incident.origin.stage == "weights" and self._is_armed:
                 self._tell_from_readings()  # the step in which it began is over
-            elif not _is_scaled_away(incident.origin, roots):
+            elif _is_scaled_away(incident.origin, roots):
+                self._is_ill = False
+            else:
                 self._tell(incident)
 
     def _remember(self, roots: tuple[Tensor, ...], passes: list[KeptPass]) -> None:
@@ -191,6 +196,7 @@ class Watcher:
 
     def _look_at_gradients(self, sites: list[Site]) -> None:
         frame = sys._getframe(1)
+        self._begin_look()
         incident = investigate_gradients(self.keeper.passes, self._tails, self._all_names(), frame)
         if incident is None:
             name = sites[-1].name if sites else ""
@@ -254,6 +260,11 @@ class Watcher:
         """Say whether to repeat a step: not again and again, and not while an origin's consequences go on."""
         return self._left > 0 and self._looks_left > 0 and not self._is_ill
 
+    def _begin_look(self) -> None:
+        """Count a look before it begins: what makes it fail once would make it fail again in this step."""
+        self._looks_left -= 1
+        self._is_ill = True
+
     def _measure(self, optimizer: Optimizer) -> list[Site]:
         """Look at gradients on a device and wait for it: the readings have shown that something is wrong."""
         names = {id(each): name for name, each, _ in named_parameters(self._models)}
@@ -277,7 +288,6 @@ class Watcher:
     def _tell(self, incident: Incident, step: int | None = None) -> None:
         origin, kept = incident.origin, incident.kept
         self._is_ill = True
-        self._looks_left -= 1
         self.recent.forget_bad()
         identity = (origin.stage, origin.op, origin.module, origin.tensor, str(origin.line))
         if identity in self._seen or (origin.stage == "weights" and self._is_poisoned):

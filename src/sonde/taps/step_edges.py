@@ -32,7 +32,8 @@ class StepEdges:
         """Begin to listen."""
 
         def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if not torch.compiler.is_compiling() and self._is_ours(optimizer):
+            # With a closure the gradients of this step are still to come.
+            if not torch.compiler.is_compiling() and not _has_closure(args, kwargs) and self._is_ours(optimizer):
                 self._before(optimizer)
 
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -53,3 +54,8 @@ class StepEdges:
             return False
         ours = self._parameters
         return any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    # Hooks get the optimizer itself as the first of `args`.
+    return any(callable(value) and not isinstance(value, Optimizer) for value in (*args, *kwargs.values()))
