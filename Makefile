@@ -30,6 +30,7 @@ lint: $(READY) ## check style, types and the layering of imports
 bench: $(BENCH) ## measure what watching costs, side by side with other tools
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/scopes.py
 	$(BIN)/python benchmarks/kernel.py
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/pages.py
