@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ import sonde
 from sonde.probes.phases import LoopPhases, PhaseClock, is_one_of
 from sonde.probes.process_memory import ProcessMemory
 from sonde.probes.step_vitals import StepVitals
+from sonde.probes.wrapped_calls import BACKWARD
 from sonde.testing import FakeClock, MemorySink, tiny_mlp
 
 ORIGINALS = (dataloader._BaseDataLoaderIter.__next__, torch.autograd.backward)
@@ -226,6 +228,20 @@ def test_a_wrapper_that_somebody_put_over_ours_stays():
         torch.autograd.backward = ours
         again.attach()
         again.remove()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_can_leave_even_if_a_lock_was_held():
+    phases = LoopPhases(is_one_of([]), clock=FakeClock())
+    phases.attach()
+    with BACKWARD._lock:
+        child = os.fork()
+        if not child:
+            phases.remove()
+            os._exit(7 if torch.autograd.backward is ORIGINALS[1] else 1)
+    phases.remove()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_memory_is_sampled_every_tenth_step_or_tenth_of_a_second():

@@ -7,6 +7,7 @@ and put back, the very same object, when the last listener leaves. The call itse
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,6 +59,10 @@ class WrappedCall:
                 setattr(self._owner, self._name, self._original)
                 self._original = self._ours = None
 
+    def renew_lock(self) -> None:
+        """Forget who held the lock: in a forked child that thread does not exist."""
+        self._lock = threading.Lock()
+
     def _put_in_place(self) -> None:
         original = self._original = getattr(self._owner, self._name)
 
@@ -84,3 +89,7 @@ LOADING: Final = WrappedCall(dataloader._BaseDataLoaderIter, "__next__")
 """Fetching a batch from any torch DataLoader."""
 BACKWARD: Final = WrappedCall(torch.autograd, "backward")
 """A backward pass: `Tensor.backward` calls this attribute too. `torch.autograd.grad` does not."""
+
+if hasattr(os, "register_at_fork"):
+    for _call in (LOADING, BACKWARD):
+        os.register_at_fork(after_in_child=_call.renew_lock)
