@@ -25,12 +25,13 @@ _QUANTITIES: Final[tuple[Quantity, ...]] = ("parameter", "gradient", "update", "
 
 def to_html(run: Run, report: Report) -> str:
     """Write a report."""
+    looks = _looks(run, report)
     parts = [
         figures.Part("Findings", html=_findings(report), anchor="findings"),
         _pictured("Metrics", "metrics", [figures.training_metrics(run)], _metrics(report)),
         _pictured("Gradients", "gradients", _gradients(run)),
         figures.Part("Layers, worst first", html=_layers(report), anchor="layers"),
-        _pictured("Closer looks", "looks", _looks(run, report), columns=2),
+        _pictured("Closer looks", "looks", looks, columns=min(2, len(looks))),
         _pictured("Activations", "activations", _activations(run)),
         _pictured("Model", "model", [figures.model_tree(run)]),
         _pictured("Time of a step", "time", [figures.step_phases(run)], _phases(report)),
