@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 
 import pytest
@@ -73,6 +75,34 @@ def test_growth_is_told_by_phase():
     found = scope.growth()["process"]
     assert found.steady
     assert found.per_step == found.low == found.high == 10
+
+
+def test_a_long_run_is_judged_from_a_bounded_number_of_even_samples():
+    held = iter(range(0, 10**9, 100))
+    with memory_scope(resident=lambda: next(held), max_share=0.0) as scope:
+        for _ in range(9000):
+            scope.step()
+    steps = [step for step, _ in scope._samples["process"]]
+    assert 500 < len(steps) < 2000
+    assert len({after - before for before, after in itertools.pairwise(steps)}) == 1
+    assert scope.growth()["process"].steady
+
+
+def test_watching_memory_changes_no_number():
+    def weights(watched):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 4))
+        optimizer = torch.optim.AdamW(model.parameters())
+        with memory_scope(max_share=100.0) if watched else contextlib.nullcontext():
+            for _ in range(6):
+                model(torch.randn(4, 8)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return [parameter.detach().clone() for parameter in model.parameters()], torch.get_rng_state()
+
+    (bare, state), (watched, after) = weights(False), weights(True)
+    assert all(torch.equal(a, b) for a, b in zip(bare, watched, strict=True))
+    assert torch.equal(state, after)
 
 
 def test_every_must_be_a_number_of_steps():

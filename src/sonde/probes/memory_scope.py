@@ -138,19 +138,22 @@ class MemoryScope:
         self.steps += 1
         if self.steps % _DEVICES_EVERY == 1:
             self._devices = used_devices()
-        if self.steps % self._every:
-            return
-        for place, value in self._held.items():
-            series = self._samples[place]
-            series.append((self.steps, value))
-            if len(series) >= _MOST_SAMPLES:
-                del series[::2]
+        if self.steps % self._every == 0:
+            self._sample()
         self._tensors.see(self.steps)
         if self.steps >= self._next_look:
             # Look for culprits while the functions that hold them still run, ever more rarely.
             self._next_look = self.steps * 2
             self._marks.append((self.steps, self.phases()))
             self.leaks()
+
+    def _sample(self) -> None:
+        for place, value in self._held.items():
+            self._samples[place].append((self.steps, value))
+        if max(map(len, self._samples.values()), default=0) >= _MOST_SAMPLES:
+            self._every *= 2
+            for place, series in self._samples.items():
+                self._samples[place] = [sample for sample in series if sample[0] % self._every == 0]
 
     # ------------------------------------------------------------------ answers
 
