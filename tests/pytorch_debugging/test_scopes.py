@@ -158,6 +158,14 @@ def test_profiling_writes_a_trace_that_opens(make):
     assert kinds(debugger) == ["profiling_start", "profiling_end"]
 
 
+def test_a_long_profile_without_a_schedule_stops_and_stays_stopped(make):
+    debugger, model = make(enable_profiling=True), small_model()
+    with debugger.profiling(output_file="profile.json") as scope:
+        train(model, 25)
+    assert [path.name for path in scope.trace_files] == ["profile.json"]
+    assert len(scope.notes) == 1
+
+
 def test_naming_an_output_file_is_asking_for_a_profile(make):
     debugger = make()
     with debugger.profiling(output_file="profile.json"):

@@ -23,6 +23,7 @@ class Windows:
         self._schedule = schedule
         self._options = options
         self._step = 0
+        self._is_over = False
         self._profiler: torch.profiler.profile | None = None
         self._state: State = "waiting"
 
@@ -50,7 +51,8 @@ class Windows:
         self.recorded_steps += self.is_recording
 
     def finish(self) -> None:
-        """Stop, in whatever state it is."""
+        """Stop, in whatever state it is, and do not begin again."""
+        self._is_over = True
         self._turn("waiting")
 
     def _at_window_start(self) -> bool:
@@ -59,6 +61,8 @@ class Windows:
 
     def _planned(self) -> State:
         plan = self._schedule
+        if self._is_over:
+            return "waiting"
         if plan is None:
             return "recording"
         if self._step >= plan.steps:
