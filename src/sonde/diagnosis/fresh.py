@@ -16,6 +16,7 @@ from sonde.diagnosis.case import Case
 from sonde.schema import Rows
 
 MIN_ELEMENTS: Final = 64
+MIN_NORMAL: Final = 1024
 _USUAL_SPREADS: Final = (1.0, 0.02, 0.01)
 
 
@@ -27,16 +28,26 @@ def looks_fresh(row: Rows, shape: tuple[int, ...]) -> bool:
     spread, mean = float(measures.std(row)), float(row[schema.MEAN])
     if not spread > 0 or abs(mean) > 4 * spread / math.sqrt(count):
         return False
-    bound = max(-float(row[schema.MIN]), float(row[schema.MAX]))
-    # The largest of many uniform numbers lies just below sqrt(3) spreads; of trained weights it lies far beyond.
-    if bound <= math.sqrt(3) * spread * (1 + 4 / math.sqrt(count)) and bound >= 1.5 * spread:
-        return True
+    largest = max(-float(row[schema.MIN]), float(row[schema.MAX]))
     fan_in, fan_out = math.prod(shape[1:]), shape[0] * math.prod(shape[2:])
-    usual = [1 / fan_in, 2 / fan_in, 1 / fan_out, 2 / fan_out, 2 / (fan_in + fan_out)]
-    spreads = [*_USUAL_SPREADS, *(math.sqrt(each) for each in usual)]
-    # The spread of n normal numbers is known to one part in sqrt(2 n).
-    margin = 3 / math.sqrt(2 * count)
-    return bool(np.any(np.abs(np.array(spreads) / spread - 1) < margin))
+    return _is_uniform(count, spread, largest, fan_in, fan_out) or _is_normal(count, spread, largest, fan_in, fan_out)
+
+
+def _is_uniform(count: float, spread: float, largest: float, fan_in: int, fan_out: int) -> bool:
+    """Say whether the numbers fill a usual range to its ends, evenly."""
+    bounds = np.sqrt([1 / fan_in, 3 / fan_in, 6 / fan_in, 6 / (fan_in + fan_out)])
+    # The largest of n numbers lies within a few parts in n of the end; the spread is known to half a part in sqrt(n).
+    fills = (largest <= bounds * (1 + 1e-6)) & (largest >= bounds * (1 - 12 / count))
+    even = np.abs(spread * math.sqrt(3) / bounds - 1) < 1.5 / math.sqrt(count)
+    return bool(np.any(fills & even))
+
+
+def _is_normal(count: float, spread: float, largest: float, fan_in: int, fan_out: int) -> bool:
+    """Say whether many numbers have a usual spread and no longer tails than normal ones."""
+    variances = [1 / fan_in, 2 / fan_in, 2 / (fan_in + fan_out)]
+    spreads = np.array([*_USUAL_SPREADS, *np.sqrt(variances)])
+    short = largest < spread * (math.sqrt(2 * math.log(count)) + 1.5)
+    return count >= MIN_NORMAL and short and bool(np.any(np.abs(spreads / spread - 1) < 2.5 / math.sqrt(2 * count)))
 
 
 def fresh_parameters(case: Case, names: tuple[str, ...]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -67,7 +68,7 @@ class LossCall:
     target: Tensor | None
     output: Tensor
     number: int
-    """Which loss it is since the last backward pass."""
+    """Which loss it is: those of another kind, or that follow each other before a backward pass, have other ones."""
     settings: dict[str, Plain] = field(default_factory=dict)
 
     @property
@@ -117,7 +118,8 @@ class LossTap:
         self._outputs = outputs
         self._is_due = is_due
         self._heard = heard
-        self._calls = 0
+        self._calls: Counter[str] = Counter()
+        self._numbers: dict[tuple[str, int], int] = {}
         self._steps = 0
         self._root_site = -1
         self._sites: dict[tuple[str, Phase, int, str], int] = {}
@@ -137,7 +139,7 @@ class LossTap:
 
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
         """Note that a backward pass begins; losses are numbered anew after it."""
-        self._calls = 0
+        self._calls.clear()
         if len(roots) != 1 or not is_plain(roots[0]) or roots[0].numel() != 1:
             return
         if (self._steps < FIRST_ROOTS or self._steps % ROOTS_EVERY == 0) and self._is_due("train"):
@@ -156,7 +158,7 @@ class LossTap:
         """Begin to look for losses anew."""
         self._steps += 1
         self.seen_in_step = False
-        self._calls = 0
+        self._calls.clear()
 
     def _see(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         # What cannot be differentiated where gradients are enabled is a metric, not what is trained on.
@@ -165,17 +167,21 @@ class LossTap:
             return
         if is_capturing():
             return
-        call = self._readers[kind](kind, args, kwargs, output, min(self._calls, MAX_CALLS - 1))
+        call = self._readers[kind](kind, args, kwargs, output, self._number(kind, self._calls[kind]))
         if call is None:
             return
         if phase == "train":
-            self._calls += 1
+            self._calls[kind] += 1
             self.seen_in_step = True
         if self._is_due(phase):
             self._record(call, phase)
 
+    def _number(self, kind: str, place: int) -> int:
+        """Return a number by which losses of two kinds, taken in turns, do not share a site."""
+        return min(self._numbers.setdefault((kind, place), len(self._numbers)), MAX_CALLS - 1)
+
     def _record(self, call: LossCall, phase: Phase) -> None:
-        number = call.number if phase == "train" else 0
+        number = call.number if phase == "train" else self._number(call.kind, 0)
         if self._outputs:
             self._report("output", phase, number, "", call.kind, call.output)
         self._report("input", phase, number, ".input", call.kind, some_elements(call.values))

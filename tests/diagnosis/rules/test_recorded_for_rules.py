@@ -40,3 +40,22 @@ def test_the_log_sums_of_log_probabilities_are_recorded_both_ways(tmp_path, dim)
     normalised, other = (down, across) if dim == 0 else (across, down)
     assert normalised == pytest.approx(0, abs=1e-5)
     assert (other > 0.1).all()
+
+
+def test_losses_of_two_kinds_that_take_turns_do_not_share_a_site(tmp_path):
+    torch.manual_seed(0)
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run"):
+        for step in range(6):
+            x = torch.randn(16, 8)
+            out = model(x)
+            loss = F.mse_loss(out, 100 * x[:, :4]) if step % 2 else F.cross_entropy(out, x[:, :4].argmax(1))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    run = sonde.open_run(tmp_path / "run")
+    assert run.site("loss_fn:input.target").kind == "cross_entropy"
+    assert run.site("loss_fn:input.target#1").kind == "mse_loss"
+    assert run.series("loss_fn:input.target", "max").values.max() <= 3
+    assert run.series("loss_fn:input.target", "max").steps.tolist() == [1, 3, 5]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from handmade import UNKNOWN, ask, found, model, module, optimizer, patient, weight
 
+from sonde.diagnosis.fresh import looks_fresh
 from sonde.facts import Facts
+from sonde.records import summarise
 
 ONE, NO = [1.0] * 8, [0.0] * 8
 RATE = {"optimizer.group0.lr:scalar": [0.1] * 12}
 rng = np.random.default_rng(0)
-RANDOM = rng.uniform(-0.5, 0.5, (16, 16))
+RANDOM = rng.uniform(-0.25, 0.25, (16, 16))  # as torch draws for 16 inputs
 TRAINED = rng.standard_t(3, (16, 16)) * 0.3
 
 
@@ -268,3 +271,26 @@ def test_an_average_that_is_written_to_and_never_changes_is_named():
 def test_an_average_that_moves_and_a_copy_that_nobody_writes_to_are_well():
     assert ask("ema_not_updated", averaged([1.0 + 0.01 * step for step in range(20)])) is None
     assert ask("ema_not_updated", averaged([1.0])) is None
+
+
+@pytest.mark.parametrize("draw", [torch.nn.init.kaiming_uniform_, torch.nn.init.xavier_uniform_,
+                                  torch.nn.init.xavier_normal_, torch.nn.init.kaiming_normal_])  # fmt: skip
+@pytest.mark.parametrize("shape", [(64, 32), (32, 16, 3, 3)])
+def test_weights_as_torch_draws_them_look_fresh(draw, shape):
+    torch.manual_seed(0)
+    row, _ = summarise(draw(torch.empty(shape)).double().numpy())
+    assert looks_fresh(row, shape)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_weights_that_were_trained_for_a_while_do_not_look_fresh(seed):
+    torch.manual_seed(seed)
+    layer = torch.nn.Linear(32, 64)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
+    for _ in range(40):
+        x = torch.randn(32, 32)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(layer(x), x.argmax(1)).backward()
+        optimizer.step()
+    row, _ = summarise(layer.weight.detach().double().numpy())
+    assert not looks_fresh(row, (64, 32))

@@ -29,10 +29,12 @@ def check(case: Case) -> Finding | None:
     if ratio is None:
         raise NotMeasured("(loop):vital.root and loss_fn:output")
     loss = case.loss_facts()
-    is_mean = loss is not None and loss.settings.get("reduction", "mean") == "mean"
+    kinds = {each.kind for each in case.facts.losses}
+    is_mean = loss is not None and len(kinds) == 1 and loss.settings.get("reduction", "mean") == "mean"
     if not is_mean or abs(ratio) < thresholds.ROOT_RATIO.value:
         return None
-    harmless = is_adaptive(optimizers[0])
+    # Two passes per step may be one that looks ahead, as sharpness-aware training does, which adds nothing up.
+    harmless = is_adaptive(optimizers[0]) or times < 3
     return RULE.finding(
         case,
         "info" if harmless else "warning",
@@ -47,7 +49,7 @@ def check(case: Case) -> Finding | None:
         cause=f"Each step adds up {times:g} backward passes of the whole loss: gradients are {times:g} times as large "
         "as those of one batch of that size.",
         fix=f"Call (loss / {times:g}).backward(), or divide the learning rate by {times:g}."
-        + (" The optimizer's step hardly depends on it; clipping and decay do." if harmless else ""),
+        + (" Here the scale of gradients matters little." if harmless else ""),
         refute="Compare the gradient norm of a step with that of one pass over the same samples: equal norms refute "
         "it.",
     )

@@ -10,6 +10,8 @@ from sonde.diagnosis.ownership import few, held, module_of, need_optimizers, out
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding, Severity
 
+_LAYERS = ("Linear", "Bilinear", "Conv", "LSTM", "GRU", "RNN", "MultiheadAttention", "NonDynamicallyQuantizableLinear")
+
 
 @dataclass(frozen=True, slots=True)
 class _Reason:
@@ -61,7 +63,9 @@ def _reason(case: Case, frozen: list[str], free: list[str]) -> _Reason | None:
     kinds = {case.parameters[name].kind for name in free}
     if kinds and all("Norm" in kind for kind in kinds):
         return _Reason(frozen, "are frozen and only norms can be trained", "warning", 0.8)
-    fresh = fresh_parameters(case, tuple(frozen))
+    # A parameter that a module of the user's makes without a gradient, such as a fixed encoding, is meant so.
+    layers = tuple(name for name in frozen if case.parameters[name].kind.startswith(_LAYERS))
+    fresh = fresh_parameters(case, layers)
     if fresh:
         return _Reason(fresh, "are frozen as they were drawn at random", "warning", 0.85)
     return None
