@@ -137,10 +137,11 @@ def norms(program: Program, folder: Path) -> Iterator[Callable[[Tensor], None]]:
     program.before_optimizer.clear()
 
 
-def watched(*what: str, every: int = 1) -> Watcher:
+def watched(*what: str, every: int = 1, diagnose: bool = False) -> Watcher:
     @contextlib.contextmanager
     def watcher(program: Program, folder: Path) -> Iterator[Callable[[Tensor], None]]:
         options = {"run": folder, "what": what, "every": every, "scaler": program.scaler, "max_memory_mb": MEMORY_MB}
+        options["diagnose"] = diagnose
         with sonde.watch(program.watched, program.optimizer, on_error="raise", **options) as session:
             yield lambda loss: session.log(loss=loss)
             assert session.dropped_steps == 0, "steps were dropped: the times are not comparable"
@@ -168,6 +169,7 @@ ALL: dict[str, Variant] = FEW | {
     ),
     "Sonde: parameters, gradients, outputs": Variant(watched(*PG, "outputs")),
     "Sonde: parameters, gradients, updates, outputs (default)": Variant(watched(*PG, "updates", "outputs")),
+    "Sonde: the same, with diagnosis": Variant(watched(*PG, "updates", "outputs", diagnose=True), warm_up=25),
     "Sonde: the same and output gradients": Variant(watched(*EVERYTHING)),
     "Sonde: default, 1 step in 10": Variant(
         watched(*PG, "updates", "outputs", every=10), steps=20, warm_up=5, sampled=True
