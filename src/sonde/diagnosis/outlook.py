@@ -58,6 +58,14 @@ def _is_worse_than_guessing(case: Case, learning: Learning) -> bool:
     return chance is not None and chance > 0 and is_averaged(case) and learning.recent > 1.2 * chance
 
 
+def began_badly(case: Case) -> bool:
+    """Say whether the first loss was far worse than guessing: something was wrong before the first step."""
+    chance, found = chance_loss(case), case.loss()
+    if chance is None or chance <= 0 or found is None or not is_averaged(case):
+        return False
+    return bool(found[1][0] > 3 * chance)
+
+
 def is_near_chance(case: Case, share: float = 0.9) -> bool:
     """Say whether the loss is known to be about that of guessing, or worse."""
     chance = chance_loss(case)

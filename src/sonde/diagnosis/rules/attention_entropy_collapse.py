@@ -7,7 +7,7 @@ import numpy as np
 from sonde import vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import gravity, is_failing
+from sonde.diagnosis.outlook import gravity, is_learning_well
 from sonde.diagnosis.rule import Rule, below, fact
 from sonde.records import Finding
 
@@ -21,20 +21,20 @@ def check(case: Case) -> Finding | None:
         values = track.numbers()
         if len(values) < 5:
             continue
-        now, before = float(np.max(values[-3:])), float(np.max(values[:3]))
-        fell = before - now >= thresholds.ATTENTION_FALL.value
-        if now <= thresholds.ATTENTION_LOW.value and (fell or is_failing(case)):
+        now, before = float(np.median(values[-5:])), float(np.median(values[:5]))
+        fell = before - now >= thresholds.ATTENTION_FALL.value and now <= thresholds.ATTENTION_LOW.value
+        if fell or max(now, before) <= thresholds.ATTENTION_BORN.value:
             return RULE.finding(
                 case,
-                gravity(case),
+                gravity(case) if fell or is_learning_well(case) else "warning",
                 0.75,
                 sites=(track.name,),
-                step=int(track.steps[values <= thresholds.ATTENTION_LOW.value][0]),
+                step=int(track.steps[values <= thresholds.ATTENTION_BORN.value][0]),
                 evidence=(
                     below(
                         "entropy of attention over its highest, mean of heads",
                         now,
-                        thresholds.ATTENTION_LOW,
+                        thresholds.ATTENTION_BORN,
                         f"{track.key} mean",
                     ),
                     fact("fall since the first steps", before - now),

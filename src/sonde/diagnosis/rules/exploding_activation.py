@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sonde.diagnosis import thresholds
-from sonde.diagnosis.case import Case
+from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import gravity
 from sonde.diagnosis.rule import Rule, above
 from sonde.records import Finding
@@ -13,10 +13,9 @@ from sonde.records import Finding
 
 def check(case: Case) -> Finding | None:
     """Find outputs that are large, many times what they were at first, and larger than before at the last looks."""
-    case.need("output")
     now, then = case.panel("output"), case.first_panel("output")
-    if not len(now) or not len(then):
-        return None
+    if not now.sites:
+        raise NotMeasured("outputs")
     largest = now.stat("abs_max")
     start = dict(zip(then.names, _typical(then.stat("abs_max")[:5]), strict=True))
     recent = np.nan_to_num(largest[-5:]).min(axis=0)

@@ -8,7 +8,7 @@ from sonde import vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.batches import is_real, model_input, normalises_inside
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.outlook import gravity
+from sonde.diagnosis.outlook import began_badly, gravity
 from sonde.diagnosis.rule import Rule, above
 from sonde.diagnosis.track import Track
 from sonde.records import Evidence, Finding
@@ -24,7 +24,7 @@ def check(case: Case) -> Finding | None:
         return None
     return RULE.finding(
         case,
-        gravity(case),
+        "warning" if began_badly(case) else gravity(case),
         0.85,
         sites=("loader", track.name),
         step=int(track.steps[0]),

@@ -20,11 +20,8 @@ def check(case: Case) -> Finding | None:
     if len(chosen) < 2:
         return None
     largest = gradients.pick(chosen).stat("abs_max")
-    still = {
-        site.name
-        for at, site in enumerate(parameters.sites)
-        if site.name in zero and np.nan_to_num(parameters.stat("abs_max")[:, at]).max() == 0
-    }
+    sizes = np.nan_to_num(parameters.stat("abs_max")).max(axis=0)
+    still = {site.name for at, site in enumerate(parameters.sites) if site.name in zero and sizes[at] == 0}
     blocked = [
         gradients.sites[index].name
         for at, index in enumerate(chosen)

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from programs import kinds, perceptron, train
+
+
+@pytest.mark.parametrize(("weight", "ill"), [(1.0, True), (30.0, False)])
+def test_a_model_that_always_answers_the_same_is_found(tmp_path, weight, ill):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 8, generator=generator)
+    y = (x[:, 0] > 1.85).long()
+    model = perceptron(classes=2)
+    weights = torch.tensor([1.0, weight])
+
+    def loss_fn(out, target):
+        return F.cross_entropy(out, target, weight=weights)
+
+    found = train(
+        tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.02), x, y, steps=150, size=64, loss_fn=loss_fn
+    )
+    assert ("class_imbalance_collapse" in kinds(found)) is ill

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from patients import asked, patient
+
+from sonde.diagnosis.rules.clip_always_active import RULE
+from sonde.facts import Facts, OptimizerFacts
+
+
+def run(norms, losses, kind="SGD"):
+    sites = {
+        "optimizer:vital.clip_norm": norms,
+        "optimizer:vital.clip_max": [1.0] * len(norms),
+        "loss:scalar": losses,
+    }
+    return asked(RULE, patient(sites, Facts(optimizers=(OptimizerFacts(name="optimizer", kind=kind),))))
+
+
+FLAT, FALLING = [2.3] * 60, [2.3 - 0.03 * step for step in range(60)]
+
+
+def test_clipping_far_below_the_norm_in_a_run_that_stands_still_is_a_warning():
+    assert run([50.0] * 60, FLAT).severity == "warning"
+
+
+def test_it_is_a_note_where_the_run_learns_or_adam_undoes_it_and_nothing_where_it_is_rare():
+    assert run([50.0] * 60, FALLING).severity == "info"
+    assert run([50.0] * 60, FLAT, "AdamW").severity == "info"
+    assert run([0.5, 0.5, 50.0] * 20, FLAT) is None

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from programs import data, kinds, perceptron, train
+
+
+@pytest.mark.parametrize(("bias", "ill"), [(-100.0, True), (0.0, False)])
+def test_a_layer_that_never_fires_is_found_where_it_is(tmp_path, bias, ill):
+    model = perceptron()
+    torch.nn.init.constant_(model[2].bias, bias)
+    found = train(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.05), *data())
+    assert (kinds(found, notes=False)[:1] == ["dead_relu"]) is ill
+    if ill:
+        assert found[0].severity == "critical"
+        assert found[0].sites[:2] == ("2", "3")
+
+
+def test_rectifiers_that_are_no_modules_are_seen_too(tmp_path):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(8, 16), torch.nn.Linear(16, 3)
+
+        def forward(self, x):
+            return self.last(torch.relu(self.first(x) - 100))
+
+    class Dead(Net):
+        def __init__(self):
+            super().__init__()
+            torch.nn.init.constant_(self.first.bias, -100.0)
+
+        def forward(self, x):
+            return self.last(torch.relu(self.first(x)))
+
+    model = Dead()
+    found = train(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.05), *data())
+    assert "dead_relu" in kinds(found, notes=False)
+
+
+def test_units_that_fire_rarely_are_alive(tmp_path):
+    model = perceptron()
+    torch.nn.init.constant_(model[2].bias, -1.0)
+    found = train(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.05), *data())
+    assert "dead_relu" not in kinds(found, notes=False)

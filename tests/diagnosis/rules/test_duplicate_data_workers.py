@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import numpy as np
+from patients import asked, patient
+
+from sonde.diagnosis.rules.duplicate_data_workers import RULE
+from sonde.facts import Facts, LoaderFacts
+
+
+def run(order, workers=2):
+    generator = np.random.default_rng(0)
+    batches = [generator.normal(size=(8, 4)) for _ in range(max(order) + 1)]
+    facts = Facts(loader=LoaderFacts(kind="DataLoader", settings={"num_workers": workers}))
+    return asked(RULE, patient({"(model):input[0]": [batches[at] for at in order]}, facts))
+
+
+def test_batches_that_come_once_per_worker_are_found():
+    assert run([at // 2 for at in range(20)]).sites == ("loader",)
+    assert run([at // 4 for at in range(40)], workers=4).confidence == 0.9
+
+
+def test_epochs_and_a_single_batch_are_not():
+    assert run([at % 10 for at in range(40)]) is None
+    assert run([0] * 40) is None

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import numpy as np
+from patients import asked, patient
+
+from sonde.diagnosis.rules.lr_schedule_collapse import RULE
+
+
+def run(rates):
+    return asked(RULE, patient({"optimizer.group0.lr:scalar": list(rates), "loss:scalar": [1.0] * len(rates)}))
+
+
+def test_a_rate_that_is_gone_after_twenty_steps_is_found():
+    found = run([0.1 * 0.5 ** (step // 2) for step in range(60)])
+    assert found.severity == "warning"
+    assert found.sites[0] == "scheduler"
+    assert found.step <= 25
+
+
+def test_schedules_that_end_low_or_begin_low_are_not():
+    steps = np.arange(200)
+    assert run(0.1 * 0.5 * (1 + np.cos(np.pi * steps / 200))) is None
+    assert run(np.where(steps < 50, 1e-6 * (steps + 1), 0.1)) is None
+    assert run([0.1 * 0.5 ** (step // 50) for step in range(200)]) is None

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from programs import data, kinds, perceptron, train
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_moments_that_were_dropped_are_seen_in_the_next_update(tmp_path, ill):
+    model = perceptron()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    taken = []
+
+    def forget():
+        taken.append(1)
+        if len(taken) == 21 and ill:
+            optimizer.state.clear()
+
+    found = train(tmp_path, model, optimizer, *data(), steps=100, before_step=forget)
+    stale = [finding for finding in found if finding.kind == "momentum_state_stale"]
+    assert [finding.step for finding in stale] == ([21] if ill else [])
+
+
+def test_an_optimizer_of_signs_is_not_blamed(tmp_path):
+    class Signs(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = parameter.grad.sign()
+            return super().step(closure)
+
+    model = perceptron()
+    assert kinds(train(tmp_path, model, Signs(model.parameters(), lr=1e-3), *data()), notes=False) == []

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import numpy as np
+from patients import asked, patient
+
+from sonde.diagnosis.rules.same_batch_every_step import RULE
+from sonde.facts import Facts, LoaderFacts
+
+BATCH = np.random.default_rng(0).normal(size=(8, 4))
+
+
+def run(batches, waits=None, length=9):
+    facts = Facts(loader=LoaderFacts(kind="DataLoader", settings={"length": length}))
+    sites = {"(model):input[0]": batches}
+    return asked(RULE, patient(sites if waits is None else sites | {"(loop):vital.data_wait": waits}, facts))
+
+
+def test_a_loader_that_is_asked_and_gives_the_same_is_a_warning():
+    assert run([BATCH] * 20, [0.001] * 20).severity == "warning"
+
+
+def test_one_batch_on_purpose_is_a_note_and_several_batches_or_a_single_one_are_nothing():
+    assert run([BATCH] * 20).severity == "info"
+    assert run([BATCH] * 20, length=1) is None
+    assert run([BATCH] * 19 + [BATCH + 1]) is None

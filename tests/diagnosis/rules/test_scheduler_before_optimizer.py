@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from patients import asked, patient
+
+from sonde.diagnosis.rules.scheduler_before_optimizer import RULE
+from sonde.facts import Facts, SchedulerFacts
+
+
+def run(counts):
+    facts = Facts(scheduler=SchedulerFacts(kind="StepLR", settings={"last_epoch": 0}))
+    return asked(RULE, patient({"scheduler.last_epoch:scalar": counts}, facts))
+
+
+def test_the_counter_tells_who_came_first():
+    assert run([1, 2, 3]).sites == ("scheduler",)
+    assert run([0, 1, 2]) is None

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from patients import asked, patient
+
+from sonde.diagnosis.rules.train_val_preproc_mismatch import RULE
+
+
+def run(change):
+    generator = np.random.default_rng(0)
+    train = [generator.normal(size=(32, 4)) for _ in range(30)]
+    evaluated = [None] * 29 + [change(generator.normal(size=(320, 4)))]
+    return asked(RULE, patient({"(model):input[0]": train, "(model):input[0]@eval": evaluated}))
+
+
+@pytest.mark.parametrize("change", [lambda x: x * 255, lambda x: x + 2, lambda x: x / 10])
+def test_evaluation_inputs_on_another_scale_are_found(change):
+    assert run(change).sites[0] == "loader"
+
+
+@pytest.mark.parametrize("change", [lambda x: x, lambda x: 0.8 * x, lambda x: x + 0.1])
+def test_what_augmentation_changes_is_not(change):
+    assert run(change) is None
