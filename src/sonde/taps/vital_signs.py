@@ -172,6 +172,10 @@ class VitalSigns:
         self._leftovers.clear()
         self._rows.clear()
         self._owners.clear()
+        # What remembers tensors is made anew: a closed session must not hold memory of a device.
+        self._units, self._loss_signs = UnitSigns(self._sites), LossSigns(self._sites)
+        self._neighbours = Neighbours(self._sites)
+        self._inputs = ModelInputs(self._sites, self._neighbours.see_input)
 
     def listener(self, entry: WatchedParameter) -> Callable[[], None]:
         """Return what to call after each accumulation into a parameter's gradient."""
