@@ -78,6 +78,9 @@ class EnhancedTrainingOptimizer:
         self.experiment_name = experiment_name or _free_name(Path(self.options.checkpoint_dir))
         self.work_dir = Path(self.options.checkpoint_dir) / self.experiment_name
         self.debug_mode = debug_mode
+        # Before any file is opened: an option that means nothing must leave nothing behind.
+        config = self.options.trainer_config(model, train_loader, val_loader, self.work_dir)
+        self.trainer = _Trainer(config, None if device == "auto" else device)
         self.logger = TrainingLogger(log_dir, self.experiment_name, log_level, clock=clock)
         self.debugger: PyTorchDebugger | None = None
         if debug_mode or enable_pytorch_debugging or enable_profiling:
@@ -90,9 +93,6 @@ class EnhancedTrainingOptimizer:
                 enable_gradient_checking=debug_mode or enable_pytorch_debugging,
                 log_dir=str(Path(log_dir) / f"{self.experiment_name}_debug"),
             )
-        self._device = None if device == "auto" else device
-        config = self.options.trainer_config(model, train_loader, val_loader, self.work_dir)
-        self.trainer = _Trainer(config, self._device)
         self.results: TrainingResults | None = None
         self._epoch_began = 0.0
         self._observe()
