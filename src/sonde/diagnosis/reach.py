@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sonde import vitals
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.ownership import held, need_optimizers, own_steps, runner_of
 
@@ -40,8 +41,8 @@ def _find(case: Case) -> Unreached:
     names = []
     for optimizer in need_optimizers(case):
         mine = [name for name in held(optimizer) if name in case.parameters and case.parameters[name].trainable]
-        # If none at all has a gradient, the loop is at fault and not the graph.
-        if any(name in reached for name in mine):
+        # If none at all has a gradient though backward passes reached them, the loop is at fault and not the graph.
+        if any(name in reached for name in mine) or _is_never_reached(case, optimizer.name):
             names += [name for name in mine if name not in reached and steps.get(name, 0) > 0]
     live: set[str] = set()
     for name in reached:
@@ -51,3 +52,8 @@ def _find(case: Case) -> Unreached:
             module = module.rpartition(".")[0] or "(model)"
     first = int(case.history.first_step or 0)
     return Unreached(tuple(dict.fromkeys(names)), steps, frozenset(live), max(first, 1))
+
+
+def _is_never_reached(case: Case, optimizer: str) -> bool:
+    backwards = case.vital(optimizer, vitals.BACKWARDS_SEEN)
+    return backwards is not None and not backwards.numbers().any()

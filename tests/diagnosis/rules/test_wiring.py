@@ -131,6 +131,21 @@ def test_a_module_that_runs_without_any_gradient_is_cut_off():
     assert ask("unused_parameters", cut(("head.weight",))) is None
 
 
+def test_an_optimizer_that_no_backward_pass_reaches_is_cut_off_as_a_whole():
+    names = ("g.weight", "d.weight")
+    facts = Facts(
+        parameters=tuple(weight(name, owners=(f"optimizer{at or ''}",)) for at, name in enumerate(names)),
+        modules=(module("g", "Linear"), module("d", "Linear")),
+        optimizers=(optimizer("g.weight"), optimizer("d.weight", name="optimizer1")),
+        order=("g", "d"),
+    )
+    readings = {f"{name}:update": [0.0] * 10 for name in names} | {"d.weight:gradient": [0.1] * 10}
+    never = patient(readings | {"optimizer:vital.backwards_seen": [0] * 10}, facts)
+    assert found("graph_break_detach", never).sites == ("g.weight",)
+    cleared_later = patient(readings | {"optimizer:vital.backwards_seen": [1] * 10}, facts)
+    assert ask("graph_break_detach", cleared_later) is None
+
+
 def test_trained_features_without_gradients_are_a_note():
     assert found("graph_break_detach", cut(("head.weight",), values=TRAINED)).severity == "info"
 
