@@ -1,5 +1,7 @@
 """Train a small CNN on digits with everything recorded, and show what was seen: layers, and the samples that fail.
 
+Then train a network that has three mistakes, and show what Sonde finds.
+
     python examples/demo.py [--run runs/digits] [--epochs 6]
 
 This is what `make demo` runs. It trains what `digits_config.py` describes; a loop of your own needs only `sonde.watch`.
@@ -13,6 +15,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import broken
 from digits_config import config
 from rich.console import Console
 from rich.table import Table
@@ -71,6 +74,7 @@ def main() -> None:
     trainer = train(options.run, options.epochs, console)
     print_summary(sonde.open_run(options.run), console)
     show_worst(trainer, options.run, console)
+    broken.main(options.run.with_name("broken"), console)
 
 
 if __name__ == "__main__":
