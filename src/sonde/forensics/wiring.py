@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -105,10 +106,11 @@ class Forensics:
 
         """
         passes = self.watcher.keeper.passes
-        if not passes or not passes[-1].returned:
-            raise OptionError(
-                "save_bundle() found no training pass to save: call it after the forward, before optimizer.step()."
-            )
+        # Within a backward pass the step cannot be repeated: a second one would wait for the first.
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward or not passes or not passes[-1].returned:
+            found = "was called within a backward pass" if in_backward else "found no training pass to save"
+            raise OptionError(f"save_bundle() {found}: call it after the backward, before optimizer.step().")
         incident = self.watcher.look_again(passes[-1])
         return self._write(incident, Note(reason=reason, step=self._packer.step, created=self._clock()))
 
