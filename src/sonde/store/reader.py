@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,6 +171,14 @@ class Run:
         top = [self.path / layout.HEADER, layout.events_file(self.path, 0), layout.findings_file(self.path, 0)]
         inside = (file for folder in self._folders.values() for file in folder.path.glob("*"))
         return sum(_size(file) for file in (*top, *inside))
+
+    def show(self, *, height: int = 760) -> Any:
+        """Show the run in a notebook: findings first, then the figures, in a frame of `height` pixels.
+
+        Figures need plotly (`pip install 'sonde[view]'`); without it the frame has words only.
+        """
+        # By name: the store knows nothing of views, and reading must not wait for them.
+        return import_module("sonde.views.notebook").RunView(self, height=height)
 
     # ------------------------------------------------------------------ sites
 
