@@ -39,9 +39,9 @@ bench: $(BENCH) ## measure what watching costs, side by side with other tools
 bench-faults: $(READY) ## measure who finds what is wrong: three seeds of every program in tests/faults
 	$(BIN)/python benchmarks/faults.py --seeds 3 --bare
 
-view: $(READY) ## show the demo's run
+view: $(READY) ## open the viewer at the demo's runs in the browser
 	@test -d runs/digits || $(MAKE) demo
-	$(BIN)/sonde show runs/digits
+	$(BIN)/sonde view runs
 
 gallery: $(READY) $(BROWSER) ## draw every figure, page and terminal view of two small trainings into docs/images
 	$(BIN)/python docs/make_gallery.py

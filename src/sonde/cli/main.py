@@ -24,6 +24,7 @@ from sonde.cli import (
     top,
     train,
     verify,
+    view,
 )
 from sonde.cli.guard import Verbs
 from sonde.cli.help import Verb
@@ -81,6 +82,7 @@ app.command(cls=Verb, epilog=top.EXAMPLES)(top.top)
 app.command(cls=Verb, epilog=resume.EXAMPLES)(resume.resume)
 app.command(cls=Verb, epilog=report.EXAMPLES)(report.report)
 app.command(cls=Verb, epilog=export.EXAMPLES)(export.export)
+app.command(cls=Verb, epilog=view.EXAMPLES)(view.view)
 app.command(cls=Verb, epilog=verify.EXAMPLES)(verify.verify)
 app.command(name="import-pages", cls=Verb, epilog=import_pages.EXAMPLES)(import_pages.import_pages)
 app.command(cls=Verb, epilog=train.EXAMPLES)(train.train)

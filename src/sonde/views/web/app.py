@@ -1,0 +1,72 @@
+"""The viewer as an ASGI app: its routes behind the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from sonde.errors import SondeError
+from sonde.views.web import compare_api, figures_api, layers_api, live_api, profile_api, run_api, runs_api
+from sonde.views.web.answers import say_it_is_not_there, say_we_failed, say_what_is_wrong
+from sonde.views.web.guard import LOOPBACK, Guard
+from sonde.views.web.library import Library
+
+ASSETS: Final = Path(__file__).with_name("assets")
+# One topic each; a topic is a module with `routes(library)`.
+_TOPICS: Final = (runs_api, run_api, figures_api, layers_api, profile_api, compare_api, live_api)
+
+
+def make_app(
+    roots: Sequence[str | Path], *, token: str, hosts: Iterable[str] = LOOPBACK, frames: str = "'self'"
+) -> Starlette:
+    """Return the app that shows the runs below some folders.
+
+    Args:
+        roots: Runs, or folders with runs below them. Nothing outside is ever read.
+        token: What a request must know: as `?token=` once, then as a cookie; or as a header.
+        hosts: Names and addresses that the server goes by.
+        frames: Pages that may show the viewer inside them, as a content security policy lists them.
+
+    """
+    library = Library(roots)
+    routes: list[BaseRoute] = [
+        Route("/", lambda request: FileResponse(ASSETS / "index.html")),
+        Route("/plotly.js", _plotly),
+        Mount("/assets", StaticFiles(directory=ASSETS)),
+    ]
+    for topic in _TOPICS:
+        routes += topic.routes(library)
+    app = Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(Guard, token=token, hosts=tuple(hosts), frames=frames),
+            Middleware(GZipMiddleware, minimum_size=4096, compresslevel=4),
+        ],
+        exception_handlers={
+            SondeError: say_what_is_wrong,
+            HTTPException: say_it_is_not_there,
+            Exception: say_we_failed,
+        },
+    )
+    app.router.redirect_slashes = False
+    app.state.library = library
+    return app
+
+
+def _plotly(request: Request) -> Response:
+    """Send the script that draws figures, as the installed package carries it; browsers may keep it."""
+    import plotly
+
+    script = Path(plotly.__file__).with_name("package_data") / "plotly.min.js"
+    # The page asks for it by version, so a kept one is never the wrong one.
+    return FileResponse(script, media_type="text/javascript", headers={"Cache-Control": "private, max-age=31536000"})

@@ -1,0 +1,44 @@
+// Asks the server. All addresses are relative, so the page works below any prefix.
+
+/** An answer that says what is wrong. */
+export class Refusal extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Add a query to a path; null and empty values are left out, and lists are repeated. */
+export function address(path, query = {}) {
+  const words = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    for (const each of Array.isArray(value) ? value : [value]) {
+      if (each !== null && each !== undefined && each !== "") words.append(name, each);
+    }
+  }
+  const text = words.toString();
+  return `api/${path}${text ? `?${text}` : ""}`;
+}
+
+export const runPath = (run, rest = "") => `run/${encodeURIComponent(run)}${rest ? `/${rest}` : ""}`;
+
+async function ask(path, query, signal) {
+  let answer;
+  try {
+    answer = await fetch(address(path, query), { signal, headers: { Accept: "application/json" } });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal(0, "The viewer does not answer. Is `sonde view` still running?");
+  }
+  if (!answer.ok) {
+    const said = await answer.json().catch(() => ({}));
+    throw new Refusal(answer.status, said.error ?? `The viewer answered ${answer.status}.`);
+  }
+  return answer;
+}
+
+/** Ask for JSON. */
+export const getJson = async (path, query, signal) => (await ask(path, query, signal)).json();
+
+/** Ask for raw bytes, which a canvas draws. */
+export const getBytes = async (path, query, signal) => (await ask(path, query, signal)).arrayBuffer();

@@ -1,0 +1,160 @@
+// The shell: bar on top, the page that the address names below it, keys, and news of a live run.
+import { h, replace } from "./dom.js";
+import { addKeys, setPageKeys, showHelp } from "./keys.js";
+import { listen } from "./live.js";
+import { PAGES } from "./pages.js";
+import { link, parse, toQuery } from "./route.js";
+import { switchTheme } from "./theme.js";
+import { count } from "./words.js";
+
+const bar = document.getElementById("bar"), main = document.getElementById("main");
+const QUIET_MS = 1500; // between two redraws of a live run
+let stop = new AbortController(), here = null, shown = null, listening = null;
+
+/**
+ * What a page is handed.
+ * @typedef {Object} Context
+ * @property {import("./route.js").Route} route
+ * @property {?string} run
+ * @property {URLSearchParams} query
+ * @property {AbortSignal} signal    aborts when the page is left
+ * @property {(values: Object, options?: {push?: boolean}) => void} keep  puts state into the address, without redrawing
+ * @property {(values: Object) => string} here  the address of this page with some state changed
+ * A page's module has `show(place, context)`, which may return `{refresh(), keys, title}`; `refresh` is called when
+ * the run has changed.
+ */
+
+function context(route, signal) {
+  const changed = (values) => {
+    const query = new URLSearchParams(route.query);
+    for (const [name, value] of Object.entries(values)) {
+      query.delete(name);
+      for (const [each, text] of toQuery({ [name]: value })) query.append(each, text);
+    }
+    return query;
+  };
+  const address = (query) => link(route.page, { run: route.run, rest: route.rest, query });
+  return {
+    route, run: route.run, query: route.query, signal,
+    here: (values) => address(changed(values)),
+    keep(values, { push = false } = {}) {
+      route.query = changed(values);
+      this.query = route.query;
+      history[push ? "pushState" : "replaceState"](null, "", address(route.query));
+    },
+  };
+}
+
+async function go() {
+  if (location.hash === "#main") return; // the link that skips the bar
+  const route = parse(location.hash);
+  const page = PAGES.find((each) => each.name === route.page && Boolean(each.ofRun) === (route.run !== null));
+  stop.abort();
+  stop = new AbortController();
+  const { signal } = stop;
+  here = route;
+  shown = null;
+  setPageKeys([]);
+  drawBar(route);
+  hear(route.run);
+  main.dataset.page = route.page;
+  main.removeAttribute("data-ready");
+  const place = h("div", { class: "page" });
+  try {
+    if (!page) throw new Error("There is no such page.");
+    const module = await page.load();
+    const made = await module.show(place, context(route, signal));
+    if (signal.aborted) return;
+    shown = made ?? {};
+    setPageKeys(shown.keys ?? []);
+    document.title = `${page.title}${route.run ? ` · ${shown.title ?? nameOf(route.run)}` : ""} · Sonde`;
+  } catch (error) {
+    if (signal.aborted || error.name === "AbortError") return;
+    document.title = "Sonde";
+    replace(place, h("div", { class: "problem", role: "alert" }, h("h1", {}, "This cannot be shown"),
+      h("p", {}, error.message), h("p", {}, h("a", { href: link("runs") }, "All runs"))));
+  }
+  replace(main, place);
+  main.dataset.ready = "true";
+  window.scrollTo(0, 0);
+}
+
+/** The name of a run, told from its id. */
+export function nameOf(run) {
+  const text = run.replace(/^\d+-/, "").replaceAll("~", "%");
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return run;
+  }
+}
+
+function drawBar(route) {
+  const tab = (page) => h("a", {
+    href: link(page.name, { run: page.ofRun ? route.run : null, query: page.name === "compare" && route.run ? { run: [route.run] } : {} }),
+    "aria-current": route.page === page.name ? "page" : null,
+  }, page.title);
+  replace(bar,
+    h("a", { class: "brand", href: link("runs"), "aria-label": "Sonde, all runs" }, h("img", { src: "assets/icon.svg", alt: "" }), "Sonde"),
+    h("nav", { "aria-label": "Pages" }, PAGES.filter((page) => page.inBar !== false && (!page.ofRun || route.run)).map(tab)),
+    route.run ? h("span", { class: "runname", title: nameOf(route.run) }, nameOf(route.run)) : null,
+    h("span", { id: "pulse", class: "pulse", role: "status" }),
+    h("span", { class: "end" },
+      h("button", { type: "button", onclick: switchTheme, title: "Light or dark (d)" }, "◐", h("span", { class: "unseen" }, "Light or dark")),
+      h("button", { type: "button", onclick: showHelp, title: "Keys (?)" }, "?", h("span", { class: "unseen" }, " Keys"))));
+}
+
+/** Listen to the run that is shown; the pages of one run share one listener. */
+function hear(run) {
+  if (listening?.run === run) {
+    showPulse(listening.pulse);
+    return;
+  }
+  listening?.stop.abort();
+  listening = null;
+  if (run === null) return;
+  const mine = { run, stop: new AbortController(), pulse: null, timer: 0 };
+  listening = mine;
+  listen(run, (pulse) => {
+    const before = mine.pulse;
+    mine.pulse = pulse;
+    showPulse(pulse);
+    if (before && before.version !== pulse.version) soon(mine);
+  }, (word) => { document.getElementById("pulse").dataset.how = word; }, mine.stop.signal);
+}
+
+function soon(mine) {
+  if (mine.timer) return;
+  mine.timer = setTimeout(async () => {
+    if (listening !== mine) return;
+    if (document.hidden) { // nobody looks; a hidden window must not keep the server busy
+      document.addEventListener("visibilitychange", () => { mine.timer = 0; soon(mine); }, { once: true });
+      return;
+    }
+    await shown?.refresh?.();
+    mine.timer = 0;
+  }, QUIET_MS);
+}
+
+function showPulse(pulse) {
+  const place = document.getElementById("pulse");
+  if (!pulse || !place) return;
+  place.dataset.status = pulse.status;
+  place.dataset.step = String(pulse.last_step ?? "");
+  replace(place, h("span", { class: `status ${pulse.status}` }, pulse.status), ` step ${count(pulse.last_step)}`);
+}
+
+addKeys([
+  { keys: "?", what: "show these keys", act: showHelp },
+  { keys: "d", what: "light or dark", act: switchTheme },
+  { keys: "/", what: "search", act: () => main.querySelector("[data-search]")?.focus() },
+  ...PAGES.filter((page) => page.key).map((page) => ({
+    keys: `g ${page.key}`, what: `go to ${page.title}`,
+    act: () => {
+      if (!page.ofRun) location.hash = link(page.name, { query: page.name === "compare" && here.run ? { run: [here.run] } : {} });
+      else if (here.run) location.hash = link(page.name, { run: here.run });
+    },
+  })),
+]);
+window.addEventListener("hashchange", go);
+go();

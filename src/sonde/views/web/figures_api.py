@@ -1,0 +1,109 @@
+"""Figures of one run, as Plotly draws them. The page writes titles itself, so they travel beside the figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from html import unescape
+from typing import Any, Final
+
+from starlette.routing import Route
+
+from sonde.errors import OptionError, SelectionError
+from sonde.records import QUANTITIES
+from sonde.store import Run
+from sonde.views import figures
+from sonde.views.figures.curves import read_lines
+from sonde.views.figures.lines import draw_lines
+from sonde.views.figures.theme import empty, finish
+from sonde.views.figures.words import safe, stat_title
+from sonde.views.web.answers import Query, plain_route, run_route
+from sonde.views.web.library import Library, OpenRun
+
+Maker = Callable[[Run, Query], Any]
+_MOST_CURVES: Final = 40
+
+
+def routes(library: Library) -> list[Route]:
+    """Return the routes of figures."""
+    return [
+        run_route(library, "figure/{name}", _figure),
+        plain_route("themes", lambda query: {theme: _template(theme) for theme in figures.THEMES}),
+    ]
+
+
+def _template(theme: figures.Theme) -> Any:
+    made = figures.template(theme).to_plotly_json()
+    # The page's own colours shine through.
+    made["layout"] |= {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)"}
+    return made
+
+
+def _figure(opened: OpenRun, query: Query) -> bytes:
+    maker = _MAKERS.get(query.path["name"])
+    if maker is None:
+        raise SelectionError(f"There is no figure {query.path['name']!r:.60}. There are: {', '.join(_MAKERS)}.")
+    return pack(maker(opened.run, query))
+
+
+def pack(figure: Any) -> bytes:
+    """Return a figure as JSON: its title and note as plain text, its traces, and its layout without a theme."""
+    head, _, under = str(figure.layout.title.text or "").partition("<br>")
+    note = under.partition(">")[2].rpartition("</span>")[0]
+    figure.layout.title = None
+    figure.layout.template = None
+    body = json.loads(figure.to_json())
+    body["layout"].pop("template", None)
+    told = {"title": unescape(head), "note": unescape(note), "empty": bool((figure.layout.meta or {}).get("empty"))}
+    return json.dumps(told | body, allow_nan=False).encode()
+
+
+def _curves(run: Run, query: Query) -> Any:
+    """Draw one statistic of some sites, over each other."""
+    patterns, stat = query.texts("site"), query.text("stat", "rms")
+    sites = list({site.key: site for pattern in patterns for site in run.find(pattern)}.values())
+    if not sites:
+        raise OptionError("Say which sites to draw: site=...")
+    lines = read_lines(run, sites[:_MOST_CURVES], stat if sites[0].quantity != "scalar" else "value")
+    quantities = {site.quantity for site in sites}
+    what = stat_title(stat, quantities.pop() if len(quantities) == 1 else "")
+    title = sites[0].key if len(sites) == 1 else f"{len(sites):,} sites"
+    if not lines:
+        return empty(title, "No reading has this statistic.")
+    return finish(draw_lines(lines, safe(what), log=query.flag("log")), title, what)
+
+
+def _heat(run: Run, query: Query) -> Any:
+    return figures.layer_heatmap(run, query.text("pattern", "*:gradient"), stat=query.text("stat") or None)
+
+
+def _tree(run: Run, query: Query) -> Any:
+    colour = query.choice("colour", ("statistic", "findings"))
+    quantity = query.choice("quantity", ("gradient", *QUANTITIES))
+    return figures.model_tree(
+        run,
+        colour="findings" if colour == "findings" else "statistic",
+        quantity=quantity,
+        stat=query.text("stat", "rms"),
+        step=query.number("step"),
+    )
+
+
+def _histogram(run: Run, query: Query) -> Any:
+    kind = query.choice("kind", ("heat", "ridge"))
+    return figures.histogram_over_time(run, query.text("site"), kind="ridge" if kind == "ridge" else "heat")
+
+
+_MAKERS: Final[dict[str, Maker]] = {
+    "metrics": lambda run, query: figures.training_metrics(run, names=query.texts("name") or None),
+    "heat": _heat,
+    "curves": _curves,
+    "histogram": _histogram,
+    "flow": lambda run, query: figures.gradient_flow(run, step=query.number("step"), stat=query.text("stat", "rms")),
+    "flow-over-time": lambda run, query: figures.gradient_flow_over_time(run, stat=query.text("stat", "rms")),
+    "ratio": lambda run, query: figures.update_ratio(run),
+    "tree": _tree,
+    "phases": lambda run, query: figures.step_phases(run),
+    "memory": lambda run, query: figures.memory_timeline(run),
+    "timeline": lambda run, query: figures.event_timeline(run),
+}

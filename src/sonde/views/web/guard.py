@@ -1,0 +1,133 @@
+"""Who may ask: whoever has the token, from a page of our own, by a name of this machine.
+
+A page of a stranger can make a browser send requests to a local server. So every request needs the token; the `Host`
+must be ours, else a name that a stranger pointed at this machine would do (DNS rebinding); and the `Origin`, where
+there is one, must be ours too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import secrets
+from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import urlencode, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+ANY_ADDRESS: Final = "*"
+"""Stands for every address in numbers, which no stranger can point at this machine as he can a name."""
+
+# Plotly gives its elements style attributes and a style sheet; nothing but our own files ever runs as script.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors {frames}"
+)
+_MISSING: Final = (
+    "This viewer answers only to its token. Open the address that `sonde view` printed, which ends in ?token=..."
+)
+
+
+class Guard:
+    """Lets a request through to the app, or answers it with what is wrong with it.
+
+    Args:
+        app: What is guarded.
+        token: What a request must know.
+        hosts: Names and addresses that this server goes by; `*` stands for any address in numbers.
+        frames: Pages that may show the viewer inside them, as a content security policy lists them.
+
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str, hosts: Iterable[str], frames: str = "'self'") -> None:
+        self._app, self._token, self._hosts = app, token, frozenset(name.lower() for name in hosts)
+        # Cookies do not know ports: two viewers on one machine must not take each other's for theirs.
+        self.cookie = f"sonde-{hashlib.sha256(token.encode()).hexdigest()[:12]}"
+        self._policy = _POLICY.format(frames=frames)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            answer = self._objection(scope)
+            await (answer or self._app)(scope, receive, self._sealed(send))
+
+    def _objection(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("This viewer only reads: GET and HEAD.", 405, {"Allow": "GET, HEAD"})
+        if not self._is_ours(headers.get("host", "")):
+            return _refusal(scope, 421, f"This viewer does not go by the name {headers.get('host', '')!r:.80}.")
+        origin = headers.get("origin")
+        if origin is not None and not self._is_ours(urlsplit(origin).netloc):
+            return _refusal(scope, 403, "Pages of others may not ask this viewer.")
+        query = QueryParams(scope["query_string"])
+        given = query.get("token")
+        if given is not None and self._knows(given):
+            return self._welcome(scope, query)
+        if not self._knows(given or _bearer(headers) or self._of_cookie(headers)):
+            return _refusal(scope, 401, _MISSING)
+        return None
+
+    def _is_ours(self, netloc: str) -> bool:
+        try:
+            name = (urlsplit(f"//{netloc}").hostname or "").lower()
+        except ValueError:
+            return False
+        return name in self._hosts or (ANY_ADDRESS in self._hosts and _is_address(name))
+
+    def _knows(self, given: str | None) -> bool:
+        return given is not None and secrets.compare_digest(given.encode(), self._token.encode())
+
+    def _of_cookie(self, headers: Headers) -> str | None:
+        try:
+            morsel = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            return None
+        return None if morsel is None else morsel.value
+
+    def _welcome(self, scope: Scope, query: QueryParams) -> Response | None:
+        """Put the token into a cookie and out of the address, where it would be copied and logged."""
+        if scope["path"].rpartition("/")[2]:
+            return None  # not the page itself but something of it, asked for by a program
+        rest = urlencode([pair for pair in query.multi_items() if pair[0] != "token"])
+        answer = RedirectResponse(f"./{'?' + rest if rest else ''}", 303)
+        answer.set_cookie(self.cookie, self._token, httponly=True, samesite="lax", path="/")
+        return answer
+
+    def _sealed(self, send: Send) -> Send:
+        async def seal(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["Content-Security-Policy"] = self._policy
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Referrer-Policy"] = "no-referrer"
+                headers["Cross-Origin-Resource-Policy"] = "same-origin"
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        return seal
+
+
+def _refusal(scope: Scope, status: int, why: str) -> Response:
+    wants_json = "/api/" in scope["path"]
+    return JSONResponse({"error": why}, status) if wants_json else PlainTextResponse(why, status)
+
+
+def _bearer(headers: Headers) -> str | None:
+    kind, _, value = headers.get("authorization", "").partition(" ")
+    return value.strip() if kind.lower() == "bearer" else headers.get("x-sonde-token")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

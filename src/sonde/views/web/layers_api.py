@@ -1,0 +1,95 @@
+"""The sites of a run: searched by glob, and each one's readings in numbers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from starlette.routing import Route
+
+from sonde.analysis import ModelOrder, describe, has_stat, keys_of, layer_of, usual_stat
+from sonde.errors import SelectionError
+from sonde.records import Site
+from sonde.store import Run
+from sonde.views.web.answers import Query, run_route
+from sonde.views.web.library import Library, OpenRun
+
+_MOST_SITES: Final = 500
+_NOW: Final = ("rms", "mean", "std", "min", "max", "norm", "zero_share", "nonfinite")
+
+
+def routes(library: Library) -> list[Route]:
+    """Return the routes of the page *Layers*."""
+    return [
+        run_route(library, "sites", _sites),
+        run_route(library, "site", _site),
+        run_route(library, "steps", _steps),
+    ]
+
+
+def find_sites(run: Run, pattern: str) -> list[Site]:
+    """Return the sites that match a glob, or have it in their key; none is no error here: a person is still typing."""
+    try:
+        found = run.find(pattern) if pattern else run.sites
+    except SelectionError:
+        lowered = pattern.lower()
+        found = [site for site in run.sites if lowered in site.key.lower()]
+    order = ModelOrder(run.header, run.sites)
+    return sorted(found, key=order.of_site)
+
+
+def _sites(opened: OpenRun, query: Query) -> dict[str, Any]:
+    found = [site for site in find_sites(opened.run, query.text("pattern").strip()) if site.quantity != "vital"]
+    keys = keys_of(opened.run)
+    most = query.number("most", _MOST_SITES, least=1, most=5000)
+    listed = [_plain(site, usual_stat(site, keys)) for site in found[:most]]
+    return {"total": len(found), "sites": listed}
+
+
+def _plain(site: Site, usual: str) -> dict[str, Any]:
+    return {
+        "key": site.key,
+        "name": site.name,
+        "quantity": site.quantity,
+        "kind": site.kind,
+        "shape": site.shape,
+        "dtype": site.dtype,
+        "layer": layer_of(site),
+        "stat": usual,
+    }
+
+
+def _site(opened: OpenRun, query: Query) -> dict[str, Any]:
+    """Describe one site: what it is, how a statistic of it went, and what it read last."""
+    run = opened.run
+    site, keys = run.site(query.text("site")), keys_of(run)
+    stat = query.text("stat") or usual_stat(site, keys)
+    stat = stat if has_stat(site, stat, keys) else usual_stat(site, keys)
+    series = run.series(site, stat)
+    last = {name: _last(run, site, name) for name in _NOW}
+    return _plain(site, usual_stat(site, keys)) | {
+        "shown": stat,
+        "aliases": site.aliases,
+        "readings": len(series.steps),
+        "trend": describe(series.steps, series.values),
+        "last": last,
+        "last_step": int(series.steps[-1]) if len(series.steps) else None,
+        "findings": [finding.kind for finding in run.findings if _names(finding.sites, site)],
+    }
+
+
+def _last(run: Run, site: Site, stat: str) -> float:
+    start = int(run.steps[-1]) if len(run.steps) else None
+    values = run.series(site, stat, start=start).values
+    return float(values[-1]) if len(values) else float("nan")
+
+
+def _names(named: tuple[str, ...], site: Site) -> bool:
+    return any(name.partition(":")[0] in (site.name, layer_of(site)) for name in named)
+
+
+def _steps(opened: OpenRun, query: Query) -> dict[str, Any]:
+    """Return the steps of a run, few enough for a slider."""
+    steps = opened.run.steps
+    chosen = np.unique(np.linspace(0, len(steps) - 1, 1000).astype(np.int64)) if len(steps) > 1000 else slice(None)
+    return {"steps": steps[chosen]}

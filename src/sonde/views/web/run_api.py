@@ -1,0 +1,115 @@
+"""One run as a whole: facts, findings, health, phases and events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.routing import Route
+
+from sonde import measures
+from sonde.analysis import facts_of, find_learning_rate, find_loss, phase_shares
+from sonde.analysis.dynamics import classify
+from sonde.records import Event, Finding, Site
+from sonde.store import Run
+from sonde.views.report.content import ranked, where_and_when, words_of
+from sonde.views.web.answers import Query, run_route
+from sonde.views.web.library import Library, OpenRun
+
+_MOST_EVENTS: Final = 2000
+_MOST_LOSSES: Final = 20_000
+
+
+def routes(library: Library) -> list[Route]:
+    """Return the routes about one run as a whole."""
+    return [run_route(library, "", _overview), run_route(library, "events", _events)]
+
+
+def _overview(opened: OpenRun, query: Query) -> dict[str, Any]:
+    run = opened.run
+    quantities: dict[str, int] = {}
+    for site in run.sites:
+        quantities[site.quantity] = quantities.get(site.quantity, 0) + 1
+    return {
+        "id": opened.id,
+        "name": opened.name,
+        "version": opened.version,
+        "facts": facts_of(run),
+        "findings": [describe_finding(run, finding) for finding in ranked(run.findings)],
+        "judged": any(site.quantity == "vital" for site in run.sites) or bool(run.findings),
+        "health": _health(run),
+        "phases": phase_shares(run),
+        "learning_rate": _latest(run, find_learning_rate(run.sites)),
+        "quantities": quantities,
+        "stats": [*measures.NAMES, "ratio"],
+        "problems": run.problems[:50],
+        "config": run.header.config,
+        "environment": run.header.environment,
+        "traces": [path.name for path in traces_of(opened)],
+    }
+
+
+def traces_of(opened: OpenRun) -> list[Path]:
+    """Return the trace files of a run."""
+    folder = opened.run.path / "traces"
+    try:
+        found = sorted(folder.glob("*.json*"))
+    except OSError:
+        return []
+    return [path for path in found if path.is_file() and not path.name.startswith(".")]
+
+
+def describe_finding(run: Run, finding: Finding) -> dict[str, Any]:
+    """Return a finding in plain values, with the words that all views use."""
+    plain = finding.to_json()
+    known = {site.key for site in run.sites}
+    for item in plain["evidence"]:
+        key, _, stat = item["series"].rpartition(" ")
+        item["site"], item["stat"] = (key, stat) if key in known else (None, None)
+    return plain | {"title": words_of(finding.kind), "when": where_and_when(finding), "line": _source_line(finding)}
+
+
+def _source_line(finding: Finding) -> dict[str, str] | None:
+    origin = finding.data.get("origin")
+    line = origin.get("line") if isinstance(origin, dict) else None
+    if not isinstance(line, dict) or not line.get("file"):
+        return None
+    code = next((str(line[name]) for name in ("text", "code", "source") if line.get(name)), "")
+    return {"place": f"{Path(str(line['file'])).name}:{line.get('line', '')}", "code": code}
+
+
+def _health(run: Run) -> dict[str, Any] | None:
+    loss = find_loss(run.sites)
+    if loss is None:
+        return None
+    values = run.series(loss, "value").values
+    stride = -(-len(values) // _MOST_LOSSES) or 1
+    return {"name": loss.name, "dynamics": classify(values[::stride]), "points": len(values)}
+
+
+def _latest(run: Run, site: Site | None) -> float | None:
+    values = None if site is None else run.series(site, "value").values
+    return None if values is None or not len(values) else float(values[-1])
+
+
+def _events(opened: OpenRun, query: Query) -> dict[str, Any]:
+    events = [event for event in opened.run.events if event.event_type != "facts"]
+    wanted = query.text("type")
+    chosen = [event for event in events if not wanted or event.event_type == wanted]
+    kinds: dict[str, int] = {}
+    for event in events:
+        kinds[event.event_type] = kinds.get(event.event_type, 0) + 1
+    return {"total": len(chosen), "types": kinds, "events": [_event(event) for event in chosen[-_MOST_EVENTS:]]}
+
+
+def _event(event: Event) -> dict[str, Any]:
+    from sonde.views.terminal.events import event_level
+
+    return {
+        "type": event.event_type,
+        "message": event.message[:2000],
+        "step": event.step,
+        "time": event.timestamp,
+        "level": event_level(event),
+        "data": event.data,
+    }
