@@ -15,6 +15,7 @@ from sonde.cli import (
     evaluate,
     export,
     import_pages,
+    query,
     replay,
     report,
     resume,
@@ -77,6 +78,7 @@ def sonde(
 app.command(cls=Verb, epilog=runs.EXAMPLES)(runs.runs)
 app.command(cls=Verb, epilog=show.EXAMPLES)(show.show)
 app.command(cls=Verb, epilog=diagnose.EXAMPLES)(diagnose.diagnose)
+app.command(cls=Verb, epilog=query.EXAMPLES)(query.query)
 app.command(cls=Verb, epilog=tail.EXAMPLES)(tail.tail)
 app.command(cls=Verb, epilog=top.EXAMPLES)(top.top)
 app.command(cls=Verb, epilog=resume.EXAMPLES)(resume.resume)

@@ -1,0 +1,343 @@
+"""Scores and captures of every sample, evaluation by evaluation.
+
+An *evaluation* is a folder that a trainer or evaluator filled: `epoch_4` after an epoch, `test` at the end, or the
+work_dir itself. It holds scores, captures (`debugger/`) and kept samples (`samples/`), each of which may be missing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.errors import OptionError, RunDamaged, RunNotFound
+from sonde.store import DebugOutputs, strict_json
+from sonde.store.pages import Datapoint
+
+Column = NDArray[np.float64]
+
+CAPTURES: Final = "debugger"
+KEPT: Final = "samples"
+_SCORES: Final = {"epoch": "validation_scores.json", "test": "test_results.json", "eval": "evaluation_scores.json"}
+_EPOCH: Final = re.compile(r"epoch_(\d{1,9})")
+_REPEAT: Final = re.compile(r"(.+?)[_-](?:run|seed|repeat|rep|fold)[_-]?(\d{1,4})")
+_MOST_NOTED: Final = 5000  # samples whose label and prediction are looked up
+_LESS_IS_BETTER: Final = ("loss", "error", "perplexity", "distance", "mse", "mae", "rmse", "nll", "cer", "wer")
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Where the scores and captures of one evaluation lie."""
+
+    name: str
+    """What a link calls it: the number of the epoch, `test` or `eval`."""
+    folder: Path
+    epoch: int | None = None
+
+    @property
+    def scores_file(self) -> Path:
+        """The file with its scores."""
+        return self.folder / _SCORES["epoch" if self.epoch is not None else self.name]
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether it was scored."""
+        return self.scores_file.is_file()
+
+    def has(self, part: str) -> bool:
+        """Say whether it holds captures (`debugger`) or samples (`samples`)."""
+        return (self.folder / part).is_dir()
+
+    def outputs(self, part: str) -> DebugOutputs | None:
+        """Open its captures or samples; None if it has none."""
+        return DebugOutputs(self.folder / part) if self.has(part) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreTable:
+    """The scores of one evaluation: a column for each metric, a row for each sample."""
+
+    evaluation: Evaluation
+    ids: list[Datapoint]
+    columns: dict[str, Column]
+    """By metric; a metric with several values a sample has a column `name[0]`, `name[1]` for each."""
+    directions: dict[str, int]
+    """1 where more is better, -1 where less is."""
+    aggregated: dict[str, float]
+    guessed: tuple[str, ...] = ()
+    """Metrics that do not say which way is better; their names were asked."""
+    _rows: dict[Datapoint, int] = field(default_factory=dict)
+
+    def column(self, metric: str) -> Column:
+        """Return the scores by a metric.
+
+        Raises:
+            OptionError: There is no such metric; the message names those there are.
+
+        """
+        if metric not in self.columns:
+            known = ", ".join(list(self.columns)[:20]) or "none"
+            raise OptionError(f"There is no metric {metric!r:.80} in {self.evaluation.folder.name}; there is: {known}.")
+        return self.columns[metric]
+
+    def row_of(self, sample: Datapoint) -> int | None:
+        """Return which row a sample has."""
+        if not self._rows:
+            self._rows.update((each, row) for row, each in enumerate(self.ids))
+        return self._rows.get(sample)
+
+    def badness(self, metric: str) -> Column:
+        """Return the scores turned so that more is worse; what is NaN is worst of all."""
+        return badness(self.column(metric), self.directions[metric])
+
+    def worst_first(self, metric: str) -> NDArray[np.int64]:
+        """Return the rows, those with the worst scores first; of equals, the earlier."""
+        order: NDArray[np.int64] = np.argsort(-self.badness(metric), kind="stable")
+        return order
+
+
+def badness(scores: Column, direction: int) -> Column:
+    """Return scores turned so that more is worse; NaN becomes infinity."""
+    turned = -direction * scores
+    return np.where(np.isnan(turned), np.inf, turned)
+
+
+def find_evaluations(run: str | Path) -> list[Evaluation]:
+    """Return the evaluations of a run that hold anything: epochs in order, then the test, then its own."""
+    path = Path(run)
+    epochs = []
+    for child in path.iterdir() if path.is_dir() else ():
+        match = _EPOCH.fullmatch(child.name)
+        if match and child.is_dir():
+            epochs.append(Evaluation(str(int(match[1])), child, int(match[1])))
+    found = sorted(epochs, key=lambda each: each.epoch or 0)
+    found += [Evaluation("test", path / "test"), Evaluation("eval", path)]
+    return [each for each in found if each.has_scores or each.has(CAPTURES) or each.has(KEPT)]
+
+
+def find_evaluation(run: str | Path, name: str = "") -> Evaluation:
+    """Return an evaluation by its name; without one, the last that has scores.
+
+    Raises:
+        RunNotFound: There is no such evaluation, or none at all.
+
+    """
+    found = find_evaluations(run)
+    if not found:
+        raise RunNotFound(
+            f"{run} has no scores of samples. They come from sonde.training: sonde train, or sonde eval with a metric."
+        )
+    if not name:
+        scored = [each for each in found if each.has_scores]
+        return (scored or found)[-1]
+    for each in found:
+        if each.name == name:
+            return each
+    raise RunNotFound(f"{run} has no evaluation {name!r:.40}; there is: {', '.join(each.name for each in found)}.")
+
+
+def read_scores(evaluation: Evaluation) -> ScoreTable:
+    """Read the scores of an evaluation; a table without columns if it has none yet.
+
+    Raises:
+        RunDamaged: The file holds something else.
+
+    """
+    path = evaluation.scores_file
+    if not path.is_file():
+        return ScoreTable(evaluation, [], {}, {}, {})
+    try:
+        plain = strict_json.read_object(path)
+    except OSError as error:
+        raise RunDamaged(f"{path} cannot be read: {error}") from None
+    per_datapoint, told = _mapping(plain, "per_datapoint", path), _mapping(plain, "directions", path)
+    columns: dict[str, Column] = {}
+    directions, guessed = {}, []
+    for name, values in per_datapoint.items():
+        direction = told.get(name)
+        if direction not in (1, -1):
+            direction = guess_direction(name)
+            guessed.append(name)
+        for column, content in _columns(name, values, path):
+            columns[column], directions[column] = content, direction
+    ids = _ids(plain.get("ids"), columns, path)
+    return ScoreTable(
+        evaluation, ids, columns, directions, _flat(_mapping(plain, "aggregated", path)), tuple(guessed)
+    )  # fmt: skip
+
+
+def guess_direction(name: str) -> int:
+    """Guess from a metric's name whether more (1) or less (-1) is better."""
+    lowered = name.lower()
+    return -1 if any(word in lowered for word in _LESS_IS_BETTER) else 1
+
+
+def _mapping(plain: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
+    value = plain.get(name, {})
+    if not isinstance(value, dict):
+        raise RunDamaged(f"{path}: {name!r} is a {type(value).__name__}, not an object.")
+    return value
+
+
+def _columns(name: str, values: Any, path: Path) -> Iterable[tuple[str, Column]]:
+    try:
+        numbers = np.array(values, np.float64)  # "nan" and "inf" are read as what they say
+    except (ValueError, TypeError):
+        raise RunDamaged(f"{path}: the scores {name!r:.80} are not one number, or equally many, a sample.") from None
+    if numbers.ndim == 1:
+        return [(name, numbers)]
+    if numbers.ndim != 2:
+        raise RunDamaged(f"{path}: the scores {name!r:.80} have {numbers.ndim} dimensions; 1 or 2 are known.")
+    return [(f"{name}[{index}]", np.ascontiguousarray(numbers[:, index])) for index in range(numbers.shape[1])]
+
+
+def _ids(listed: Any, columns: dict[str, Column], path: Path) -> list[Datapoint]:
+    lengths = {len(column) for column in columns.values()}
+    if len(lengths) > 1:
+        raise RunDamaged(f"{path}: metrics have scores of {sorted(lengths)} samples.")
+    size = lengths.pop() if lengths else 0
+    if not listed:
+        return list(range(size))
+    if not isinstance(listed, list) or len(listed) != size or not all(type(each) in (int, str) for each in listed):
+        raise RunDamaged(f"{path}: 'ids' does not name each of the {size} samples.")
+    return listed
+
+
+def _flat(aggregated: dict[str, Any]) -> dict[str, float]:
+    flat: dict[str, float] = {}
+    for name, value in aggregated.items():
+        many = value if isinstance(value, list) else [value]
+        for index, each in enumerate(many):
+            try:
+                flat[f"{name}[{index}]" if isinstance(value, list) else name] = float(each)
+            except (TypeError, ValueError):
+                continue
+    return flat
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What kept samples say of themselves: a label and a prediction, where those are single values."""
+
+    labels: dict[Datapoint, Any]
+    predictions: dict[Datapoint, Any]
+
+
+def read_notes(evaluation: Evaluation, most: int = _MOST_NOTED) -> Notes:
+    """Read the labels and predictions of the samples that were kept."""
+    notes = Notes({}, {})
+    kept = evaluation.outputs(KEPT)
+    for sample in list(kept or ())[:most]:
+        try:
+            entry, _ = kept.entry(sample)  # type: ignore[union-attr]
+            for name, into in (("labels", notes.labels), ("prediction", notes.predictions)):
+                if _is_small(entry.outputs.get(name), entry.places):
+                    value = as_scalar(kept[sample][name])  # type: ignore[index]
+                    if value is not None:
+                        into[sample] = value
+        except (RunDamaged, OSError):
+            continue  # one damaged page hides its samples only
+    return notes
+
+
+def _is_small(node: Any, places: Sequence[Any]) -> bool:
+    if isinstance(node, dict) and set(node) == {"tensor"}:
+        number = node["tensor"]
+        return isinstance(number, int) and 0 <= number < len(places) and math.prod(places[number].shape) == 1
+    return isinstance(node, int | float | str)
+
+
+def as_scalar(value: Any) -> Any:
+    """Return a single number or text, or None if a value is neither."""
+    if isinstance(value, np.ndarray | np.generic) and np.size(value) == 1:
+        value = np.asarray(value).reshape(-1)[0].item()
+    return value if isinstance(value, int | float | str) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommonFailures:
+    """How many of several runs fail at each sample."""
+
+    ids: list[Datapoint]
+    failed: NDArray[np.int64]
+    """In how many runs a sample is among the failures."""
+    scored: NDArray[np.int64]
+    """In how many runs it has a score."""
+    threshold: float
+    """The score from which on a sample counts as failed."""
+
+    def worst_first(self) -> NDArray[np.int64]:
+        """Return the rows of samples that fail in any run, the most common failures first."""
+        share = self.failed / np.maximum(self.scored, 1)
+        order: NDArray[np.int64] = np.lexsort((np.arange(len(self.ids)), -self.failed, -share))
+        return order[self.failed[order] > 0]
+
+
+def common_failures(tables: Sequence[ScoreTable], metric: str, percentile: float) -> CommonFailures:
+    """Find the samples at which several runs fail: those among the worst `percentile` of all their scores.
+
+    One threshold serves all runs, so a run that is better all over has fewer failures. NaN always fails.
+
+    Raises:
+        OptionError: There is no such metric, or the runs disagree on which way it is better.
+
+    """
+    if not 0 < percentile < 100:
+        raise OptionError(f"The percentile is {percentile}; it lies between 0 and 100.")
+    if len({table.directions.get(metric, 0) for table in tables}) > 1 and all(metric in t.columns for t in tables):
+        raise OptionError(f"The runs disagree on whether more or less {metric!r:.80} is better.")
+    bad = [table.badness(metric) for table in tables]
+    pooled = np.concatenate(bad) if bad else np.empty(0)
+    finite = pooled[np.isfinite(pooled)]
+    limit = float(np.quantile(finite, 1 - percentile / 100)) if finite.size else math.inf
+    lowest = float(finite.min()) if finite.size else math.inf
+    rows: dict[Datapoint, int] = {}
+    for table in tables:
+        for sample in table.ids:
+            rows.setdefault(sample, len(rows))
+    failed, scored = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    for table, scores in zip(tables, bad, strict=True):
+        where = np.array([rows[sample] for sample in table.ids], np.int64)
+        # With most samples equally good, the limit is that best score itself: nothing there has failed.
+        failed[where] += (scores >= limit) & (scores > lowest)
+        scored[where] += 1
+    direction = tables[0].directions[metric] if tables else 1
+    return CommonFailures(list(rows), failed, scored, -direction * limit)
+
+
+def repeats_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Group runs that repeat one experiment: `tuned_run_0` and `tuned_run_1`, or `_seed_`, `_repeat_`, `_fold_`.
+
+    >>> repeats_of(["a_run_0", "a_run_1", "b"])
+    {'a': ['a_run_0', 'a_run_1'], 'b': ['b']}
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        match = _REPEAT.fullmatch(name)
+        groups.setdefault(match[1] if match else name, []).append(name)
+    return groups
+
+
+def average(tables: Sequence[ScoreTable], metric: str) -> tuple[list[Datapoint], Column, Column]:
+    """Average the scores of repeats, sample by sample: ids, means and standard deviations.
+
+    A sample that only some repeats scored is averaged over those. The deviation of a single score is NaN.
+    """
+    rows: dict[Datapoint, int] = {}
+    for table in tables:
+        for sample in table.ids:
+            rows.setdefault(sample, len(rows))
+    stacked = np.full((len(tables), len(rows)), np.nan)
+    for row, table in enumerate(tables):
+        stacked[row, [rows[sample] for sample in table.ids]] = table.column(metric)
+    counts = (~np.isnan(stacked)).sum(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = np.nansum(stacked, 0) / np.where(counts, counts, np.nan)
+        squares = np.nansum((stacked - means) ** 2, 0) / np.where(counts > 1, counts - 1, np.nan)
+    return list(rows), means, np.sqrt(squares)
