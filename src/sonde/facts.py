@@ -94,7 +94,7 @@ class LoaderFacts:
     kind: str
     settings: dict[str, Plain] = field(default_factory=dict)
     """`batch_size`, `num_workers`, `drop_last`, `pin_memory`, `shuffle`, `iterable`, `length`, `dataset_length`,
-    `dataset_kind`, `sampler`, `generator_in_dataset`."""
+    `dataset_kind`, `sampler`, `generator_in_dataset`, `worker_init_fn` (whether)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

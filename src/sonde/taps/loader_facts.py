@@ -37,6 +37,7 @@ def loader_facts(loader: Any) -> LoaderFacts:
 
 def _order(loader: DataLoader[Any]) -> dict[str, Plain]:
     settings: dict[str, Plain] = {"sampler": type(loader.sampler).__name__}
+    settings["worker_init_fn"] = loader.worker_init_fn is not None
     if isinstance(loader.sampler, RandomSampler):
         settings["shuffle"] = True
         settings["replacement"] = bool(loader.sampler.replacement)
