@@ -20,6 +20,11 @@ from make_findings_index import index  # noqa: E402 - found by the line above
 PAGES = sorted(page for page in FOLDER.glob("*.md") if page.name != "README.md")
 
 
+def test_every_rule_has_a_page():
+    missing = ({rule.kind for rule in RULES} | KINDS) - {page.stem for page in PAGES}
+    assert not missing, f"write docs/findings/KIND.md for {sorted(missing)}"
+
+
 def test_the_index_lists_all_pages():
     assert (FOLDER / "README.md").read_text() == index(), "run: python docs/make_findings_index.py"
 

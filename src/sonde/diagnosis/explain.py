@@ -109,7 +109,7 @@ _NOT_TRAINED = {
 }
 _ANY_STATISTIC = _TOO_FAR | _NOT_TRAINED | _NOT_FINITE | {"bad_init_scale", "lr_too_high", "overfitting"}
 EXPLAINS |= {
-    "missing_zero_grad": frozenset(_ANY_STATISTIC),
+    "missing_zero_grad": frozenset({*_ANY_STATISTIC, "momentum_state_stale"}),
     "zero_grad_misplaced": frozenset({*_NOT_TRAINED, "graph_break_detach", "optimizer_step_noop", "unused_parameters"}),
     "params_not_in_optimizer": frozenset(_NOT_TRAINED),
     "stale_params_in_optimizer": frozenset({*_NOT_TRAINED, "params_not_in_optimizer", "step_not_called"}),

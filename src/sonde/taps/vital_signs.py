@@ -15,12 +15,14 @@ from sonde.records import Phase
 from sonde.signals import Recorder, is_capturing
 from sonde.taps.backward_calls import BackwardCalls
 from sonde.taps.clipping import ClippingTap
+from sonde.taps.dropping import DroppingTap
 from sonde.taps.facts import FactBook
 from sonde.taps.guard import Guard
 from sonde.taps.inputs import ModelInputs
 from sonde.taps.leftovers import BackwardCount, Leftovers
+from sonde.taps.loss_functions import LossCall
 from sonde.taps.loss_signs import LossSigns
-from sonde.taps.losses import LossCall, LossTap
+from sonde.taps.losses import LossTap
 from sonde.taps.modes import ModeSigns, cares
 from sonde.taps.modules import WatchedModule
 from sonde.taps.neighbours import Neighbours
@@ -106,6 +108,7 @@ class VitalSigns:
         self._loss_signs = LossSigns(sites)
         self._losses = LossTap(recorder, guard, outputs=loss_outputs, is_due=self._is_due, heard=self._heard_loss)
         self._backward_calls = BackwardCalls(guard.wrap("backward passes", self._before_backward))
+        self._dropping = DroppingTap(sites, guard, is_due=self._is_due)
         self._clipping = ClippingTap(
             sites,
             guard,
@@ -157,6 +160,7 @@ class VitalSigns:
         self._prepare_once()
         self._losses.attach()
         self._clipping.attach()
+        self._dropping.attach()
         self._backward_calls.attach()
 
     def _prepare_once(self) -> None:
@@ -168,6 +172,7 @@ class VitalSigns:
         """Stop listening and forget the models."""
         self._losses.remove()
         self._clipping.remove()
+        self._dropping.remove()
         self._backward_calls.remove()
         self._leftovers.clear()
         self._rows.clear()

@@ -213,3 +213,16 @@ def test_layers_outside_autocast_are_a_note():
     assert found("autocast_missing", case).sites == ("b",)
     about["b:output"] = about["a:output"]
     assert ask("autocast_missing", patient({"a:output": [1.0] * 3, "b:output": [1.0] * 3}, facts, about=about)) is None
+
+
+def dropping(root, kind="Dropout"):
+    readings = {"(model):vital.training@eval": [float(root)], "(loop):vital.dropped@eval": [1.0, 1.0]}
+    return patient(
+        readings | {"loss:scalar": [1.0] * 4}, Facts(modules=(module("(model)", "Net"), module("drop", kind)))
+    )
+
+
+def test_dropping_in_evaluation_mode_is_named():
+    assert found("dropout_ignores_mode", dropping(0)).step == 1
+    assert ask("dropout_ignores_mode", dropping(1)) is None
+    assert ask("dropout_ignores_mode", dropping(0, "SamplingDropout")) is None

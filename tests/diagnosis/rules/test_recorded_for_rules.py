@@ -59,3 +59,32 @@ def test_losses_of_two_kinds_that_take_turns_do_not_share_a_site(tmp_path):
     assert run.site("loss_fn:input.target#1").kind == "mse_loss"
     assert run.series("loss_fn:input.target", "max").values.max() <= 3
     assert run.series("loss_fn:input.target", "max").steps.tolist() == [1, 3, 5]
+
+
+class Noisy(torch.nn.Module):
+    def __init__(self, functional):
+        super().__init__()
+        self.fc, self.drop, self.functional = torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), functional
+
+    def forward(self, x):
+        return F.dropout(self.fc(x), 0.5) if self.functional else self.drop(self.fc(x))
+
+
+@pytest.mark.parametrize("functional", [True, False])
+def test_values_that_a_function_drops_in_evaluation_are_recorded_and_those_of_modules_are_not(tmp_path, functional):
+    model = Noisy(functional)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            model.drop.train()  # sampling
+            with torch.no_grad():
+                model(torch.ones(2, 4))
+            model.train()
+    found = [finding.kind for finding in session.findings if finding.kind == "dropout_ignores_mode"]
+    assert bool(found) is functional
+    assert F.dropout.__name__ == "dropout"
+    assert not hasattr(F.dropout, "__wrapped__")
