@@ -20,9 +20,8 @@ from sonde.taps.facts import FactBook
 from sonde.taps.guard import Guard
 from sonde.taps.inputs import ModelInputs
 from sonde.taps.leftovers import BackwardCount, Leftovers
-from sonde.taps.loss_functions import LossCall
 from sonde.taps.loss_signs import LossSigns
-from sonde.taps.losses import LossTap
+from sonde.taps.losses import LossCall, LossTap
 from sonde.taps.modes import ModeSigns, cares
 from sonde.taps.modules import WatchedModule
 from sonde.taps.neighbours import Neighbours
