@@ -23,6 +23,7 @@ EXAMPLES = """
 sonde export runs/first --to parquet --out first.parquet  # everything
 sonde export runs/first --to csv --out g.csv --stat norm  # a part
 sonde export runs/first --to tensorboard --out logs/first  # then: tensorboard --logdir logs
+sonde export runs/first --to site --out first-site  # the viewer as plain files; open index.html
 """
 
 
@@ -33,14 +34,18 @@ class Format(StrEnum):
     csv = "csv"
     json = "json"
     tensorboard = "tensorboard"
+    site = "site"
 
 
 To = Annotated[
     Format,
-    typer.Option("--to", metavar="parquet|csv|json|tensorboard", help="The format of the file.", show_default=False),
+    typer.Option("--to", metavar="parquet|csv|json|tensorboard|site", help="What to write.", show_default=False),
 ]
 Out = Annotated[
-    Path, typer.Option("--out", metavar="FILE", help="The file to write; for tensorboard a folder.", show_default=False)
+    Path,
+    typer.Option(
+        "--out", metavar="FILE", help="The file to write; for tensorboard and site a folder.", show_default=False
+    ),
 ]
 Stats = Annotated[
     list[str] | None, typer.Option("--stat", metavar="NAME", help="Only this statistic; repeat for several.")
@@ -61,6 +66,7 @@ def export(
 
     Sites are read one after the other and in windows of steps, so memory stays small however long the run is.
     For TensorBoard it is a folder with an event file: curves, and histograms of magnitudes.
+    A site is a folder with the viewer in it, which opens from disk or a file server without Sonde.
     """
     from sonde.cli.answer import print_json
     from sonde.cli.export_formats import open_writer, replacing
@@ -69,6 +75,9 @@ def export(
     from sonde.views.terminal.numbers import size
 
     opened = open_run(run)
+    if to is Format.site:
+        _export_site(opened, out, json=json)
+        return
     columns = check_columns(stat)
     sites = find_sites(opened, site)
     if to is Format.tensorboard:
@@ -98,6 +107,23 @@ def _export_tensorboard(
     else:
         words = f"{done['points']:,} points of {done['tags']:,} tags in {out}; look: tensorboard --logdir {out}"
         make_console().print(words, soft_wrap=True)
+
+
+def _export_site(run: Run, out: Path, *, json: bool) -> None:
+    from sonde.cli.answer import print_json
+    from sonde.views.site import write_site
+    from sonde.views.terminal import make_console
+    from sonde.views.terminal.numbers import size
+
+    done = write_site(run.path, out)
+    if json:
+        told = {"answers": done.answers, "bytes": done.nbytes, "left_out": done.left_out}
+        print_json({"run": str(run.path), "out": str(out), "format": "site", **told})
+        return
+    console = make_console()
+    console.print(f"The viewer with this run in {out} ({size(done.nbytes)}); open {out / 'index.html'}", soft_wrap=True)
+    for line in done.left_out:
+        console.print(f"  {line}", soft_wrap=True, style="dim", markup=False)
 
 
 def check_columns(stats: list[str] | None) -> tuple[str, ...]:

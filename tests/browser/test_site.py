@@ -1,0 +1,106 @@
+"""A run exported as a site: opened from disk and from a file server, without Sonde and without a network."""
+
+from __future__ import annotations
+
+import http.server
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("plotly", reason="the viewer needs the view extra: pip install 'sonde[view]'")
+pytest.importorskip("starlette", reason="the viewer needs the view extra: pip install 'sonde[view]'")
+sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "views" / "report"))
+
+from hostile_run import write_hostile_run
+from made_run import Recipe, write_run
+
+from sonde.views.site import Limits, write_site
+
+PAGES = ("overview", "layers", "timeline", "profile")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    write_run(folder / "first", Recipe(steps=30, layers=2, dies_at=15, nan_at=None))
+    write_site(folder / "first", folder / "copy")
+    return folder / "copy"
+
+
+def go(page, hash_):
+    """Follow a link inside the viewer, and wait until its page stands."""
+    page.evaluate(
+        "hash => { document.getElementById('main').removeAttribute('data-ready'); location.hash = hash; }", hash_
+    )
+    page.wait_for_selector("main[data-ready]")
+
+
+def walk(page, run):
+    """Open every page; return what each asked that the copy does not hold."""
+    page.wait_for_selector("main[data-ready]")
+    missing = {}
+    for name in PAGES:
+        go(page, f"#/run/{run}/{name}")
+        page.wait_for_function("!document.querySelector('.figure[aria-busy=true]:not([hidden])') || scrollY >= 0")
+        page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+        page.wait_for_load_state("networkidle")
+        refused = page.evaluate("sondeCopy.refused.splice(0)")
+        if refused:
+            missing[name] = refused
+    return missing
+
+
+def test_a_copy_opens_from_disk_and_answers_what_its_pages_ask(offline, site):
+    page = offline.open(site / "index.html")
+    page.wait_for_selector("tr[data-key='0-first'] a")
+    assert "first" in page.locator("#copy summary").inner_text()
+    assert walk(page, "0-first") == {}
+    go(page, "#/run/0-first/overview")
+    page.wait_for_selector(".figure .main-svg")
+    assert page.locator(".tile b").first.inner_text() == "30"
+    assert offline.errors == []
+    assert offline.requests == []
+
+
+def test_what_a_copy_does_not_hold_is_said(offline, site):
+    page = offline.open(site / "index.html")
+    page.wait_for_selector("main[data-ready]")
+    go(page, "#/run/0-second/overview")
+    assert "This copy does not hold it" in page.locator(".problem").inner_text()
+    assert "sonde view first" in page.locator(".problem").inner_text()
+
+
+def test_a_copy_works_from_a_file_server_below_a_prefix(browser, site):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site.parent)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    context = browser.new_context()
+    try:
+        page, errors = context.new_page(), []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(f"http://127.0.0.1:{server.server_address[1]}/copy/#/run/0-first/overview")
+        page.wait_for_selector(".figure .main-svg")
+        assert errors == []
+    finally:
+        context.close()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_no_script_of_a_stranger_runs_in_a_copy(offline, tmp_path):
+    write_hostile_run(tmp_path / "run", steps=4)
+    write_site(tmp_path / "run", tmp_path / "copy", limits=Limits(sites=6))
+    page = offline.open(tmp_path / "copy" / "index.html")
+    walk(page, "0-run")
+    assert page.evaluate("document.querySelectorAll('img:not([src^=assets]), iframe, a[href^=javascript]').length") == 0
+    assert offline.errors == []
+    assert offline.requests == []
