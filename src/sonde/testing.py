@@ -9,7 +9,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 from sonde.records import Block, Event, Finding, Reading, Site
-from sonde.taps import clipping, losses
+from sonde.taps import clipping, loss_functions
 
 
 @dataclass
@@ -97,7 +97,7 @@ def assert_no_taps(model: nn.Module | None = None) -> None:
         for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
         if (hooks := getattr(torch_optimizer, name))
     }
-    left |= {name: patch for name, patch in losses.PATCHES.items() if patch.is_listening}
+    left |= {each.kind: each.patch for each in loss_functions.FUNCTIONS if each.patch.is_listening}
     assert not left, f"hooks are left on torch: {left}"
     assert not clipping.PATCH.is_listening, "gradient clipping is still listened to"
     for name, module in model.named_modules() if model is not None else ():

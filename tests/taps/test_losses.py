@@ -12,7 +12,7 @@ from tests.taps.watching import Watching
 from torch import nn
 
 import sonde
-from sonde.taps.losses import NAMES
+from sonde.taps.loss_functions import NAMES
 from sonde.testing import tiny_mlp
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sonde.taps.labels import LabelSigns, entropy_of, tally
-from sonde.taps.losses import LossCall
+from sonde.taps.loss_functions import LossCall
 from sonde.taps.plain import MAX_ELEMENTS, is_real, is_whole, sample_columns, spread_rows
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import (

@@ -1,101 +1,33 @@
 """See losses without the user's help: every loss function of torch, and where a backward pass starts.
 
 The loss modules of torch and code that calls `F.cross_entropy(...)` both end in functions of `torch.nn.functional`.
-Those are replaced while a session is attached.
+Those, and the ones they call, are replaced while a session is attached; see `loss_functions`.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
-from sonde.facts import LossFacts, Plain
 from sonde.records import Phase
 from sonde.signals import Recorder, is_capturing
 from sonde.taps.guard import Guard
+from sonde.taps.loss_functions import FUNCTIONS, LossCall, LossFunction
 from sonde.taps.patches import Heard, Patch
 from sonde.taps.plain import is_plain, some_elements
 from sonde.vitals import LOOP, LOSS, ROOT, part_of
 
-NAMES: Final = (
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "cosine_embedding_loss",
-    "cross_entropy",
-    "ctc_loss",
-    "gaussian_nll_loss",
-    "hinge_embedding_loss",
-    "huber_loss",
-    "kl_div",
-    "l1_loss",
-    "margin_ranking_loss",
-    "mse_loss",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
-    "multilabel_soft_margin_loss",
-    "nll_loss",
-    "poisson_nll_loss",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
-)
-PATCHES: Final = {name: Patch(functional, name) for name in NAMES}
 # Losses of one step beyond this many share the last one's site.
 MAX_CALLS: Final = 4
 # Steps in which the number is read that a backward pass starts from.
 FIRST_ROOTS: Final = 8
 ROOTS_EVERY: Final = 7
-# How torch calls what a loss compares, by the order in which to look.
-_INPUTS: Final = ("input", "input1", "anchor", "log_probs")
-_TARGETS: Final = ("target", "targets")
 _in_backward = torch._C._current_graph_task_id
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LossCall:
-    """One call of a loss function."""
-
-    kind: str
-    values: Tensor
-    target: Tensor | None
-    output: Tensor
-    number: int
-    """Which loss it is: those of another kind, or that follow each other before a backward pass, have other ones."""
-    settings: dict[str, Plain] = field(default_factory=dict)
-
-    @property
-    def class_dim(self) -> int | None:
-        """The dimension that stands for classes; None if there is only one number per sample."""
-        if self.values.dim() < 2:
-            return None
-        return 1 if self.kind in ("cross_entropy", "nll_loss", "multi_margin_loss") else self.values.dim() - 1
-
-    @property
-    def classes(self) -> int | None:
-        """How many classes there are to choose from, where the loss chooses one."""
-        if self.kind not in ("cross_entropy", "nll_loss", "multi_margin_loss"):
-            return None
-        return int(self.values.shape[1 if self.values.dim() > 1 else 0])
-
-    def facts(self) -> LossFacts:
-        """Return what the call says about the loss."""
-        target = self.target
-        return LossFacts(
-            kind=self.kind,
-            settings=self.settings,
-            input_shape=tuple(self.values.shape),
-            target_shape=tuple(target.shape) if target is not None else (),
-            target_dtype=str(target.dtype).removeprefix("torch.") if target is not None else "",
-            classes=self.classes,
-        )
 
 
 class LossTap:
@@ -124,18 +56,19 @@ class LossTap:
         self._root_site = -1
         self._sites: dict[tuple[str, Phase, int, str], int] = {}
         see = guard.wrap("losses", self._see)
-        self._listeners: dict[str, Heard] = {name: functools.partial(see, name) for name in NAMES}
-        self._readers = {name: _reader(getattr(functional, name)) for name in NAMES if PATCHES[name].is_there}
+        self._listeners: list[tuple[Patch, Heard]] = [
+            (function.patch, functools.partial(see, function)) for function in FUNCTIONS
+        ]
 
     def attach(self) -> None:
         """Begin to listen."""
-        for name in self._readers:
-            PATCHES[name].add(self._listeners[name])
+        for patch, listener in self._listeners:
+            patch.add(listener)
 
     def remove(self) -> None:
         """Stop listening."""
-        for name, listener in self._listeners.items():
-            PATCHES[name].remove(listener)
+        for patch, listener in self._listeners:
+            patch.remove(listener)
 
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
         """Note that a backward pass begins; losses are numbered anew after it."""
@@ -160,14 +93,15 @@ class LossTap:
         self.seen_in_step = False
         self._calls.clear()
 
-    def _see(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _see(self, function: LossFunction, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         # What cannot be differentiated where gradients are enabled is a metric, not what is trained on.
         phase: Phase = "train" if torch.is_grad_enabled() else "eval"
         if _in_backward() != -1 or not is_plain(output) or (phase == "train" and not output.requires_grad):
             return
         if is_capturing():
             return
-        call = self._readers[kind](kind, args, kwargs, output, self._number(kind, self._calls[kind]))
+        kind = function.kind
+        call = function.read(args, kwargs, output, self._number(kind, self._calls[kind]))
         if call is None:
             return
         if phase == "train":
@@ -198,24 +132,3 @@ class LossTap:
                 LOSS, quantity, phase=phase, call=call, part=part, kind=kind, tensor=tensor
             )
         self._recorder.see(site, tensor.detach())
-
-
-def _reader(function: Callable[..., Any]) -> Callable[..., LossCall | None]:
-    """Return what makes a LossCall of the arguments of a loss function."""
-    parameters = inspect.signature(function).parameters
-    names = tuple(parameters)
-    defaults = {name: each.default for name, each in parameters.items() if each.default is not inspect.Parameter.empty}
-    plain = {name: value for name, value in defaults.items() if isinstance(value, Plain)}
-
-    def read(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor, number: int) -> LossCall | None:
-        given = dict(zip(names, args, strict=False)) | kwargs
-        values = next((given[name] for name in _INPUTS if name in given), None)
-        target = next((given[name] for name in _TARGETS if name in given), None)
-        if not isinstance(values, Tensor) or not is_plain(values):
-            return None
-        settings = {name: given.get(name, value) for name, value in plain.items()}
-        settings = {name: value for name, value in settings.items() if isinstance(value, Plain)}
-        settings["weighted"] = isinstance(given.get("weight"), Tensor)
-        return LossCall(kind, values, target if isinstance(target, Tensor) else None, output, number, settings)
-
-    return read

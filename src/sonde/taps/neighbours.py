@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sonde.taps.losses import LossCall
+from sonde.taps.loss_functions import LossCall
 from sonde.taps.plain import is_whole
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import LOSS, NEIGHBOUR_AGREEMENT

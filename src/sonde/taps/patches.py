@@ -17,12 +17,23 @@ Heard = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 _lock = threading.Lock()
 
 
+class _Here(threading.local):
+    """How many functions that are stood in for this thread is inside of."""
+
+    depth = 0
+
+
+_here = _Here()
+
+
 class Patch:
     """One attribute of one module of torch, shared by all sessions.
 
     The replacement calls the original with the very arguments and returns the very result. Code that is compiled or
     scripted finds the original behind it. Something that overrides torch's functions is handed the original function
     too, since it may look it up in a table.
+
+    Where one such function calls another, only listeners of the outer one are told.
     """
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -63,12 +74,14 @@ class Patch:
             return  # someone had wrapped ours, so it had to stay in the chain; now it is of use again
         self._original = present
         self._ours = self._replacement(present)
+        _teach_script(self._ours, present)
         setattr(self._owner, self._name, self._ours)
 
     def _put_back(self) -> None:
         # If someone wrapped ours, the original would throw theirs away; without listeners ours only passes on.
         if getattr(self._owner, self._name) is self._ours:
             setattr(self._owner, self._name, self._original)
+            _builtin_table().pop(id(self._ours), None)
             self._ours = None
 
     def _replacement(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,12 +89,16 @@ class Patch:
         def replacement(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not self._listeners:
                 return original(*args, **kwargs)
-            if has_torch_function((*args, *kwargs.values())):
-                with self._aside():
+            _here.depth += 1
+            try:
+                if has_torch_function((*args, *kwargs.values())):
+                    with self._aside():
+                        result = original(*args, **kwargs)
+                else:
                     result = original(*args, **kwargs)
-            else:
-                result = original(*args, **kwargs)
-            for listener in self._listeners:
+            finally:
+                _here.depth -= 1
+            for listener in self._listeners if not _here.depth else ():
                 listener(args, kwargs, result)
             return result
 
@@ -102,3 +119,19 @@ class Patch:
             yield
         finally:
             setattr(self._owner, self._name, ours)
+
+
+def _builtin_table() -> dict[int, str]:
+    """Return torch's table of functions that scripted code may call, by id. It is made when first asked for.
+
+    It must be made before anything is replaced: else it would know ours instead of the original for good.
+    """
+    table: dict[int, str] = torch.jit._builtins._get_builtin_table()
+    return table
+
+
+def _teach_script(ours: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Let code that is scripted while ours is in place find what the original stands for."""
+    table = _builtin_table()
+    if id(original) in table:
+        table[id(ours)] = table[id(original)]
