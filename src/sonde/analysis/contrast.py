@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -72,6 +72,8 @@ class Contrast:
     """How many features were tried."""
     is_rough: bool
     """Whether a group is so small that p-values are only rough."""
+    values: dict[Feature, Matrix] = field(default_factory=dict)
+    """By feature: its value for each failed sample, then for each good one."""
 
 
 def contrast(
@@ -98,7 +100,8 @@ def contrast(
         )
     features, values = feature_matrix(outputs, [*bad, *fine])
     found = separate(features, values[: len(bad)], values[len(bad) :])
-    return Contrast(found, bad, fine, len(features), min(len(bad), len(fine)) < _FEW)
+    columns = dict(zip(features, values.T, strict=True))
+    return Contrast(found, bad, fine, len(features), min(len(bad), len(fine)) < _FEW, columns)
 
 
 def spaced(items: list[Datapoint], most: int) -> list[Datapoint]:

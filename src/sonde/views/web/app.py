@@ -16,14 +16,14 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from sonde.errors import SondeError
-from sonde.views.web import compare_api, figures_api, layers_api, live_api, profile_api, run_api, runs_api
+from sonde.views.web import compare_api, figures_api, layers_api, live_api, profile_api, run_api, runs_api, samples_api
 from sonde.views.web.answers import say_it_is_not_there, say_we_failed, say_what_is_wrong
 from sonde.views.web.guard import LOOPBACK, Guard
 from sonde.views.web.library import Library
 
 ASSETS: Final = Path(__file__).with_name("assets")
 # One topic each; a topic is a module with `routes(library)`.
-_TOPICS: Final = (runs_api, run_api, figures_api, layers_api, profile_api, compare_api, live_api)
+_TOPICS: Final = (runs_api, run_api, figures_api, layers_api, profile_api, compare_api, samples_api, live_api)
 
 
 def make_app(

@@ -1,0 +1,208 @@
+"""One sample: what was kept and captured of it, as a tree of values, and its tensors as raw bytes, one at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sonde.analysis.picking import columns_of, name_of, worst_rows
+from sonde.analysis.query import parse, percentiles
+from sonde.analysis.samples import CAPTURES, KEPT, Evaluation
+from sonde.errors import OptionError, RunDamaged, RunError, SelectionError
+from sonde.store import DebugOutputs
+from sonde.store.pages import Datapoint
+from sonde.views.web.answers import Query, as_json, raw_route
+from sonde.views.web.library import Library, OpenRun
+from sonde.views.web.sample_store import SampleStore, sample_from_text, sample_text
+from sonde.views.web.sample_tree import describe_outputs
+
+MOST_ELEMENTS: Final = 1 << 20  # of a tensor that is sent; what is larger is thinned, dimension by dimension
+_PARTS: Final = (CAPTURES, KEPT)
+
+
+def routes(library: Library, store: SampleStore) -> list[Route]:
+    """Return the routes of the page *Sample*."""
+    api = _Api(store)
+    return [raw_route(library, "sample", api.sample), raw_route(library, "tensor", api.tensor)]
+
+
+class _Api:
+    def __init__(self, store: SampleStore) -> None:
+        self._store = store
+
+    def sample(self, opened: OpenRun, query: Query) -> Response:
+        """Describe one sample in one evaluation, and where else it is known."""
+        evaluation = self._store.evaluation(opened, query.text("evaluation"))
+        idx = sample_from_text(query.text("idx"))
+        told: dict[str, Any] = {
+            "idx": sample_text(idx),
+            "evaluation": evaluation.name,
+            "words": name_of(evaluation),
+            "run": opened.name,
+            "epochs": self._epochs(opened, idx),
+            "problems": [],
+        }
+        for name, part in (("kept", KEPT), ("captured", CAPTURES)):
+            told[name] = self._tree(evaluation, part, idx, told["problems"])
+        told |= self._place(evaluation, idx, query)
+        if told["kept"] is None and told["captured"] is None and told["row"] is None:
+            raise SelectionError(f"{name_of(evaluation)} of {opened.name} knows no sample {idx!r:.60}.")
+        return as_json(told)
+
+    def tensor(self, opened: OpenRun, query: Query) -> Response:
+        """Send one tensor as float32, thinned if it is large; headers tell its shape and the steps of thinning."""
+        evaluation = self._store.evaluation(opened, query.text("evaluation"))
+        part = query.choice("part", _PARTS)
+        outputs = self._store.outputs(evaluation, part)
+        idx = sample_from_text(query.text("idx"))
+        if outputs is None or idx not in outputs:
+            raise SelectionError(f"Nothing was captured of sample {idx!r:.60} in {name_of(evaluation)}.")
+        array = _read(outputs, idx, query.text("debugger"), query.text("path"))
+        return send(array, query.text("fix"))
+
+    def _tree(self, evaluation: Evaluation, part: str, idx: Datapoint, problems: list[str]) -> Any:
+        outputs = self._store.outputs(evaluation, part)
+        if outputs is None or idx not in outputs:
+            return None
+        try:
+            return describe_outputs(outputs, idx)
+        except (RunDamaged, OSError) as error:
+            problems.append(str(error))
+            return None
+
+    def _epochs(self, opened: OpenRun, idx: Datapoint) -> list[dict[str, Any]]:
+        """Return where this sample is known, and how it scored there."""
+        found = []
+        for each in self._store.evaluations(opened):
+            try:
+                table = self._store.table(each)
+            except RunError:
+                continue
+            row = table.row_of(idx)
+            captured, kept = (self._has(each, part, idx) for part in _PARTS)
+            if row is None and not captured and not kept:
+                continue
+            scores = {} if row is None else {name: float(column[row]) for name, column in table.columns.items()}
+            found.append(
+                {"name": each.name, "words": name_of(each), "scores": scores, "captured": captured, "kept": kept}
+            )
+        return found
+
+    def _has(self, evaluation: Evaluation, part: str, idx: Datapoint) -> bool:
+        outputs = self._store.outputs(evaluation, part)
+        return outputs is not None and idx in outputs
+
+    def _place(self, evaluation: Evaluation, idx: Datapoint, query: Query) -> dict[str, Any]:
+        """Say how the sample scored among all, and which are the next worse and better ones that the filters pick."""
+        table = self._store.table(evaluation)
+        row = table.row_of(idx)
+        told: dict[str, Any] = {"row": row, "scores": [], "position": None, "previous": None, "next": None, "of": 0}
+        if row is None or not table.columns:
+            return told
+        metric = query.text("metric") or next(iter(table.columns))
+        told["scores"] = [
+            {
+                "name": name,
+                "value": column[row],
+                "percentile": percentiles(column)[row],
+                "direction": table.directions[name],
+            }
+            for name, column in table.columns.items()
+        ]
+        mask = np.ones(len(table.ids), bool)
+        filters = query.texts("where")
+        columns = columns_of(table, self._store.notes(evaluation)) if filters else None
+        for each in filters:
+            if columns is not None:
+                mask &= parse(each).select(columns)
+        order = [int(each) for each in worst_rows(table, mask, metric)]
+        at = order.index(row) if row in order else None
+        told |= {"metric": metric, "position": at, "of": len(order)}
+        # A sample that the filters leave out leads to the first that they pick.
+        after, before = (0, None) if at is None else (at + 1, at - 1)
+        if after < len(order):
+            told["next"] = sample_text(table.ids[order[after]])
+        if before is not None and before >= 0:
+            told["previous"] = sample_text(table.ids[order[before]])
+        return told
+
+
+def _read(outputs: DebugOutputs, idx: Datapoint, debugger: str, path: str) -> NDArray[Any]:
+    try:
+        value = outputs.tensor(idx, debugger, path)
+    except KeyError as error:
+        raise SelectionError(str(error.args[0] if error.args else error)[:500]) from None
+    array = np.asarray(value)
+    if array.dtype.kind in "OSUMmV" and not _is_number(array):
+        raise OptionError(f"{debugger}/{path} holds {array.dtype}, not numbers.")
+    return array
+
+
+def _is_number(array: NDArray[Any]) -> bool:
+    """Say whether the elements are numbers; numpy calls bfloat16 and the 8-bit floats void types."""
+    return array.dtype.kind == "V" and array.dtype.fields is None and "float" in array.dtype.name
+
+
+def send(array: NDArray[Any], fix: str = "", most: int = MOST_ELEMENTS) -> Response:
+    """Send an array as little-endian float32.
+
+    Args:
+        array: Numbers; complex ones are sent as magnitudes.
+        fix: Dimensions to hold at one index, as `0:3,1:5`.
+        most: How many elements are sent at most.
+
+    """
+    full = array.shape
+    array, held = _hold(array, fix)
+    steps = thinning(array.shape, most)
+    array = array[tuple(slice(None, None, step) for step in steps)]
+    if array.dtype.kind == "c":
+        array = np.abs(array)
+    with np.errstate(all="ignore"):
+        content = np.ascontiguousarray(array, dtype="<f4").tobytes()
+    return Response(
+        content,
+        media_type="application/octet-stream",
+        headers={
+            "X-Sonde-Shape": json.dumps(array.shape),
+            "X-Sonde-Full-Shape": json.dumps(full),
+            "X-Sonde-Steps": json.dumps(steps),
+            "X-Sonde-Held": json.dumps(held),
+            "X-Sonde-Dtype": "float32",
+        },
+    )
+
+
+def _hold(array: NDArray[Any], fix: str) -> tuple[NDArray[Any], list[list[int]]]:
+    held: list[list[int]] = []
+    index: list[Any] = [slice(None)] * array.ndim
+    for pair in fix.split(",") if fix else ():
+        dimension, _, at = pair.partition(":")
+        if not (dimension.isdecimal() and at.isdecimal() and int(dimension) < array.ndim):
+            raise OptionError(f"fix={fix!r:.60} should be like 0:3,1:5 for a tensor of {array.ndim} dimensions.")
+        if int(at) >= array.shape[int(dimension)]:
+            raise OptionError(f"Dimension {dimension} has {array.shape[int(dimension)]} entries; {at} is none of them.")
+        index[int(dimension)] = int(at)
+        held.append([int(dimension), int(at)])
+    return np.asarray(array[tuple(index)]), held
+
+
+def thinning(shape: tuple[int, ...], most: int) -> list[int]:
+    """Return by which step each dimension is thinned so that few enough elements are left; the longest goes first.
+
+    >>> thinning((4, 1000, 1000), 1_000_000)
+    [1, 2, 2]
+    """
+    steps = [1] * len(shape)
+    sizes = list(shape)
+    while math.prod(sizes) > most:
+        longest = max(range(len(shape)), key=lambda at: sizes[at])
+        steps[longest] += 1
+        sizes[longest] = -(-shape[longest] // steps[longest])
+    return steps

@@ -1,0 +1,315 @@
+"""Scores of all samples: score maps as raw bytes, filtered lists, failures common to runs, scores over epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sonde.analysis.contrast import Contrast, Separation, contrast
+from sonde.analysis.picking import EXTRA, columns_of, describe_rows, failed_mask, name_of, worst_rows
+from sonde.analysis.query import FUNCTIONS, parse
+from sonde.analysis.samples import (
+    CAPTURES,
+    KEPT,
+    Evaluation,
+    ScoreTable,
+    average,
+    common_failures,
+    repeats_of,
+)
+from sonde.errors import OptionError, RunError
+from sonde.store.pages import Datapoint
+from sonde.views.web import sample_api
+from sonde.views.web.answers import Query, as_bytes, as_json, raw_route
+from sonde.views.web.library import Library, OpenRun
+from sonde.views.web.sample_store import SampleStore, sample_text
+
+_MOST_ROWS: Final = 500
+_MOST_RUNS: Final = 40
+_MOST_SEPARATIONS: Final = 60
+_DRAWN: Final = 12
+_EXAMPLES: Final = 8
+
+Answer = Callable[[OpenRun, Query], Response]
+
+
+def routes(library: Library) -> list[Route]:
+    """Return the routes of the pages *Samples*, *Sample* and *Good against failed*."""
+    store = SampleStore()
+    api = _Api(library, store)
+    topics: dict[str, Answer] = {
+        "evaluations": api.evaluations,
+        "scores": api.scores,
+        "score-ids": api.ids,
+        "score-mask": api.mask,
+        "samples": api.samples,
+        "aggregated": api.aggregated,
+        "common-failures": api.common,
+        "contrast": api.contrast,
+    }
+    own = [raw_route(library, path, answer) for path, answer in topics.items()]
+    return own + sample_api.routes(library, store)
+
+
+class _Api:
+    def __init__(self, library: Library, store: SampleStore) -> None:
+        self._library, self._store = library, store
+
+    def evaluations(self, opened: OpenRun, query: Query) -> Response:
+        """List the evaluations, the metrics they have, and the runs that can be laid beside."""
+        found: list[dict[str, Any]] = []
+        metrics: dict[str, int] = {}
+        guessed: set[str] = set()
+        for each in self._store.evaluations(opened):
+            row: dict[str, Any] = {
+                "name": each.name,
+                "words": name_of(each),
+                "epoch": each.epoch,
+                "scored": each.has_scores,
+                "captured": each.has(CAPTURES),
+                "kept": each.has(KEPT),
+            }
+            try:
+                table = self._store.table(each)
+            except RunError as error:
+                row |= {"scored": False, "problem": str(error)}
+            else:
+                row |= {"samples": len(table.ids)}
+                metrics |= table.directions
+                guessed |= set(table.guessed)
+            found.append(row)
+        return as_json(
+            {
+                "evaluations": found,
+                "metrics": [
+                    {"name": name, "direction": way, "guessed": name in guessed} for name, way in metrics.items()
+                ],
+                "columns": [*metrics, *EXTRA],
+                "functions": FUNCTIONS,
+                "repeats": self._repeats(opened),
+            }
+        )
+
+    def scores(self, opened: OpenRun, query: Query) -> Response:
+        """Send the scores by one metric as float32: one a sample, and with other runs the means, then the spread."""
+        tables = self._tables(opened, query)
+        metric = self._metric(tables[0], query)
+        if len(tables) == 1:
+            return as_bytes(_floats(tables[0].column(metric)))
+        ids, means, spread = average(tables, metric)
+        if ids[: len(tables[0].ids)] != tables[0].ids:
+            raise OptionError("The runs do not share their samples.")
+        count = len(tables[0].ids)
+        return as_bytes(_floats(means[:count]) + _floats(spread[:count]))
+
+    def ids(self, opened: OpenRun, query: Query) -> Response:
+        """Name the samples in the order of their scores; null where they are the numbers from 0 on."""
+        ids = self._table(opened, query).ids
+        plain = ids == list(range(len(ids)))
+        return as_json({"count": len(ids), "ids": None if plain else [sample_text(each) for each in ids]})
+
+    def mask(self, opened: OpenRun, query: Query) -> Response:
+        """Say with a byte for each sample whether the filters pick it."""
+        evaluation = self._store.evaluation(opened, query.text("evaluation"))
+        return as_bytes(self._picked(evaluation, query).astype(np.uint8).tobytes())
+
+    def samples(self, opened: OpenRun, query: Query) -> Response:
+        """List the samples that the filters pick, the worst first."""
+        evaluation = self._store.evaluation(opened, query.text("evaluation"))
+        table, notes = self._store.table(evaluation), self._store.notes(evaluation)
+        if not table.columns:
+            return as_json({"total": 0, "of": 0, "rows": [], "metric": None})
+        metric = self._metric(table, query)
+        rows = worst_rows(table, self._picked(evaluation, query), metric)
+        first = query.number("from", 0) or 0
+        most = query.number("most", 200, least=1, most=_MOST_ROWS) or 1
+        captured = self._store.outputs(evaluation, CAPTURES)
+        listed = [
+            {
+                "idx": sample_text(each.idx),
+                "scores": each.scores,
+                "label": each.label,
+                "prediction": each.prediction,
+                "captured": captured is not None and each.idx in captured,
+            }
+            for each in describe_rows(table, rows[first : first + most], notes)
+        ]
+        return as_json({"total": len(rows), "of": len(table.ids), "metric": metric, "rows": listed})
+
+    def aggregated(self, opened: OpenRun, query: Query) -> Response:
+        """Return the scores of whole evaluations over epochs, run by run, and repeats averaged with their spread."""
+        lines = []
+        for each in self._runs(opened, query):
+            tables = [self._store.table(found) for found in self._store.evaluations(each) if found.has_scores]
+            metric = query.text("metric") or (next(iter(tables[0].columns), "") if tables else "")
+            points = [
+                {"epoch": table.evaluation.epoch, "name": table.evaluation.name, "value": table.aggregated[metric]}
+                for table in tables
+                if metric in table.aggregated
+            ]
+            lines.append({"run": each.id, "name": each.name, "points": points})
+        return as_json({"lines": lines, "groups": _grouped(lines)})
+
+    def common(self, opened: OpenRun, query: Query) -> Response:
+        """Return in how many runs each sample is among the worst."""
+        tables = self._tables(opened, query)
+        metric = self._metric(tables[0], query)
+        found = common_failures(tables, metric, _percentile(query))
+        rows = found.worst_first()
+        return as_json(
+            {
+                "metric": metric,
+                "direction": tables[0].directions[metric],
+                "threshold": found.threshold,
+                "runs": len(tables),
+                "ids": [sample_text(each) for each in found.ids],
+                "failed": found.failed,
+                "scored": found.scored,
+                "worst": rows[:_MOST_ROWS],
+                "failures": len(rows),
+            }
+        )
+
+    def contrast(self, opened: OpenRun, query: Query) -> Response:
+        """Return what separates the samples that failed from those that did not."""
+        evaluation = self._store.evaluation(opened, query.text("evaluation"))
+        return as_json(self._store.answer(evaluation, query.key, lambda: self._contrast(evaluation, query)))
+
+    def _contrast(self, evaluation: Evaluation, query: Query) -> dict[str, Any]:
+        table = self._store.table(evaluation)
+        metric = self._metric(table, query)
+        outputs = self._store.outputs(evaluation, CAPTURES)
+        if outputs is None:
+            raise OptionError(f"Nothing was captured in {name_of(evaluation)}. Add a debugger to the config.")
+        if query.texts("where"):
+            failed = self._picked(evaluation, query)
+        else:
+            failed = failed_mask(table, metric, _percentile(query))
+        order = table.worst_first(metric)
+        found = contrast(outputs, _named(table, order[failed[order]]), _named(table, order[~failed[order]]))
+        return {
+            "metric": metric,
+            "failed": len(found.failed),
+            "good": len(found.good),
+            "all_failed": int(failed.sum()),
+            "features": found.features,
+            "rough": found.is_rough,
+            "separations": [
+                _separation(each, found.values[each.feature] if rank < _DRAWN else None, len(found.failed))
+                for rank, each in enumerate(found.separations[:_MOST_SEPARATIONS])
+            ],
+            "examples": _examples(found),
+        }
+
+    def _picked(self, evaluation: Evaluation, query: Query) -> NDArray[np.bool_]:
+        """Return which samples all filters pick."""
+        table = self._store.table(evaluation)
+        mask = np.ones(len(table.ids), bool)
+        filters = query.texts("where")
+        if not filters:
+            return mask
+        columns = columns_of(table, self._store.notes(evaluation))
+        for each in filters:
+            mask &= parse(each).select(columns)
+        return mask
+
+    def _table(self, opened: OpenRun, query: Query) -> ScoreTable:
+        return self._store.table(self._store.evaluation(opened, query.text("evaluation")))
+
+    def _tables(self, opened: OpenRun, query: Query) -> list[ScoreTable]:
+        """Return the tables of this run and of those beside it; those that lack this evaluation use their last."""
+        name = query.text("evaluation")
+        tables = []
+        for each in self._runs(opened, query):
+            known = {found.name for found in self._store.evaluations(each)}
+            tables.append(self._store.table(self._store.evaluation(each, name if name in known else "")))
+        return tables
+
+    def _runs(self, opened: OpenRun, query: Query) -> list[OpenRun]:
+        others = [each for each in query.texts("with") if each != opened.id][: _MOST_RUNS - 1]
+        return [opened, *(self._library.open(each) for each in others)]
+
+    def _metric(self, table: ScoreTable, query: Query) -> str:
+        metric = query.text("metric") or next(iter(table.columns), "")
+        table.column(metric)
+        return metric
+
+    def _repeats(self, opened: OpenRun) -> list[str]:
+        """Return the ids of the runs that repeat this one, itself included."""
+        listed = {each.name: each.id for each in self._library.list()}
+        for names in repeats_of(listed).values():
+            if opened.name in names:
+                return [listed[name] for name in names]
+        return [opened.id]
+
+
+def _percentile(query: Query) -> float:
+    return float(query.number("percentile", 10, least=1, most=99) or 10)
+
+
+def _floats(values: NDArray[np.float64]) -> bytes:
+    with np.errstate(over="ignore"):
+        return values.astype("<f4").tobytes()
+
+
+def _named(table: ScoreTable, rows: NDArray[np.int64]) -> list[Datapoint]:
+    return [table.ids[row] for row in rows]
+
+
+def _separation(each: Separation, values: NDArray[np.float64] | None, failed: int) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "words": each.feature.words,
+        "debugger": each.feature.debugger,
+        "path": each.feature.path,
+        "statistic": each.feature.statistic,
+        "channel": each.feature.channel,
+        "effect": each.effect,
+        "d": each.cohens_d,
+        "p": each.p,
+        "q": each.q,
+        "failed_median": each.failed_median,
+        "good_median": each.good_median,
+    }
+    if values is not None:
+        plain |= {"failed_values": values[:failed], "good_values": values[failed:]}
+    return plain
+
+
+def _examples(found: Contrast) -> dict[str, list[str]]:
+    """Return the worst of the failed and the best of the good."""
+    return {
+        "failed": [sample_text(each) for each in found.failed[:_EXAMPLES]],
+        "good": [sample_text(each) for each in found.good[::-1][:_EXAMPLES]],
+    }
+
+
+def _grouped(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Average the lines of repeats, point by point."""
+    by_name = {line["name"]: line for line in lines}
+    groups = []
+    for name, members in repeats_of(by_name).items():
+        if len(members) < 2:
+            continue
+        values: dict[str, list[float]] = {}
+        epochs: dict[str, int | None] = {}
+        for member in members:
+            for point in by_name[member]["points"]:
+                values.setdefault(point["name"], []).append(point["value"])
+                epochs[point["name"]] = point["epoch"]
+        points = [
+            {
+                "name": at,
+                "epoch": epochs[at],
+                "value": float(np.mean(each)),
+                "spread": float(np.std(each, ddof=1)) if len(each) > 1 else None,
+                "count": len(each),
+            }
+            for at, each in values.items()
+        ]
+        groups.append({"name": name, "runs": members, "points": points})
+    return groups
