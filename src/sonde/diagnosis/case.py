@@ -13,6 +13,7 @@ from sonde import facts, vitals
 from sonde.diagnosis.history import HEAD, Curve, History, Stretch
 from sonde.diagnosis.learning import Learning, judge
 from sonde.diagnosis.panel import Panel
+from sonde.diagnosis.replicas import Drift
 from sonde.diagnosis.track import Track, Values
 from sonde.facts import Facts, LossFacts, ModuleFacts, ParameterFacts
 from sonde.records import Event, Phase, Quantity, Site
@@ -36,6 +37,8 @@ class Case:
         self.facts = Facts()
         self.events: list[Event] = []
         self.final = False
+        self.replicas: list[Drift] | None = None
+        """Parameters that differ between ranks; None where that was not compared."""
         self._sites: dict[int, Site] = {}
         self._by_key: dict[str, Site] = {}
         self._groups: dict[tuple[Quantity, Phase], list[Site]] = {}

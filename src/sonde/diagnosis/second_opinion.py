@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.doctor import Doctor
 from sonde.diagnosis.nonfinite import is_better_told
+from sonde.diagnosis.replicas import compare_ranks
 from sonde.records import SEVERITIES, Event, Finding, Severity
 from sonde.store import Run, open_run
 
@@ -75,6 +76,7 @@ def diagnose(run: Run | str | Path, *, rank: int | None = None) -> Diagnosis:
     for event in waiting:
         case.take_event(event)
     case.final = run.status != "live"
+    case.replicas = compare_ranks(run) if rank is None else None
     found = doctor.look(case)
     return Diagnosis(tuple(found), dict(doctor.unmeasured), dict(doctor.broken), len(steps), len(doctor.rules))
 
