@@ -1,12 +1,136 @@
-"""Several runs beside each other."""
+"""Several runs beside each other: settings, curves, where they part, and how their layers differ."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
-from sonde.views.web.library import Library
+from sonde.analysis import facts_of
+from sonde.analysis.divergence import Divergence, differences, divergence
+from sonde.errors import OptionError
+from sonde.records import SEVERITIES
+from sonde.store import Run
+from sonde.views import figures
+from sonde.views.web.answers import Query, plain_route
+from sonde.views.web.figures_api import pack
+from sonde.views.web.library import Library, OpenRun
+
+MOST_RUNS: Final = 8
+_APART: Final = 0.01
+_MOST_SETTINGS: Final = 2000
+_MOST_TOGETHER: Final = 20
+_MOST_LAYERS: Final = 200
+_ABSENT: Final = None
 
 
 def routes(library: Library) -> list[Route]:
     """Return the routes of the page *Compare*."""
-    return []
+
+    def figure(request: Request) -> Response:
+        query = Query(request)
+        runs = {opened.name: opened.run for opened in _open(library, query)}
+        made = figures.compare_runs(runs, query.text("site") or None, stat=query.text("stat") or None)
+        return Response(pack(made), media_type="application/json")
+
+    return [
+        plain_route("compare", lambda query: _compare(_open(library, query))),
+        plain_route("compare/parting", lambda query: _partings(_open(library, query))),
+        plain_route("compare/layers", lambda query: _layers(_open(library, query))),
+        Route("/api/compare/figure", figure),
+    ]
+
+
+def _open(library: Library, query: Query) -> list[OpenRun]:
+    ids = query.texts("run")
+    if not ids or len(ids) > MOST_RUNS:
+        raise OptionError(f"Name between 1 and {MOST_RUNS} runs to compare; got {len(ids)}.")
+    return [library.open(each) for each in ids]
+
+
+def _compare(opened: list[OpenRun]) -> dict[str, Any]:
+    flat = [dict(_settings(each.run)) for each in opened]
+    names = list(dict.fromkeys(name for each in flat for name in each))
+    rows = [{"name": name, "values": [each.get(name, _ABSENT) for each in flat]} for name in names]
+    differing = [row for row in rows if len({repr(value) for value in row["values"]}) > 1]
+    return {
+        "runs": [_describe(each) for each in opened],
+        "settings": {"differing": differing[:_MOST_SETTINGS], "same": len(rows) - len(differing)},
+        "scalars": _common_scalars(opened),
+    }
+
+
+def _describe(opened: OpenRun) -> dict[str, Any]:
+    findings = opened.run.findings
+    worst = max((SEVERITIES.index(finding.severity) for finding in findings), default=-1)
+    return {
+        "id": opened.id,
+        "name": opened.name,
+        "facts": facts_of(opened.run),
+        "findings": [finding.kind for finding in findings],
+        "severity": SEVERITIES[worst] if worst >= 0 else None,
+    }
+
+
+def _settings(run: Run) -> Iterator[tuple[str, Any]]:
+    yield "model", run.header.model.get("name")
+    yield "parameters", run.header.model.get("num_parameters")
+    yield from _flat("config", run.header.config)
+    yield from _flat("environment", run.header.environment)
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested settings by their path."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flat(f"{name}.{key}", item)
+    else:
+        yield name, value if isinstance(value, str | int | float | bool | None) else repr(value)[:500]
+
+
+def _common_scalars(opened: list[OpenRun]) -> list[str]:
+    """Return the scalars that at least two runs have (or the one that there is), those of most runs first."""
+    seen: dict[str, int] = {}
+    for each in opened:
+        for site in each.run.sites:
+            if site.quantity == "scalar":
+                seen[site.key] = seen.get(site.key, 0) + 1
+    least = min(2, len(opened))
+    return sorted((key for key, times in seen.items() if times >= least), key=lambda key: -seen[key])
+
+
+def _partings(opened: list[OpenRun]) -> dict[str, Any]:
+    """Compare the first run with each of the others."""
+    first = opened[0]
+    return {"of": first.name, "partings": [_parting(first, other) for other in opened[1:]]}
+
+
+def _parting(first: OpenRun, other: OpenRun) -> dict[str, Any]:
+    exact = divergence(first.run, other.run)
+    apart = divergence(first.run, other.run, tolerance=_APART) if exact.first else exact
+    return {"run": other.id, "name": other.name, "exact": _told(exact), "apart": _told(apart), "tolerance": _APART}
+
+
+def _told(found: Divergence) -> dict[str, Any]:
+    return {
+        "first": found.first,
+        "together": found.together[:_MOST_TOGETHER],
+        "count": len(found.together),
+        "steps": found.steps,
+        "sites": found.sites,
+        "complete": found.complete,
+    }
+
+
+def _layers(opened: list[OpenRun]) -> dict[str, Any]:
+    if len(opened) < 2:
+        return {"total": 0, "rows": []}
+    rows = differences(opened[0].run, opened[1].run)
+    listed = [
+        {"site": row.site, "left": row.left, "right": row.right, "doublings": row.doublings}
+        for row in rows[:_MOST_LAYERS]
+    ]
+    return {"left": opened[0].name, "right": opened[1].name, "total": len(rows), "rows": listed}

@@ -37,6 +37,7 @@ export function figure(path, query = {}, { signal, height, title, onpoint, tools
     if (drawn === null || signal?.aborted) return;
     const [Plotly, looks] = await Promise.all([load(), templates()]);
     if (signal?.aborted) return;
+    place.style.removeProperty("min-height");
     await Plotly.react(place, drawn.data, fitted(drawn, looks[theme()], height), OPTIONS);
     element.setAttribute("aria-busy", "false");
     if (onpoint && !place.dataset.listens) {
@@ -94,8 +95,17 @@ function fitted(made, template, height) {
   const layout = { ...made.layout, template, autosize: true, title: undefined, uirevision: "kept" };
   delete layout.width;
   const above = made.layout.annotations?.length && made.layout.xaxis2 ? 34 : 14;
-  layout.margin = { ...(made.layout.margin ?? {}), t: above, r: 16 };
+  const below = made.layout.margin?.b > 70 && (made.data?.length ?? 0) < 7 ? 70 : made.layout.margin?.b;
+  layout.margin = { ...(made.layout.margin ?? {}), t: above, r: 16, ...(below ? { b: below } : {}) };
   const own = (made.layout.height ?? 400) - 50;
   layout.height = height ?? Math.max(own, 180);
+  if (layout.yaxis?.tickvals) layout.yaxis = thinnedTicks(layout.yaxis, layout.height - 90);
   return layout;
+}
+
+/** An axis with as many names as have room below each other. */
+function thinnedTicks(axis, room) {
+  const stride = Math.ceil((axis.tickvals.length * 13) / Math.max(room, 13));
+  const kept = (_, at) => at % stride === 0;
+  return { ...axis, tickvals: axis.tickvals.filter(kept), ticktext: axis.ticktext?.filter(kept) };
 }

@@ -2,4 +2,8 @@
 export const PAGES = [
   { name: "runs", title: "Runs", key: "r", load: () => import("./pages/runs.js") },
   { name: "overview", title: "Overview", key: "o", ofRun: true, load: () => import("./pages/overview.js") },
+  { name: "layers", title: "Layers", key: "l", ofRun: true, load: () => import("./pages/layers.js") },
+  { name: "timeline", title: "Timeline", key: "t", ofRun: true, load: () => import("./pages/timeline.js") },
+  { name: "profile", title: "Profile", key: "p", ofRun: true, load: () => import("./pages/profile.js") },
+  { name: "compare", title: "Compare", key: "c", load: () => import("./pages/compare.js") },
 ];

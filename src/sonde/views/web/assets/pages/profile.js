@@ -1,0 +1,63 @@
+// Where time and memory go: phases of a step, operators and modules of a recorded trace, memory.
+import { address, getJson, runPath } from "../api.js";
+import { choose, h, panel, replace } from "../dom.js";
+import { figure } from "../figure.js";
+import { table } from "../table.js";
+import { bytes, count, lasting, percent, plural } from "../words.js";
+
+export async function show(place, context) {
+  const { run, signal } = context;
+  const drawings = [
+    figure(runPath(run, "figure/phases"), {}, { signal, height: 340 }),
+    figure(runPath(run, "figure/memory"), {}, { signal, height: 340 }),
+  ];
+  const [told, { traces }] = await Promise.all([getJson(runPath(run), {}, signal), getJson(runPath(run, "traces"), {}, signal)]);
+  const shares = h("div"), trace = h("div", { class: "stack" });
+
+  function drawShares({ phases }) {
+    if (!phases) return replace(shares);
+    const row = (name, share) => h("tr", {}, h("td", {}, name.replace("_", " ")), h("td", { class: "number" }, percent(share)), h("td", { class: "number" }, lasting(share * phases.step_s)));
+    return replace(shares, panel("Phases of a step", h("p", { class: "note" }, `median ${lasting(phases.step_s)}, over ${plural(phases.steps, "step")}`),
+      h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Phase"), h("th", { scope: "col", class: "number" }, "Share"), h("th", { scope: "col", class: "number" }, "Of a median step"))),
+        h("tbody", {}, Object.entries(phases.shares).map(([name, share]) => row(name, share)), phases.unexplained > 0.001 ? row("not explained", phases.unexplained) : null))));
+  }
+
+  async function drawTrace() {
+    if (!traces.length) {
+      replace(trace, panel("Operators and modules", h("p", { class: "quiet" }, "The run has no trace. One is recorded by ", h("code", {}, "with sonde.probes.profile_scope(run="runs/first"): …"), ", and then shown here.")));
+      return;
+    }
+    const name = context.query.get("trace") ?? traces[0].name;
+    const size = traces.find((each) => each.name === name)?.bytes;
+    const head = h("div", { class: "controls" }, h("h2", {}, "Trace"),
+      choose("File", traces.map((each) => each.name), name, (next) => { context.keep({ trace: next }); drawTrace(); }),
+      h("a", { href: address(runPath(run, `trace/${encodeURIComponent(name)}`)), download: name }, `Download for Perfetto (${bytes(size)})`),
+      h("span", { class: "note" }, "ui.perfetto.dev opens it in the browser, on your machine"));
+    replace(trace, head, h("p", { class: "quiet" }, "Reading…"));
+    try {
+      const sums = await getJson(runPath(run, "trace-summary"), { name }, signal);
+      const part = (title, rows) => rows.length ? panel(title, sumsTable(title, rows)) : null;
+      replace(trace, head, h("div", { class: "columns" }, part("Operators", sums.operators), part("Modules", sums.modules), part("Kernels", sums.kernels)));
+    } catch (error) {
+      if (error.name !== "AbortError") replace(trace, head, h("p", { class: "problem", role: "alert" }, error.message));
+    }
+  }
+
+  function sumsTable(label, rows) {
+    const grid = table([
+      { name: "name", title: "Name", cell: (row) => h("span", { class: "mono" }, row.name) },
+      { name: "ms", title: "Time", number: true, cell: (row) => lasting(row.ms / 1e3) },
+      { name: "calls", title: "Calls", number: true, cell: (row) => count(row.calls) },
+    ], { label, sort: "-ms", key: (row) => row.name });
+    grid.show(rows);
+    return grid;
+  }
+
+  drawShares(told);
+  replace(place, h("div", { class: "controls" }, h("h1", {}, "Profile")), h("div", { class: "columns" }, drawings, shares), trace);
+  drawTrace();
+  return {
+    title: told.name,
+    refresh: async () => { drawings.forEach((each) => each.update()); drawShares(await getJson(runPath(run), {}, signal)); },
+  };
+}

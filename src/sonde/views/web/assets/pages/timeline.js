@@ -1,0 +1,56 @@
+// What happened when: findings, events, checkpoints along the steps, and all events in words.
+import { getJson, runPath } from "../api.js";
+import { choose, h, replace, search } from "../dom.js";
+import { figure } from "../figure.js";
+import { findingCard } from "../finding.js";
+import { table } from "../table.js";
+import { clock, count, plural } from "../words.js";
+
+export async function show(place, context) {
+  const { run, signal } = context;
+  const counted = h("p", { class: "note", role: "status" }), found = h("div", { class: "findings" }), controls = h("div", { class: "controls" });
+  const drawing = figure(runPath(run, "figure/timeline"), {}, { signal });
+  const grid = table([
+    { name: "step", title: "Step", number: true, cell: (row) => count(row.step) },
+    { name: "time", title: "Time (UTC)", cell: (row) => h("span", { class: "mono quiet" }, clock(row.time)) },
+    { name: "type", title: "Event", cell: (row) => h("span", { class: `level-${row.level}` }, row.type.replaceAll("_", " ")) },
+    { name: "message", title: "What happened", cell: (row) => told(row) },
+  ], { label: "Events", sort: context.query.get("sort") ?? "-time", onsort: (sort) => context.keep({ sort }), key: (row) => row.id, onopen: () => {}, empty: "No event." });
+  let rows = [], types = {};
+
+  function told(row) {
+    if (!row.data || !Object.keys(row.data).length) return row.message;
+    return h("details", {}, h("summary", {}, row.message || "data"), h("pre", {}, JSON.stringify(row.data, null, 2)));
+  }
+
+  function draw() {
+    const type = context.query.get("type") ?? "", words = (context.query.get("filter") ?? "").toLowerCase();
+    const matching = rows.filter((row) => (!type || row.type === type) && `${row.type} ${row.message} ${row.step}`.toLowerCase().includes(words));
+    counted.textContent = matching.length === rows.length ? plural(rows.length, "event") : `${count(matching.length)} of ${plural(rows.length, "event")}`;
+    grid.show(matching);
+  }
+
+  async function read() {
+    const [answer, overview] = await Promise.all([getJson(runPath(run, "events"), {}, signal), getJson(runPath(run), {}, signal)]);
+    types = answer.types;
+    rows = answer.events.map((each, id) => ({ ...each, id: String(id) }));
+    const open = new Set([...found.querySelectorAll("details[open]")].map((each) => each.dataset.kind));
+    replace(found, overview.findings.map((each) => findingCard(each, run, open.has(each.kind))));
+    return overview;
+  }
+
+  const overview = await read();
+  replace(controls, h("h1", {}, "Timeline"),
+    search("Filter", context.query.get("filter") ?? "", "words of an event, or a step", (filter) => { context.keep({ filter }); draw(); }),
+    choose("Event", [["", "all"], ...Object.entries(types).map(([type, number]) => [type, `${type.replaceAll("_", " ")} (${number})`])], context.query.get("type") ?? "", (type) => { context.keep({ type }); draw(); }));
+  replace(place, controls, drawing, found, counted, grid);
+  draw();
+  return {
+    title: overview.name,
+    refresh: async () => { await Promise.all([read(), drawing.update()]); draw(); },
+    keys: [
+      { keys: "j", what: "next event", act: () => grid.move(1) },
+      { keys: "k", what: "previous event", act: () => grid.move(-1) },
+    ],
+  };
+}
