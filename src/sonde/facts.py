@@ -80,7 +80,8 @@ class LossFacts:
     kind: str
     """`cross_entropy`, `nll_loss`, `binary_cross_entropy_with_logits`, `mse_loss`, ...: torch's functional name."""
     settings: dict[str, Plain] = field(default_factory=dict)
-    """`reduction`, `ignore_index`, `label_smoothing`, ..."""
+    """`reduction`, `ignore_index`, `label_smoothing`, ...; `by_hand` if it calls no function of torch. A reduction by
+    hand may also be `divided`, `batchmean` (added up within samples), or `part` (of several terms)."""
     input_shape: tuple[int, ...] = ()
     target_shape: tuple[int, ...] = ()
     target_dtype: str = ""

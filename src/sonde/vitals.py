@@ -82,8 +82,9 @@ and 20; of at most 256 rows."""
 
 # About the loss, in the first ten steps and then each 21st (what labels say: each fifth). Further losses of a step have
 # `#call` 1, 2, 3. Beside them stand the readings `loss_fn:output`, `loss_fn:input.input` and `loss_fn:input.target` of
-# every step (of large inputs evenly chosen rows), all for calls of torch's own loss functions that are looked up in
-# `torch.nn.functional` when called. A loss made by hand has `loss_fn:output` only, of kind `backward`.
+# every step (of large inputs evenly chosen rows), for calls of torch's own loss functions, however they were bound, and
+# for the usual losses written out by hand, as the graph tells them (setting `by_hand`). Any other loss has
+# `loss_fn:output` only, of kind `backward`.
 ROW_SUM: Final = "row_sum"
 """For each sampled row of the loss's input: the sum over classes (the dimension that the loss takes for classes, else
 the last). Absent if the input has one dimension."""

@@ -22,12 +22,21 @@ def root_ratios(case: Case) -> Values | None:
         or loss is None
         or loss.site.kind == "backward"
         or case.track(f"{vitals.LOSS}:output#1") is not None
+        or _is_divided_by_hand(case, loss.site.kind)
     ):
         return None
     steps, at, of = np.intersect1d(root.steps, loss.steps, return_indices=True)
     losses, roots = loss.numbers()[of], root.numbers()[at]
     known = np.isfinite(losses) & np.isfinite(roots) & (np.abs(losses) > 1e-12)
     return roots[known] / losses[known] if len(steps) and known.any() else None
+
+
+def _is_divided_by_hand(case: Case, kind: str) -> bool:
+    """Say whether the loss is known only by the number that was differentiated, which is not a plain mean or sum."""
+    facts = case.loss_facts(kind)
+    if facts is None or facts.settings.get("by_hand") is not True:
+        return False
+    return facts.settings.get("reduction") not in ("mean", "sum")
 
 
 def root_ratio(case: Case) -> float | None:

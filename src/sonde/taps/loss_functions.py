@@ -156,7 +156,9 @@ def _reader_below(kind: str, names: tuple[str, ...]) -> Reader:
         values, target = given.get("input"), given.get("target")
         if not isinstance(values, Tensor) or not is_plain(values):
             return None
-        settings = {name: value for name, value in given.items() if isinstance(value, Plain) and value is not None}
+        settings: dict[str, Plain] = {
+            name: value for name, value in given.items() if isinstance(value, Plain) and value is not None
+        }
         reduction = settings.pop("reduction", None)
         # What kl_div calls "batchmean" comes down here as a sum that is divided afterwards.
         if isinstance(reduction, int) and 0 <= reduction < len(_REDUCTIONS) and (kind, reduction) != ("kl_div", 2):

@@ -9,23 +9,29 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from sonde.facts import LossFacts
 from sonde.records import Phase
 from sonde.signals import Recorder, is_capturing
 from sonde.taps.guard import Guard
 from sonde.taps.loss_functions import FUNCTIONS, LossCall, LossFunction
+from sonde.taps.loss_graph import ModelOutput, read_loss, read_reduction
 from sonde.taps.patches import Heard, Patch
-from sonde.taps.plain import is_plain, some_elements
+from sonde.taps.plain import MAX_ELEMENTS, is_plain, is_real, some_elements
+from sonde.taps.unpack import unpack
 from sonde.vitals import LOOP, LOSS, ROOT, part_of
 
 # Losses of one step beyond this many share the last one's site.
 MAX_CALLS: Final = 4
 # Steps in which the number is read that a backward pass starts from.
 FIRST_ROOTS: Final = 8
+# Outputs of models that are kept until the backward pass.
+MAX_KEPT: Final = 8
 ROOTS_EVERY: Final = 7
 _in_backward = torch._C._current_graph_task_id
 
@@ -33,7 +39,8 @@ _in_backward = torch._C._current_graph_task_id
 class LossTap:
     """Reports losses, what they compare, and how they were called.
 
-    `is_due` says whether to look in a phase; `heard` is handed every training call that was looked at.
+    `is_due` says whether to look in a phase; `heard` is handed every training call that was looked at, `stated` the
+    facts about it, once they are known.
     """
 
     def __init__(
@@ -44,16 +51,21 @@ class LossTap:
         outputs: bool,
         is_due: Callable[[Phase], bool],
         heard: Callable[[LossCall], None],
+        stated: Callable[[LossFacts], None],
     ) -> None:
         self.seen_in_step = False
         self._recorder = recorder
         self._outputs = outputs
         self._is_due = is_due
         self._heard = heard
+        self._stated = stated
         self._calls: Counter[str] = Counter()
         self._numbers: dict[tuple[str, int], int] = {}
         self._steps = 0
         self._root_site = -1
+        self._is_written = True
+        self._outputs_kept: list[ModelOutput] = []
+        self._undecided: LossFacts | None = None
         self._sites: dict[tuple[str, Phase, int, str], int] = {}
         see = guard.wrap("losses", self._see)
         self._listeners: list[tuple[Patch, Heard]] = [
@@ -73,14 +85,38 @@ class LossTap:
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
         """Note that a backward pass begins; losses are numbered anew after it."""
         self._calls.clear()
+        outputs, self._outputs_kept = self._outputs_kept, []
+        undecided, self._undecided = self._undecided, None
         if len(roots) != 1 or not is_plain(roots[0]) or roots[0].numel() != 1:
             return
         if (self._steps < FIRST_ROOTS or self._steps % ROOTS_EVERY == 0) and self._is_due("train"):
             self._see_root(roots[0])
+        if undecided is not None:
+            reduction = read_reduction(roots[0]) or "none"
+            self._stated(replace(undecided, settings=undecided.settings | {"reduction": reduction}))
+        self._is_written = not self.seen_in_step
         if not self.seen_in_step:
             self.seen_in_step = True
-            if self._outputs and self._is_due("train"):
-                self._report("output", "train", 0, "", "backward", roots[0])
+            if self._is_due("train"):
+                self._see_written(roots[0], outputs)
+
+    def keep_output(self, output: Any) -> None:
+        """Take what a model returned in a training pass, for a loss that calls no function of torch."""
+        if not self._is_written or self.seen_in_step:
+            return
+        for _, tensor in unpack(output):
+            if len(self._outputs_kept) < MAX_KEPT and is_real(tensor) and tensor.numel() <= MAX_ELEMENTS:
+                kept = ModelOutput.of(tensor)
+                self._outputs_kept += [kept] if kept is not None else []
+
+    def _see_written(self, root: Tensor, outputs: list[ModelOutput]) -> None:
+        loss = read_loss(root, outputs)
+        if loss is not None:
+            number = self._number(loss.kind, 0)
+            call = LossCall(loss.kind, loss.values, loss.target, root, number, loss.settings, loss.shapes)
+            self._record(call, "train")
+        elif self._outputs:
+            self._report("output", "train", self._number("backward", 0), "", "backward", root)
 
     def _see_root(self, root: Tensor) -> None:
         if self._root_site < 0:
@@ -92,6 +128,7 @@ class LossTap:
         self._steps += 1
         self.seen_in_step = False
         self._calls.clear()
+        self._outputs_kept.clear()
 
     def _see(self, function: LossFunction, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         # What cannot be differentiated where gradients are enabled is a metric, not what is trained on.
@@ -122,7 +159,15 @@ class LossTap:
         if call.target is not None and is_plain(call.target):
             self._report("input", phase, number, ".target", call.kind, some_elements(call.target))
         if phase == "train":
+            self._state(call)
             self._heard(call)
+
+    def _state(self, call: LossCall) -> None:
+        # How its elements become one number shows when that number is differentiated.
+        if call.settings.get("reduction") == "none":
+            self._undecided = call.facts()
+        else:
+            self._stated(call.facts())
 
     def _report(self, quantity: Any, phase: Phase, call: int, part: str, kind: str, tensor: Tensor) -> None:
         key = (quantity, phase, call, part)

@@ -126,7 +126,7 @@ def _builtin_table() -> dict[int, str]:
 
     It must be made before anything is replaced: else it would know ours instead of the original for good.
     """
-    table: dict[int, str] = torch.jit._builtins._get_builtin_table()
+    table: dict[int, str] = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call] # torch
     return table
 
 

@@ -20,8 +20,9 @@ from sonde.taps.facts import FactBook
 from sonde.taps.guard import Guard
 from sonde.taps.inputs import ModelInputs
 from sonde.taps.leftovers import BackwardCount, Leftovers
+from sonde.taps.loss_functions import LossCall
 from sonde.taps.loss_signs import LossSigns
-from sonde.taps.losses import LossCall, LossTap
+from sonde.taps.losses import LossTap
 from sonde.taps.modes import ModeSigns, cares
 from sonde.taps.modules import WatchedModule
 from sonde.taps.neighbours import Neighbours
@@ -105,7 +106,14 @@ class VitalSigns:
         self._neighbours = Neighbours(sites)
         self._inputs = ModelInputs(sites, self._neighbours.see_input)
         self._loss_signs = LossSigns(sites)
-        self._losses = LossTap(recorder, guard, outputs=loss_outputs, is_due=self._is_due, heard=self._heard_loss)
+        self._losses = LossTap(
+            recorder,
+            guard,
+            outputs=loss_outputs,
+            is_due=self._is_due,
+            heard=self._heard_loss,
+            stated=self._heard_facts,
+        )
         self._backward_calls = BackwardCalls(guard.wrap("backward passes", self._before_backward))
         self._dropping = DroppingTap(sites, guard, is_due=self._is_due)
         self._clipping = ClippingTap(
@@ -220,6 +228,8 @@ class VitalSigns:
             self._trace.leave(entry.name, output)
         if id(module) not in self.looked_at:
             return
+        if entry.is_root and phase == "train":
+            self._losses.keep_output(output)
         if entry.is_root or cares(module):
             self._modes.see(module, entry.name, phase, self._step())
         elif phase == "train":
@@ -227,9 +237,11 @@ class VitalSigns:
 
     # ------------------------------------------------------------------ losses and backward passes
 
-    def _heard_loss(self, call: LossCall) -> None:
+    def _heard_facts(self, loss: facts.LossFacts) -> None:
         if self._book is not None:
-            self._book.add_loss(call.facts())
+            self._book.add_loss(loss)
+
+    def _heard_loss(self, call: LossCall) -> None:
         self._loss_signs.see(call)
         self._neighbours.see_loss(call)
 
