@@ -107,6 +107,8 @@ class ModuleTap:
         self._recorder = recorder
         self._outputs = outputs
         self._output_gradients = output_gradients
+        # Without either this tap only counts calls and tells its observer.
+        self._wants_tensors = outputs or output_gradients
         self._max_calls = max_calls
         self._before_pass = before_pass
         self._after_pass = after_pass
@@ -199,7 +201,7 @@ class ModuleTap:
             pass  # calls whose forward raised and was caught inside the model
         call = here.calls.get(key, 0)
         here.calls[key] = call + 1
-        if here.recording and entry.wanted:
+        if here.recording and entry.wanted and self._wants_tensors:
             call = min(call, self._max_calls - 1)
             for part, tensor in (("", output),) if isinstance(output, Tensor) else unpack(output):
                 self._see(here, entry, call, part, tensor)
