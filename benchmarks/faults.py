@@ -3,9 +3,9 @@
     python benchmarks/faults.py [--seeds 3] [--only GLOB] [--json] [--no-peers] [--bare]
 
 Every faulty program of tests/faults, its repaired twin and every healthy program is trained under `sonde.watch`. What
-was said of it (warnings and worse) is held against the truth. Held-out programs are summed up by themselves. The other
-tools' rules are re-expressed and fed from the same readings. `--bare` also trains everything unwatched, for the
-slowdown; the networks are tiny, so most of it is a fixed cost per step.
+was said of it (warnings and worse) is held against the truth. Each set of held-out programs is summed up by itself.
+The other tools' rules are re-expressed and fed from the same readings. `--bare` also trains everything unwatched, for
+the slowdown; the networks are tiny, so most of it is a fixed cost per step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "fault
 import fault_programs
 from fault_programs.registry import Program
 from peers import PEERS, Tape, opinions
-from scoring import Said, Score, Verdict, score
+from scoring import Said, Score, Verdict, by_part, score
 
 OURS = "Sonde"
 
@@ -125,7 +125,11 @@ def _bare(program: Program, seed: int, fixed: bool) -> float:
 
 
 def examine_all(options: argparse.Namespace) -> dict[str, list[Verdict]]:
-    programs = [program for program in fault_programs.load() if fnmatch(program.name, options.only)]
+    programs = [
+        program
+        for program in fault_programs.load()
+        if any(fnmatch(name, options.only) for name in (program.name, program.part))
+    ]
     if not programs:
         raise SystemExit(f"no program is called {options.only!r}; see tests/faults/fault_programs")
     jobs = [
@@ -148,10 +152,10 @@ def examine_all(options: argparse.Namespace) -> dict[str, list[Verdict]]:
 
 def show(verdicts: dict[str, list[Verdict]], console: Console) -> None:
     ours = verdicts[OURS]
-    for held_out, title in ((False, "Faults"), (True, "Faults held out")):
-        chosen = [verdict for verdict in ours if verdict.program.held_out == held_out and verdict.program.kind]
+    for part, given in by_part(ours).items():
+        chosen = [verdict for verdict in given if verdict.program.kind]
         if chosen:
-            console.print(program_table(title, chosen))
+            console.print(program_table(f"Faults: {part}", chosen))
     console.print(summary_table(verdicts))
     show_misses(ours, console)
 
@@ -193,11 +197,8 @@ def summary_table(verdicts: dict[str, list[Verdict]]) -> Table:
     columns: list[tuple[str, Score]] = []
     for tool, given in verdicts.items():
         # Nobody tuned the other tools on these programs, so theirs need no parting.
-        parts = ((False, "to tune on"), (True, "held out")) if tool == OURS else ((None, "all"),)
-        for held_out, label in parts:
-            chosen = [verdict for verdict in given if held_out in (None, verdict.program.held_out)]
-            if chosen:
-                columns.append((f"{tool}\n{label}", score(chosen)))
+        parts = by_part(given) if tool == OURS else {"all": given}
+        columns += [(f"{tool}\n{label}", score(chosen)) for label, chosen in parts.items()]
     for name, _ in columns:
         table.add_column(name, justify="right")
     for label, show_value, of_all in ROWS:
@@ -261,9 +262,8 @@ def as_json(verdicts: dict[str, list[Verdict]]) -> dict[str, Any]:
     """Return scores and single verdicts as JSON-ready values."""
     scores, single = {}, []
     for tool, given in verdicts.items():
-        for held_out in (False, True):
-            chosen = [verdict for verdict in given if verdict.program.held_out == held_out]
-            scores[f"{tool}, held out" if held_out else tool] = _finite(asdict(score(chosen)))
+        for part, chosen in by_part(given).items():
+            scores[tool if part == "to tune on" else f"{tool}, {part}"] = _finite(asdict(score(chosen)))
         single += [
             {
                 "tool": tool,
@@ -272,6 +272,7 @@ def as_json(verdicts: dict[str, list[Verdict]]) -> dict[str, Any]:
                 "repaired": verdict.fixed,
                 "seed": verdict.seed,
                 "held_out": verdict.program.held_out,
+                "part": verdict.program.part,
                 "said": [asdict(each) for each in verdict.said],
                 "latency": verdict.latency if verdict.ill else None,
                 "located": verdict.located if verdict.ill else None,
@@ -288,7 +289,7 @@ def _finite(plain: dict[str, Any]) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--only", default="*", help="names of programs, as a glob")
+    parser.add_argument("--only", default="*", help="names of programs or of a set, as a glob: 'second hold-out'")
     parser.add_argument("--json", action="store_true", help="print scores and verdicts as JSON")
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave the other tools' rules out")
     parser.add_argument("--bare", action="store_true", help="also train unwatched, for the slowdown")

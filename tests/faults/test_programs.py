@@ -69,5 +69,6 @@ def test_the_programs_cover_all_groups_architectures_and_tasks():
     architectures = {"mlp", "cnn", "resnet", "lstm", "gru", "transformer", "autoencoder", "vae", "gan", "moe"}
     assert architectures <= {program.arch for program in PROGRAMS}
     assert {"classification", "regression", "lm", "reconstruction", "adversarial"} <= {p.task for p in PROGRAMS}
-    held_out = sum(program.held_out for program in PROGRAMS)
-    assert 0.2 <= held_out / len(PROGRAMS) <= 0.35
+    parts = Counter(program.part for program in PROGRAMS)
+    assert 0.2 <= parts["held out"] / (parts["held out"] + parts["to tune on"]) <= 0.35
+    assert parts["second hold-out"] >= 40

@@ -24,7 +24,7 @@ from peers import (
     update_ratio_large,
     vanishing_gradient,
 )
-from scoring import Said, Verdict, quantile, score
+from scoring import Said, Verdict, by_part, quantile, score
 
 from sonde.records import Block, Site, summarise
 
@@ -46,6 +46,14 @@ def test_the_first_cause_counts_more_than_the_third():
     assert (figures.top1, figures.top3, figures.named, figures.alarms) == (0.25, 0.5, 0.75, 0.75)
     assert figures.located == 0.25
     assert figures.latency == {"exact": (4, 20)}
+
+
+def test_each_hold_out_is_summed_up_by_itself():
+    tuned, first = verdict(Said("lr_too_high")), verdict(held_out=True)
+    second = verdict(held_out=True, set_name="second hold-out")
+    parts = by_part([second, first, tuned])
+    assert parts == {"to tune on": [tuned], "held out": [first], "second hold-out": [second]}
+    assert list(parts) == ["to tune on", "held out", "second hold-out"]
 
 
 def test_an_equivalent_cause_is_right_and_a_symptom_is_not():

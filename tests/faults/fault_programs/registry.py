@@ -71,6 +71,13 @@ class Program:
     """A healthy program that looks ill."""
     held_out: bool = False
     """Not to be looked at while rules are made."""
+    set_name: str = ""
+    """Which hold-out a held-out program belongs to, if not the first; each is summed up by itself."""
+
+    @property
+    def part(self) -> str:
+        """The part of the benchmark under which the program is scored."""
+        return (self.set_name or "held out") if self.held_out else "to tune on"
 
     def run(self, attach: Attach = unwatched, *, seed: int = 0, fixed: bool = False) -> float:
         """Train, with all random numbers from `seed`, and return the illness; not finite counts as infinitely ill."""
