@@ -223,12 +223,12 @@ class _Block:
 def _blocks(outputs: DebugOutputs, sample: Datapoint) -> Iterator[tuple[_Block, Matrix]]:
     """Yield what is measured of one sample; what is damaged is left out."""
     try:
-        debuggers = list(outputs[sample])
+        captured = outputs[sample]
     except (RunDamaged, OSError):
         return
-    for debugger in debuggers:
+    for debugger in captured:
         try:
-            value = outputs[sample][debugger]
+            value = captured[debugger]
         except (RunDamaged, OSError):
             continue
         for path, leaf in leaves(value):

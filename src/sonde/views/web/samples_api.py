@@ -26,7 +26,9 @@ from sonde.errors import OptionError, RunError
 from sonde.store.pages import Datapoint
 from sonde.views.web import sample_api
 from sonde.views.web.answers import Query, as_bytes, as_json, raw_route
+from sonde.views.web.figures_api import pack
 from sonde.views.web.library import Library, OpenRun
+from sonde.views.web.sample_figures import draw_scores
 from sonde.views.web.sample_store import SampleStore, sample_text
 
 _MOST_ROWS: Final = 500
@@ -49,6 +51,7 @@ def routes(library: Library) -> list[Route]:
         "score-mask": api.mask,
         "samples": api.samples,
         "aggregated": api.aggregated,
+        "score-figure": api.figure,
         "common-failures": api.common,
         "contrast": api.contrast,
     }
@@ -65,6 +68,7 @@ class _Api:
         found: list[dict[str, Any]] = []
         metrics: dict[str, int] = {}
         guessed: set[str] = set()
+        ranges: dict[str, list[float]] = {}
         for each in self._store.evaluations(opened):
             row: dict[str, Any] = {
                 "name": each.name,
@@ -82,12 +86,21 @@ class _Api:
                 row |= {"samples": len(table.ids)}
                 metrics |= table.directions
                 guessed |= set(table.guessed)
+                for name, column in table.columns.items():
+                    ranges.setdefault(name, []).extend(_range(column))
             found.append(row)
         return as_json(
             {
                 "evaluations": found,
                 "metrics": [
-                    {"name": name, "direction": way, "guessed": name in guessed} for name, way in metrics.items()
+                    {
+                        "name": name,
+                        "direction": way,
+                        "guessed": name in guessed,
+                        "low": min(ranges[name], default=None),
+                        "high": max(ranges[name], default=None),
+                    }
+                    for name, way in metrics.items()
                 ],
                 "columns": [*metrics, *EXTRA],
                 "functions": FUNCTIONS,
@@ -143,6 +156,15 @@ class _Api:
 
     def aggregated(self, opened: OpenRun, query: Query) -> Response:
         """Return the scores of whole evaluations over epochs, run by run, and repeats averaged with their spread."""
+        lines = self._lines(opened, query)
+        return as_json({"lines": lines, "groups": _grouped(lines)})
+
+    def figure(self, opened: OpenRun, query: Query) -> Response:
+        """Draw the scores of whole evaluations over epochs."""
+        lines = self._lines(opened, query)
+        return as_bytes(pack(draw_scores(lines, _grouped(lines), query.text("metric"))), "application/json")
+
+    def _lines(self, opened: OpenRun, query: Query) -> list[dict[str, Any]]:
         lines = []
         for each in self._runs(opened, query):
             tables = [self._store.table(found) for found in self._store.evaluations(each) if found.has_scores]
@@ -153,7 +175,7 @@ class _Api:
                 if metric in table.aggregated
             ]
             lines.append({"run": each.id, "name": each.name, "points": points})
-        return as_json({"lines": lines, "groups": _grouped(lines)})
+        return lines
 
     def common(self, opened: OpenRun, query: Query) -> Response:
         """Return in how many runs each sample is among the worst."""
@@ -250,6 +272,12 @@ class _Api:
 
 def _percentile(query: Query) -> float:
     return float(query.number("percentile", 10, least=1, most=99) or 10)
+
+
+def _range(column: NDArray[np.float64]) -> list[float]:
+    """Return between which values nearly all scores lie: a few extreme ones must not take all the colours."""
+    finite = column[np.isfinite(column)]
+    return [float(each) for each in np.quantile(finite, (0.01, 0.99))] if finite.size else []
 
 
 def _floats(values: NDArray[np.float64]) -> bytes:

@@ -1,0 +1,256 @@
+// A tensor of any rank: which dimensions are drawn, which channel, on what scale; beside another run's, or over an image.
+import { choose, h, replace, svg } from "../dom.js";
+import { MOST_ELEMENTS, guessDimensions, plane, size } from "../tensors.js";
+import { short } from "../words.js";
+import { bounds } from "./colours.js";
+import { fitting, imageOf, mixed, planeCanvas, scale } from "./plane.js";
+
+const ROOM = 176, TILE = 44, TILES = 48, BARS = 40;
+const ODD = /cam|saliency|attribution|where/i, ATTENTION = /atten|attn/i;
+
+/**
+ * @param {Object} options
+ *   `name`, `node` as the server describes it; `read(fix)`; `other` of the same kind in another run, or null;
+ *   `view` what the reader chose before, `onview(view)`; `image` a picture `{width, height, image}` to lay it over;
+ *   `isImage`; `marks` {index: word} for bars; `tokens` texts along an attention
+ * @returns {HTMLElement}
+ */
+export function tensorView(options) {
+  const { name, node, view = {} } = options;
+  const { shape, dtype, stats } = node;
+  const odd = (stats.nan ?? 0) + (stats.pos_inf ?? 0) + (stats.neg_inf ?? 0);
+  const facts = h("span", { class: "note mono" }, `${shape.length ? shape.join("×") : "scalar"} ${dtype}`);
+  const range = node.numeric && size(shape) > 1 ? h("span", { class: "note" }, `${short(stats.min)} to ${short(stats.max)}, mean ${short(stats.mean)}`) : null;
+  const marked = odd ? h("span", { class: "bad" }, `${short(stats.nan)} NaN (pink), ${short(stats.pos_inf + stats.neg_inf)} infinite (cyan)`) : null;
+  const body = h("div", { class: "tensorbody" });
+  const element = h("section", { class: "tensor", "aria-label": name, dataset: { tensor: name } },
+    h("div", { class: "head" }, h("h3", {}, name), h("span", { class: "tools" }, facts, range, marked)), body);
+  const real = shape.filter((each) => each > 1).length;
+  if (!node.numeric || size(shape) === 0) {
+    body.append(h("p", { class: "quiet" }, size(shape) ? "These elements are no numbers." : "It has no elements."));
+  } else if (size(shape) === 1) {
+    body.append(h("p", { class: "single" }, odd ? "not finite" : short(stats.min)));
+  } else {
+    const draw = real <= 1 && !view.y ? vector(options, body) : planes(options, body);
+    onSight(element, () => draw().catch((error) => {
+      if (error.name !== "AbortError") replace(body, h("p", { class: "problem" }, error.message));
+    }));
+  }
+  return element;
+}
+
+/** Read a tensor only once it comes into view. */
+function onSight(element, act) {
+  const watcher = new IntersectionObserver((entries) => {
+    if (entries.some((each) => each.isIntersecting)) { watcher.disconnect(); act(); }
+  }, { rootMargin: "200px" });
+  watcher.observe(element);
+}
+
+// Vectors -------------------------------------------------------------------------------------------------------------
+
+function vector({ read, other, marks = {}, name }, body) {
+  return async () => {
+    const [own, beside] = await Promise.all([read(), other ? other.read().catch(() => null) : null]);
+    const values = own.data;
+    if (values.length <= BARS) body.append(bars(values, beside?.data, marks));
+    else body.append(curve(values, beside?.data, name, own.steps.find((each) => each > 1) ?? 1));
+  };
+}
+
+function bars(values, beside, marks) {
+  const { low, high } = bounds(values), from = Math.min(low, 0), to = Math.max(high, 0), reach = to - from || 1;
+  const best = values.indexOf(Math.max(...values));
+  return h("div", { class: "bars", role: "list" }, [...values].map((value, at) => h("div", { class: `bar${at === best ? " best" : ""}`, role: "listitem" },
+    h("span", { class: "amount" }, at), h("span", { class: "bartrack" }, h("span", { class: `barfill${value < 0 ? " below" : ""}`, style: {
+      left: `${((Math.min(value, 0) - from) / reach) * 100}%`, width: `${(Math.abs(value) / reach) * 100}%` } })),
+    h("span", { class: "amount" }, Number.isFinite(value) ? short(value) : h("b", { class: "bad" }, String(value))),
+    beside ? h("span", { class: "amount quiet" }, short(beside[at])) : null, marks[at] ? h("span", { class: "mark" }, marks[at]) : null)));
+}
+
+function curve(values, beside, name, step) {
+  const { low, high } = bounds(beside ? [...values, ...beside] : values), wide = 560, tall = 90;
+  const line = (data) => data.reduce((path, value, at) => {
+    if (!Number.isFinite(value)) return path;
+    return `${path}${path ? "L" : "M"}${((at / Math.max(data.length - 1, 1)) * wide).toFixed(1)},${(tall - 4 - ((value - low) / (high - low || 1)) * (tall - 8)).toFixed(1)}`;
+  }, "");
+  const told = h("p", { class: "note" }, `${short(low)} to ${short(high)}`);
+  const drawing = svg("svg", { class: "curve", viewBox: `0 0 ${wide} ${tall}`, preserveAspectRatio: "none", role: "img", "aria-label": `${name}, ${values.length} values` },
+    beside ? svg("path", { d: line([...beside]), class: "beside" }) : null, svg("path", { d: line([...values]) }));
+  drawing.addEventListener("pointermove", (event) => {
+    const box = drawing.getBoundingClientRect();
+    const at = Math.max(0, Math.min(values.length - 1, Math.round(((event.clientX - box.left) / box.width) * (values.length - 1))));
+    told.textContent = `[${at * step}] = ${short(values[at])}${beside ? `, beside ${short(beside[at])}` : ""}`;
+  });
+  return h("div", {}, drawing, told);
+}
+
+// Planes --------------------------------------------------------------------------------------------------------------
+
+function planes(options, body) {
+  const { name, node, read, other, image, isImage = false, tokens = null, onview = () => {} } = options;
+  const { shape, dtype } = node, rank = shape.length;
+  const guess = rank === 1 ? { y: null, x: 0, c: null } : guessDimensions(shape, isImage);
+  const isLarge = size(shape) > MOST_ELEMENTS;
+  const isMask = /int|bool/.test(dtype) && shape.filter((each) => each > 1).length === 2;
+  const isAttention = ATTENTION.test(options.path ?? name) && rank >= 2 && shape[rank - 1] === shape[rank - 2];
+  const laid = image && ODD.test(options.path ?? name);
+  const usual = { y: guess.y, x: guess.x, c: guess.c, index: {}, order: "ranked", range: "own", map: isMask ? "classes" : laid ? "heat" : isImage ? (rgbAble(shape, guess.c) ? "rgb" : "grey") : "auto", zoom: 0, mode: "beside", wipe: 50, opacity: laid ? 60 : 0, all: false };
+  const view = { ...usual, ...options.view };
+  let own = null, beside = null, ranked = [], picked = null;
+  const controls = h("div", { class: "controls small" }), large = h("div", { class: "large" }), tiles = h("div", { class: "tilebox" });
+  const told = h("p", { class: "note mono", role: "status" }), focus = h("div", { class: "focus" });
+  body.append(controls, h("div", { class: "planes" }, large, h("div", { class: "side" }, tiles, focus)), told);
+
+  function change(values) {
+    const asks = "y" in values || "x" in values || "c" in values || (isLarge && "index" in values);
+    Object.assign(view, values);
+    const kept = Object.fromEntries(Object.entries(view).filter(([key, value]) => JSON.stringify(value) !== JSON.stringify(usual[key])));
+    onview(kept);
+    if (asks) load(); else draw();
+  }
+
+  async function load() {
+    const fix = {};
+    if (isLarge) shape.forEach((_, at) => { if (at !== view.y && at !== view.x) fix[at] = view.index[at] ?? 0; });
+    [own, beside] = await Promise.all([read(fix), other ? other.read(fix).catch(() => null) : null]);
+    if (beside && String(beside.shape) !== String(own.shape)) beside = null;
+    draw();
+  }
+
+  const cut = (tensor, index = view.index) => plane(tensor, view.y, view.x, isLarge ? {} : index);
+  const channelCount = () => (view.c === null || isLarge ? 0 : own.shape[view.c]);
+
+  function ranking() {
+    const found = [];
+    for (let at = 0; at < Math.min(channelCount(), 4096); at += 1) {
+      const { values } = cut(own, { ...view.index, [view.c]: at });
+      let total = 0, odd = 0;
+      for (const value of values) { if (Number.isFinite(value)) total += Math.abs(value); else odd += 1; }
+      found.push({ at, mean: total / values.length, odd });
+    }
+    return view.order === "ranked" ? found.sort((a, b) => b.odd - a.odd || b.mean - a.mean || a.at - b.at) : found;
+  }
+
+  function draw() {
+    ranked = channelCount() > 1 ? ranking() : [];
+    if (ranked.length && view.index[view.c] === undefined) view.index = { ...view.index, [view.c]: ranked[0].at };
+    drawControls();
+    drawLarge();
+    drawTiles();
+    drawFocus();
+  }
+
+  const shared = () => (view.range === "shared" ? bounds(own.data) : null);
+
+  function paintOf(tensor, index = view.index, range = shared()) {
+    const one = cut(tensor, index);
+    if (view.map === "rgb" && channelCount() >= 3) return { ...one, image: imageOf(one, mixed([0, 1, 2].map((at) => cut(tensor, { ...index, [view.c]: at })))) };
+    return { ...one, image: imageOf(one, scale(one.values, { map: view.map === "rgb" ? "grey" : view.map, range }).toColour) };
+  }
+
+  function drawLarge() {
+    const one = paintOf(own), two = beside ? paintOf(beside) : null;
+    const zoom = view.zoom || fitting(one.width, one.height, ROOM);
+    const point = (row, column) => tell(row, column, one, two);
+    const pick = isAttention ? (row) => { picked = row; drawFocus(); } : null;
+    const make = (label, layers) => {
+      const canvas = planeCanvas({ label, onpoint: point, onpick: pick });
+      const over = image && view.opacity ? [{ image: image.image }, ...layers.map((each) => ({ ...each, alpha: view.opacity / 100, smooth: true }))] : layers;
+      canvas.drawLayers(over, one.width, one.height, zoom);
+      return h("figure", { class: "scrollbox" }, canvas, h("figcaption", { class: "note" }, label));
+    };
+    if (!two) return replace(large, make(title(), [{ image: one.image }]));
+    if (view.mode === "difference") {
+      const values = one.values.map((value, at) => value - two.values[at]);
+      return replace(large, make(`${title()}: this run less ${other.label}`, [{ image: imageOf({ ...one, values }, scale(values, { map: "difference" }).toColour) }]));
+    }
+    if (view.mode === "wipe") {
+      return replace(large, make(`${title()}: this run left, ${other.label} right`, [{ image: one.image, clip: [0, view.wipe / 100] }, { image: two.image, clip: [view.wipe / 100, 1] }]));
+    }
+    return replace(large, make(`${title()}, this run`, [{ image: one.image }]), make(other.label, [{ image: two.image }]));
+  }
+
+  const title = () => (view.c !== null && shape[view.c] > 1 && view.map !== "rgb" ? `${isAttention ? "head" : "channel"} ${indexOf(view.c)}` : name);
+  const indexOf = (at) => (view.index[at] ?? 0) * (own?.steps[at] ?? 1);
+
+  function tell(row, column, one, two) {
+    if (row === null) { told.textContent = ""; return; }
+    const place = shape.map((_, at) => (at === view.y ? row * own.steps[at] : at === view.x ? column * own.steps[at] : indexOf(at)));
+    const value = one.values[row * one.width + column];
+    const against = two ? two.values[row * two.width + column] : null;
+    const say = (number) => (Number.isFinite(number) ? Number(number.toPrecision(6)) : String(number));
+    told.textContent = `[${place.join(", ")}] = ${say(value)}${two ? `, ${other.label} ${say(against)}, difference ${say(value - against)}` : ""}`;
+  }
+
+  function drawTiles() {
+    const shown = ranked.slice(0, view.all ? 512 : TILES);
+    if (!shown.length || view.map === "rgb") return replace(tiles);
+    const range = shared();
+    return replace(tiles, h("div", { class: "tiles-grid", role: "group", "aria-label": isAttention ? "Heads" : "Channels" }, shown.map(({ at, mean, odd }) => {
+      const made = paintOf(own, { ...view.index, [view.c]: at }, range);
+      const small = planeCanvas({ label: `channel ${at}` });
+      small.drawLayers([{ image: made.image }], made.width, made.height, TILE / Math.max(made.width, made.height));
+      return h("button", { type: "button", class: "tilebutton", "aria-pressed": String(at === view.index[view.c]), title: `channel ${at}, mean magnitude ${short(mean)}${odd ? `, ${odd} not finite` : ""}`,
+        onclick: () => change({ index: { ...view.index, [view.c]: at } }) }, small, h("span", { class: odd ? "bad" : null }, at));
+    })), ranked.length > shown.length ? h("button", { type: "button", onclick: () => change({ all: true }) }, `All ${ranked.length}`) : null);
+  }
+
+  function drawControls() {
+    const dims = shape.map((length, at) => [String(at), `${at} (${length})`]);
+    const pick = (key, value) => {
+      const taken = ["y", "x", "c"].find((each) => each !== key && view[each] === value);
+      change({ [key]: value, ...(taken ? { [taken]: view[key] } : {}), index: {} });
+    };
+    const several = shape.filter((each) => each > 1).length > 2 || rank > 2;
+    const slider = (label, at, length) => {
+      const said = h("output", {}, view.index[at] ?? 0);
+      const input = h("input", { type: "range", min: 0, max: length - 1, value: view.index[at] ?? 0, "aria-label": label, onchange: () => change({ index: { ...view.index, [at]: Number(input.value) } }), oninput: () => { said.textContent = input.value; } });
+      return h("label", { class: "field" }, h("span", {}, label), input, said);
+    };
+    const word = isAttention ? "Head" : "Channel";
+    const rest = shape.map((length, at) => ({ length, at })).filter(({ length, at }) => length > 1 && at !== view.y && at !== view.x && (at !== view.c || isLarge));
+    const options = h("details", { class: "options", open: view.open || null, ontoggle: () => { view.open = options.open; } }, h("summary", {}, "View"), h("div", { class: "controls small" },
+      several ? [choose("Rows", dims, String(view.y), (value) => pick("y", Number(value))), choose("Columns", dims, String(view.x), (value) => pick("x", Number(value)))] : null,
+      several && rank > 2 ? choose(`${word}s`, dims, String(view.c), (value) => pick("c", Number(value))) : null,
+      choose("Range", [["own", "its own"], ["shared", "of the whole tensor"]], view.range, (value) => change({ range: value })),
+      choose("Colours", [["auto", "automatic"], ["viridis", "viridis"], ["grey", "grey"], ["heat", "heat"], ["difference", "around zero"], ["classes", "classes"], ...(rgbAble(shape, view.c) ? [["rgb", "red green blue"]] : [])], view.map, (value) => change({ map: value })),
+      percentSlider("Zoom", "zoom", 0, 32, (value) => (value ? `${value}×` : "fit"))));
+    replace(controls, options,
+      rest.map(({ at, length }) => slider(at === view.c ? word : `Dimension ${at}`, at, length)),
+      ranked.length ? choose("Order", [["ranked", "most active first"], ["plain", "in order"]], view.order, (value) => change({ order: value })) : null,
+      image ? percentSlider("Over the image", "opacity", 0, 100, (value) => (value ? `${value} %` : "off")) : null,
+      beside ? choose("Runs", [["beside", "side by side"], ["difference", "difference"], ["wipe", "wipe"]], view.mode, (value) => change({ mode: value })) : null,
+      beside && view.mode === "wipe" ? percentSlider("Wipe", "wipe", 0, 100, (value) => `${value} %`) : null);
+  }
+
+  function percentSlider(label, key, low, high, say) {
+    const said = h("output", {}, say(view[key]));
+    const input = h("input", { type: "range", min: low, max: high, value: view[key], "aria-label": label,
+      oninput: () => { view[key] = Number(input.value); said.textContent = say(view[key]); drawLarge(); }, onchange: () => change({ [key]: Number(input.value) }) });
+    return h("label", { class: "field" }, h("span", {}, label), input, said);
+  }
+
+  /** Where one token looks: over the tokens themselves, or over the patches of an image. */
+  function drawFocus() {
+    if (!isAttention) return;
+    if (picked === null) { replace(focus, h("p", { class: "note" }, "Click a row to see where that token looks.")); return; }
+    const one = cut(own), row = one.values.subarray(picked * one.width, (picked + 1) * one.width);
+    const most = Math.max(...row, 1e-12), said = h("p", { class: "note" }, `Where token ${picked}${tokens ? ` (${tokens[picked]})` : ""} looks`);
+    if (tokens && tokens.length === one.width) {
+      replace(focus, said, h("div", { class: "tokens" }, tokens.map((word, at) => h("span", { class: "token", title: short(row[at]), style: { "--share": `${Math.round((row[at] / most) * 100)}%` } }, word))));
+      return;
+    }
+    const side = [one.width, one.width - 1].map((each) => Math.sqrt(each)).find(Number.isInteger);
+    if (!side) { replace(focus, said, bars(row.slice(0, BARS), null, {})); return; }
+    const patches = { values: row.slice(one.width - side * side), width: side, height: side };
+    const canvas = planeCanvas({ label: `attention of token ${picked} over ${side}×${side} patches` });
+    const map = imageOf(patches, scale(patches.values, { map: "heat" }).toColour);
+    canvas.drawLayers(image ? [{ image: image.image }, { image: map, alpha: 0.6, smooth: true }] : [{ image: map }], side, side, fitting(side, side, 160));
+    replace(focus, said, canvas);
+  }
+
+  return load;
+}
+
+const rgbAble = (shape, c) => c !== null && c !== undefined && shape[c] === 3;

@@ -1,0 +1,185 @@
+// One sample: inputs, labels and outputs, then what debuggers captured; over epochs, and beside another run.
+import { getJson, runPath } from "../api.js";
+import { imageOf, mixed, scale } from "../canvas/plane.js";
+import { tensorView } from "../canvas/tensor.js";
+import { choose, h, panel, replace } from "../dom.js";
+import { link } from "../route.js";
+import { guessDimensions, plane, readTensor, size } from "../tensors.js";
+import { count, short } from "../words.js";
+
+const KEPT = [["inputs", "Inputs"], ["labels", "Labels"], ["outputs", "Outputs"]];
+
+export async function show(place, context) {
+  const { run, route, signal, query } = context;
+  const idx = route.rest[1] ?? "", where = query.getAll("where"), beside = query.get("with");
+  let metric = query.get("metric") ?? "", evaluation = route.rest[0] ?? "", sample = null, turn = 0;
+  const views = readViews(query.get("view"));
+  const everyRun = (await getJson("runs", {}, signal)).runs.filter((each) => !each.problem);
+  const top = h("div", { class: "controls" }), scores = h("div", { class: "tiles" }), body = h("div", { class: "stack" });
+  place.append(top, scores, body);
+
+  const here = (changes = {}) => link("sample", { run, rest: [changes.evaluation ?? evaluation, changes.idx ?? idx],
+    query: { metric, where, with: changes.with === undefined ? beside : changes.with, view: Object.keys(views).length ? JSON.stringify(views) : null } });
+  const go = (changes) => { location.hash = here(changes); };
+
+  async function read(name) {
+    const mine = ++turn;
+    const told = await getJson(runPath(run, "sample"), { evaluation: name, idx, metric, where }, signal);
+    const other = beside ? await getJson(runPath(beside, "sample"), { evaluation: told.evaluation, idx, metric }, signal).catch((error) => ({ problem: error.message })) : null;
+    if (mine !== turn) return;
+    sample = told;
+    evaluation = told.evaluation;
+    metric ||= told.metric ?? "";
+    history.replaceState(null, "", here());
+    drawTop(told);
+    drawScores(told, other);
+    await drawBody(told, other, mine);
+  }
+
+  function drawTop(told) {
+    const at = Math.max(0, told.epochs.findIndex((each) => each.name === told.evaluation));
+    const said = h("output", {}, `${told.words}${told.captured || told.kept ? "" : ", not captured"}`);
+    const slider = h("input", { type: "range", min: 0, max: Math.max(told.epochs.length - 1, 0), value: at, "aria-label": "Epoch",
+      oninput: () => { said.textContent = told.epochs[slider.value].words; later(() => read(told.epochs[slider.value].name).catch(() => {})); } });
+    const nearest = !told.captured && [...told.epochs].reverse().find((each) => each.captured);
+    const others = everyRun.filter((each) => each.id !== run).map((each) => [each.id, each.name]);
+    const step = (target, text, key) => h("a", { class: "button", href: target === null ? null : here({ idx: target }), "data-off": target === null ? "" : null, title: `${text} (${key})` }, text);
+    replace(top, h("h1", {}, `Sample ${told.idx}`),
+      step(told.previous, "‹ Worse", "p"), step(told.next, "Better ›", "n"),
+      told.position === null ? null : h("span", { class: "note" }, `${count(told.position + 1)} of ${count(told.of)} by ${told.metric}${where.length ? `, where ${where.join(" and ")}` : ""}`),
+      told.epochs.length > 1 ? h("label", { class: "field" }, h("span", {}, "Epoch"), slider, said) : said,
+      nearest ? h("a", { class: "button", href: here({ evaluation: nearest.name }) }, `Captured in ${nearest.words}`) : null,
+      others.length ? choose("Beside", [["", "no other run"], ...others], beside ?? "", (value) => go({ with: value || null })) : null,
+      h("a", { href: link("samples", { run, query: { evaluation: told.evaluation, metric, where } }) }, "All samples"));
+  }
+
+  function drawScores(told, other) {
+    const against = Object.fromEntries((other?.scores ?? []).map((each) => [each.name, each.value]));
+    replace(scores, told.scores.map((each) => {
+      const history = told.epochs.map((one) => one.scores[each.name]);
+      const standing = each.percentile === null ? "no number" : `higher than ${Math.floor(each.percentile)} % of samples`;
+      return h("div", { class: "tile wide" }, h("b", {}, each.value === null ? "nan" : short(each.value), against[each.name] === undefined ? null : h("span", { class: "quiet" }, ` beside ${short(against[each.name])}`)),
+        h("span", {}, `${each.name} (${each.direction > 0 ? "more" : "less"} is better), ${standing}`), history.length > 1 ? h("span", { class: "trail" }, `by epoch: ${history.map(short).join(" → ")}`) : null);
+    }));
+  }
+
+  async function drawBody(told, other, mine) {
+    const kept = told.kept ?? [], sections = [];
+    const tokens = kept.map((each) => textsOf(each.node)).find(Boolean) ?? null;
+    const image = await pictureOf(told, kept).catch(() => null);
+    if (mine !== turn) return;
+    const facts = { label: scalarOf(kept, "labels"), prediction: scalarOf(kept, "prediction") };
+    const marks = {};
+    if (Number.isInteger(facts.prediction)) marks[facts.prediction] = "prediction";
+    if (Number.isInteger(facts.label)) marks[facts.label] = facts.label === facts.prediction ? "label and prediction" : "label";
+    const make = (part, each, extra = {}) => render(each.node, each.name, { part, debugger: each.name, path: [], told, other, image, tokens, marks, ...extra });
+    const three = KEPT.map(([key, title]) => {
+      const found = kept.find((each) => each.name === key);
+      const content = found ? make("samples", found, { isImage: key === "inputs", image: key === "labels" || key === "outputs" ? image : null }) : h("p", { class: "quiet" }, "Not kept.");
+      const extra = key === "labels" && facts.prediction !== null ? h("p", {}, `Taken for `, h("b", { class: facts.prediction === facts.label ? "good" : "bad" }, facts.prediction)) : null;
+      return panel(title, content, extra);
+    });
+    const more = kept.filter((each) => !KEPT.some(([key]) => key === each.name) && each.name !== "prediction");
+    sections.push(kept.length ? h("div", { class: "thirds" }, three) : h("p", { class: "note" }, "Its inputs were not kept: save_samples in the config decides which are."));
+    sections.push(more.map((each) => panel(each.name, make("samples", each))));
+    const captured = (told.captured ?? []).map((each) => h("section", { class: "panel debugger", "aria-label": each.name }, h("h2", {}, each.name), make("debugger", each)));
+    sections.push(h("section", { class: "stack", "aria-label": "Debug outputs" }, h("h2", {}, "Debug outputs"), captured.length ? captured : h("p", { class: "quiet" }, "Nothing was captured of this sample here.")));
+    replace(body, told.problems.map((text) => h("p", { class: "problem" }, text)), other?.problem ? h("p", { class: "problem" }, other.problem) : null, sections);
+  }
+
+  /** Draw a node of the tree: tensors as pictures, numbers as tables, texts as tokens, the rest one below the other. */
+  function render(node, name, at) {
+    if (node.kind === "tensor") return tensor(node, name, at);
+    if (node.kind === "value") return h("p", { class: typeof node.value === "string" && node.value.length > 80 ? "mono pre" : "single small" }, say(node.value));
+    const texts = textsOf(node);
+    if (texts) return h("div", { class: "tokens", "aria-label": name }, texts.map((word) => h("span", { class: "token" }, word)));
+    const plain = node.items.filter(([, item]) => isPlain(item)), rest = node.items.filter(([, item]) => !isPlain(item));
+    const inside = (key, item) => ({ ...at, path: [...at.path, key] });
+    return h("div", { class: "stack tight" },
+      rest.map(([key, item]) => (item.kind === "tensor" ? render(item, key, inside(key, item)) : h("details", { open: true }, h("summary", {}, key), render(item, key, inside(key, item))))),
+      plain.length ? h("div", { class: "scroll" }, h("table", { class: "plainvalues", "aria-label": `${name}: values` }, h("tbody", {}, plain.map(([key, item]) => h("tr", {}, h("th", { scope: "row" }, key), h("td", { class: "mono" }, words(item))))))) : null);
+  }
+
+  function tensor(node, name, at) {
+    const key = `${at.part}/${at.debugger}/${node.path}`;
+    const asked = (id) => ({ evaluation: at.told.evaluation, idx, part: at.part, debugger: at.debugger, path: node.path });
+    const has = beside && at.other && !at.other.problem;
+    return tensorView({
+      name: name === at.debugger && !node.path ? name : node.path || name, path: `${at.debugger}/${node.path}`, node, view: views[key],
+      isImage: Boolean(at.isImage), image: at.isImage ? null : at.image, tokens: at.tokens, marks: at.part === "samples" ? at.marks : {},
+      read: (fix) => readTensor(run, asked(run), fix, signal),
+      other: has ? { label: everyRun.find((each) => each.id === beside)?.name ?? beside, read: (fix) => readTensor(beside, asked(beside), fix, signal) } : null,
+      onview: (view) => {
+        if (Object.keys(view).length) views[key] = view; else delete views[key];
+        history.replaceState(null, "", here());
+      },
+    });
+  }
+
+  /** The input as a picture that maps can be laid over; null if it is none. */
+  async function pictureOf(told, kept) {
+    const node = kept.find((each) => each.name === "inputs")?.node;
+    if (node?.kind !== "tensor" || !node.numeric || node.shape.filter((each) => each > 1).length < 2 || size(node.shape) > 1 << 20) return null;
+    const { y, x, c } = guessDimensions(node.shape, true);
+    if (node.shape[y] < 2 || node.shape[x] < 2 || (c !== null && ![1, 3, 4].includes(node.shape[c]))) return null;
+    const read = await readTensor(run, { evaluation: told.evaluation, idx, part: "samples", debugger: "inputs", path: "" }, {}, signal);
+    const one = plane(read, y, x, {});
+    const colours = c !== null && node.shape[c] >= 3 ? mixed([0, 1, 2].map((at) => plane(read, y, x, { [c]: at }))) : scale(one.values, { map: "grey" }).toColour;
+    return { width: one.width, height: one.height, image: imageOf(one, colours) };
+  }
+
+  let timer = 0;
+  function later(act) {
+    clearTimeout(timer);
+    timer = setTimeout(act, 80);
+  }
+
+  await read(evaluation);
+  const step = (by) => {
+    const at = sample.epochs.findIndex((each) => each.name === evaluation) + by;
+    if (sample.epochs[at]) read(sample.epochs[at].name).catch(() => {});
+  };
+  return {
+    title: `sample ${idx}`,
+    keys: [
+      { keys: "n", what: "next failure", act: () => sample.next !== null && go({ idx: sample.next }) },
+      { keys: "p", what: "failure before", act: () => sample.previous !== null && go({ idx: sample.previous }) },
+      { keys: "]", what: "next epoch", act: () => step(1) },
+      { keys: "[", what: "epoch before", act: () => step(-1) },
+    ],
+  };
+}
+
+function readViews(text) {
+  try {
+    const read = JSON.parse(text ?? "{}");
+    return read && typeof read === "object" && !Array.isArray(read) ? read : {};
+  } catch {
+    return {};
+  }
+}
+
+const isPlain = (item) => item.kind === "value" || (item.kind === "tensor" && size(item.shape) === 1) || (item.kind === "list" && item.items.length <= 16 && item.items.every(([, each]) => each.kind === "value" && typeof each.value !== "string"));
+
+function words(item) {
+  if (item.kind === "tensor") return short(item.stats.min);
+  if (item.kind === "list") return `[${item.items.map(([, each]) => say(each.value)).join(", ")}]`;
+  return say(item.value);
+}
+
+function say(value) {
+  if (value === null) return "none";
+  return typeof value === "number" ? short(value) : String(value);
+}
+
+/** The texts of a list of texts; null if it is anything else. */
+function textsOf(node) {
+  if (node.kind !== "list" || !node.items.length) return null;
+  return node.items.every(([, each]) => each.kind === "value" && typeof each.value === "string") ? node.items.map(([, each]) => each.value) : null;
+}
+
+function scalarOf(kept, name) {
+  const node = kept.find((each) => each.name === name)?.node;
+  if (node?.kind === "tensor" && node.numeric && size(node.shape) === 1) return node.stats.min;
+  return node?.kind === "value" ? node.value : null;
+}
