@@ -5,7 +5,7 @@ import { short } from "../words.js";
 import { bounds } from "./colours.js";
 import { fitting, imageOf, mixed, planeCanvas, scale } from "./plane.js";
 
-const ROOM = 176, TILE = 44, TILES = 48, BARS = 40;
+const ROOM = 176, TILE = 44, TILES = 48, BARS = 16, FIRST = 10;
 const ODD = /cam|saliency|attribution|where/i, ATTENTION = /atten|attn/i;
 
 /**
@@ -24,7 +24,7 @@ export function tensorView(options) {
   const marked = odd ? h("span", { class: "bad" }, `${short(stats.nan)} NaN (pink), ${short(stats.pos_inf + stats.neg_inf)} infinite (cyan)`) : null;
   const body = h("div", { class: "tensorbody" });
   const element = h("section", { class: "tensor", "aria-label": name, dataset: { tensor: name } },
-    h("div", { class: "head" }, h("h3", {}, name), h("span", { class: "tools" }, facts, range, marked)), body);
+    h("div", { class: "head" }, options.bare ? null : h("h3", {}, name), h("span", { class: "tools" }, facts, range, marked)), body);
   const real = shape.filter((each) => each > 1).length;
   if (!node.numeric || size(shape) === 0) {
     body.append(h("p", { class: "quiet" }, size(shape) ? "These elements are no numbers." : "It has no elements."));
@@ -52,20 +52,25 @@ function onSight(element, act) {
 function vector({ read, other, marks = {}, name }, body) {
   return async () => {
     const [own, beside] = await Promise.all([read(), other ? other.read().catch(() => null) : null]);
-    const values = own.data;
-    if (values.length <= BARS) body.append(bars(values, beside?.data, marks));
-    else body.append(curve(values, beside?.data, name, own.steps.find((each) => each > 1) ?? 1));
+    const values = own.data, isMarked = Object.keys(marks).length > 0;
+    if (values.length > BARS) body.append(curve(values, beside?.data, name, own.steps.find((each) => each > 1) ?? 1));
+    if (values.length <= BARS || isMarked) body.append(bars(values, beside?.data, marks));
   };
 }
 
+/** Bars; of many values only the largest and those that are marked, largest first. */
 function bars(values, beside, marks) {
   const { low, high } = bounds(values), from = Math.min(low, 0), to = Math.max(high, 0), reach = to - from || 1;
-  const best = values.indexOf(Math.max(...values));
-  return h("div", { class: "bars", role: "list" }, [...values].map((value, at) => h("div", { class: `bar${at === best ? " best" : ""}`, role: "listitem" },
-    h("span", { class: "amount" }, at), h("span", { class: "bartrack" }, h("span", { class: `barfill${value < 0 ? " below" : ""}`, style: {
-      left: `${((Math.min(value, 0) - from) / reach) * 100}%`, width: `${(Math.abs(value) / reach) * 100}%` } })),
-    h("span", { class: "amount" }, Number.isFinite(value) ? short(value) : h("b", { class: "bad" }, String(value))),
-    beside ? h("span", { class: "amount quiet" }, short(beside[at])) : null, marks[at] ? h("span", { class: "mark" }, marks[at]) : null)));
+  const best = values.indexOf(Math.max(...values)), all = [...values.keys()];
+  const largest = values.length > BARS ? all.sort((a, b) => values[b] - values[a]).filter((at, place) => place < FIRST || marks[at]) : all;
+  return h("div", { class: "bars", role: "list" }, largest.map((at) => {
+    const value = values[at];
+    const fill = { left: `${((Math.min(value, 0) - from) / reach) * 100}%`, width: `${(Math.abs(value) / reach) * 100}%` };
+    return h("div", { class: `bar${at === best ? " best" : ""}`, role: "listitem" }, h("span", { class: "amount" }, at),
+      h("span", { class: "bartrack" }, h("span", { class: `barfill${value < 0 ? " below" : ""}`, style: fill })),
+      h("span", { class: "amount" }, Number.isFinite(value) ? short(value) : h("b", { class: "bad" }, String(value))),
+      h("span", { class: "mark" }, marks[at] ?? "", beside ? h("span", { class: "quiet" }, ` beside ${short(beside[at])}`) : null));
+  }));
 }
 
 function curve(values, beside, name, step) {
@@ -158,7 +163,7 @@ function planes(options, body) {
       const canvas = planeCanvas({ label, onpoint: point, onpick: pick });
       const over = image && view.opacity ? [{ image: image.image }, ...layers.map((each) => ({ ...each, alpha: view.opacity / 100, smooth: true }))] : layers;
       canvas.drawLayers(over, one.width, one.height, zoom);
-      return h("figure", { class: "scrollbox" }, canvas, h("figcaption", { class: "note" }, label));
+      return h("figure", { class: "scrollbox" }, canvas, label === name ? null : h("figcaption", { class: "note" }, label));
     };
     if (!two) return replace(large, make(title(), [{ image: one.image }]));
     if (view.mode === "difference") {

@@ -7,6 +7,8 @@ import { table } from "../table.js";
 import { guessDimensions, plane, readTensor } from "../tensors.js";
 import { count, plural, short } from "../words.js";
 
+const SIDE = 50;
+
 export async function show(place, context) {
   const { run, signal, query } = context;
   const told = await getJson(runPath(run, "evaluations"), {}, signal);
@@ -98,12 +100,25 @@ export async function show(place, context) {
   }
 
   async function thumbnail(idx, each) {
+    if (each.statistic === "value" && each.channel === null) return small(idx, each.debugger);
     const tensor = await readTensor(run, { evaluation: state.evaluation, idx, part: "debugger", debugger: each.debugger, path: each.path }, {}, signal);
-    if (tensor.shape.filter((length) => length > 1).length < 2) return null;
+    if (tensor.shape.filter((length) => length > 1).length < 2) return small(idx, each.debugger);
     const { y, x, c } = guessDimensions(tensor.shape);
     const one = plane(tensor, y, x, c === null || each.channel === null ? {} : { [c]: each.channel });
     const canvas = planeCanvas({ label: `sample ${idx}` });
-    canvas.drawLayers([{ image: imageOf(one, scale(one.values).toColour) }], one.width, one.height, 56 / Math.max(one.width, one.height));
+    canvas.drawLayers([{ image: imageOf(one, scale(one.values).toColour) }], one.width, one.height, SIDE / Math.max(one.width, one.height));
+    return canvas;
+  }
+
+  /** The thumbnail of a sample: of what the same debugger captured, else of its input, else of anything captured. */
+  async function small(idx, debuggerName) {
+    const sample = await getJson(runPath(run, "sample"), { evaluation: state.evaluation, idx }, signal);
+    const captured = sample.captured ?? [], same = captured.filter((one) => one.name === debuggerName);
+    const levels = [...same, ...(sample.kept ?? []).filter((one) => one.name === "inputs"), ...captured].map((one) => levelsOf(one.node)).find(Boolean);
+    if (!levels) return null;
+    const values = Float32Array.from(atob(levels.levels), (sign) => (sign.charCodeAt(0) === 255 ? NaN : sign.charCodeAt(0)));
+    const canvas = planeCanvas({ label: `sample ${idx}` });
+    canvas.drawLayers([{ image: imageOf({ values, width: levels.width, height: levels.height }, scale(values, { range: { low: 0, high: 254 } }).toColour) }], levels.width, levels.height, SIDE / Math.max(levels.width, levels.height));
     return canvas;
   }
 
@@ -115,6 +130,11 @@ export async function show(place, context) {
     problem.textContent = error.message;
   }
   return { keys: [{ keys: "j", what: "next statistic", act: () => rows.move(1) }, { keys: "k", what: "statistic before", act: () => rows.move(-1) }] };
+}
+
+/** The first thumbnail in a tree. */
+function levelsOf(node) {
+  return node.thumbnail ?? (node.items ?? []).map(([, item]) => levelsOf(item)).find(Boolean) ?? null;
 }
 
 /** Both groups as dots on one scale; spread upwards by their order, so that equals do not hide each other. */

@@ -75,15 +75,16 @@ export async function show(place, context) {
     const make = (part, each, extra = {}) => render(each.node, each.name, { part, debugger: each.name, path: [], told, other, image, tokens, marks, ...extra });
     const three = KEPT.map(([key, title]) => {
       const found = kept.find((each) => each.name === key);
-      const content = found ? make("samples", found, { isImage: key === "inputs", image: key === "labels" || key === "outputs" ? image : null }) : h("p", { class: "quiet" }, "Not kept.");
+      const content = found ? make("samples", found, { isImage: key === "inputs", image: key === "inputs" ? null : image, bare: true }) : h("p", { class: "quiet" }, "Not kept.");
       const extra = key === "labels" && facts.prediction !== null ? h("p", {}, `Taken for `, h("b", { class: facts.prediction === facts.label ? "good" : "bad" }, facts.prediction)) : null;
       return panel(title, content, extra);
     });
     const more = kept.filter((each) => !KEPT.some(([key]) => key === each.name) && each.name !== "prediction");
     sections.push(kept.length ? h("div", { class: "thirds" }, three) : h("p", { class: "note" }, "Its inputs were not kept: save_samples in the config decides which are."));
     sections.push(more.map((each) => panel(each.name, make("samples", each))));
-    const captured = (told.captured ?? []).map((each) => h("section", { class: "panel debugger", "aria-label": each.name }, h("h2", {}, each.name), make("debugger", each)));
-    sections.push(h("section", { class: "stack", "aria-label": "Debug outputs" }, h("h2", {}, "Debug outputs"), captured.length ? captured : h("p", { class: "quiet" }, "Nothing was captured of this sample here.")));
+    const ordered = [...(told.captured ?? [])].sort((a, b) => hasPlanes(b.node) - hasPlanes(a.node)); // pictures first
+    const captured = ordered.map((each) => h("section", { class: `panel debugger${hasPlanes(each.node) ? "" : " flat"}`, "aria-label": each.name }, h("h2", {}, each.name), make("debugger", each)));
+    sections.push(h("section", { class: "stack", "aria-label": "Debug outputs" }, h("h2", {}, "Debug outputs"), captured.length ? h("div", { class: "debuggers" }, captured) : h("p", { class: "quiet" }, "Nothing was captured of this sample here.")));
     replace(body, told.problems.map((text) => h("p", { class: "problem" }, text)), other?.problem ? h("p", { class: "problem" }, other.problem) : null, sections);
   }
 
@@ -95,7 +96,7 @@ export async function show(place, context) {
     if (texts) return h("div", { class: "tokens", "aria-label": name }, texts.map((word) => h("span", { class: "token" }, word)));
     const plain = node.items.filter(([, item]) => isPlain(item)), rest = node.items.filter(([, item]) => !isPlain(item));
     const inside = (key, item) => ({ ...at, path: [...at.path, key] });
-    return h("div", { class: "stack tight" },
+    return h("div", { class: "flow" },
       rest.map(([key, item]) => (item.kind === "tensor" ? render(item, key, inside(key, item)) : h("details", { open: true }, h("summary", {}, key), render(item, key, inside(key, item))))),
       plain.length ? h("div", { class: "scroll" }, h("table", { class: "plainvalues", "aria-label": `${name}: values` }, h("tbody", {}, plain.map(([key, item]) => h("tr", {}, h("th", { scope: "row" }, key), h("td", { class: "mono" }, words(item))))))) : null);
   }
@@ -105,7 +106,7 @@ export async function show(place, context) {
     const asked = (id) => ({ evaluation: at.told.evaluation, idx, part: at.part, debugger: at.debugger, path: node.path });
     const has = beside && at.other && !at.other.problem;
     return tensorView({
-      name: name === at.debugger && !node.path ? name : node.path || name, path: `${at.debugger}/${node.path}`, node, view: views[key],
+      bare: at.bare && !node.path, name: name === at.debugger && !node.path ? name : node.path || name, path: `${at.debugger}/${node.path}`, node, view: views[key],
       isImage: Boolean(at.isImage), image: at.isImage ? null : at.image, tokens: at.tokens, marks: at.part === "samples" ? at.marks : {},
       read: (fix) => readTensor(run, asked(run), fix, signal),
       other: has ? { label: everyRun.find((each) => each.id === beside)?.name ?? beside, read: (fix) => readTensor(beside, asked(beside), fix, signal) } : null,
@@ -170,6 +171,12 @@ function words(item) {
 function say(value) {
   if (value === null) return "none";
   return typeof value === "number" ? short(value) : String(value);
+}
+
+/** Whether a node holds anything that is drawn as a plane. */
+function hasPlanes(node) {
+  if (node.kind === "tensor") return node.numeric && node.shape.filter((each) => each > 1).length > 1;
+  return (node.items ?? []).some(([, item]) => hasPlanes(item));
 }
 
 /** The texts of a list of texts; null if it is anything else. */
