@@ -24,7 +24,7 @@ export async function show(place, context) {
 
   async function drawTrace() {
     if (!traces.length) {
-      replace(trace, panel("Operators and modules", h("p", { class: "quiet" }, "The run has no trace. One is recorded by ", h("code", {}, "with sonde.probes.profile_scope(run="runs/first"): …"), ", and then shown here.")));
+      replace(trace, panel("Operators and modules", h("p", { class: "quiet" }, "The run has no trace. One is recorded by ", h("code", {}, 'with sonde.probes.profile_scope(run="runs/first"): …'), ", and then shown here.")));
       return;
     }
     const name = context.query.get("trace") ?? traces[0].name;
