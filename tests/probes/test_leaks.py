@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sonde.growth import growth
 from sonde.probes import memory_scope
+from sonde.probes.leaks import Leak, TensorWatch
 from sonde.probes.leaks_lines import feeding_lines
 
 STEPS = 60
@@ -269,3 +270,50 @@ def test_lines_that_feed_a_name_are_read_from_the_source(tmp_path):
     assert feeding_lines(str(file), "xs", 3, 4)[1].text == "xs[0] = 3"
     file.with_suffix(".txt").write_text("not python (")
     assert feeding_lines(str(file.with_suffix(".txt")), "xs") == []
+
+
+def test_a_short_program_is_judged_without_any_options():
+    with memory_scope() as scope:
+        losses_in_a_list()
+    (leak,) = scope.leaks()
+    assert leak.lines[0].line == leak_line(losses_in_a_list)
+
+
+def test_a_healthy_program_is_held_up_by_less_than_its_share():
+    clock, walks = iter(range(10_000)), []
+    watch = TensorWatch(lambda: float(next(clock)), max_share=0.01, heap=lambda: walks.append(1))
+    watch.weigh()  # the clock says that a count takes a second
+    for step in range(1, 400):
+        watch.see(step)
+    assert 1 <= len(walks) <= 8
+
+
+def test_what_was_not_counted_is_not_denied():
+    found = growth(np.arange(100.0), 1e6 * np.arange(100.0))
+    leak = Leak(place="process", growth=found, phase="", counted=False)
+    assert "counted too rarely" in leak.text
+    assert "No tensors pile up" not in leak.text
+
+
+def test_a_fault_of_the_scope_does_not_reach_training(caplog):
+    def broken():
+        if loop.steps > 3:
+            raise RuntimeError("a fault of ours")
+        return 1 << 20
+
+    class Counting(Loop):
+        steps = 0
+
+        def step(self, batch=BATCH):
+            self.steps += 1
+            return super().step(batch)
+
+    loop = Counting()
+    with memory_scope(resident=broken) as scope:
+        for _ in range(6):
+            loop.step()
+    assert loop.steps == 6
+    assert scope.leaks() == []
+    told = [each.message for each in caplog.records if "a fault of ours" in each.message]
+    assert 1 <= len(told) <= 2  # each part once, not at every step
+    assert all("training goes on without it" in each for each in told)

@@ -145,3 +145,20 @@ def test_an_item_per_layer_is_named_with_its_line():
     verdict = next(each for each in scope.verdict() if each.kind == "host_sync")
     assert ".item() called 8 times a step at" in verdict.text
     assert f"test_profiling.py:{ASKING_LINE}" in verdict.text
+
+
+def test_a_fault_of_the_scope_does_not_reach_training(caplog):
+    times = iter(range(100))
+
+    def broken():
+        now = next(times)
+        if now > 30:
+            raise RuntimeError("a fault of ours")
+        return float(now)
+
+    model = Layers(2)
+    with profile_scope(stacks=False, clock=broken):
+        train(model, 8)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert "a fault of ours" in caplog.text
+    assert not torch._C._autograd._profiler_enabled()

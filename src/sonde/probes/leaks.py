@@ -23,9 +23,10 @@ LEAST_BYTES_UNEXPLAINED: Final = 32 << 20
 _LEAST_PER_STEP: Final = 0.15
 _LEAST_RISING: Final = 0.8
 _MOST_SAMPLES: Final = 64
+_MOST_HEAP_SAMPLES: Final = 512
 _MOST_SUSPECTS: Final = 3
-# Seconds that a count is expected to take before one has been seen.
-_FIRST_COST: Final = 0.03
+# Fewer counts than this in the later part of a scope tell nothing about what becomes more.
+_FEWEST_COUNTS: Final = 3
 _LOOKED_AT: Final = 12
 
 
@@ -51,6 +52,8 @@ class Leak:
     """The phase of the step in which it grows most; empty if unknown."""
     piled_up: tuple[PiledUp, ...] = ()
     long_graph: LongGraph | None = None
+    counted: bool = True
+    """Living tensors were counted often enough to say what piles up, or that nothing does."""
 
     def explained_by(self, earlier: Leak | None) -> Leak:
         """Return this leak with the culprit of an earlier look, if that one knew more: a line, or at least a name."""
@@ -83,6 +86,8 @@ class Leak:
             graph = self.long_graph
             line = f" {graph.lines[0]}: `{graph.lines[0].text}`" if graph.lines else ""
             return f". The graph of `{graph.name}` in {graph.scope} reaches back over {graph.uses} passes:{line}"
+        if not self.counted:
+            return ". Living tensors were counted too rarely to say what: watch more steps, or pass max_share=0.2"
         return (
             ". No tensors pile up: look at other Python objects, at native code and at loaders that keep what they read"
         )
@@ -108,27 +113,57 @@ class TensorWatch:
         self._max_share = max_share
         self._began = clock()
         self._spent = 0.0
-        self._cost = _FIRST_COST
+        self._cost = 0.0
+        self._heap_cost = self._heap_spent = 0.0
         self.bounded: set[TensorKind] = set()
         """Kinds that were seen in a container which cannot grow for ever."""
         self._samples: list[tuple[int, LiveTensors]] = []
 
+    def weigh(self) -> None:
+        """Find out what a count takes, before the first step: it depends on how many objects the program has."""
+        begin = self._clock()
+        count_live()
+        self._began = self._clock()
+        self._cost = self._began - begin
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are counts enough to say what becomes more."""
+        return len(self._samples) >= _FEWEST_COUNTS
+
     def see(self, step: int) -> None:
         """Count if a count is due: every second step at first, then every fifth, if time allows."""
-        due = step % 2 == 0 if step <= 20 else step % 5 == 0
-        if due and self._spent + self._cost <= self._max_share * (self._clock() - self._began):
+        if not (step % 2 == 0 if step <= 20 else step % 5 == 0):
+            return
+        allowed = self._max_share * (self._clock() - self._began)
+        if self._heap_spent + self._heap_cost <= allowed:
+            self.read_heap(step)
+        if self._spent + self._cost <= allowed:
             self.count(step)
 
-    def count(self, step: int) -> None:
-        """Count now."""
-        begin = self._clock()
-        held = self._heap()
-        if held is not None:
+    def read_heap(self, step: int) -> int | None:
+        """Ask for malloc's books, which takes far less than a count; unless that was done at this step."""
+        if not self.heap or self.heap[-1][0] != step:
+            begin = self._clock()
+            held = self._heap()
+            self._heap_cost = self._clock() - begin
+            self._heap_spent += self._heap_cost
+            if held is None:
+                return None
             self.heap.append((step, held))
+            if len(self.heap) > _MOST_HEAP_SAMPLES:
+                del self.heap[1::2]
+        return self.heap[-1][1]
+
+    def count(self, step: int) -> None:
+        """Count now, unless that was done at this step."""
+        if self._samples and self._samples[-1][0] == step:
+            return
+        self.read_heap(step)
+        begin = self._clock()
         self._samples.append((step, count_live()))
         if len(self._samples) > _MOST_SAMPLES:
             del self._samples[1::2]
-            del self.heap[1::2]
         self._cost = self._clock() - begin
         self._spent += self._cost
 
@@ -146,10 +181,10 @@ class TensorWatch:
 
     def _rate(self, counts: list[int]) -> float | None:
         """Return how many come per step in the later part, if they keep coming; else None."""
-        late = slice(len(counts) // 3, None)
+        late = slice((len(counts) - 1) // 3, None)
         steps = [step for step, _ in self._samples][late]
         values = counts[late]
-        if len(values) < 3 or steps[-1] == steps[0]:
+        if len(values) < _FEWEST_COUNTS or steps[-1] == steps[0]:
             return None
         rises = [after > before for before, after in itertools.pairwise(values)]
         rate = (values[-1] - values[0]) / (steps[-1] - steps[0])
@@ -180,6 +215,7 @@ def find_leak(
         phase=_phase(place, found, phases),
         piled_up=tuple(sorted(piled, key=lambda each: -_knowledge(each))),
         long_graph=graph,
+        counted=watch.enough,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import time
 from collections import defaultdict
@@ -23,9 +24,15 @@ from sonde.probes.memory_snapshot import compare_snapshots, memory_snapshot, use
 from sonde.probes.phases import LoopPhases, StepPhase
 from sonde.probes.process_memory import resident_bytes
 from sonde.probes.profiling import Timeline
+from sonde.taps.guard import Guard
 
-# The step at which leaks are looked for first; then at twice as many, and so on.
+logger = logging.getLogger("sonde")
+
+# The step at which leaks are looked for first; then at half as many again, and so on.
 _FIRST_LOOK: Final = 24
+_NEXT_LOOK: Final = 1.5
+# Growth from one look to the next for which tensors are counted, whatever share of the time that takes.
+_SUSPICIOUS_BYTES: Final = 1 << 20
 # A device may come into use later.
 _DEVICES_EVERY: Final = 16
 _MOST_SAMPLES: Final = 2000
@@ -53,7 +60,10 @@ class MemoryScope:
         self._history = history
         self._clock = clock
         self._resident = resident
-        self._phases = LoopPhases(lambda _: True, clock=time.perf_counter, on_change=self._change_phase)
+        self._guard = Guard("isolate", _tell_fault)
+        self._phases = LoopPhases(
+            lambda _: True, clock=time.perf_counter, guard=self._guard.wrap, on_change=self._change_phase
+        )
         self._devices: list[int] = []
         self._held: dict[str, int] = {}
         self._by_phase: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -61,7 +71,8 @@ class MemoryScope:
         self._tensors = TensorWatch(time.perf_counter, max_share=max_share)
         self._leaks: list[Leak] | None = None
         self._found: dict[str, Leak] = {}
-        self._next_look = _FIRST_LOOK
+        self._next_look = _FIRST_LOOK // 2
+        self._held_at_look: dict[str, int] = {}
         self._marks: list[tuple[int, dict[str, dict[str, int]]]] = []
         self._by_hand = False
         self._handles: list[RemovableHandle] = []
@@ -76,13 +87,19 @@ class MemoryScope:
         if self._history is not None:
             self._history.start()
         self._devices = used_devices()
+        self._tensors.weigh()
         self._held = self._read()
         self._phases.attach()
         self._handles = [
-            register_optimizer_step_pre_hook(self._before_optimizer),
-            register_optimizer_step_post_hook(self._after_optimizer),
+            register_optimizer_step_pre_hook(self._guard.wrap("memory tracking", self._before_optimizer)),
+            register_optimizer_step_post_hook(self._guard.wrap("memory tracking", self._after_optimizer)),
         ]
         return self
+
+    @property
+    def own_seconds(self) -> float:
+        """How long the scope itself has worked inside the steps."""
+        return self._guard.meter.total()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -95,9 +112,14 @@ class MemoryScope:
             self._history.stop(error)
         self.after = memory_snapshot(clock=self._clock)
         if error is None:
-            # Now, since the variables that hold things are still there.
-            self._leaks = self.leaks()
-            self._note()
+            self._guard.wrap("looking for leaks", self._conclude)()
+        if self._leaks is None:
+            self._leaks = list(self._found.values())
+
+    def _conclude(self) -> None:
+        # Now, since the variables that hold things are still there.
+        self._leaks = self.leaks()
+        self._note()
 
     def step(self) -> None:
         """End a step by hand, for loops without a torch optimizer; from then on optimizer steps are not counted."""
@@ -143,9 +165,18 @@ class MemoryScope:
         self._tensors.see(self.steps)
         if self.steps >= self._next_look:
             # Look for culprits while the functions that hold them still run, ever more rarely.
-            self._next_look = self.steps * 2
+            self._next_look = _FIRST_LOOK if self.steps < _FIRST_LOOK else int(self.steps * _NEXT_LOOK)
+            self._look()
             self._marks.append((self.steps, self.phases()))
             self.leaks()
+
+    def _look(self) -> None:
+        """Count tensors if memory has grown since the last look: a healthy program is not held up by it."""
+        heap = self._tensors.read_heap(self.steps)
+        before, now = self._held_at_look, self._held | ({} if heap is None else {"heap": heap})
+        self._held_at_look = now
+        if any(now[place] - held >= _SUSPICIOUS_BYTES for place, held in before.items() if place in now):
+            self._tensors.count(self.steps)
 
     def _sample(self) -> None:
         for place, value in self._held.items():
@@ -207,6 +238,10 @@ class MemoryScope:
         return self._history.dump(Path(path))
 
 
+def _tell_fault(part: str, trace: str) -> None:
+    logger.warning("%s failed and is switched off; training goes on without it.\n%s", part, trace.rstrip())
+
+
 def memory_scope(
     *,
     every: int = 1,
@@ -223,8 +258,8 @@ def memory_scope(
         session: The session to note what was found in.
         history: A file for the CUDA allocator's history, written if memory runs out inside the scope, or on demand by
             `dump_history`. Without CUDA it has no effect.
-        max_share: The share of the time that counting living tensors may take. Each count walks all Python objects,
-            which takes some ten milliseconds; a short program needs a larger share to be judged.
+        max_share: The share of the time that counting living tensors may take while memory does not grow. Each count
+            walks all Python objects, which takes some ten milliseconds; entering the scope takes the first.
         clock: Where the time stamps of snapshots come from.
         resident: Returns the bytes this process holds.
 

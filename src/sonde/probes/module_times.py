@@ -63,8 +63,15 @@ class _Call:
 class ModuleTimes:
     """Times every module that is called between `attach` and `remove`, in one thread."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        guard: Callable[[str, Callable[..., None]], Callable[..., None]] = lambda _, function: function,
+    ) -> None:
         self._clock = clock
+        self._guard = guard
+        self._guarded_turn = guard("module times", self._turn)
         self._tallies: dict[str, _Tally] = {}
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._roots: dict[str, str] = {}
@@ -77,14 +84,15 @@ class ModuleTimes:
 
     def attach(self) -> None:
         """Begin to listen."""
+        enter, leave = self._guard("module times", self._enter), self._guard("module times", self._leave)
 
         def before(module: nn.Module, args: Any) -> None:
             if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:
-                self._enter(module)
+                enter(module)
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
             if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:
-                self._leave(module, output)
+                leave(module, output)
 
         self._handles = [
             torch_module.register_module_forward_pre_hook(before),
@@ -164,8 +172,10 @@ class ModuleTimes:
                 self._listen(tensor, call.name)
 
     def _listen(self, tensor: Tensor, name: str) -> None:
+        turn = self._guarded_turn
+
         def arrived(_: Tensor) -> None:
-            self._turn(name)
+            turn(name)
 
         tensor.register_hook(arrived)  # type: ignore[no-untyped-call] # torch
 

@@ -31,6 +31,7 @@ from sonde.probes.profiling_windows import Windows
 from sonde.probes.trace_file import folded_lines, numbered, speedscope, write_json, write_text, write_trace
 from sonde.probes.verdict import Verdict, judge_copies, judge_patterns, judge_phases, judge_syncs
 from sonde.probes.wrapped_calls import BACKWARD, Listener
+from sonde.taps.guard import Guard
 
 logger = logging.getLogger("sonde")
 
@@ -75,9 +76,11 @@ class ProfileScope:
         self._windows = Windows(schedule, options)
         self._session = session
         self._clock = clock
-        self._phases = LoopPhases(lambda _: True, clock=clock, on_change=self._change_phase)
-        self._modules = ModuleTimes(clock=clock) if modules else None
-        self._after_backward = Listener(lambda: None, self._end_backward)
+        self._guard = Guard("isolate", _tell_fault)
+        wrap = self._guard.wrap
+        self._phases = LoopPhases(lambda _: True, clock=clock, guard=wrap, on_change=self._change_phase)
+        self._modules = ModuleTimes(clock=clock, guard=wrap) if modules else None
+        self._after_backward = Listener(lambda: None, wrap("module times", self._end_backward))
         self._loaders = LoaderWatch()
         self._handles: list[RemovableHandle] = []
         self._annotation: Any = None
@@ -133,8 +136,8 @@ class ProfileScope:
             BACKWARD.attach(self._after_backward)
         self._loaders.attach()
         self._handles = [
-            register_optimizer_step_pre_hook(self._before_optimizer),
-            register_optimizer_step_post_hook(self._after_optimizer),
+            register_optimizer_step_pre_hook(self._guard.wrap("profiling", self._before_optimizer)),
+            register_optimizer_step_post_hook(self._guard.wrap("profiling", self._after_optimizer)),
         ]
 
     def _stop(self) -> None:
@@ -305,6 +308,10 @@ class ProfileScope:
         # What torch's matcher says of a part that takes little time is right and not worth doing.
         found.sort(key=lambda each: -each.evidence.get("share", 0.0))
         return found + judge_patterns(self.patterns(), quiet=_SAID_BY_US)
+
+
+def _tell_fault(part: str, trace: str) -> None:
+    logger.warning("%s failed and is switched off; training goes on without it.\n%s", part, trace.rstrip())
 
 
 def profile_scope(
