@@ -173,3 +173,10 @@ def test_reports_hold_everything():
     assert debugger.generate_enhanced_layer_analysis()[0]["problems"] == ("exploding",)
     debugger.reset()
     assert debugger.get_status()["layers"] == 0
+
+
+def test_gradients_that_shrink_while_a_model_learns_have_not_vanished():
+    debugger = GradientDebugger()
+    for step in range(60):
+        debugger.record_gradient_flow("layer", [0.93**step])
+    assert not debugger.get_layer_alerts("layer")

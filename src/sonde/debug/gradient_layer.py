@@ -21,6 +21,8 @@ SIGMAS: Final = 6.0
 """How many robust standard deviations of its own logarithm a norm must be off to be called a jump."""
 LEAST_SPREAD: Final = 0.25
 """Norms of a healthy layer vary at least this much, in natural logarithms; a calmer past must not make us jumpy."""
+LEAST_FALL: Final = 100.0
+"""How far below its past a norm must be to have vanished: gradients shrink while a model learns."""
 EXPLODED: Final = 1e6
 VANISHED: Final = 1e-12
 """Bounds for a layer without a history of its own."""
@@ -86,7 +88,10 @@ class LayerGradients:
             # The middle 80 % as well: norms that jump between two levels have no spread around their median.
             low_end, high_end = np.percentile(logs, (10, 90))
             spread = max(1.4826 * float(np.median(np.abs(logs - middle))), (high_end - low_end) / 2.56, LEAST_SPREAD)
-            low, high = math.exp(middle - SIGMAS * spread), math.exp(min(middle + SIGMAS * spread, 700.0))
+            low, high = (
+                math.exp(middle - max(SIGMAS * spread, math.log(LEAST_FALL))),
+                math.exp(min(middle + SIGMAS * spread, 700.0)),
+            )
         if thresholds.vanishing is not None:
             low = thresholds.vanishing
         if thresholds.exploding is not None:
