@@ -186,3 +186,32 @@ def test_a_reduction_by_hand_of_a_function_s_elements_is_stated(tmp_path):
         nn.functional.cross_entropy(model(torch.randn(N, 3)), LABELS, reduction="none").sum().backward()
         optimizer.step()
     assert [loss.settings["reduction"] for loss in seen.facts.losses] == ["sum"]
+
+
+def test_a_loss_by_hand_is_seen_in_every_step_of_accumulated_gradients(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Watching(tmp_path, model, optimizer, what=["gradients", "outputs"]) as seen:
+        for _ in range(3):
+            for _ in range(2):
+                ((model(torch.randn(N, 3))[:, 0] - REAL[:, 0]) ** 2).mean().div(2).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [(loss.kind, loss.settings["reduction"]) for loss in seen.facts.losses] == [("mse_loss", "divided")]
+    assert sorted(seen["loss_fn:input.input"]) == [1, 2, 3]
+
+
+def test_layers_called_one_by_one_have_the_model_s_input_and_logits(tmp_path):
+    torch.manual_seed(0)
+    layers = nn.ModuleList([nn.Linear(3, 5), nn.Linear(5, C)])
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+    x = torch.randn(N, 3)
+    with Watching(tmp_path, layers, optimizer, what=["gradients", "outputs"]) as seen:
+        for _ in range(4):
+            optimizer.zero_grad()
+            output = layers[1](layers[0](x).relu())
+            (-output.log_softmax(1)[ROWS, LABELS].mean()).backward()
+            optimizer.step()
+    assert seen.means("(model):input[0]")[4] == pytest.approx(x.mean().item(), abs=1e-6)
+    assert seen.means("loss_fn:input.input")[4] == pytest.approx(output.mean().item(), abs=1e-6)

@@ -19,6 +19,8 @@ from sonde.facts import Facts, LossFacts, ModuleFacts, ParameterFacts
 from sonde.records import Event, Phase, Quantity, Site
 
 _LOSS_NAMES: Final = ("loss", "train_loss", "train/loss", "training_loss", "loss/train")
+# Steps without a backward pass may differ by this share from what one loss for all optimizers leads to.
+_UNEVEN: Final = 0.05
 MAX_EVENTS: Final = 1000
 PANEL_STEPS: Final = 64
 """How many of the last steps layers are compared over."""
@@ -214,14 +216,26 @@ class Case:
         """How the loss has gone so far.
 
         Where several optimizers take turns, as in a GAN, each may make the other's loss worse: nothing can be said.
+        Where they step one after the other on the gradients of one loss, it is judged like that of a single one.
         """
         return self.once("learning", self._judge_loss)
 
     def _judge_loss(self) -> Learning:
         found = self.loss()
-        if found is None or len(self.facts.optimizers) > 1:
+        if found is None or self._take_turns():
             return Learning("unknown")
         return judge(found[1])
+
+    def _take_turns(self) -> bool:
+        """Say whether each of several optimizers has backward passes of its own."""
+        optimizers = len(self.facts.optimizers)
+        if optimizers < 2:
+            return False
+        backwards = self.vital(vitals.LOOP, vitals.BACKWARDS)
+        if backwards is None:
+            return True
+        without = float((backwards.numbers() == 0).mean())
+        return abs(without - (1 - 1 / optimizers)) > _UNEVEN
 
     # ------------------------------------------------------------------ facts
 

@@ -20,10 +20,12 @@ from sonde.taps.plain import is_plain, is_real, is_whole
 BY_HAND: Final = "by_hand"
 """The setting that marks a loss which was read from the graph."""
 MAX_NODES: Final = 24
-# Operations that only change the shape, and that rows survive.
+# Operations that change the shape, or leave something out. Where values are wanted, their number must be the same.
 _VIEWS: Final = (
     "AliasBackward0",
     "ReshapeAliasBackward0",
+    "SelectBackward0",
+    "SliceBackward0",
     "SqueezeBackward0",
     "SqueezeBackward1",
     "SqueezeBackward2",

@@ -7,7 +7,7 @@ Those, and the ones they call, are replaced while a session is attached; see `lo
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -63,8 +63,9 @@ class LossTap:
         self._numbers: dict[tuple[str, int], int] = {}
         self._steps = 0
         self._root_site = -1
+        self._function_seen = False
         self._is_written = True
-        self._outputs_kept: list[ModelOutput] = []
+        self._outputs_kept: deque[ModelOutput] = deque(maxlen=MAX_KEPT)
         self._undecided: LossFacts | None = None
         self._sites: dict[tuple[str, Phase, int, str], int] = {}
         see = guard.wrap("losses", self._see)
@@ -85,7 +86,8 @@ class LossTap:
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
         """Note that a backward pass begins; losses are numbered anew after it."""
         self._calls.clear()
-        outputs, self._outputs_kept = self._outputs_kept, []
+        outputs = list(self._outputs_kept)
+        self._outputs_kept.clear()
         undecided, self._undecided = self._undecided, None
         if len(roots) != 1 or not is_plain(roots[0]) or roots[0].numel() != 1:
             return
@@ -94,7 +96,7 @@ class LossTap:
         if undecided is not None:
             reduction = read_reduction(roots[0]) or "none"
             self._stated(replace(undecided, settings=undecided.settings | {"reduction": reduction}))
-        self._is_written = not self.seen_in_step
+        self._is_written = not self._function_seen
         if not self.seen_in_step:
             self.seen_in_step = True
             if self._is_due("train"):
@@ -105,9 +107,9 @@ class LossTap:
         if not self._is_written or self.seen_in_step:
             return
         for _, tensor in unpack(output):
-            if len(self._outputs_kept) < MAX_KEPT and is_real(tensor) and tensor.numel() <= MAX_ELEMENTS:
-                kept = ModelOutput.of(tensor)
-                self._outputs_kept += [kept] if kept is not None else []
+            kept = ModelOutput.of(tensor) if is_real(tensor) and tensor.numel() <= MAX_ELEMENTS else None
+            if kept is not None:
+                self._outputs_kept.append(kept)
 
     def _see_written(self, root: Tensor, outputs: list[ModelOutput]) -> None:
         loss = read_loss(root, outputs)
@@ -126,7 +128,7 @@ class LossTap:
     def end_step(self) -> None:
         """Begin to look for losses anew."""
         self._steps += 1
-        self.seen_in_step = False
+        self.seen_in_step = self._function_seen = False
         self._calls.clear()
         self._outputs_kept.clear()
 
@@ -143,7 +145,7 @@ class LossTap:
             return
         if phase == "train":
             self._calls[kind] += 1
-            self.seen_in_step = True
+            self.seen_in_step = self._function_seen = True
         if self._is_due(phase):
             self._record(call, phase)
 

@@ -126,6 +126,9 @@ class VitalSigns:
         )
 
     def _listen_to(self, modules: list[WatchedModule]) -> None:
+        roots = [entry.name for entry in modules if entry.is_root]
+        self._only_root = roots[0] if len(roots) == 1 else ""
+        self._called_by_hand: set[int] = set()
         self._leaves: set[int] = set()
         self.looked_at: set[int] = set()
         """Modules whose calls `leave` is to be told of."""
@@ -133,7 +136,7 @@ class VitalSigns:
             module = entry.module
             if not any(True for _ in module.children()):
                 self._leaves.add(id(module))
-            has_signs = is_rectifier(module) or is_squashing(module) or is_attention(module) or cares(module)
+            has_signs = _has_units(module) or cares(module)
             if entry.is_root or (entry.wanted and has_signs):
                 self.looked_at.add(id(module))
 
@@ -206,11 +209,20 @@ class VitalSigns:
     # ------------------------------------------------------------------ passes
 
     def _begin_pass(self, entry: WatchedModule, call: int, args: tuple[Any, ...], phase: Phase, due: bool) -> None:
+        if due and entry.is_root:
+            self._inputs.see(entry.name, phase, call, args)
+        elif due and not self._forwards:
+            self._begin_loose(entry, call, args, phase)
         if phase == "train":
             self._forwards += entry.is_root
             self._loose_forwards += not entry.is_root
-        if due and entry.is_root:
-            self._inputs.see(entry.name, phase, call, args)
+
+    def _begin_loose(self, entry: WatchedModule, call: int, args: tuple[Any, ...], phase: Phase) -> None:
+        """Take a part of a model that is called by hand: the first is given what the model is, the last answers."""
+        self._called_by_hand.add(id(entry.module))
+        self.looked_at.add(id(entry.module))
+        if phase == "train" and not self._loose_forwards and self._only_root:
+            self._inputs.see(self._only_root, phase, call, args)
 
     def _end_pass(self, entry: WatchedModule, call: int, kwargs: dict[str, Any], phase: Phase) -> None:
         if entry.is_root and kwargs:
@@ -228,11 +240,11 @@ class VitalSigns:
             self._trace.leave(entry.name, output)
         if id(module) not in self.looked_at:
             return
-        if entry.is_root and phase == "train":
+        if phase == "train" and (entry.is_root or id(module) in self._called_by_hand):
             self._losses.keep_output(output)
         if entry.is_root or cares(module):
             self._modes.see(module, entry.name, phase, self._step())
-        elif phase == "train":
+        elif phase == "train" and _has_units(module):
             self._units.see(module, entry.name, call, args, output, self._producers.get(entry.name, ""))
 
     # ------------------------------------------------------------------ losses and backward passes
@@ -302,3 +314,8 @@ class VitalSigns:
         if self._rounds >= TRACED_ROUNDS * max(1, len(self._sizes)):
             self.is_tracing = False
             self._trace = None
+
+
+def _has_units(module: nn.Module) -> bool:
+    """Say whether the outputs of a module are looked at unit by unit."""
+    return is_rectifier(module) or is_squashing(module) or is_attention(module)
