@@ -72,7 +72,7 @@ EXPLAINS |= {
     "adam_eps_too_large": frozenset({"lr_too_low"}),
     "unnormalised_inputs": frozenset(_BADLY_SCALED),
     "target_scale": frozenset(_BADLY_SCALED - {"target_scale", "bad_init_scale"}),
-    "bad_init_scale": frozenset(_BADLY_SCALED - {"target_scale", "bad_init_scale"}),
+    "bad_init_scale": frozenset(_BADLY_SCALED - {"target_scale", "bad_init_scale"} | {"lr_too_low"}),
     "saturated_activation": frozenset({"vanishing_gradient", "constant_output"}),
     "vanishing_gradient": frozenset({"constant_output", "lr_too_low"}),
     "dead_relu": frozenset({"constant_output", "dormant_units", "vanishing_gradient", "lr_too_low"}),

@@ -64,6 +64,7 @@ NOOP_STEPS = Threshold(3, "persistence: a weight that is bitwise the same after 
 NOOP_RELATIVE_STEP = Threshold(1e-6, "float32 resolves 1.2e-7 of a weight: a larger step must show")
 ORPHAN_STEPS = Threshold(2, "persistence: a gradient that nobody applies, in two steps")
 BROKEN_STEPS = Threshold(5, "persistence: steps of its own optimizer without a gradient")
+EXTRACTOR_SHARE = Threshold(0.1, "of all trainable elements; a model whose features are used is most of what runs")
 UNUSED_STEPS = Threshold(10, "persistence: multi-task loops and routed experts take turns within fewer steps")
 ROUTED_STEPS = Threshold(64, "modules with siblings that ran may be routed to; the longest stretch that is compared")
 UNUSED_SHARE = Threshold(0.02, "poolers and spare heads of published models stay below 1 % of the weights")
@@ -98,6 +99,8 @@ GAIN_HIGH = Threshold(5.0, "rms of a weight times the root of its inputs; He has
 GAIN_LOW = Threshold(0.05, "the same; the smallest of common recipes, GPT-2's for narrow layers, has 0.1")
 OUTPUT_STD_HIGH = Threshold(10.0, "standard deviation of a layer's outputs at the first step")
 OUTPUT_STD_LOW = Threshold(0.01, "the same, in a layer that no norm follows")
+FADE = Threshold(1e-3, "over all hidden layers; torch's default, whose biases keep the signal up, stays above 0.05")
+FADE_LAYERS = Threshold(0.75, "share of layers at which the signal fades: one narrow layer is no trend")
 # symmetric_init
 ROWS_APART = Threshold(1e-5, "spread between units over the spread of all: rounding only")
 # constant_output
@@ -187,6 +190,7 @@ SPIKE_MADS = Threshold(10.0, "median absolute deviations above the median of the
 SPIKE_RATIO = Threshold(2.0, "times the median: small losses have small deviations")
 # starved_loader
 WAIT_SHARE = Threshold(0.3, "of the step's time spent waiting for data")
+WAIT_MOSTLY = Threshold(0.5, "of the time: a loop that waits longer than it works is worth a warning")
 WAIT_SECONDS = Threshold(0.02, "seconds a step: below, the waiting is of a tiny program's own making")
 WAIT_STEPS = Threshold(30, "steps")
 

@@ -18,3 +18,20 @@ def test_long_steps_of_a_run_that_learns_are_no_finding(tmp_path):
     model = perceptron()
     found = train(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.5), *data())
     assert "lr_too_high" not in kinds(found)
+
+
+def test_a_run_that_learnt_until_an_odd_batch_broke_it_is_not_blamed_on_long_steps(tmp_path):
+    model = perceptron()
+    inputs, target = data()
+    steps = 0
+
+    def classify_but_for_one_batch(output, labels):
+        nonlocal steps
+        steps += 1
+        odd = output * torch.tensor(0.0).log() * 0 if steps == 25 else 0
+        return torch.nn.functional.cross_entropy(output + odd, labels)
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    found = train(tmp_path, model, optimizer, inputs, target, loss_fn=classify_but_for_one_batch)
+    assert "lr_too_high" not in kinds(found)
+    assert any(kind.startswith("nan") for kind in kinds(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from sonde.diagnosis.outlook import gravity
 from sonde.diagnosis.rule import Rule, above, below, fact
 from sonde.diagnosis.weights import first_weights
 from sonde.records import Evidence, Finding
+
+MIN_DEPTH: Final = 4
 
 
 def check(case: Case) -> Finding | None:
@@ -37,6 +40,26 @@ def check(case: Case) -> Finding | None:
             below("smallest standard deviation of an output at the first step", quiet, thresholds.OUTPUT_STD_LOW),
         )
         return _finding(case, low, "small", evidence)
+    return None if normalised else _through_depth(case, gains, outputs)
+
+
+def _through_depth(case: Case, gains: dict[str, float], outputs: dict[str, float]) -> Finding | None:
+    """Find layers none of which is far off, but whose gains multiply to nothing, or to far too much."""
+    # The last layer may begin at zero on purpose.
+    hidden = list(outputs.values())[:-1]
+    if len(hidden) < MIN_DEPTH or not min(hidden) > 0:
+        return None
+    ratio = hidden[-1] / hidden[0]
+    steps = np.array(hidden[1:]) / np.array(hidden[:-1])
+    usual = sorted(gains.values())
+    if ratio <= thresholds.FADE.value and (steps < 1).mean() >= thresholds.FADE_LAYERS.value:
+        evidence = below("spread of the last hidden output over that of the first", ratio, thresholds.FADE)
+        names = [name for name, gain in gains.items() if gain <= usual[len(usual) // 2]]
+        return _finding(case, names, "small", (evidence, fact("hidden layers", len(hidden))))
+    if ratio >= 1 / thresholds.FADE.value and (steps > 1).mean() >= thresholds.FADE_LAYERS.value:
+        evidence = above("spread of the last hidden output over that of the first", ratio, 1 / thresholds.FADE.value)
+        names = [name for name, gain in gains.items() if gain >= usual[len(usual) // 2]]
+        return _finding(case, names, "large", (evidence, fact("hidden layers", len(hidden))))
     return None
 
 

@@ -20,8 +20,10 @@ def check(case: Case) -> Finding | None:
     if not names:
         return None
     share = share_of(case, names)
-    # Features of a trained model are often computed under no_grad on purpose; weights as drawn are not.
-    meant = not fresh_parameters(case, tuple(names)) and any(len(case.parameters[name].shape) > 1 for name in names)
+    # Features of a trained model are often computed under no_grad on purpose; weights as drawn are not, nor is a part
+    # that is small beside the rest.
+    drawn = fresh_parameters(case, tuple(names)) or not any(len(case.parameters[name].shape) > 1 for name in names)
+    meant = not drawn and share >= thresholds.EXTRACTOR_SHARE.value
     last = _last_in_order(case, names)
     return RULE.finding(
         case,

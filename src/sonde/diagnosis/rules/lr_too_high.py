@@ -24,6 +24,8 @@ def check(case: Case) -> Finding | None:
     early, late = first.pace(), last_weights(case).pace()
     if not len(early):
         raise NotMeasured("updates")
+    if case.learning.state == "broken" and not _was_out_of_order(found[1], early):
+        return None
     leaps = _count(early, thresholds.PACE_HIGH.value)
     overshoot = _overshoot(found[1])
     worse = case.learning.state in ("worse", "broken")
@@ -36,6 +38,19 @@ def check(case: Case) -> Finding | None:
         if fast >= thresholds.PACE_STEPS.value:
             return _finding(case, first, 0.8, evidence)
     return None
+
+
+def _was_out_of_order(losses: Values, early: Values) -> bool:
+    """Say whether something was wrong before the loss broke: only then can the step length be what broke it.
+
+    A loss that fell until an odd batch made it NaN had no trouble with the length of its steps. One that broke at once,
+    after a step longer than the weights themselves, gave no other sign.
+    """
+    bad = np.flatnonzero(~np.isfinite(losses))
+    before = losses[: bad[0]] if len(bad) else losses
+    if len(before) < thresholds.PACE_STEPS.value:
+        return bool(len(early) and early[:3].max() >= 1)
+    return _overshoot(before) >= thresholds.OVERSHOOT.value or bool(before[-1] > before[0])
 
 
 def _count(pace: Values, limit: float) -> int:
