@@ -89,8 +89,14 @@ def assert_no_taps(model: nn.Module | None = None) -> None:
     """Raise AssertionError if a hook is left on torch or, if given, on any module or parameter of `model`."""
     left = {
         name: hooks
-        for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
-        if (hooks := getattr(torch_module, name))
+        for name in (
+            "_global_forward_hooks",
+            "_global_forward_pre_hooks",
+            "_global_backward_hooks",
+            "_global_forward_hooks_always_called",
+            "_global_forward_hooks_with_kwargs",
+        )
+        if (hooks := getattr(torch_module, name, None))
     }
     left |= {
         name: hooks

@@ -28,6 +28,7 @@ from sonde.checks.source_line import source_line
 from sonde.probes.readings import Tally, readings_of
 from sonde.records import Reading
 from sonde.taps.guard import Guard
+from sonde.taps.handles import remove_all
 from sonde.taps.names import ROOT_NAME, named_modules, named_parameters
 from sonde.taps.unpack import unpack
 
@@ -115,11 +116,7 @@ class NonFiniteScope:
     def close(self) -> None:
         """Stop looking; nothing is left on the model."""
         self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call] # torch
-        for handle in self._handles:
-            handle.remove()
-            # Torch forgets to take this mark away with the hook, and would believe in global hooks for ever.
-            torch_module._global_forward_hooks_with_kwargs.pop(handle.id, None)
-        self._handles.clear()
+        remove_all(self._handles)
         self._known_roots.clear()
         self._report = _nobody  # whoever listened may go now, though this object is part of a cycle
 

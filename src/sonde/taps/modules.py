@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from sonde.records import Phase, Quantity
 from sonde.signals import Recorder
 from sonde.taps.guard import Guard
+from sonde.taps.handles import remove_all
 from sonde.taps.names import is_wrapper
 from sonde.taps.unpack import unpack
 
@@ -143,9 +144,7 @@ class ModuleTap:
 
     def remove(self) -> None:
         """Stop listening and forget the modules."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_all(self._handles)
         self._watched.clear()
 
     @property

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sonde.signals import is_capturing
 from sonde.taps.guard import Guard
+from sonde.taps.handles import remove_all
 from sonde.taps.names import is_wrapper
 
 _in_backward = torch._C._current_graph_task_id
@@ -74,9 +75,7 @@ class RootPasses:
 
     def remove(self) -> None:
         """Stop listening and forget the models."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_all(self._handles)
         self._roots.clear()
 
 
