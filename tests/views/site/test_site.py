@@ -25,6 +25,7 @@ from sonde.views.site import Limits, write_site
 from sonde.views.site.ask import spell
 
 SMALL = Recipe(steps=8, layers=1)
+FEW = Limits(sites=2, steps=2)
 
 
 def answers_of(site):
@@ -45,7 +46,7 @@ def index_of(site):
 
 def test_every_question_of_the_index_is_answered_in_its_file_with_what_the_run_says(tmp_path):
     write_run(tmp_path / "first", SMALL)
-    done = write_site(tmp_path / "first", tmp_path / "site")
+    done = write_site(tmp_path / "first", tmp_path / "site", limits=FEW)
     answers, (about, index) = answers_of(tmp_path / "site"), index_of(tmp_path / "site")
     assert set(index) == set(answers)
     assert done.answers == len(answers)
@@ -60,11 +61,11 @@ def test_every_question_of_the_index_is_answered_in_its_file_with_what_the_run_s
 
 def test_limits_are_kept_and_told(tmp_path):
     write_run(tmp_path / "first", SMALL)
-    done = write_site(tmp_path / "first", tmp_path / "few", limits=Limits(sites=2))
+    done = write_site(tmp_path / "first", tmp_path / "few", limits=FEW)
     asked = [question for question in answers_of(tmp_path / "few") if question.startswith('["api/run/0-first/site"')]
     assert len(asked) == 2
-    assert any(re.fullmatch(r"Of 18 sites, 2 can be looked at one by one\.", line) for line in done.left_out)
-    small = write_site(tmp_path / "first", tmp_path / "small", limits=Limits(total_bytes=4000))
+    assert any(re.fullmatch(r"Of 16 sites, 2 can be looked at one by one\.", line) for line in done.left_out)
+    small = write_site(tmp_path / "first", tmp_path / "small", limits=Limits(sites=0, steps=0, total_bytes=4000))
     kept = sum(len(body) for _, body in answers_of(tmp_path / "small").values())
     assert kept <= 4000
     assert any("had no room in this copy" in line for line in small.left_out)
@@ -72,9 +73,9 @@ def test_limits_are_kept_and_told(tmp_path):
 
 def test_a_copy_replaces_a_copy_and_nothing_else(tmp_path):
     write_run(tmp_path / "first", SMALL)
-    write_site(tmp_path / "first", tmp_path / "site", limits=Limits(sites=0))
+    write_site(tmp_path / "first", tmp_path / "site", limits=Limits(sites=0, steps=0))
     (tmp_path / "site" / "old").write_text("old")
-    write_site(tmp_path / "first", tmp_path / "site", limits=Limits(sites=0))
+    write_site(tmp_path / "first", tmp_path / "site", limits=Limits(sites=0, steps=0))
     assert not (tmp_path / "site" / "old").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("dear")
@@ -99,11 +100,11 @@ def test_nothing_of_a_stranger_is_code_in_the_files(tmp_path):
     assert "script-src 'self'" in page
 
 
-def test_the_command_writes_it_and_says_where_to_look(tmp_path):
+def test_the_command_writes_it_and_says_what_it_holds(tmp_path):
     write_run(tmp_path / "first", SMALL)
     out = tmp_path / "site"
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "first"), "--to", "site", "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    assert f"open {out / 'index.html'}" in done.output.replace("\n", "")
     done = CliRunner().invoke(app, ["export", str(tmp_path / "first"), "--to", "site", "--out", str(out), "--json"])
-    assert json.loads(done.output)["format"] == "site"
+    told = json.loads(done.output)
+    assert told["format"] == "site"
+    assert told["bytes"] == sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    assert (out / "index.html").is_file()

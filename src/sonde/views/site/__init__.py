@@ -1,6 +1,7 @@
 """A run as a folder of plain files that shows the viewer without Sonde, from a file server or from disk."""
 
 from sonde.views.site.limits import Limits
-from sonde.views.site.write import Written, write_site
+from sonde.views.site.shelf import Written
+from sonde.views.site.write import write_site
 
 __all__ = ["Limits", "Written", "write_site"]

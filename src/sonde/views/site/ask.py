@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlencode
 
-from anyio.from_thread import start_blocking_portal
-from starlette.types import ASGIApp, Message
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message
 
 Words: TypeAlias = Mapping[str, str | int | Iterable[str] | None]
 
@@ -21,6 +21,8 @@ class Answer:
     status: int
     kind: str
     body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+    """Those that say what the bytes mean: `x-sonde-...`."""
 
     def json(self) -> Any:
         """Return what it says, if it is JSON, else None."""
@@ -51,6 +53,8 @@ class Asker:
     """Asks an app. Use as a context manager: it keeps an event loop meanwhile, in a thread of its own."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
+        from anyio.from_thread import start_blocking_portal
+
         self._app, self._token = app, token
         # Not in this thread: a notebook has a loop running here already.
         self._opening = start_blocking_portal()
@@ -67,21 +71,22 @@ class Asker:
         return self._portal.call(self._ask, path, words)
 
     async def _ask(self, path: str, words: Words) -> Answer:
-        status, kind, parts = 500, "", list[bytes]()
+        status, headers, parts = 500, dict[str, str](), list[bytes]()
 
         async def receive() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
         async def send(message: Message) -> None:
-            nonlocal status, kind
+            nonlocal status, headers
             if message["type"] == "http.response.start":
                 status = message["status"]
-                kind = dict(message["headers"]).get(b"content-type", b"").decode()
+                headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
             elif message["type"] == "http.response.body":
                 parts.append(message.get("body", b""))
 
         await self._app(_scope(f"/api/{path}", urlencode(pairs_of(words)), self._token), receive, send)
-        return Answer(status, kind, b"".join(parts))
+        own = {name: value for name, value in headers.items() if name.startswith("x-sonde-")}
+        return Answer(status, headers.get("content-type", ""), b"".join(parts), own)
 
 
 def _scope(path: str, query: str, token: str) -> dict[str, Any]:

@@ -11,8 +11,12 @@ class Limits:
 
     sites: int = 200
     """Sites that can be looked at one by one: those that findings name, then the worst."""
+    steps: int = 40
+    """Steps at which gradients can be seen by depth."""
+    evaluations: int = 8
+    """Evaluations, the last ones."""
     samples: int = 24
-    """Samples of each evaluation with their captures, the worst first."""
+    """Samples with their captures, in all of these evaluations: the worst by each metric."""
     answer_bytes: int = 24 << 20
     """One answer of the server; a larger one is left out."""
     total_bytes: int = 400 << 20

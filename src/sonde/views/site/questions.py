@@ -5,57 +5,76 @@ The pages decide what is asked; a browser test opens every page of a copy and fa
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
-from sonde.views.site.ask import Asker, Words, spell
-from sonde.views.site.write import Shelf
+from sonde.views.site.ask import Answer, Asker, Words, spell
+from sonde.views.site.shelf import Shelf
 
-_PLAIN_FIGURES: Final = ("metrics", "flow", "flow-over-time", "ratio", "phases", "memory", "timeline")
+_FIGURES: Final = ("metrics", "flow", "flow-over-time", "ratio", "phases", "memory", "timeline")
 
 
 def ask_all(asker: Asker, run: str, shelf: Shelf) -> None:
     """Ask what the pages ask about a run, and file the answers."""
+    from sonde.views.site.layer_questions import ask_layers
+    from sonde.views.site.sample_questions import ask_samples
+
     ask = Questions(asker, run, shelf)
+    ask.say("A copy shows no more than this; what was written to the run later is not in it.")
     ask("runs", {}, of_run=False)
     ask("themes", {}, of_run=False)
-    overview = ask("", {})
-    for path in ("card", "pulse", "events", "steps", "traces"):
+    overview = ask("", {}) or {}
+    for path in ("card", "pulse", "events"):
         ask(path, {})
-    for name in _PLAIN_FIGURES:
+    for name in _FIGURES:
         ask(f"figure/{name}", {})
-    _ask_sites(ask, overview or {})
-    ask.left_out.insert(0, "Only what the pages show at first, and what is named here, can be looked at.")
-    shelf.done.left_out = ask.left_out
+    _ask_profile(ask)
+    ask_layers(ask, overview)
+    ask_samples(ask)
+
+
+def _ask_profile(ask: Questions) -> None:
+    traces = (ask("traces", {}) or {}).get("traces", [])
+    for trace in traces:
+        ask("trace-summary", {"name": trace["name"]})
+    if traces:
+        ask.say("Traces are summed up here; the traces themselves are in the run.")
 
 
 class Questions:
     """Asks about one run, and files what is answered."""
 
     def __init__(self, asker: Asker, run: str, shelf: Shelf) -> None:
-        self._asker, self._run, self.shelf = asker, run, shelf
-        self.left_out: list[str] = []
+        self._asker, self.run, self.shelf = asker, run, shelf
+
+    @property
+    def limits(self) -> Any:
+        """How much the copy may hold."""
+        return self.shelf.limits
 
     def __call__(self, path: str, words: Words, *, group: str | None = None, of_run: bool = True) -> Any:
         """Ask, file the answer, and return it if it is JSON; None where there is none."""
-        whole = f"run/{self._run}{'/' + path if path else ''}" if of_run else path
+        whole = self._whole(path) if of_run else path
         question = spell(whole, words)
         answer = self._asker.ask(whole, words)
         if answer.status != 200:
             return None
-        if not self.shelf.has(question):
-            self.shelf.put(group or question, question, answer.kind, answer.body)
+        self.shelf.put(group or question, question, answer)
         return answer.json()
 
+    def look(self, path: str, words: Words) -> Any:
+        """Ask without filing the answer."""
+        return self._asker.ask(self._whole(path), words).json()
 
-def _ask_sites(ask: Questions, overview: dict[str, Any]) -> None:
-    listed = ask("sites", {}) or {"sites": [], "total": 0}
-    named = {site for finding in overview.get("findings", []) for site in finding.get("sites", [])}
-    sites = sorted(listed["sites"], key=lambda site: not (site["name"] in named or site["key"] in named))
-    chosen = sites[: ask.shelf.limits.sites]
-    for site in chosen:
-        group = f"site {site['key']}"
-        ask("site", {"site": site["key"]}, group=group)
-        ask("figure/curves", {"site": site["key"], "stat": site["stat"]}, group=group)
-        ask("figure/histogram", {"site": site["key"]}, group=group)
-    if listed["total"] > len(chosen):
-        ask.left_out.append(f"Of {listed['total']:,} sites, {len(chosen):,} can be looked at one by one.")
+    def put(self, path: str, words: Words, value: Any) -> None:
+        """File an answer that is narrower than the server's, so that the pages offer only what is here."""
+        question = spell(self._whole(path), words)
+        body = json.dumps(value, allow_nan=False).encode()
+        self.shelf.put(question, question, Answer(200, "application/json", body))
+
+    def say(self, line: str) -> None:
+        """Say in the copy what it leaves out."""
+        self.shelf.done.left_out.append(line)
+
+    def _whole(self, path: str) -> str:
+        return f"run/{self.run}{'/' + path if path else ''}"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import secrets
 import shlex
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +17,7 @@ from sonde.errors import MissingExtra, OptionError
 from sonde.views.figures.library import plotly_js
 from sonde.views.site.bundle import bundle
 from sonde.views.site.limits import Limits
+from sonde.views.site.shelf import Shelf, Written
 
 MARK: Final = "sonde-site.json"
 _MODULE: Final = '<script type="module" src="assets/main.js"></script>'
@@ -34,15 +33,6 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
-
-
-@dataclass(slots=True)
-class Written:
-    """What a copy holds."""
-
-    answers: int = 0
-    nbytes: int = 0
-    left_out: list[str] = field(default_factory=list)
 
 
 def write_site(
@@ -160,44 +150,3 @@ def _about(name: str, run: Path, done: Written, now: float) -> dict[str, Any]:
         "left_out": done.left_out,
         "command": f"sonde view {shlex.quote(run.name)}",
     }
-
-
-class Shelf:
-    """Files answers: each in a group, one file a group, all of it bounded."""
-
-    def __init__(self, folder: Path, limits: Limits) -> None:
-        self._folder, self.limits = folder, limits
-        self._index: dict[str, int] = {}
-        self._groups: dict[str, int] = {}
-        self._total = 0
-        self.without_room = 0
-        self.done = Written()
-
-    def has(self, question: str) -> bool:
-        """Say whether a question is answered already."""
-        return question in self._index
-
-    def put(self, group: str, question: str, kind: str, body: bytes) -> None:
-        """File an answer, unless it is too large."""
-        is_text = kind.startswith("application/json")
-        said = body.decode() if is_text else base64.b64encode(body).decode()
-        # As a string in any case: a name such as __proto__ means something in the text of a script.
-        line = f"sondeCopy.put({json.dumps(question)}, {json.dumps(kind)}, {json.dumps(said)});\n"
-        if len(body) > self.limits.answer_bytes or self._total + len(line) > self.limits.total_bytes:
-            self.without_room += 1
-            return
-        number = self._groups.setdefault(group, len(self._groups))
-        with (self._folder / f"{number}.js").open("a", encoding="utf-8") as file:
-            file.write(line)
-        self._index[question] = number
-        self._total += len(line)
-        self.done.answers += 1
-
-    def close(self, about: dict[str, Any]) -> None:
-        """Write the index: which question is answered in which file, and what the copy says of itself."""
-        if self.without_room:
-            answers = "answer" if self.without_room == 1 else "answers"
-            about["left_out"].append(f"{self.without_room:,} {answers} had no room in this copy.")
-        parts = {"about": json.dumps(about), "index": json.dumps(list(self._index.items()))}
-        text = ", ".join(f"{name}: {json.dumps(value)}" for name, value in parts.items())
-        (self._folder / "index.js").write_text(f"window.sondeCopy = {{ {text} }};\n", "utf-8")

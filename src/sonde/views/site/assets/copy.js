@@ -27,10 +27,10 @@
   }
 
   const answers = new Map();
-  copy.put = (question, kind, body) => answers.set(question, { kind, body });
+  copy.put = (question, headers, body) => answers.set(question, { headers: JSON.parse(headers), body });
 
   const bytesOf = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
-  const isText = (kind) => kind.startsWith("application/json");
+  const isText = (headers) => headers["Content-Type"].startsWith("application/json");
 
   window.fetch = async (url, { signal } = {}) => {
     const question = spell(url);
@@ -42,8 +42,8 @@
     }
     await load(files.get(question));
     signal?.throwIfAborted();
-    const { kind, body } = answers.get(question);
-    return new Response(isText(kind) ? body : bytesOf(body), { headers: { "Content-Type": kind } });
+    const { headers, body } = answers.get(question);
+    return new Response(isText(headers) ? body : bytesOf(body), { headers });
   };
   window.EventSource = undefined; // nothing changes here any more
 

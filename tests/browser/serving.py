@@ -1,0 +1,82 @@
+"""The viewer as a user starts it: `sonde view` in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """A server that runs: the address to open, the same without its token, and its process."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    @property
+    def base(self) -> str:
+        return self.url.partition("?")[0]
+
+    @property
+    def token(self) -> str:
+        return self.url.partition("token=")[2]
+
+
+@contextmanager
+def serving(*roots: Path | str) -> Iterator[Viewer]:
+    """Start the viewer on a free port and stop it afterwards."""
+    command = [sys.executable, "-m", "sonde", "view", *map(str, roots), "--port", "0", "--no-browser"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            found = re.search(r"http://\S+", line)
+            if found:
+                yield Viewer(found[0], process)
+                return
+        raise AssertionError(f"the viewer did not start:\n{''.join(lines)}")
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def go(page: Any, hash_: str) -> None:
+    """Follow a link inside the viewer, and wait until its page stands."""
+    page.evaluate(
+        "hash => { document.getElementById('main').removeAttribute('data-ready'); location.hash = hash; }", hash_
+    )
+    page.wait_for_selector("main[data-ready]")
+
+
+def settle(page: Any) -> None:
+    """Wait until every figure in view is drawn or has said why not."""
+    page.wait_for_function(  # as a function: the page's policy lets nobody evaluate a text
+        "() => [...document.querySelectorAll('.figure[aria-busy=true]')].every(each => each.hidden ||"
+        " each.getBoundingClientRect().top > innerHeight + 300)"
+    )
+
+
+def links(page: Any) -> list[str]:
+    """Return the pages that the bar leads to."""
+    found: list[str] = page.evaluate("[...document.querySelectorAll('#bar nav a')].map(each => each.hash)")
+    return found
+
+
+def walk(page: Any) -> Iterator[str]:
+    """Open every page that the bar leads to, from top to bottom; yield the hash of each."""
+    for hash_ in links(page):
+        go(page, hash_)
+        settle(page)
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        settle(page)
+        yield hash_
