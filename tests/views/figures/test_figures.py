@@ -416,3 +416,20 @@ def test_tensors_are_taken_as_they_are():
     torch = pytest.importorskip("torch")
     figure = figures.tensor_distribution(torch.ones(10, dtype=torch.bfloat16, requires_grad=True))
     assert "10 elements, mean 1" in title(figure)
+
+
+def test_attention_is_drawn_from_what_a_debugger_captured():
+    weights = np.full((1, 2, 3, 3), 1 / 3)
+    figure = figures.attention({"attention_map": weights, "layer_name": "encoder.attention"})
+    assert len(figure.data) == 2
+    assert "encoder.attention" in figure.layout.title.text
+    with pytest.raises(OptionError, match="no attention_map, only gradcam"):
+        figures.attention({"gradcam": weights})
+
+
+def test_a_tree_of_plain_sizes_adds_up():
+    figure = figures.model_tree({"encoder.0": 30, "encoder.1": 10, "head": 2}, colour={"head": 0.5})
+    sizes = dict(zip(figure.data[0].ids, figure.data[0]["values"], strict=True))
+    assert sizes == {"(model)": 42, "encoder": 40, "encoder.0": 30, "encoder.1": 10, "head": 2}
+    with pytest.raises(OptionError, match="size of 'head'"):
+        figures.model_tree({"head": -1})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +30,8 @@ def attention(
     """Draw attention weights: rows are queries, columns are keys, one panel a head.
 
     Args:
-        weights: An array [queries, keys] or [heads, queries, keys]; a batch dimension of one is dropped.
+        weights: An array [queries, keys] or [heads, queries, keys]; a batch dimension of one is dropped. Also what an
+            attention debugger captured of a sample, as `load_debug_outputs(folder)[sample][debugger]` returns it.
         tokens: What the queries are, and the keys too unless `keys` says otherwise.
         keys: What the keys are.
         heads: Which heads to draw; by default the first sixteen.
@@ -38,6 +39,7 @@ def attention(
         theme: `light` or `dark`.
 
     """
+    weights, name = _captured(weights, name)
     values = as_values(weights)
     if values.ndim == 4 and len(values) == 1:
         values = values[0]
@@ -54,6 +56,19 @@ def attention(
     if any(not 0 <= head < len(values) for head in chosen):
         raise OptionError(f"heads={chosen} does not fit: there are heads 0 to {len(values) - 1}.")
     return _draw(values, chosen, _axes(values, tokens, keys), title, theme)
+
+
+def _captured(weights: Any, name: str) -> tuple[Any, str]:
+    """Return the map of a capture, and its layer's name unless there is another."""
+    if not isinstance(weights, Mapping):
+        return weights, name
+    if "attention_map" not in weights:
+        raise OptionError(
+            f"This capture holds no attention_map, only {', '.join(map(str, weights))}. Pass what an AttentionDebugger "
+            "captured of one sample, or an array."
+        )
+    layer = weights.get("layer_name")
+    return weights["attention_map"], str(layer) if name == "attention" and layer else name
 
 
 def _axes(

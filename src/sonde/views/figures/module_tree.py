@@ -34,7 +34,7 @@ class _Node:
 
 
 def model_tree(
-    source: Run,
+    source: Run | Mapping[str, float],
     *,
     colour: Literal["statistic", "findings"] | Mapping[str, float] = "statistic",
     quantity: str = "gradient",
@@ -46,7 +46,7 @@ def model_tree(
     """Draw the modules of a run's model, each as wide as its parameters are many.
 
     Args:
-        source: A run.
+        source: A run, or how large each module is, by its name: `{"encoder.0": 512}`.
         colour: Colour by a statistic, by the worst finding that names the module, or by numbers by module name.
         quantity: The quantity whose statistic colours: `gradient`, `parameter`, `update`, `output`.
         stat: Which statistic.
@@ -57,16 +57,22 @@ def model_tree(
     """
     if kind not in ("icicle", "treemap"):
         raise OptionError(f"kind={kind!r} is not known; use 'icicle' or 'treemap'.")
-    nodes = _nodes(source.header)
-    title = f"Model tree of {source.header.model.get('name', 'the model')}"
+    nodes, title = (
+        (_nodes_of_sizes(source), "Model tree")
+        if isinstance(source, Mapping)
+        else (_nodes(source.header), _title(source))
+    )
     if len(nodes) < 2:
-        return empty(title, "The run does not say which modules the model has.", theme=theme)
-    if colour == "findings":
+        return empty(title, "Nothing says which modules the model has.", theme=theme)
+    if isinstance(colour, Mapping):
+        marker, words, note = _by_values(nodes, colour, "value")
+    elif isinstance(source, Mapping):
+        marker, words, note = _by_values(nodes, {}, "nothing")
+    elif colour == "findings":
         marker, words, note = _by_findings(nodes, source.findings)
     else:
-        values = dict(colour) if isinstance(colour, Mapping) else _statistic(source, quantity, stat, step)
-        what = stat_title(stat, quantity) if not isinstance(colour, Mapping) else "value"
-        marker, words, note = _by_values(nodes, values, what)
+        values = _statistic(source, quantity, stat, step)
+        marker, words, note = _by_values(nodes, values, stat_title(stat, quantity))
     go = graph_objects()
     names = list(nodes)
     trace = (go.Icicle if kind == "icicle" else go.Treemap)(
@@ -84,6 +90,10 @@ def model_tree(
         **({"tiling": {"orientation": "v"}} if kind == "icicle" else {}),
     )
     return finish(go.Figure(trace), title, note, theme=theme, height=460, margin={"l": 8, "r": 8, "t": 72, "b": 8})
+
+
+def _title(run: Run) -> str:
+    return f"Model tree of {run.header.model.get('name', 'the model')}"
 
 
 def _told(nodes: Mapping[str, _Node], words: Iterable[str]) -> list[list[str]]:
@@ -107,6 +117,19 @@ def _nodes(header: RunHeader) -> dict[str, _Node]:
         _grow(nodes, str(entry.get("name", "")).rpartition(".")[0] or _ROOT).own += int(
             np.prod(sizes, dtype=np.float64)
         )
+    return _joined(nodes)
+
+
+def _nodes_of_sizes(sizes: Mapping[str, float]) -> dict[str, _Node]:
+    nodes = {_ROOT: _Node(_ROOT)}
+    for name, size in sizes.items():
+        if not 0 <= size < np.inf:
+            raise OptionError(f"The size of {name!r} must be a number of at least 0; got {size!r}.")
+        _grow(nodes, name or _ROOT).own += int(size)
+    return _joined(nodes)
+
+
+def _joined(nodes: dict[str, _Node]) -> dict[str, _Node]:
     for name in list(nodes):
         if name != _ROOT:
             nodes[_parent(name, nodes)].children.append(name)
