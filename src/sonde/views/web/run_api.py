@@ -14,7 +14,7 @@ from sonde.records import Event, Finding, Site
 from sonde.store import Run
 from sonde.views.report.content import ranked, where_and_when, words_of
 from sonde.views.web.answers import Query, run_route
-from sonde.views.web.library import Library, OpenRun
+from sonde.views.web.library import Library, OpenRun, is_inside
 
 _MOST_EVENTS: Final = 2000
 _MOST_LOSSES: Final = 20_000
@@ -56,7 +56,7 @@ def traces_of(opened: OpenRun) -> list[Path]:
         found = sorted(folder.glob("*.json*"))
     except OSError:
         return []
-    return [path for path in found if path.is_file() and not path.name.startswith(".")]
+    return [path for path in found if is_inside(path, opened.run.path) and path.is_file()]
 
 
 def describe_finding(run: Run, finding: Finding) -> dict[str, Any]:

@@ -1,0 +1,242 @@
+"""What the server answers, held against what the store says."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+
+import pytest
+from asking import CALM, SMALL, client_of
+from made_run import write_run
+
+from sonde.store import RunWriter, open_run
+from sonde.views.web import library as shelf
+from sonde.views.web.library import Library, OpenRun, make_id
+
+ONE, DEEP = "0-one", "0-sweep~2Flr~200.1~7Eb"
+
+
+def test_runs_are_listed_with_what_the_store_knows_of_them(client, folder):
+    runs = {run["name"]: run for run in client.get("/api/runs").json()["runs"]}
+    assert set(runs) == {"one", "sweep/lr 0.1~b"}
+    assert runs["sweep/lr 0.1~b"]["id"] == DEEP
+    run = open_run(folder / "one")
+    assert runs["one"]["last_step"] == int(run.steps[-1])
+    assert runs["one"]["status"] == "finished"
+    assert runs["one"]["last_loss"] == pytest.approx(run.series("loss", "value").values[-1])
+
+
+def test_a_run_that_is_named_itself_is_the_only_one(folder):
+    runs = client_of(folder / "one").get("/api/runs").json()["runs"]
+    assert [run["id"] for run in runs] == [ONE]
+
+
+def test_the_same_name_in_two_folders_is_two_runs(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name / "run", CALM)
+    ids = [run["id"] for run in client_of(tmp_path / "a", tmp_path / "b").get("/api/runs").json()["runs"]]
+    assert sorted(ids) == ["0-run", "1-run"]
+
+
+def test_an_empty_folder_has_no_runs(tmp_path):
+    assert client_of(tmp_path).get("/api/runs").json() == {"roots": [str(tmp_path.resolve())], "runs": []}
+
+
+def test_the_overview_says_what_the_run_says(client, folder):
+    told = client.get(f"/api/run/{ONE}").json()
+    run = open_run(folder / "one")
+    assert told["facts"]["num_steps"] == SMALL.steps
+    assert told["quantities"]["gradient"] == len([site for site in run.sites if site.quantity == "gradient"])
+    assert told["health"]["name"] == "loss"
+    assert told["learning_rate"] == pytest.approx(run.series("optimizer.group0.lr", "value").values[-1])
+    assert told["phases"] is None  # not measured, so absent
+
+
+FIGURES = ("metrics", "heat", "flow", "flow-over-time", "ratio", "tree", "phases", "memory", "timeline")
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_strict_json_with_its_title_beside_it(client, name):
+    answer = client.get(f"/api/run/{ONE}/figure/{name}")
+    assert answer.status_code == 200, answer.text
+    made = json.loads(answer.text, parse_constant=lambda word: pytest.fail(f"a bare {word}"))
+    assert made["title"]
+    assert "<" not in made["title"] + made["note"]
+    assert "template" not in made["layout"]
+    assert isinstance(made["data"], list)
+
+
+def test_curves_of_two_sites_and_a_histogram_are_drawn(client):
+    made = client.get(
+        f"/api/run/{ONE}/figure/curves?site=head.weight:gradient&site=embed.weight:gradient&stat=norm"
+    ).json()
+    assert {trace["name"] for trace in made["data"]} >= {"head.weight:gradient", "embed.weight:gradient"}
+    assert client.get(f"/api/run/{ONE}/figure/histogram?site=head.weight:gradient").status_code == 200
+
+
+def test_wrong_questions_get_an_answer_that_says_what_is_wrong(client):
+    for path, status in (
+        ("figure/curves", 400),
+        ("figure/curves?site=nobody", 404),
+        ("figure/flow?step=two", 400),
+        ("figure/flow?stat=nothing", 400),
+        ("figure/tree?colour=blue", 400),
+        ("site?site=nobody", 404),
+    ):
+        answer = client.get(f"/api/run/{ONE}/{path}")
+        assert answer.status_code == status, path
+        assert answer.json()["error"]
+
+
+def test_sites_are_found_by_glob_and_by_a_word(client):
+    found = client.get(f"/api/run/{ONE}/sites", params={"pattern": "*.attn.weight:gradient"}).json()
+    assert found["total"] == SMALL.layers
+    word = client.get(f"/api/run/{ONE}/sites", params={"pattern": "ATTN"}).json()
+    assert word["total"] == 4 * SMALL.layers
+    assert client.get(f"/api/run/{ONE}/sites", params={"pattern": "re:("}).json()["total"] == 0
+
+
+def test_a_site_is_described_in_numbers_of_its_last_step(client, folder):
+    told = client.get(f"/api/run/{ONE}/site", params={"site": "head.weight:gradient"}).json()
+    run = open_run(folder / "one")
+    assert told["last"]["norm"] == pytest.approx(run.series("head.weight:gradient", "norm").values[-1])
+    assert told["readings"] == SMALL.steps
+    assert told["shape"] == [256, 256]
+
+
+def test_events_can_be_chosen_by_type(client):
+    told = client.get(f"/api/run/{ONE}/events", params={"type": "nonfinite"}).json()
+    assert told["types"] == {"epoch": 1, "nonfinite": 1}
+    assert [event["step"] for event in told["events"]] == [20]
+
+
+def test_two_runs_are_compared(client):
+    told = client.get("/api/compare", params={"run": [ONE, DEEP]}).json()
+    assert [run["name"] for run in told["runs"]] == ["one", "sweep/lr 0.1~b"]
+    assert "loss:scalar" in told["scalars"]
+    parting = client.get("/api/compare/parting", params={"run": [ONE, DEEP]}).json()["partings"][0]
+    assert parting["exact"]["first"]["step"] == 1
+    layers = client.get("/api/compare/layers", params={"run": [ONE, DEEP]}).json()
+    assert layers["rows"][0]["site"].startswith("blocks.2.mlp") or layers["total"] > 0
+    assert client.get("/api/compare/figure", params={"run": [ONE, DEEP], "site": "loss:scalar"}).json()["data"]
+    assert client.get("/api/compare").status_code == 400
+
+
+def test_settings_that_differ_are_named_and_those_that_do_not_are_counted(tmp_path):
+    for name, rate in (("a", 0.1), ("b", 0.2)):
+        header = replace(CALM.run_header(), config={"optimizer": {"lr": rate, "betas": [0.9, 0.99]}, "seed": 0})
+        RunWriter(tmp_path / name, header).close()
+    told = client_of(tmp_path).get("/api/compare", params={"run": ["0-a", "0-b"]}).json()["settings"]
+    assert told["differing"] == [{"name": "config.optimizer.lr", "values": [0.1, 0.2]}]
+    assert told["same"] >= 4
+
+
+def write_trace(path, content, *, packed=True):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    path.write_bytes(gzip.compress(data) if packed else data)
+
+
+def test_a_trace_is_summed_by_operator_and_module_and_can_be_downloaded(tmp_path):
+    write_run(tmp_path / "run", CALM)
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 1500, "ts": 0},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 500, "ts": 9},
+        {"ph": "X", "cat": "cpu_op", "name": "<script>alert(1)</script>", "dur": 1, "ts": 9},
+        {"ph": "X", "cat": "python_function", "name": "nn.Module: Linear_0", "dur": 2100, "ts": 0},
+        {"ph": "i", "cat": "cpu_op", "name": "no duration"},
+        "not an event",
+    ]
+    write_trace(tmp_path / "run" / "traces" / "profile.json.gz", {"traceEvents": events})
+    client = client_of(tmp_path)
+    sums = client.get("/api/run/0-run/trace-summary?name=profile.json.gz").json()
+    assert sums["operators"][0] == {"name": "aten::mm", "ms": 2.0, "calls": 2}
+    assert sums["modules"] == [{"name": "Linear_0", "ms": 2.1, "calls": 1}]
+    sent = client.get("/api/run/0-run/trace/profile.json.gz")
+    assert json.loads(gzip.decompress(sent.content))["traceEvents"] == events
+    assert "attachment" in sent.headers["content-disposition"]
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1, 2", b"\xff\xfe", b"[" * 100_000])
+def test_a_broken_trace_says_so(tmp_path, content):
+    write_run(tmp_path / "run", CALM)
+    write_trace(tmp_path / "run" / "traces" / "profile.json", content, packed=False)
+    answer = client_of(tmp_path).get("/api/run/0-run/trace-summary?name=profile.json")
+    assert answer.status_code == 422
+    assert "profile.json" in answer.json()["error"]
+
+
+def test_a_damaged_run_is_listed_with_what_is_wrong_and_others_still_open(tmp_path):
+    write_run(tmp_path / "good", CALM)
+    write_run(tmp_path / "bad", CALM)
+    (tmp_path / "bad" / "run.json").write_text("{")
+    client = client_of(tmp_path)
+    runs = {run["name"]: run for run in client.get("/api/runs").json()["runs"]}
+    assert runs["bad"]["status"] == "damaged"
+    assert "run.json" in runs["bad"]["problem"]
+    assert client.get("/api/run/0-bad").status_code == 422
+    assert client.get("/api/run/0-good").status_code == 200
+
+
+def test_a_live_run_is_read_on_and_its_version_rises(tmp_path):
+    clock = [0.0]
+    writer = write_run(tmp_path / "run", CALM, close=False)
+    library = Library([tmp_path], clock=lambda: clock[0])
+    opened = library.open("0-run")
+    before = opened.version
+    writer.take_block(replace(next(iter(CALM.blocks())), step=999))
+    writer.flush()
+    assert opened.refresh() == before  # it was read just now
+    clock[0] = 10.0
+    assert opened.refresh() == before + 1
+    assert opened.run.steps[-1] == 999
+    writer.close()
+
+
+def test_answers_are_kept_until_the_run_changes_and_never_too_many(tmp_path):
+    write_run(tmp_path / "run", CALM)
+    opened = OpenRun("0-run", "run", open_run(tmp_path / "run"), tmp_path)
+    made = []
+    for _ in range(3):
+        opened.keep("same", lambda: made.append(1))
+    assert len(made) == 1
+    for number in range(2 * shelf.MOST_ANSWERS):
+        opened.keep(number, lambda: b"")
+    assert len(opened._kept) == shelf.MOST_ANSWERS
+
+
+def test_only_so_many_runs_stay_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(shelf, "MOST_OPEN", 2)
+    for name in "abc":
+        write_run(tmp_path / name, CALM)
+    library = Library([tmp_path])
+    for name in "abca":
+        library.open(make_id(0, name))
+    assert list(library._open) == ["0-c", "0-a"]
+
+
+def test_the_stream_begins_with_where_the_run_stands(folder):
+    import anyio
+
+    from sonde.views.web.live_api import pulse
+
+    opened = Library([folder]).open(ONE)
+    told = pulse(opened)
+    assert told == {"version": 1, "status": "finished", "last_step": SMALL.steps, "findings": 0}
+    assert client_of(folder).get(f"/api/run/{ONE}/pulse").json() == told
+    anyio.run(_first_event, folder, told)
+
+
+async def _first_event(folder, told):
+    from starlette.requests import Request
+
+    from sonde.views.web.live_api import routes
+
+    (live, *_) = routes(Library([folder]))
+    answer = await live.endpoint(Request({"type": "http", "path_params": {"run": ONE}, "headers": [], "method": "GET"}))
+    stream = answer.body_iterator
+    first = await anext(stream)
+    await stream.aclose()
+    assert answer.media_type == "text/event-stream"
+    assert json.loads(first.partition("data: ")[2]) == told
