@@ -25,9 +25,21 @@ def few(names: Sequence[str], most: int = 3) -> str:
 
     >>> few(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
+    >>> few(["a", "b"])
+    'a and b'
     """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
+
+
+def by_number(names: Sequence[str], one: str, several: str) -> str:
+    """Return the words that fit the number of names.
+
+    >>> by_number(["a"], "is", "are")
+    'is'
+    """
+    return one if len(names) == 1 else several
 
 
 def module_of(parameter: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ class Panel:
     sites: tuple[Site, ...]
     steps: NDArray[np.int64]
     rows: Rows
+    _stats: dict[str, Values] = field(default_factory=dict)
+    """Measures that a rule has asked for: most are of interest to several."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -36,8 +38,12 @@ class Panel:
         return result
 
     def stat(self, name: str) -> Values:
-        """Return a measure (those that need no histogram) by step and site."""
-        return measures.compute(name, self.rows)
+        """Return a measure (those that need no histogram) by step and site. It must not be written to."""
+        values = self._stats.get(name)
+        if values is None:
+            values = self._stats[name] = measures.compute(name, self.rows)
+            values.flags.writeable = False
+        return values
 
     def column(self, index: int) -> Values:
         """Return a column of the rows by step and site."""

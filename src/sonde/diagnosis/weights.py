@@ -49,7 +49,9 @@ class Weights:
         """Return the median over weights of the update ratio, for each step at which any was read."""
         ratios = self.update_ratio
         read = np.isfinite(ratios).any(axis=1)
-        result: Values = np.nanmedian(ratios[read], axis=1)
+        # Leaving NaN out takes many times as long.
+        middle = np.nanmedian if np.isnan(ratios[read]).any() else np.median
+        result: Values = middle(ratios[read], axis=1)
         return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.ownership import few
+from sonde.diagnosis.ownership import by_number, few
 from sonde.diagnosis.rule import Rule, fact
 from sonde.records import Finding
 
@@ -25,7 +25,8 @@ def check(case: Case) -> Finding | None:
         sites=tuple(dict.fromkeys(full)),
         step=1,
         evidence=(fact("layers with float32 outputs", len(set(full))), fact("layers of such classes", len(layers))),
-        cause=f"Autocast to {case.facts.autocast} is on, but {few(full)} return float32: they run outside of it.",
+        cause=f"Autocast to {case.facts.autocast} is on, but {few(full)} "
+        + by_number(full, "returns float32: it runs outside of it.", "return float32: they run outside of it."),
         fix="Move the whole forward pass and the loss into the autocast block, unless they are kept out on purpose.",
         refute="Print the dtype of their output inside the block.",
     )

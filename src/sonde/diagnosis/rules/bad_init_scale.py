@@ -67,13 +67,14 @@ def _gains(case: Case) -> dict[str, float]:
     """Return the factor by which each weight multiplies the spread of its inputs, as it was at the start."""
     weights = first_weights(case)
     shapes = {site.name: site.shape for site in case.sites("parameter")}
-    gains = {}
-    for at, name in enumerate(weights.names):
-        known = weights.sizes[np.isfinite(weights.sizes[:, at]), at]
-        shape = shapes[name]
-        if len(known) and len(shape) >= 2:
-            gains[name] = float(known[0]) * math.sqrt(math.prod(shape[1:]))
-    return gains
+    known = np.isfinite(weights.sizes)
+    first = weights.sizes[known.argmax(axis=0), np.arange(len(weights.names))]
+    any_known = np.atleast_1d(known.any(axis=0))
+    return {
+        name: float(first[at]) * math.sqrt(math.prod(shapes[name][1:]))
+        for at, name in enumerate(weights.names)
+        if any_known[at] and len(shapes[name]) >= 2
+    }
 
 
 def _output_spread(case: Case) -> dict[str, float]:
@@ -84,12 +85,10 @@ def _output_spread(case: Case) -> dict[str, float]:
     if not wanted:
         return {}
     stds = panel.pick(wanted).stat("std")
-    found = {}
-    for at, index in enumerate(wanted):
-        known = stds[np.isfinite(stds[:, at]), at]
-        if len(known):
-            found[panel.sites[index].name] = float(known[0])
-    return found
+    known = np.isfinite(stds)
+    first = stds[known.argmax(axis=0), np.arange(len(wanted))]
+    any_known = np.atleast_1d(known.any(axis=0))
+    return {panel.sites[index].name: float(first[at]) for at, index in enumerate(wanted) if any_known[at]}
 
 
 def _finding(case: Case, names: list[str], how: str, evidence: tuple[Evidence, ...]) -> Finding:

@@ -8,7 +8,7 @@ from sonde import schema
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.modes import modes
-from sonde.diagnosis.ownership import few
+from sonde.diagnosis.ownership import by_number, few
 from sonde.diagnosis.rule import Rule, below, fact
 from sonde.records import Finding
 
@@ -41,8 +41,8 @@ def check(case: Case) -> Finding | None:
             below("values per channel in a batch", least, thresholds.FEW_PER_CHANNEL),
             fact("batch norms", len(thin)),
         ),
-        cause=f"{few(list(thin))} normalise by only {least:g} values per channel: their statistics are mostly noise, "
-        "and evaluation uses quite other ones.",
+        cause=f"{few(list(thin))} {by_number(list(thin), 'normalises', 'normalise')} by only {least:g} values per "
+        "channel: statistics of so few are mostly noise, and evaluation uses quite other ones.",
         fix="Use larger batches, or GroupNorm or LayerNorm, which do not depend on the batch.",
         refute="Compare the loss of one batch in train() and eval() mode: about equal losses refute it.",
     )

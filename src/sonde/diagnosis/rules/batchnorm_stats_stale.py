@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.ownership import few
+from sonde.diagnosis.ownership import by_number, few
 from sonde.diagnosis.rule import Rule, above, below, fact
 from sonde.records import Finding
 
@@ -28,8 +28,8 @@ def check(case: Case) -> Finding | None:
             sites=tuple(still),
             step=0,
             evidence=(below("momentum", 0.0, 0.0), fact("batch norms", len(still))),
-            cause=f"{few(still)} have momentum=0: their running mean and variance stay at 0 and 1, and evaluation uses "
-            "those.",
+            cause=f"{few(still)} {by_number(still, 'has', 'have')} momentum=0: running mean and variance "
+            "stay at 0 and 1, and evaluation uses those.",
             fix="Use momentum=0.1, which is torch's default; it is the share of the new batch, not of the old.",
             refute="Print running_mean after some steps: anything but its first value refutes it.",
         )
@@ -41,8 +41,8 @@ def check(case: Case) -> Finding | None:
             sites=tuple(hasty),
             step=0,
             evidence=(above("momentum", max(value for _, value in norms), 0.9), fact("batch norms", len(hasty))),
-            cause=f"{few(hasty)} have a momentum near 1: in torch it is the share of the new batch, so evaluation uses "
-            "little but the last batch.",
+            cause=f"{few(hasty)} {by_number(hasty, 'has', 'have')} a momentum near 1: in torch it is the share "
+            "of the new batch, so evaluation uses little but the last batch.",
             fix="Use momentum=0.1 (Keras' 0.9 is torch's 0.1).",
             refute="If the last batch is meant to decide, it is fine.",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.ownership import few
+from sonde.diagnosis.ownership import by_number, few
 from sonde.diagnosis.rule import Rule, fact
 from sonde.records import Finding
 
@@ -34,8 +34,8 @@ def check(case: Case) -> Finding | None:
         sites=tuple(dict.fromkeys(layers)),
         step=0,
         evidence=(fact("layers with a bias right before such a norm", len(set(layers))),),
-        cause=f"The norm behind {few(layers)} subtracts the mean of each channel, and with it their bias: it has no "
-        "effect.",
+        cause=f"The norm behind {few(layers)} subtracts the mean of each channel, and with it "
+        f"{by_number(layers, 'its', 'their')} bias, which has no effect.",
         fix="Write bias=False in those layers; it saves memory and changes nothing else.",
         refute="Add 1 to the bias and run a batch in train() mode: another output refutes it.",
     )

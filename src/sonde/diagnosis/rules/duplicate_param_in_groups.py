@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.ownership import few
+from sonde.diagnosis.ownership import by_number, few
 from sonde.diagnosis.rule import Rule, above
 from sonde.records import Finding
 
@@ -19,7 +19,8 @@ def check(case: Case) -> Finding | None:
                 sites=(optimizer.name, *optimizer.duplicates),
                 step=0,
                 evidence=(above("parameters held more than once", len(optimizer.duplicates), 1),),
-                cause=f"{optimizer.name} holds {few(optimizer.duplicates)} more than once: each step moves it twice.",
+                cause=f"{optimizer.name} holds {few(optimizer.duplicates)} more than once: each step moves "
+                + by_number(optimizer.duplicates, "it twice.", "them twice."),
                 fix="Make the list of parameters from a dict by id, or from model.parameters(), which has each once; "
                 "tied weights have two names and are one parameter.",
                 refute="If len(ids) == len(set(ids)) for the ids of all parameters in optimizer.param_groups, it is "

@@ -7,7 +7,7 @@ import numpy as np
 from sonde import measures
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.ownership import few
+from sonde.diagnosis.ownership import by_number, few
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding
 
@@ -36,8 +36,13 @@ def check(case: Case) -> Finding | None:
             fact("change since the start", 0.0, f"{names[0]}:parameter norm"),
             fact("copies like that", len(names)),
         ),
-        cause=f"{few(names)} are written to after every step but never change, while the weights they follow do: the "
-        "average has a decay of 1.",
+        cause=f"{few(names)} "
+        + by_number(
+            names,
+            "is written to after every step but never changes",
+            "are written to after every step but never change",
+        )
+        + ", while the weights that are averaged do: the average has a decay of 1.",
         fix="Use a decay below 1 (0.999), and see that average.lerp_(weight, 1 - decay) gets the current weights.",
         refute="Compare the copy with what it was at the start: a difference refutes it.",
     )

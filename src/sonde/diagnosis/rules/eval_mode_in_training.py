@@ -5,7 +5,7 @@ from __future__ import annotations
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.modes import Mode, modes
-from sonde.diagnosis.ownership import few, module_of
+from sonde.diagnosis.ownership import by_number, few, module_of
 from sonde.diagnosis.rule import Rule, above, below, fact
 from sonde.records import Finding
 
@@ -37,7 +37,11 @@ def check(case: Case) -> Finding | None:
             fact("modules", len(names)),
         ),
         cause=f"The model trains in evaluation mode {when}: {few(names)} "
-        + ("do not drop anything." if not off[0].is_norm else "use and keep old statistics instead of the batch's."),
+        + (
+            by_number(names, "uses and keeps", "use and keep") + " old statistics instead of the batch's."
+            if off[0].is_norm
+            else by_number(names, "does", "do") + " not drop anything."
+        ),
         fix="Call model.train() before the training loop, and again after every evaluation.",
         refute="Print model.training where the training pass begins: True refutes it.",
     )

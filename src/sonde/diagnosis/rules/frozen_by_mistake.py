@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.fresh import fresh_parameters
-from sonde.diagnosis.ownership import few, held, module_of, need_optimizers, output_module, size
+from sonde.diagnosis.ownership import by_number, few, held, module_of, need_optimizers, output_module, size
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding, Severity
 
@@ -46,7 +46,8 @@ def check(case: Case) -> Finding | None:
             fact("their share of its elements", sum(size(case.parameters[name]) for name in frozen) / total),
             fact("parameters it can train", len(free)),
         ),
-        cause=f"{few(reason.names)} {reason.words}: requires_grad is False, so the optimizer skips them.",
+        cause=f"{few(reason.names)} {reason.words}: requires_grad is False, so the optimizer skips "
+        + by_number(reason.names, "it.", "them."),
         fix="Call .requires_grad_(True) on them before training; if they are meant to be frozen, leave them out of the "
         "optimizer.",
         refute="If they were meant to stay as they are, this is wrong.",

@@ -7,7 +7,7 @@ import numpy as np
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.outlook import is_learning_well
-from sonde.diagnosis.ownership import few, recent_rates
+from sonde.diagnosis.ownership import by_number, few, recent_rates
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding
 
@@ -61,7 +61,8 @@ def check(case: Case) -> Finding | None:
             above("steps in a row", thresholds.STALL_STEPS.value, thresholds.STALL_STEPS),
             fact("learning rate", rates[names[0]]),
         ),
-        cause=f"Steps are too short for the precision of {few(names)}: {stuck[0][1]:.0%} of their elements round back "
+        cause=f"Steps are too short for the precision of {few(names)}: {stuck[0][1]:.0%} of "
+        f"{by_number(names, 'its', 'their')} elements round back "
         "to what they were.",
         fix="Keep the weights in float32 and use autocast for the passes, or an optimizer with float32 master weights "
         "or stochastic rounding.",

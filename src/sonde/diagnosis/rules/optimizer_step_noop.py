@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sonde import measures, schema
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.ownership import few, held, is_adaptive, need_optimizers, recent_rates
+from sonde.diagnosis.ownership import by_number, few, held, is_adaptive, need_optimizers, recent_rates
 from sonde.diagnosis.panel import Panel
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.facts import OptimizerFacts
@@ -29,8 +28,18 @@ def check(case: Case) -> Finding | None:
     if not updates.sites or not gradients.sites:
         raise NotMeasured("updates and gradients")
     stuck = _stuck(case, updates, gradients)
+    if not stuck:
+        return None
+    rates, sizes = recent_rates(case, int(thresholds.NOOP_STEPS.value)), _sizes(case)
     for optimizer in optimizers:
-        mine = [name for name in held(optimizer) if _counts(case, optimizer, name, stuck)]
+        adaptive = is_adaptive(optimizer)
+        mine = [
+            name
+            for name in held(optimizer)
+            if name in stuck
+            and case.parameters[name].dtype not in _COARSE
+            and _would_show(rates.get(name), 1.0 if adaptive else stuck[name], sizes.get(name))
+        ]
         if mine and optimizer.kind not in _SEARCHING:
             return _finding(case, optimizer, mine)
     return None
@@ -38,38 +47,36 @@ def check(case: Case) -> Finding | None:
 
 def _stuck(case: Case, updates: Panel, gradients: Panel) -> dict[str, float]:
     """Return by parameter the largest gradient of the last steps, where none of them changed it."""
+    steps = int(thresholds.NOOP_STEPS.value)
     skipped = np.isin(updates.steps, case.history.skipped_steps())
-    unchanged = updates.read & (updates.column(schema.ZERO) == updates.column(schema.COUNT))
-    candidates = np.flatnonzero(unchanged.sum(axis=0) >= thresholds.NOOP_STEPS.value).tolist()
-    places = {name: at for at, name in enumerate(gradients.names)} if candidates else {}
-    found = {}
-    for at in candidates:
-        name = updates.sites[at].name
-        if name not in places:
-            continue
-        row, grad = updates.rows[:, at], gradients.rows[:, places[name]]
-        stepped = np.flatnonzero((row[:, schema.SEEN] > 0) & ~skipped)[-int(thresholds.NOOP_STEPS.value) :]
-        if len(stepped) == thresholds.NOOP_STEPS.value and _is_still(row[stepped], grad[stepped]):
-            found[name] = float(measures.abs_max(grad[stepped]).max())
-    return found
+    stepped = updates.read & ~skipped[:, None]
+    # Of each parameter, the last few steps of its own optimizer.
+    last = stepped & (np.cumsum(stepped[::-1], axis=0)[::-1] <= steps)
+    unchanged = updates.column(schema.ZERO) == updates.column(schema.COUNT)
+    still = (last.sum(axis=0) == steps) & ~(last & ~unchanged).any(axis=0)
+    places = {name: at for at, name in enumerate(gradients.names)} if still.any() else {}
+    chosen = [at for at in np.flatnonzero(still).tolist() if updates.sites[at].name in places]
+    if not chosen:
+        return {}
+    names = [updates.sites[at].name for at in chosen]
+    rows = gradients.rows[:, [places[name] for name in names]]
+    pulled = (rows[..., schema.SEEN] > 0) & (measures.norm(rows) > 0) & (measures.nonfinite(rows) == 0)
+    always = ~(last[:, chosen] & ~pulled).any(axis=0)
+    largest = np.nanmax(np.where(last[:, chosen] & pulled, measures.abs_max(rows), 0.0), axis=0)
+    return {name: float(most) for name, most, found in zip(names, largest, always, strict=True) if found}
 
 
-def _is_still(updates: NDArray[np.float64], gradients: NDArray[np.float64]) -> bool:
-    unchanged = updates[:, schema.ZERO] == updates[:, schema.COUNT]
-    pulled = (gradients[:, schema.SEEN] > 0) & (measures.norm(gradients) > 0) & (measures.nonfinite(gradients) == 0)
-    return bool(unchanged.all() and pulled.all())
+def _sizes(case: Case) -> dict[str, float]:
+    """Return by parameter the largest magnitude of its last reading."""
+    panel = case.panel("parameter", last=RECENT)
+    largest = panel.stat("abs_max")
+    at = np.where(panel.read, np.arange(len(panel))[:, None], -1).max(axis=0, initial=-1)
+    return {name: float(largest[at[i], i]) for i, name in enumerate(panel.names) if at[i] >= 0}
 
 
-def _counts(case: Case, optimizer: OptimizerFacts, name: str, stuck: dict[str, float]) -> bool:
+def _would_show(rate: float | None, pull: float, size: float | None) -> bool:
     """Say whether a step of the present length would show in the weight's own precision."""
-    if name not in stuck or case.parameters[name].dtype in _COARSE:
-        return False
-    rate = recent_rates(case, int(thresholds.NOOP_STEPS.value)).get(name)
-    weight = case.track(f"{name}:parameter")
-    if rate is None or weight is None:
-        return False
-    length = rate if is_adaptive(optimizer) else rate * stuck[name]
-    return length > thresholds.NOOP_RELATIVE_STEP.value * float(measures.abs_max(weight.rows[-1]))
+    return rate is not None and size is not None and rate * pull > thresholds.NOOP_RELATIVE_STEP.value * size
 
 
 def _finding(case: Case, optimizer: OptimizerFacts, names: list[str]) -> Finding:
@@ -86,7 +93,7 @@ def _finding(case: Case, optimizer: OptimizerFacts, names: list[str]) -> Finding
             fact("parameters", len(names), f"{names[0]}:update norm"),
         ),
         cause=f"{optimizer.name} steps with gradients and a learning rate of {rates.get(names[0], 0):g}, but "
-        f"{few(names)} stay the same to the last bit.",
+        f"{few(names)} {by_number(names, 'stays', 'stay')} the same to the last bit.",
         fix="See that step() writes to the model's own tensors (p.add_(...), not p = p + ...) and that no hook or "
         "wrapper holds the update back; update torch if the device's kernel is at fault.",
         refute="Copy one of them, call optimizer.step(), and compare: a difference refutes it.",

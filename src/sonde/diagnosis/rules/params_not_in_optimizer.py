@@ -7,7 +7,7 @@ import numpy as np
 from sonde import measures
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.ownership import few, module_of, need_optimizers, output_module, share_of
+from sonde.diagnosis.ownership import by_number, few, module_of, need_optimizers, output_module, share_of
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding, Severity
 
@@ -41,7 +41,12 @@ def check(case: Case) -> Finding | None:
             fact("parameters that no optimizer holds", len(orphans)),
             fact("their share of all trainable elements", share),
         ),
-        cause=f"{few(orphans)} get gradients, but no optimizer holds them: they never change.",
+        cause=f"{few(orphans)} "
+        + by_number(
+            orphans,
+            "gets gradients, but no optimizer holds it: it never changes.",
+            "get gradients, but no optimizer holds them: they never change.",
+        ),
         fix="Build the optimizer after the model is complete, from model.parameters(), or add them with "
         "optimizer.add_param_group(...). If they are meant to stay as they are, call requires_grad_(False) on them.",
         refute="Compare one of them before and after optimizer.step(): a change refutes it.",

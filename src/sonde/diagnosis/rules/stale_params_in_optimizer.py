@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.ownership import few, held, module_of, output_module
+from sonde.diagnosis.ownership import by_number, few, held, module_of, output_module
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding
 
@@ -34,7 +34,9 @@ def check(case: Case) -> Finding | None:
                 fact("of the strangers, those with the shape of such a parameter", same),
             ),
             cause=f"{optimizer.name} holds {len(optimizer.foreign)} parameter(s) that the model does not have (shapes "
-            f"{few(optimizer.foreign)}), while {few(orphans)} have no optimizer: they were replaced after it was made.",
+            f"{few(optimizer.foreign)}), while {few(orphans)} "
+            + by_number(orphans, "has no optimizer: it was", "have no optimizer: they were")
+            + " replaced after it was made.",
             fix="Make the optimizer after the last change to the model: after replacing layers, loading, copying, "
             ".to(...) or wrapping it.",
             refute="If {id(p) for g in optimizer.param_groups for p in g['params']} has the id of every parameter of "

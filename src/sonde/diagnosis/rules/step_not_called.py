@@ -5,7 +5,7 @@ from __future__ import annotations
 from sonde import vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.ownership import few, held, need_optimizers
+from sonde.diagnosis.ownership import by_number, few, held, need_optimizers
 from sonde.diagnosis.rule import Rule, above, below
 from sonde.facts import OptimizerFacts
 from sonde.records import Evidence, Finding
@@ -45,7 +45,8 @@ def _finding(case: Case, optimizer: OptimizerFacts, *, counted: tuple[Evidence, 
         sites=(optimizer.name,),
         step=0,
         evidence=counted,
-        cause=f"{optimizer.name} has never stepped: {few(held(optimizer))} stay as they were drawn.",
+        cause=f"{optimizer.name} has never stepped: {few(held(optimizer))} "
+        + by_number(held(optimizer), "stays as it was drawn.", "stay as they were drawn."),
         fix=f"Call {optimizer.name}.step() after loss.backward().",
         refute="Put a print into the branch that calls step(): if it is reached, this is wrong.",
     )

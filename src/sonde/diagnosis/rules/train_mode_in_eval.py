@@ -5,7 +5,7 @@ from __future__ import annotations
 from sonde import schema
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.modes import modes
-from sonde.diagnosis.ownership import few
+from sonde.diagnosis.ownership import by_number, few
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding
 
@@ -42,7 +42,12 @@ def check(case: Case) -> Finding | None:
             fact("batch norms that learn from evaluation data", len(norms)),
         ),
         cause=f"Evaluation runs in training mode: {few(names)} "
-        + ("take their statistics from, and remember, evaluation batches." if norms else "drop values at random."),
+        + (
+            by_number(names, "takes its statistics from, and remembers,", "take their statistics from, and remember,")
+            + " evaluation batches."
+            if norms
+            else by_number(names, "drops", "drop") + " values at random."
+        ),
         fix="Call model.eval() before evaluating, and model.train() after it.",
         refute="Evaluate the same batch twice: equal results, and running statistics that do not move, refute it.",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.ownership import few, module_of, ran, runner_of, share_of
+from sonde.diagnosis.ownership import by_number, few, module_of, ran, runner_of, share_of
 from sonde.diagnosis.reach import unreached
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding
@@ -31,7 +31,7 @@ def check(case: Case) -> Finding | None:
             if share >= thresholds.UNUSED_SHARE.value
             else fact("their share of all trainable elements", share),
         ),
-        cause=f"No training pass uses {few(names)}: they never get a gradient.",
+        cause=f"No training pass uses {few(names)}: {by_number(names, 'it never gets', 'they never get')} a gradient.",
         fix="Use the layer in forward(), or delete it. Look for a layer that is called twice where two were meant.",
         refute=f"Set {names[0]} to zeros and run the same batch in eval mode: another output refutes it.",
     )
