@@ -6,10 +6,11 @@ work_dir itself. It holds scores, captures (`debugger/`) and kept samples (`samp
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ KEPT: Final = "samples"
 _SCORES: Final = {"epoch": "validation_scores.json", "test": "test_results.json", "eval": "evaluation_scores.json"}
 _EPOCH: Final = re.compile(r"epoch_(\d{1,9})")
 _REPEAT: Final = re.compile(r"(.+?)[_-](?:run|seed|repeat|rep|fold)[_-]?(\d{1,4})")
+_START: Final = '{"aggregated":'
+_START_BYTES: Final = 64 << 10
 _MOST_NOTED: Final = 5000  # samples whose label and prediction are looked up
 _LESS_IS_BETTER: Final = ("loss", "error", "perplexity", "distance", "mse", "mae", "rmse", "nll", "cer", "wer")
 
@@ -72,7 +75,6 @@ class ScoreTable:
     aggregated: dict[str, float]
     guessed: tuple[str, ...] = ()
     """Metrics that do not say which way is better; their names were asked."""
-    _rows: dict[Datapoint, int] = field(default_factory=dict)
 
     def column(self, metric: str) -> Column:
         """Return the scores by a metric.
@@ -88,9 +90,10 @@ class ScoreTable:
 
     def row_of(self, sample: Datapoint) -> int | None:
         """Return which row a sample has."""
-        if not self._rows:
-            self._rows.update((each, row) for row, each in enumerate(self.ids))
-        return self._rows.get(sample)
+        try:
+            return self.ids.index(sample)  # a millisecond for 100,000; a dict would take more memory than the scores
+        except ValueError:
+            return None
 
     def badness(self, metric: str) -> Column:
         """Return the scores turned so that more is worse; what is NaN is worst of all."""
@@ -170,6 +173,26 @@ def read_scores(evaluation: Evaluation) -> ScoreTable:
     return ScoreTable(
         evaluation, ids, columns, directions, _flat(_mapping(plain, "aggregated", path)), tuple(guessed)
     )  # fmt: skip
+
+
+def read_aggregated(evaluation: Evaluation) -> dict[str, float]:
+    """Read only the scores of the whole evaluation; they stand first, so the rest of a large file is left alone.
+
+    Raises:
+        RunDamaged: The file holds something else.
+
+    """
+    path = evaluation.scores_file
+    try:
+        with path.open("rb") as file:
+            start = file.read(_START_BYTES).decode("utf-8", "replace")
+        if start.startswith(_START):
+            found, _ = json.JSONDecoder().raw_decode(start, len(_START))
+            if isinstance(found, dict):
+                return _flat(found)
+    except (ValueError, RecursionError, OSError):
+        pass  # longer than that, written by another hand, or damaged: the whole file tells
+    return read_scores(evaluation).aggregated
 
 
 def guess_direction(name: str) -> int:

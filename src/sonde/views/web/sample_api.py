@@ -19,10 +19,11 @@ from sonde.store import DebugOutputs
 from sonde.store.pages import Datapoint
 from sonde.views.web.answers import Query, as_json, raw_route
 from sonde.views.web.library import Library, OpenRun
-from sonde.views.web.sample_store import SampleStore, sample_from_text, sample_text
+from sonde.views.web.sample_store import SampleStore, few_enough, sample_from_text, sample_text
 from sonde.views.web.sample_tree import describe_outputs
 
 MOST_ELEMENTS: Final = 1 << 20  # of a tensor that is sent; what is larger is thinned, dimension by dimension
+_MOST_EPOCHS: Final = 40  # whose scores of one sample are looked up; those with captures come on top
 _PARTS: Final = (CAPTURES, KEPT)
 
 
@@ -45,7 +46,7 @@ class _Api:
             "evaluation": evaluation.name,
             "words": name_of(evaluation),
             "run": opened.name,
-            "epochs": self._epochs(opened, idx),
+            "epochs": self._epochs(opened, idx, evaluation.name),
             "problems": [],
         }
         for name, part in (("kept", KEPT), ("captured", CAPTURES)):
@@ -76,10 +77,11 @@ class _Api:
             problems.append(str(error))
             return None
 
-    def _epochs(self, opened: OpenRun, idx: Datapoint) -> list[dict[str, Any]]:
+    def _epochs(self, opened: OpenRun, idx: Datapoint, current: str) -> list[dict[str, Any]]:
         """Return where this sample is known, and how it scored there."""
         found = []
-        for each in self._store.evaluations(opened):
+        known = self._store.evaluations(opened)
+        for each in few_enough(known, _MOST_EPOCHS, lambda one: one.name == current or one.has(CAPTURES)):
             try:
                 table = self._store.table(each)
             except RunError:

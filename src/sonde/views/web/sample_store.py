@@ -19,6 +19,7 @@ from sonde.analysis.samples import (
     ScoreTable,
     find_evaluation,
     find_evaluations,
+    read_aggregated,
     read_notes,
     read_scores,
 )
@@ -29,8 +30,10 @@ from sonde.views.web.library import OpenRun, is_inside
 
 T = TypeVar("T")
 
-_MOST_TABLES: Final = 64
-_MOST_FOLDERS: Final = 16
+_MOST_TABLES: Final = 24
+_MOST_FOLDERS: Final = 64
+_MOST_AGGREGATED: Final = 4096
+_MOST_BYTES: Final = 48 << 20  # of scores that are read for one answer about many epochs
 _FRESH_S: Final = 1.0
 _WHOLE_NUMBER: Final = re.compile(r"-?\d{1,18}")
 
@@ -65,6 +68,7 @@ class SampleStore:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._tables, self._notes = Kept(_MOST_TABLES), Kept(_MOST_TABLES)
         self._outputs, self._answers = Kept(_MOST_FOLDERS), Kept(_MOST_FOLDERS)
+        self._aggregated = Kept(_MOST_AGGREGATED)
         self._clock = clock
 
     def evaluations(self, opened: OpenRun) -> list[Evaluation]:
@@ -88,6 +92,11 @@ class SampleStore:
         path = evaluation.scores_file
         return self._tables.get(path, _stamp(path), lambda: read_scores(evaluation))
 
+    def aggregated(self, evaluation: Evaluation) -> dict[str, float]:
+        """Return the scores of a whole evaluation."""
+        path = evaluation.scores_file
+        return self._aggregated.get(path, _stamp(path), lambda: read_aggregated(evaluation))
+
     def notes(self, evaluation: Evaluation) -> Notes:
         """Return labels and predictions of kept samples."""
         folder = evaluation.folder / KEPT
@@ -109,6 +118,18 @@ class SampleStore:
             _stamp(path) for path in (evaluation.scores_file, evaluation.folder / CAPTURES, evaluation.folder / KEPT)
         )
         return self._answers.get((evaluation.folder, key), stamps, make)
+
+
+def few_enough(evaluations: list[Evaluation], most: int, always: Callable[[Evaluation], bool]) -> list[Evaluation]:
+    """Leave out evaluations, evenly, until their scores can be read at once: by number and by bytes."""
+    sizes = [_stamp(each.scores_file)[1] for each in evaluations]
+    if len(evaluations) <= most and sum(sizes) <= _MOST_BYTES:
+        return evaluations
+    fitting = int(_MOST_BYTES * len(sizes) / max(sum(sizes), 1))
+    count = max(2, min(most, fitting))
+    last = len(evaluations) - 1
+    chosen = {round(at * last / (count - 1)) for at in range(count)}
+    return [each for at, each in enumerate(evaluations) if at in chosen or always(each)]
 
 
 def _stamp(path: Path) -> tuple[int, int]:

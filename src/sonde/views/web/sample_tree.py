@@ -1,9 +1,10 @@
-"""What was captured of one sample as a tree of plain values and descriptions of tensors; no tensor is read for it."""
+"""What was captured of one sample as a tree of values and descriptions of tensors, of which only texts are read."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from sonde.store import DebugOutputs
@@ -12,6 +13,7 @@ from sonde.store.pages import Datapoint, Preview, nodes
 _MOST_NODES: Final = 2000
 _MOST_SIGNS: Final = 20_000
 _MOST_DEPTH: Final = 32
+_MOST_TEXT: Final = 256 << 10  # bytes of a text that is stored like a tensor
 
 Path = tuple[Any, ...]
 
@@ -22,15 +24,16 @@ def describe_outputs(outputs: DebugOutputs, idx: Datapoint) -> list[dict[str, An
     previews = outputs.previews(idx)
     described = []
     for name, node in entry.outputs.items():
-        described.append({"name": name, "node": _Describer(previews.get(name, {}), entry.places).node(node, ())})
+        describer = _Describer(previews.get(name, {}), entry.places, partial(outputs.tensor, idx, name))
+        described.append({"name": name, "node": describer.node(node, ())})
     return described
 
 
 class _Describer:
     """Describes the stored nodes of one debugger's output; docs/page-format.md lists the kinds there are."""
 
-    def __init__(self, previews: dict[str, Preview], places: Sequence[Any]) -> None:
-        self._previews, self._places = previews, places
+    def __init__(self, previews: dict[str, Preview], places: Sequence[Any], read: Callable[[Path], Any]) -> None:
+        self._previews, self._places, self._read = previews, places, read
         self._room = _MOST_NODES
 
     def node(self, node: Any, path: Path) -> dict[str, Any]:
@@ -71,12 +74,15 @@ class _Describer:
         known = self._previews.get(text)
         if known is None or not (isinstance(number, int) and 0 <= number < len(self._places)):
             return {"kind": "value", "value": "(damaged)"}
+        place = self._places[number]
+        if place.nbytes <= _MOST_TEXT and (place.origin == nodes.TEXT or known.dtype.startswith("<U")):
+            return self._texts(self._read(path))
         told: dict[str, Any] = {
             "kind": "tensor",
             "path": text,
             "shape": list(known.shape),
             "dtype": known.dtype,
-            "origin": self._places[number].origin,
+            "origin": place.origin,
             "numeric": bool(known.stats),
             "stats": known.stats,
             "channels": list(known.channels),
@@ -88,6 +94,14 @@ class _Describer:
                 "levels": base64.b64encode(known.thumbnail.tobytes()).decode(),
             }
         return told
+
+    def _texts(self, value: Any) -> dict[str, Any]:
+        """Return a long text, or an array of texts, as what it says: it cannot be drawn."""
+        if isinstance(value, str):
+            return {"kind": "value", "value": value[:_MOST_SIGNS]}
+        listed = [[str(at), {"kind": "value", "value": str(each)}] for at, each in enumerate(value.reshape(-1))]
+        self._room -= len(listed)
+        return {"kind": "list", "items": listed[:_MOST_NODES]}
 
 
 def _words(kind: str, held: Any) -> Any:

@@ -29,10 +29,11 @@ from sonde.views.web.answers import Query, as_bytes, as_json, raw_route
 from sonde.views.web.figures_api import pack
 from sonde.views.web.library import Library, OpenRun
 from sonde.views.web.sample_figures import draw_scores
-from sonde.views.web.sample_store import SampleStore, sample_text
+from sonde.views.web.sample_store import SampleStore, few_enough, sample_text
 
 _MOST_ROWS: Final = 500
 _MOST_RUNS: Final = 40
+_MOST_READ: Final = 8  # evaluations whose scores tell metrics and ranges of colours
 _MOST_SEPARATIONS: Final = 60
 _DRAWN: Final = 12
 _EXAMPLES: Final = 8
@@ -69,7 +70,9 @@ class _Api:
         metrics: dict[str, int] = {}
         guessed: set[str] = set()
         ranges: dict[str, list[float]] = {}
-        for each in self._store.evaluations(opened):
+        all_of_them = self._store.evaluations(opened)
+        read = {each.name for each in few_enough(all_of_them, _MOST_READ, lambda each: False)}
+        for each in all_of_them:
             row: dict[str, Any] = {
                 "name": each.name,
                 "words": name_of(each),
@@ -78,6 +81,9 @@ class _Api:
                 "captured": each.has(CAPTURES),
                 "kept": each.has(KEPT),
             }
+            found.append(row)
+            if each.name not in read:
+                continue
             try:
                 table = self._store.table(each)
             except RunError as error:
@@ -88,7 +94,6 @@ class _Api:
                 guessed |= set(table.guessed)
                 for name, column in table.columns.items():
                     ranges.setdefault(name, []).extend(_range(column))
-            found.append(row)
         return as_json(
             {
                 "evaluations": found,
@@ -167,15 +172,20 @@ class _Api:
     def _lines(self, opened: OpenRun, query: Query) -> list[dict[str, Any]]:
         lines = []
         for each in self._runs(opened, query):
-            tables = [self._store.table(found) for found in self._store.evaluations(each) if found.has_scores]
-            metric = query.text("metric") or (next(iter(tables[0].columns), "") if tables else "")
-            points = [
-                {"epoch": table.evaluation.epoch, "name": table.evaluation.name, "value": table.aggregated[metric]}
-                for table in tables
-                if metric in table.aggregated
-            ]
+            points = []
+            for found in self._store.evaluations(each):
+                value = self._aggregated(found, query.text("metric")) if found.has_scores else None
+                if value is not None:
+                    points.append({"epoch": found.epoch, "name": found.name, "value": value})
             lines.append({"run": each.id, "name": each.name, "points": points})
         return lines
+
+    def _aggregated(self, evaluation: Evaluation, metric: str) -> float | None:
+        try:
+            known = self._store.aggregated(evaluation)
+        except RunError:
+            return None  # the list of evaluations says what is wrong with it
+        return known.get(metric or next(iter(known), ""))
 
     def common(self, opened: OpenRun, query: Query) -> Response:
         """Return in how many runs each sample is among the worst."""

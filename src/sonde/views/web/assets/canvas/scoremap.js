@@ -43,8 +43,9 @@ export function scoreMap({ label, onopen, describe, height = MOST_HEIGHT }) {
 
   function measure(count) {
     const room = Math.max(element.clientWidth || 600, 60);
-    cell = Math.max(1, Math.min(LARGEST, Math.floor(Math.sqrt((room * height) / Math.max(count, 1)))));
-    while (cell > 1 && Math.ceil(count / Math.floor(room / cell)) * cell > height) cell -= 1;
+    const whole = Math.sqrt((room * height) / Math.max(count, 1)), step = whole < 4 ? 0.5 : 1;
+    cell = Math.max(1, Math.min(LARGEST, Math.floor(whole / step) * step));
+    while (cell > 1 && Math.ceil(count / Math.floor(room / cell)) * cell > height) cell -= step;
     columns = Math.max(1, Math.min(count || 1, Math.floor(room / cell)));
   }
 

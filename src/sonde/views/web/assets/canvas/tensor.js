@@ -99,8 +99,8 @@ function planes(options, body) {
   const isLarge = size(shape) > MOST_ELEMENTS;
   const isMask = /int|bool/.test(dtype) && shape.filter((each) => each > 1).length === 2;
   const isAttention = ATTENTION.test(options.path ?? name) && rank >= 2 && shape[rank - 1] === shape[rank - 2];
-  const laid = image && ODD.test(options.path ?? name);
-  const usual = { y: guess.y, x: guess.x, c: guess.c, index: {}, order: "ranked", range: "own", map: isMask ? "classes" : laid ? "heat" : isImage ? (rgbAble(shape, guess.c) ? "rgb" : "grey") : "auto", zoom: 0, mode: "beside", wipe: 50, opacity: laid ? 60 : 0, all: false };
+  const laid = image && (isMask || ODD.test(options.path ?? name));
+  const usual = { y: guess.y, x: guess.x, c: guess.c, index: {}, order: "ranked", range: "own", map: isMask ? "classes" : laid ? "heat" : isImage ? (rgbAble(shape, guess.c) ? "rgb" : "grey") : "auto", zoom: 0, mode: "beside", wipe: 50, opacity: laid && !isMask ? 60 : 0, all: false };
   const view = { ...usual, ...options.view };
   let own = null, beside = null, ranked = [], picked = null;
   const controls = h("div", { class: "controls small" }), large = h("div", { class: "large" }), tiles = h("div", { class: "tilebox" });
@@ -215,16 +215,17 @@ function planes(options, body) {
     };
     const word = isAttention ? "Head" : "Channel";
     const rest = shape.map((length, at) => ({ length, at })).filter(({ length, at }) => length > 1 && at !== view.y && at !== view.x && (at !== view.c || isLarge));
+    const over = image ? percentSlider("Over the image", "opacity", 0, 100, (value) => (value ? `${value} %` : "off")) : null;
     const options = h("details", { class: "options", open: view.open || null, ontoggle: () => { view.open = options.open; } }, h("summary", {}, "View"), h("div", { class: "controls small" },
       several ? [choose("Rows", dims, String(view.y), (value) => pick("y", Number(value))), choose("Columns", dims, String(view.x), (value) => pick("x", Number(value)))] : null,
       several && rank > 2 ? choose(`${word}s`, dims, String(view.c), (value) => pick("c", Number(value))) : null,
       choose("Range", [["own", "its own"], ["shared", "of the whole tensor"]], view.range, (value) => change({ range: value })),
       choose("Colours", [["auto", "automatic"], ["viridis", "viridis"], ["grey", "grey"], ["heat", "heat"], ["difference", "around zero"], ["classes", "classes"], ...(rgbAble(shape, view.c) ? [["rgb", "red green blue"]] : [])], view.map, (value) => change({ map: value })),
-      percentSlider("Zoom", "zoom", 0, 32, (value) => (value ? `${value}×` : "fit"))));
+      percentSlider("Zoom", "zoom", 0, 32, (value) => (value ? `${value}×` : "fit")), laid ? null : over));
     replace(controls, options,
       rest.map(({ at, length }) => slider(at === view.c ? word : `Dimension ${at}`, at, length)),
-      ranked.length ? choose("Order", [["ranked", "most active first"], ["plain", "in order"]], view.order, (value) => change({ order: value })) : null,
-      image ? percentSlider("Over the image", "opacity", 0, 100, (value) => (value ? `${value} %` : "off")) : null,
+      ranked.length && view.map !== "rgb" ? choose("Order", [["ranked", "most active first"], ["plain", "in order"]], view.order, (value) => change({ order: value })) : null,
+      laid ? over : null,
       beside ? choose("Runs", [["beside", "side by side"], ["difference", "difference"], ["wipe", "wipe"]], view.mode, (value) => change({ mode: value })) : null,
       beside && view.mode === "wipe" ? percentSlider("Wipe", "wipe", 0, 100, (value) => `${value} %`) : null);
   }

@@ -160,7 +160,7 @@ function readViews(text) {
   }
 }
 
-const isPlain = (item) => item.kind === "value" || (item.kind === "tensor" && size(item.shape) === 1) || (item.kind === "list" && item.items.length <= 16 && item.items.every(([, each]) => each.kind === "value" && typeof each.value !== "string"));
+const isPlain = (item) => (item.kind === "value" && !(typeof item.value === "string" && item.value.length > 200)) || (item.kind === "tensor" && size(item.shape) === 1) || (item.kind === "list" && item.items.length <= 16 && item.items.every(([, each]) => each.kind === "value" && typeof each.value !== "string"));
 
 function words(item) {
   if (item.kind === "tensor") return short(item.stats.min);

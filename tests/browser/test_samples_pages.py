@@ -1,0 +1,281 @@
+"""The pages about samples in a real browser, on digits that were really trained and captured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+pytest.importorskip("plotly", reason="the viewer needs the view extra: pip install 'sonde[view]'")
+pytest.importorskip("uvicorn", reason="the viewer needs the view extra: pip install 'sonde[view]'")
+pytest.importorskip("torch", reason="the runs are trained here")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sampled_runs import ATTACK, train_digits, write_odd
+from serving import go as follow
+from serving import serving
+
+from sonde.analysis.picking import pick
+from sonde.analysis.samples import find_evaluation, read_scores
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sampled")
+    for seed in range(2):
+        train_digits(folder / f"digits_run_{seed}", seed)
+    write_odd(folder / "odd")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def viewer(runs):
+    with serving(runs) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page(browser, viewer):
+    context = browser.new_context(viewport={"width": 1366, "height": 768})
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    page.troubles = []
+    page.on("pageerror", lambda error: page.troubles.append(str(error)))
+    page.on("console", lambda told: page.troubles.append(told.text) if told.type == "error" else None)
+    page.on("dialog", lambda dialog: (page.troubles.append(f"a script ran: {dialog.message}"), dialog.dismiss()))
+    page.goto(viewer.url)
+    page.wait_for_selector("main[data-ready]")
+    yield page
+    context.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_trouble(page):
+    page.troubles.clear()
+    yield
+    assert page.troubles == []
+
+
+RUN = "#/run/0-digits_run_0"
+
+
+def go(page, link):
+    """Open a page anew, also if it is the one that is shown."""
+    if page.evaluate("location.hash") == link:
+        follow(page, "#/runs")
+    follow(page, link)
+
+
+def wait_for_link(page, text):
+    page.wait_for_function("text => location.hash.includes(text)", arg=text)
+
+
+def worst(runs, run="digits_run_0"):
+    table = read_scores(find_evaluation(runs / run))
+    return [table.ids[row] for row in table.worst_first("loss")]
+
+
+def first_ids(page, count):
+    page.wait_for_selector("table[aria-label='Samples, worst first'] tbody tr[data-key]")
+    return page.eval_on_selector_all(
+        "table[aria-label='Samples, worst first'] tbody tr[data-key]",
+        f"rows => rows.slice(0, {count}).map(row => row.dataset.key)",
+    )
+
+
+def test_the_worst_samples_come_first_and_the_map_has_a_cell_for_each(page, runs):
+    go(page, f"{RUN}/samples?metric=loss")
+    assert first_ids(page, 5) == [str(each) for each in worst(runs)[:5]]
+    assert page.get_attribute(".mapbox", "data-cells") == "60"
+    assert page.locator(".figure").count() == 1
+
+
+def test_pointing_at_a_cell_tells_its_value_and_a_click_opens_it(page, runs):
+    go(page, f"{RUN}/samples?metric=loss")
+    table = read_scores(find_evaluation(runs / "digits_run_0"))
+    page.hover(".scoremap", position={"x": 3, "y": 3})
+    told = page.inner_text(".mapbox .note")
+    assert told.startswith(f"sample {table.ids[0]}: loss ")
+    assert float(told.rpartition(" ")[2]) == pytest.approx(table.columns["loss"][0], rel=1e-3)
+    page.click(".scoremap", position={"x": 3, "y": 3})
+    page.wait_for_selector(f"h1:has-text('Sample {table.ids[0]}')")
+
+
+def test_filters_stack_are_in_the_link_and_agree_with_sonde_query(page, runs):
+    go(page, f"{RUN}/samples?metric=loss")
+    for text in ("label in (3, 5, 8, 9)", "loss > 0.5"):
+        page.fill("[data-search]", text)
+        page.keyboard.press("Enter")
+        page.wait_for_selector(f".chip:has-text('{text}')")
+    expected = [str(each.idx) for each in pick(runs / "digits_run_0", "(label in (3, 5, 8, 9)) and (loss > 0.5)")]
+    assert first_ids(page, 99) == expected
+    command = page.get_attribute(".chips[data-command]", "data-command")
+    assert command == 'sonde query digits_run_0 "(label in (3, 5, 8, 9)) and (loss > 0.5)"'
+    link = page.url
+    go(page, f"{RUN}/overview")
+    go(page, link[link.index("#") :])
+    assert first_ids(page, 99) == expected
+
+
+def test_a_filter_that_cannot_be_read_says_why_and_is_not_kept(page):
+    go(page, f"{RUN}/samples")
+    page.fill("[data-search]", "los > 1")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[role=alert]:has-text('nearest: loss')")
+    assert "los" not in page.url.partition("?")[2]
+    page.troubles.clear()  # the browser itself logs that the answer was 400
+
+
+def test_the_epoch_slider_changes_map_and_table(page, runs):
+    go(page, f"{RUN}/samples?metric=loss")
+    page.keyboard.press("[")
+    page.wait_for_selector("output:has-text('epoch 0')")
+    table = read_scores(find_evaluation(runs / "digits_run_0", "0"))
+    expected = [str(table.ids[row]) for row in table.worst_first("loss")[:3]]
+    page.wait_for_function("idx => document.querySelector('tr[data-key]').dataset.key === idx", arg=expected[0])
+    assert first_ids(page, 3) == expected
+    wait_for_link(page, "evaluation=0")
+
+
+def test_repeats_are_averaged_and_common_failures_follow_the_percentile(page):
+    go(page, f"{RUN}/samples?metric=loss")
+    page.click("button:has-text('Average 2 repeats')")
+    page.wait_for_selector("section[aria-label='Mean of 2 runs']")
+    page.hover("section[aria-label='Mean of 2 runs'] .scoremap", position={"x": 3, "y": 3})
+    assert " ± " in page.inner_text("section[aria-label='Mean of 2 runs'] .mapbox .note")
+    common = page.locator("section[aria-label='Common failures']")
+    few = common.locator("p.note").first.inner_text()
+    common.locator("input[type=range]").fill("60")
+    page.wait_for_function(
+        "few => document.querySelector(\"[aria-label='Common failures'] p.note\")?.innerText !== few", arg=few
+    )
+    assert int(common.locator("p.note").first.inner_text().split()[0]) > int(few.split()[0])
+    wait_for_link(page, "percentile=60")
+
+
+def test_a_sample_shows_input_label_output_and_debug_outputs(page, runs):
+    idx = worst(runs)[0]
+    go(page, f"{RUN}/sample/1/{idx}?metric=loss")
+    assert page.eval_on_selector_all(".thirds > section", "all => all.map(each => each.ariaLabel)") == [
+        "Inputs", "Labels", "Outputs",
+    ]  # fmt: skip
+    page.wait_for_selector("section[aria-label='features'] .tilebutton")
+    page.wait_for_selector("section[aria-label='where_it_looks'] canvas")
+    names = page.eval_on_selector_all(".debugger", "all => all.map(each => each.ariaLabel)")
+    assert set(names) == {"features", "statistics", "where_it_looks"}
+    assert names[-1] == "statistics"
+    assert page.locator("section[aria-label='statistics'] table").count() >= 1
+    assert page.locator("section[aria-label='where_it_looks'] input[aria-label='Over the image']").input_value() == "60"
+
+
+def test_keys_lead_to_the_next_failure_and_back(page, runs):
+    order = worst(runs)
+    go(page, f"{RUN}/sample/1/{order[0]}?metric=loss")
+    page.keyboard.press("n")
+    page.wait_for_selector(f"h1:has-text('Sample {order[1]}')")
+    page.keyboard.press("n")
+    page.wait_for_selector(f"h1:has-text('Sample {order[2]}')")
+    page.keyboard.press("p")
+    page.wait_for_selector(f"h1:has-text('Sample {order[1]}')")
+
+
+def test_a_channel_is_picked_and_a_link_shows_the_same_one(page, runs):
+    go(page, f"{RUN}/sample/1/{worst(runs)[0]}?metric=loss")
+    page.click("section[aria-label='features'] .tilebutton:nth-child(3)")
+    page.wait_for_selector("section[aria-label='features'] .tilebutton:nth-child(3)[aria-pressed=true]")
+    caption = page.inner_text("section[aria-label='features'] figcaption")
+    link = page.url
+    go(page, f"{RUN}/overview")
+    go(page, link[link.index("#") :])
+    page.wait_for_selector("section[aria-label='features'] figcaption")
+    assert page.inner_text("section[aria-label='features'] figcaption") == caption
+
+
+def test_the_value_under_the_pointer_is_the_captured_one(page, runs):
+    idx = worst(runs)[0]
+    go(page, f"{RUN}/sample/1/{idx}?metric=loss")
+    page.wait_for_selector("section[aria-label='features'] .large canvas")
+    page.hover("section[aria-label='features'] .large canvas", position={"x": 30, "y": 100})
+    told = page.inner_text("section[aria-label='features'] .tensorbody > [role=status]")
+    place, _, value = told.partition(" = ")
+    stored = find_evaluation(runs / "digits_run_0").outputs("debugger")[idx]["features"]["feature_map"]
+    assert float(value) == pytest.approx(float(stored[tuple(json.loads(place))]), rel=1e-4, abs=1e-6)
+
+
+def test_one_sample_goes_through_the_epochs_with_a_key(page, runs):
+    go(page, f"{RUN}/sample/1/{worst(runs)[0]}?metric=loss")
+    page.keyboard.press("[")
+    page.wait_for_selector("output:has-text('epoch 0')")
+    wait_for_link(page, "/sample/0/")
+
+
+def test_two_runs_side_by_side_as_a_difference_and_wiped(page, runs):
+    go(page, f"{RUN}/sample/1/{worst(runs)[0]}?metric=loss&with=0-digits_run_1")
+    features = page.locator("section[aria-label='features']")
+    features.locator(".large canvas").nth(1).wait_for()
+    modes = features.locator("select").last
+    modes.select_option("difference")
+    features.locator("figcaption:has-text('less digits_run_1')").wait_for()
+    modes.select_option("wipe")
+    features.locator("input[aria-label='Wipe']").wait_for()
+    assert features.locator(".large canvas").count() == 1
+
+
+def test_good_against_failed_names_statistics_and_shows_examples(page, runs):
+    go(page, f"{RUN}/contrast?metric=loss&percentile=20")
+    page.wait_for_selector("table[aria-label='What separates failed from good samples'] tbody tr[data-key]")
+    assert "12 failed against 48 good samples" in page.inner_text("main [role=status]")
+    page.wait_for_selector(".strips circle.failed")
+    assert page.locator(".example.failed").first.inner_text().strip() == str(worst(runs)[0])
+    page.click("table[aria-label='What separates failed from good samples'] tbody tr:nth-child(2) button")
+    wait_for_link(page, "at=1")
+
+
+def test_odd_samples_are_shown_and_hostile_texts_stay_texts(page):
+    go(page, "#/run/0-odd/samples?metric=" + quote("my/score", safe=""))
+    assert first_ids(page, 4) == ["plain", ATTACK, "7", '"7"']
+    go(page, f"#/run/0-odd/sample/0/{quote(ATTACK, safe='')}")
+    page.wait_for_selector("h1:has-text('onerror')")
+    page.wait_for_selector(".bad:has-text('1 NaN (pink), 1 infinite (cyan)')")
+    page.wait_for_selector("section[aria-label='broken'] .tilebutton[aria-pressed=true]")
+    assert page.inner_text("section[aria-label='broken'] figcaption") == "channel 3"  # what is not finite comes first
+    pixel = page.eval_on_selector(
+        "section[aria-label='broken'] .large canvas",
+        "c => [...c.getContext('2d').getImageData(1.5 * c.width / 6, 2.5 * c.height / 6, 1, 1).data]",
+    )
+    assert pixel == [255, 0, 200, 255]
+    assert page.locator("main img").count() == 0
+
+
+def test_attention_is_read_by_head_and_token(page):
+    go(page, "#/run/0-odd/sample/0/plain")
+    attention = page.locator("section[aria-label='attention']").first
+    attention.scroll_into_view_if_needed()
+    attention.locator(".large canvas").wait_for()
+    attention.locator(".large canvas").click(position={"x": 20, "y": 60})
+    attention.locator("p:has-text('Where token 1 (cat) looks')").wait_for()
+    assert attention.locator(".token").count() == 4
+
+
+def test_tensors_of_five_dimensions_and_large_ones_can_be_turned(page):
+    go(page, "#/run/0-odd/sample/0/plain")
+    deep = page.locator("section[aria-label='deep']").first
+    deep.scroll_into_view_if_needed()
+    deep.locator(".tilebutton").first.wait_for()
+    assert deep.locator("input[aria-label='Dimension 0']").count() == 1
+    deep.locator("summary").click()
+    deep.locator("label:has-text('Rows') select").select_option("1")
+    deep.locator("label:has-text('Rows') select").wait_for()
+    large = page.locator("section[aria-label='large']").first
+    large.scroll_into_view_if_needed()
+    large.locator("input[aria-label='Channel']").fill("2")
+    large.locator("figcaption:has-text('channel 2')").wait_for()
+    large.locator(".large canvas").hover(position={"x": 40, "y": 90})
+    place, _, value = large.locator(".tensorbody > [role=status]").inner_text().partition(" = ")
+    channel, row, column = json.loads(place)
+    assert channel == 2
+    assert row > column > 0
+    assert float(value) == pytest.approx(channel * 490_000 + row * 700 + column, rel=1e-5)
