@@ -20,6 +20,7 @@ GUIDES = (
     "docs/first-bad-operation.md",
     "docs/my-run-is-slow.md",
     "docs/my-run-leaks.md",
+    "docs/samples.md",
 )
 PAGES = [ROOT / guide for guide in GUIDES if (ROOT / guide).exists()]
 

@@ -12,8 +12,8 @@ const MOST_ROWS = 200;
 
 export async function show(place, context) {
   const { run, signal, query } = context;
-  const told = await getJson(runPath(run, "evaluations"), {}, signal);
-  const scored = told.evaluations.filter((each) => each.scored);
+  let told = await getJson(runPath(run, "evaluations"), {}, signal);
+  let scored = told.evaluations.filter((each) => each.scored);
   if (!scored.length) {
     const broken = told.evaluations.filter((each) => each.problem).map((each) => h("p", { class: "problem" }, each.problem));
     place.append(h("div", { class: "empty" }, h("h1", {}, "No scores of samples"),
@@ -226,8 +226,17 @@ export async function show(place, context) {
     const at = scored.findIndex((each) => each.name === state.evaluation) + by;
     if (scored[at]) change({ evaluation: scored[at].name });
   };
+  /** Take in what a live run added; whoever looks at its last epoch stays there. */
+  async function refresh() {
+    const followed = isLast();
+    told = await getJson(runPath(run, "evaluations"), {}, signal);
+    scored = told.evaluations.filter((each) => each.scored);
+    await change(followed ? { evaluation: scored.at(-1).name } : {});
+    over.update(ask());
+  }
+
   return {
-    refresh: () => draw({}).catch(() => {}),
+    refresh: () => refresh().catch(() => {}),
     keys: [
       { keys: "j", what: "next sample", act: () => rows.move(1) },
       { keys: "k", what: "sample before", act: () => rows.move(-1) },
