@@ -156,3 +156,10 @@ def test_an_incomplete_hook_says_what_it_lacks():
 
 def test_severities_by_name_or_by_constant():
     assert HookAction.Alert("m", "critical") == HookAction.Alert("m", AlertSeverity.Critical)
+
+
+def test_what_is_no_trigger_or_action_is_refused_with_an_example():
+    with pytest.raises(OptionError, match=r"such as HookTrigger.EveryNSteps\(10\); got 5"):
+        HookBuilder("x").trigger(5)
+    with pytest.raises(OptionError, match=r"such as HookAction\.InspectTensor"):
+        HookBuilder("x").action(HookAction.Alert)

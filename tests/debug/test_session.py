@@ -137,9 +137,8 @@ def test_inspect_and_track_hooks_act_on_the_live_model(parts):
         hooked(session, HookTrigger.EveryForward, HookAction.RecordActivations, ("1",))
         train(session, model, optimizer, 10)
         model.zero_grad()
-    # Hooks that are registered after the start take effect with the next step.
-    assert len(session.tensor_inspector.get_tensors_by_layer("0")) == 9
-    assert session.hooks.get_statistics()[number].executions == 9
+    assert len(session.tensor_inspector.get_tensors_by_layer("0")) == 10
+    assert session.hooks.get_statistics()[number].executions == 10
     assert session.gradient_debugger.get_layer_history("2")
     assert session.gradient_debugger.dead_units()[0].units == 16
 
@@ -164,9 +163,9 @@ def test_snapshots_are_written_into_the_run_with_shape_and_type(parts, tmp_path)
         train(session, model, optimizer, 5)
         folder = session.folder
     files = sorted((folder / "snapshots").iterdir())
-    assert len(files) == 2
+    assert len(files) == 3  # before steps 1, 3 and 5
     assert load_file(files[0])["0"].shape == (16, 16)
-    assert [event.event_type for event in sonde.open_run(folder).events].count("snapshot") == 2
+    assert [event.event_type for event in sonde.open_run(folder).events].count("snapshot") == 3
 
 
 def test_alerts_reach_log_listener_run_and_webhook(parts, tmp_path, caplog):
@@ -242,7 +241,7 @@ def test_stop_ends_the_training_and_the_context_quietly(parts):
     assert session.step == 3
     session = debug_session(model, optimizer).start()
     hooked(session, HookTrigger.EveryForward, HookAction.StopTraining)
-    with pytest.raises(TrainingStopped, match="stopped the training at step 1"):
+    with pytest.raises(TrainingStopped, match="stopped the training at step 0"):
         train(session, model, optimizer, 50)
     session.stop()
 
@@ -280,7 +279,7 @@ def test_sampling_looks_at_each_tenth_step(parts, tmp_path):
         folder = session.folder
     steps = sonde.open_run(folder).series("0.weight:gradient", "norm").steps
     assert steps.tolist() == [10, 20, 30, 40]
-    assert session.hooks.get_statistics()[number].executions == 4
+    assert session.hooks.get_statistics()[number].executions == 5
 
 
 def test_history_and_tracking_are_bounded_as_configured(parts):
@@ -337,3 +336,18 @@ def test_export_is_strict_json_at_any_time(parts, tmp_path):
     session.stop()
     after = json.loads(session.export(tmp_path / "b.json").read_text(), parse_constant=pytest.fail)
     assert during["session_id"] == after["session_id"]
+
+
+def test_a_hook_is_live_from_the_next_pass_on_and_gone_after_the_session(parts):
+    model, optimizer = parts
+    seen = []
+    hook = HookBuilder("now").trigger(HookTrigger.EveryForward).action(HookAction.CustomCallback(seen.append))
+    with debug_session(model, optimizer) as session:
+        number = session.hooks.register(hook.layer_patterns(["(model)"]).build())
+        model(torch.zeros(1, 8))
+        assert len(seen) == 1
+        session.hooks.enable(number, False)
+        model(torch.zeros(1, 8))
+        assert len(seen) == 1
+    session.hooks.enable(number)
+    assert_no_taps(model)

@@ -16,11 +16,20 @@ from sonde.debug.diagnostics_records import ModelPerformanceMetrics
 from sonde.debug.gradient_debugger import GradientDebugger
 from sonde.debug.gradient_layer import GradientPoint
 from sonde.debug.model_diagnostics import ModelDiagnostics
+from sonde.debug.profiler import Profiler
 from sonde.debug.tensor_inspector import TensorInspector
+from sonde.probes.process_memory import RSS
 from sonde.records import Block, Event, Finding, Site
 from sonde.schema import Rows
 
 _MAX_LOSSES: Final = 10_000
+_MAX_NUMBERS: Final = 10_000
+_TIMES: Final = {
+    vitals.part_of(vitals.STEP_TIME): "step",
+    vitals.part_of(vitals.DATA_WAIT): "data_wait",
+    **{vitals.part_of(vitals.time_of(phase)): phase for phase in vitals.PHASE_TIMES},
+}
+"""Parts of the loop's vital signs that are seconds, and the timers they go to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,8 @@ class Feed:
         self._steps: deque[_Step] = deque(maxlen=history)
         self._loss_site: int | None = None
         self._losses: dict[int, float] = {}
+        self._loop: dict[int, str] = {}
+        self._numbers: deque[tuple[str, float]] = deque(maxlen=_MAX_NUMBERS)
         self.last_loss: float | None = None
         self.last_gradient_norm: float | None = None
 
@@ -57,6 +68,10 @@ class Feed:
                     self._gradients.append(site.id)
                 elif site.quantity in ("parameter", "output") and site.phase == "train":
                     self._values.append(site.id)
+                elif site.name == vitals.LOOP and site.part in _TIMES:
+                    self._loop[site.id] = _TIMES[site.part]
+                elif site.name == RSS:
+                    self._loop[site.id] = RSS
                 self._see_loss_site(site)
 
     def take_block(self, block: Block) -> None:
@@ -66,6 +81,7 @@ class Feed:
             if wanted.any():
                 self._steps.append(_Step(block.step, block.sites[wanted], block.rows[wanted]))
             self._take_numbers(block)
+            self._take_loop(block)
 
     def take_event(self, event: Event) -> None:
         """Events are in the run."""
@@ -80,12 +96,17 @@ class Feed:
         """Nothing is open here."""
 
     def empty_into(
-        self, inspector: TensorInspector, gradients: GradientDebugger, diagnostics: ModelDiagnostics
+        self,
+        inspector: TensorInspector,
+        gradients: GradientDebugger,
+        diagnostics: ModelDiagnostics,
+        profiler: Profiler,
     ) -> None:
         """Hand over what has come since the last time."""
         with self._lock:
             steps, self._steps = list(self._steps), deque(maxlen=self._steps.maxlen)
             losses, self._losses = self._losses, {}
+            numbers, self._numbers = list(self._numbers), deque(maxlen=_MAX_NUMBERS)
             sites = dict(self._sites)
         for step in steps:
             for number, row in zip(step.sites.tolist(), step.rows, strict=True):
@@ -96,6 +117,17 @@ class Feed:
                     inspector.update_time_series(site.key, float(row[schema.MEAN]), _std(row))
         for number, loss in losses.items():
             diagnostics.record_performance(ModelPerformanceMetrics(training_step=number, loss=loss))
+        for name, value in numbers:
+            if name == RSS:
+                profiler.record_memory(value / 2**20)
+            else:
+                profiler.record_time(name, value)
+
+    def _take_loop(self, block: Block) -> None:
+        """Keep the seconds of the step's phases and the memory of the process."""
+        chosen = np.isin(block.sites, list(self._loop))
+        for number, value in zip(block.sites[chosen].tolist(), block.rows[chosen, schema.MEAN].tolist(), strict=True):
+            self._numbers.append((self._loop[number], value))
 
     def _see_loss_site(self, site: Site) -> None:
         """Prefer what the user logs as a loss to what the loss function returned."""

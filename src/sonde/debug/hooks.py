@@ -86,11 +86,15 @@ class HookBuilder:
 
     def trigger(self, trigger: HookTrigger) -> Self:
         """Say when it fires."""
+        if not isinstance(trigger, HookTrigger):
+            raise OptionError(f"trigger(...) takes a trigger such as HookTrigger.EveryNSteps(10); got {trigger!r}.")
         self._trigger = trigger
         return self
 
     def action(self, action: HookAction) -> Self:
         """Add something that it does."""
+        if not isinstance(action, HookAction):
+            raise OptionError(f"action(...) takes an action such as HookAction.InspectTensor; got {action!r}.")
         self._actions.append(action)
         return self
 
@@ -167,6 +171,8 @@ class HookManager:
         self.step = 0
         self.version = 0
         """Changes whenever hooks come, go, or are switched; who attaches to a model looks at it."""
+        self.on_change: Callable[[], None] | None = None
+        """Called then, so that a hook is live from the next pass on."""
 
     # ------------------------------------------------------------------ keeping
 
@@ -174,13 +180,14 @@ class HookManager:
         """Add a hook; return its id."""
         number = f"hook-{next(self._numbers)}"
         self._entries[number] = _Entry(hook)
-        self.version += 1
+        self._change()
         return number
 
     def remove(self, hook_id: str) -> bool:
         """Remove a hook; say whether there was one."""
-        self.version += 1
-        return self._entries.pop(hook_id, None) is not None
+        there = self._entries.pop(hook_id, None) is not None
+        self._change()
+        return there
 
     def enable(self, hook_id: str, enabled: bool = True) -> None:
         """Switch a hook on or off.
@@ -192,12 +199,17 @@ class HookManager:
         if hook_id not in self._entries:
             raise OptionError(f"There is no hook {hook_id!r}; there are {', '.join(self._entries) or 'none'}.")
         self._entries[hook_id].hook.enabled = enabled
-        self.version += 1
+        self._change()
 
     def set_enabled(self, enabled: bool) -> None:
         """Switch all hooks on or off."""
         self.is_enabled = enabled
+        self._change()
+
+    def _change(self) -> None:
         self.version += 1
+        if self.on_change is not None:
+            self.on_change()
 
     def set_step(self, step: int) -> None:
         """Say which step it is."""

@@ -118,6 +118,10 @@ class Profiler:
         _timing(self._timers, name).add(seconds)
         return seconds
 
+    def record_time(self, name: str, seconds: float) -> None:
+        """Take a time that was measured elsewhere, as that of a timer. A session does so with the phases of steps."""
+        _timing(self._timers, name).add(seconds)
+
     def record_layer_execution(
         self,
         name: str,

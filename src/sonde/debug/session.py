@@ -132,6 +132,7 @@ class DebugSession:
             self._diagnostics.record_architecture(describe_architecture(self._model))
             self._live = LiveHooks(self._model, self.hooks, self._metadata, self._is_due)
             self._live.refresh()
+            self.hooks.on_change = self._live.refresh
             before, after = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
             self._step_handles = [before(self._before_step), after(self._after_step)]
         return self
@@ -279,6 +280,7 @@ class DebugSession:
         return what
 
     def _detach(self) -> None:
+        self.hooks.on_change = None
         if self._live is not None:
             self._live.remove()
         for handle in self._step_handles:
@@ -311,7 +313,7 @@ class DebugSession:
         return _Metadata(self._feed, self._process)
 
     def _bring_up_to_date(self) -> None:
-        self._feed.empty_into(self._inspector, self._gradients, self._diagnostics)
+        self._feed.empty_into(self._inspector, self._gradients, self._diagnostics, self.profiler)
 
     def _write_dashboard(self) -> str | None:
         if not self.config.enable_visualization or self.folder is None or self._temporary is not None:
