@@ -45,6 +45,8 @@ view: $(READY) ## open the viewer at the demo's runs in the browser
 
 gallery: $(READY) $(BROWSER) ## draw every figure, page and terminal view of two small trainings into docs/images
 	$(BIN)/python docs/make_gallery.py
+	@test -d runs/digits || $(MAKE) demo
+	$(BIN)/python docs/make_viewer_pictures.py
 
 clean: ## remove the environment and what the demo wrote
 	rm -rf $(VENV) runs build

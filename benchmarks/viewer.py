@@ -41,7 +41,7 @@ with sonde.watch(model, optimizer, run=sys.argv[1]) as session:
         loss = torch.nn.functional.cross_entropy(model(x), x[:, :10].argmax(1))
         optimizer.zero_grad(); loss.backward(); optimizer.step()
         session.log(loss=loss)
-        time.sleep(0.02)
+        time.sleep(float(sys.argv[3]))
 """
 
 
@@ -250,11 +250,11 @@ def wait_for(process: subprocess.Popen[bytes], url: str, words: bytes = b"", mos
     sys.exit(f"no answer from {url}")
 
 
-def bench_live(out: Table, folder: Path, seconds: float) -> None:
+def bench_live(out: Table, folder: Path, seconds: float, pause: float) -> None:
     """Two windows on a run that is being written: what server and pages hold, over time."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    training = subprocess.Popen([sys.executable, "-c", TRAINING, str(folder / "live"), str(seconds + 30)])
+    training = subprocess.Popen([sys.executable, "-c", TRAINING, str(folder / "live"), str(seconds + 30), str(pause)])
     try:
         while not (folder / "live" / "run.json").exists():
             time.sleep(0.2)
@@ -305,11 +305,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmark-viewer"))
     parser.add_argument("--keep", action="store_true", help="leave the run there, and use one that is there")
     parser.add_argument("--live", type=float, metavar="SECONDS", help="only watch memory beside a live training")
+    parser.add_argument("--pause", type=float, default=0.02, help="seconds between two steps of that training")
     parser.add_argument("--tensorboard", action="store_true", help="only TensorBoard")
     options = parser.parse_args()
     out, run = Table(), options.folder / "runs" / "large"
     if options.live:
-        bench_live(out, options.folder / "live", options.live)
+        bench_live(out, options.folder / "live", options.live, options.pause)
         return
     if not (options.keep and run.exists()):
         shutil.rmtree(options.folder / "runs", ignore_errors=True)

@@ -53,7 +53,9 @@ def serving(*roots: Path | str) -> Iterator[Viewer]:
 def go(page: Any, hash_: str) -> None:
     """Follow a link inside the viewer, and wait until its page stands."""
     page.evaluate(
-        "hash => { document.getElementById('main').removeAttribute('data-ready'); location.hash = hash; }", hash_
+        "hash => { document.getElementById('main').removeAttribute('data-ready');"
+        " if (location.hash === hash) dispatchEvent(new HashChangeEvent('hashchange')); else location.hash = hash; }",
+        hash_,
     )
     page.wait_for_selector("main[data-ready]")
 
