@@ -77,6 +77,7 @@ def write_odd(folder: Path) -> Path:
             pages.add(name, {
                 "broken": {"map": broken, "note": ATTACK, ATTACK: 3},
                 "attention": {"attention_map": attention / attention.sum(-1, keepdims=True)},
+                "vision": {"attention_map": random.uniform(size=(1, 2, 17, 17)).astype(np.float32)},
                 "mask": np.arange(64).reshape(8, 8) % 5,
                 "deep": random.normal(size=(2, 3, 4, 5, 6)).astype(np.float32),
                 "large": np.arange(3 * 700 * 700, dtype=np.float32).reshape(3, 700, 700),

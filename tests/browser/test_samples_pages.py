@@ -258,6 +258,9 @@ def test_attention_is_read_by_head_and_token(page):
     attention.locator(".large canvas").click(position={"x": 20, "y": 60})
     attention.locator("p:has-text('Where token 1 (cat) looks')").wait_for()
     assert attention.locator(".token").count() == 4
+    vision = page.locator("section[aria-label='vision']").first  # one class token and 4 by 4 patches
+    vision.locator(".large canvas").click(position={"x": 5, "y": 5})
+    vision.locator(".focus canvas[aria-label^='attention of token 0 over 4']").wait_for()
 
 
 def test_tensors_of_five_dimensions_and_large_ones_can_be_turned(page):

@@ -50,3 +50,9 @@ def test_a_run_without_scores_says_where_they_come_from(sonde, first):
     result = sonde("query", first, "loss > 1")
     assert result.exit_code != 0
     assert "sonde train" in result.stderr
+
+
+def test_scores_are_enough_where_nothing_was_recorded(sonde, scored):
+    (scored / "run.json").unlink()
+    assert sonde("query", scored, "rank(loss) == 1").exit_code == 0
+    assert "There is no run at" in sonde("query", scored / "epoch_0", "loss > 1").stderr

@@ -41,10 +41,12 @@ def query(
     (`save_samples`). Scores come from sonde train and sonde eval.
     """
     from sonde.analysis.picking import pick
+    from sonde.analysis.samples import find_evaluations
     from sonde.cli.answer import print_json
     from sonde.cli.opening import require_run
 
-    require_run(run)
+    if not find_evaluations(run):  # scores do: an evaluation, or a training with watch=False, records no run
+        require_run(run)
     found = pick(run, expression, evaluation=epoch or "")
     if json:
         print_json({"run": str(run), "expression": expression, "count": len(found), "samples": found})

@@ -107,7 +107,7 @@ def test_a_sample_is_described_without_its_tensors(ask):
     assert broken["map"]["shape"] == [1, 5, 6, 6]
     assert broken["map"]["stats"]["nan"] == 1
     assert broken[ATTACK]["value"] == 3
-    texts = dict(told["captured"][6]["node"]["items"])
+    texts = dict(told["captured"][7]["node"]["items"])
     assert texts["story"]["value"].startswith("word word")
     assert [item["value"] for _, item in texts["words"]["items"]] == ["a", "bc"]
     assert told["previous"] is None

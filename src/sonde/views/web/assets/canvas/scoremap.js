@@ -95,7 +95,11 @@ export function scoreMap({ label, onopen, describe, height = MOST_HEIGHT }) {
     if (by) { event.preventDefault(); event.stopPropagation(); move(at < 0 ? 0 : at + by); }
     if (event.key === "Enter" && at >= 0) onopen(at);
   });
-  new ResizeObserver(() => { if (shown) { paintCells(); layOut(); } }).observe(element);
+  const watcher = new ResizeObserver(() => {
+    if (!element.isConnected) watcher.disconnect(); // else a map that was replaced would be kept for ever
+    else if (shown) { paintCells(); layOut(); }
+  });
+  watcher.observe(element);
   return element;
 }
 

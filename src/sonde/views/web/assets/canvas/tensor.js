@@ -12,7 +12,7 @@ const ODD = /cam|saliency|attribution|where/i, ATTENTION = /atten|attn/i;
  * @param {Object} options
  *   `name`, `node` as the server describes it; `read(fix)`; `other` of the same kind in another run, or null;
  *   `view` what the reader chose before, `onview(view)`; `image` a picture `{width, height, image}` to lay it over;
- *   `isImage`; `marks` {index: word} for bars; `tokens` texts along an attention
+ *   `signal` ends it; `isImage`; `marks` {index: word} for bars; `tokens` texts along an attention
  * @returns {HTMLElement}
  */
 export function tensorView(options) {
@@ -32,7 +32,7 @@ export function tensorView(options) {
     body.append(h("p", { class: "single" }, odd ? "not finite" : short(stats.min)));
   } else {
     const draw = real <= 1 && !view.y ? vector(options, body) : planes(options, body);
-    onSight(element, () => draw().catch((error) => {
+    onSight(element, options.signal, () => draw().catch((error) => {
       if (error.name !== "AbortError") replace(body, h("p", { class: "problem" }, error.message));
     }));
   }
@@ -40,11 +40,12 @@ export function tensorView(options) {
 }
 
 /** Read a tensor only once it comes into view. */
-function onSight(element, act) {
+function onSight(element, signal, act) {
   const watcher = new IntersectionObserver((entries) => {
     if (entries.some((each) => each.isIntersecting)) { watcher.disconnect(); act(); }
   }, { rootMargin: "200px" });
   watcher.observe(element);
+  signal?.addEventListener("abort", () => watcher.disconnect());
 }
 
 // Vectors -------------------------------------------------------------------------------------------------------------

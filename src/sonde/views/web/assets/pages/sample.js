@@ -106,7 +106,7 @@ export async function show(place, context) {
     const asked = (id) => ({ evaluation: at.told.evaluation, idx, part: at.part, debugger: at.debugger, path: node.path });
     const has = beside && at.other && !at.other.problem;
     return tensorView({
-      bare: at.bare && !node.path, name: name === at.debugger && !node.path ? name : node.path || name, path: `${at.debugger}/${node.path}`, node, view: views[key],
+      signal, bare: at.bare && !node.path, name: name === at.debugger && !node.path ? name : node.path || name, path: `${at.debugger}/${node.path}`, node, view: views[key],
       isImage: Boolean(at.isImage), image: at.isImage ? null : at.image, tokens: at.tokens, marks: at.part === "samples" ? at.marks : {},
       read: (fix) => readTensor(run, asked(run), fix, signal),
       other: has ? { label: everyRun.find((each) => each.id === beside)?.name ?? beside, read: (fix) => readTensor(beside, asked(beside), fix, signal) } : null,
