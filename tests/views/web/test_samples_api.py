@@ -94,15 +94,8 @@ def test_failures_common_to_runs_respect_the_direction(ask):
 
 def test_a_sample_is_described_without_its_tensors(ask):
     told = ask("sample", idx="plain").json()
-    assert [each["name"] for each in told["captured"]] == [
-        "broken",
-        "attention",
-        "mask",
-        "deep",
-        "large",
-        "nothing",
-        "texts",
-    ]
+    names = [each["name"] for each in told["captured"]]
+    assert names == ["broken", "attention", "vision", "mask", "deep", "large", "nothing", "texts"]
     broken = dict(told["captured"][0]["node"]["items"])
     assert broken["map"]["shape"] == [1, 5, 6, 6]
     assert broken["map"]["stats"]["nan"] == 1
