@@ -282,3 +282,12 @@ def test_tensors_of_five_dimensions_and_large_ones_can_be_turned(page):
     assert channel == 2
     assert row > column > 0
     assert float(value) == pytest.approx(channel * 490_000 + row * 700 + column, rel=1e-5)
+
+
+def test_a_link_with_a_senseless_view_shows_the_usual_one(page, runs):
+    senseless = {"y": 99, "x": -1, "c": "a", "zoom": 1e9, "map": "x", "index": {"1": 9999}}
+    nonsense = {"debugger/features/feature_map": senseless}
+    view = quote(json.dumps(nonsense | {"x": 3}), safe="")
+    go(page, f"{RUN}/sample/1/{worst(runs)[0]}?metric=loss&view={view}")
+    page.wait_for_selector("section[aria-label='features'] .tilebutton[aria-pressed=true]")
+    assert page.locator("section[aria-label='features'] .problem").count() == 0

@@ -6,6 +6,7 @@ import { bounds } from "./colours.js";
 import { fitting, imageOf, mixed, planeCanvas, scale } from "./plane.js";
 
 const ROOM = 176, TILE = 44, TILES = 48, BARS = 16, FIRST = 10;
+const MOST_PIXELS = 6000; // of a side; browsers draw nothing on a canvas that is too large
 const ODD = /cam|saliency|attribution|where/i, ATTENTION = /atten|attn/i;
 
 /**
@@ -102,7 +103,7 @@ function planes(options, body) {
   const isAttention = ATTENTION.test(options.path ?? name) && rank >= 2 && shape[rank - 1] === shape[rank - 2];
   const laid = image && (isMask || ODD.test(options.path ?? name));
   const usual = { y: guess.y, x: guess.x, c: guess.c, index: {}, order: "ranked", range: "own", map: isMask ? "classes" : laid ? "heat" : isImage ? (rgbAble(shape, guess.c) ? "rgb" : "grey") : "auto", zoom: 0, mode: "beside", wipe: 50, opacity: laid && !isMask ? 60 : 0, all: false };
-  const view = { ...usual, ...options.view };
+  const view = sane({ ...usual, ...options.view }, usual, shape);
   let own = null, beside = null, ranked = [], picked = null;
   const controls = h("div", { class: "controls small" }), large = h("div", { class: "large" }), tiles = h("div", { class: "tilebox" });
   const told = h("p", { class: "note mono", role: "status" }), focus = h("div", { class: "focus" });
@@ -157,7 +158,7 @@ function planes(options, body) {
 
   function drawLarge() {
     const one = paintOf(own), two = beside ? paintOf(beside) : null;
-    const zoom = view.zoom || fitting(one.width, one.height, ROOM);
+    const zoom = Math.min(view.zoom || fitting(one.width, one.height, ROOM), MOST_PIXELS / Math.max(one.width, one.height));
     const point = (row, column) => tell(row, column, one, two);
     const pick = isAttention ? (row) => { picked = row; drawFocus(); } : null;
     const make = (label, layers) => {
@@ -258,6 +259,22 @@ function planes(options, body) {
   }
 
   return load;
+}
+
+/** A view from a link may say anything: keep of it what this tensor has. */
+function sane(view, usual, shape) {
+  const isDimension = (at) => Number.isInteger(at) && at >= 0 && at < shape.length;
+  const within = (key, low, high) => { if (!(view[key] >= low && view[key] <= high)) view[key] = usual[key]; };
+  if (!["y", "x", "c"].every((key) => view[key] === usual[key] || isDimension(view[key])) || new Set([view.y, view.x, view.c]).size < 3) {
+    Object.assign(view, { y: usual.y, x: usual.x, c: usual.c });
+  }
+  within("zoom", 0, 32);
+  within("wipe", 0, 100);
+  within("opacity", 0, 100);
+  const index = view.index && typeof view.index === "object" ? Object.entries(view.index) : [];
+  view.index = Object.fromEntries(index.filter(([at, value]) => isDimension(Number(at)) && Number.isInteger(value) && value >= 0 && value < shape[at]));
+  if (!["auto", "viridis", "grey", "heat", "difference", "classes", "rgb"].includes(view.map)) view.map = usual.map;
+  return view;
 }
 
 const rgbAble = (shape, c) => c !== null && c !== undefined && shape[c] === 3;

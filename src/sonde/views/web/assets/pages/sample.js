@@ -7,6 +7,7 @@ import { link } from "../route.js";
 import { guessDimensions, plane, readTensor, size } from "../tensors.js";
 import { count, short } from "../words.js";
 
+const MOST_SCORES = 12;
 const KEPT = [["inputs", "Inputs"], ["labels", "Labels"], ["outputs", "Outputs"]];
 
 export async function show(place, context) {
@@ -55,7 +56,8 @@ export async function show(place, context) {
 
   function drawScores(told, other) {
     const against = Object.fromEntries((other?.scores ?? []).map((each) => [each.name, each.value]));
-    replace(scores, told.scores.map((each) => {
+    const first = told.scores.filter((each) => each.name === told.metric), others = told.scores.filter((each) => each.name !== told.metric);
+    replace(scores, [...first, ...others].slice(0, MOST_SCORES).map((each) => {
       const history = told.epochs.map((one) => one.scores[each.name]);
       const standing = each.percentile === null ? "no number" : `higher than ${Math.floor(each.percentile)} % of samples`;
       return h("div", { class: "tile wide" }, h("b", {}, each.value === null ? "nan" : short(each.value), against[each.name] === undefined ? null : h("span", { class: "quiet" }, ` beside ${short(against[each.name])}`)),

@@ -8,7 +8,7 @@ import { link } from "../route.js";
 import { table } from "../table.js";
 import { count, plural, short } from "../words.js";
 
-const MOST_ROWS = 200;
+const MOST_ROWS = 200, MOST_METRICS = 6;
 
 export async function show(place, context) {
   const { run, signal, query } = context;
@@ -49,9 +49,11 @@ export async function show(place, context) {
       { name: "label", title: "Label", sortable: false, number: true, cell: (row) => filterable(row, "label") },
       { name: "prediction", title: "Taken for", sortable: false, number: true, cell: (row) => filterable(row, "prediction") },
     ];
-    for (const { name } of told.metrics.slice(0, 6)) {
-      shown.push({ name, title: name, sortable: false, number: true, cell: (row) => (row.scores[name] === null ? h("span", { class: "bad" }, "nan") : short(row.scores[name])) });
-    }
+    const cell = (row, name) => (row.scores[name] === null ? h("span", { class: "bad" }, "nan") : short(row.scores[name]));
+    const listed = told.metrics.slice(0, MOST_METRICS);
+    // Of many metrics the chosen one has a column of its own, whose title follows the choice.
+    if (listed.length < told.metrics.length) shown.push({ name: "chosen", get title() { return state.metric; }, sortable: false, number: true, cell: (row) => cell(row, state.metric) });
+    for (const { name } of listed) shown.push({ name, title: name, sortable: false, number: true, cell: (row) => cell(row, name) });
     shown.push({ name: "captured", title: "Captured", sortable: false, cell: (row) => (row.captured ? "yes" : "") });
     return shown;
   }
