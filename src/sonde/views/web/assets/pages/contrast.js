@@ -74,6 +74,7 @@ export async function show(place, context) {
     drawTop();
     const clear = found.separations.filter((each) => each.q < 0.05).length;
     said.textContent = `${count(found.failed)} failed against ${plural(found.good, "good sample")}; ${count(found.features)} statistics tried, ${clear >= found.separations.length && clear ? `${clear} or more` : clear} differ beyond chance (p < 0.05 after correction for all of them).${found.rough ? " A group is small: p-values are rough." : ""}`;
+    if (/\b(label|prediction)\b/.test(state.where)) said.textContent += " Samples whose label was not kept count as good.";
     rows.show(found.separations);
     pick(Math.min(state.at, found.separations.length - 1), false);
   }
@@ -85,7 +86,7 @@ export async function show(place, context) {
     state.at = rank;
     if (keeps) keep();
     const body = each.failed_values ? strips(each) : h("p", { class: "quiet" }, "Only the clearest are drawn value by value.");
-    replace(picture, panel(each.words, body, h("p", { class: "note" }, `Effect ${short(each.effect)}: a failed sample has ${each.effect > 0 ? "more" : "less"} of it than a good one in ${Math.round(50 + 50 * Math.abs(each.effect))} % of pairs.`)));
+    replace(picture, panel(each.words, body, h("p", { class: "note" }, `Effect ${short(each.effect)}: a failed sample has ${each.effect > 0 ? "more" : "less"} of it than a good one in ${Math.floor(50 + 50 * Math.abs(each.effect))} % of pairs.`)));
     return picture;
   }
 
@@ -110,11 +111,11 @@ export async function show(place, context) {
     return canvas;
   }
 
-  /** The thumbnail of a sample: of what the same debugger captured, else of its input, else of anything captured. */
+  /** The thumbnail of a sample: of what the same debugger captured, else another; never of its input, which is kept of some samples only. */
   async function small(idx, debuggerName) {
     const sample = await getJson(runPath(run, "sample"), { evaluation: state.evaluation, idx }, signal);
     const captured = sample.captured ?? [], same = captured.filter((one) => one.name === debuggerName);
-    const levels = [...same, ...(sample.kept ?? []).filter((one) => one.name === "inputs"), ...captured].map((one) => levelsOf(one.node)).find(Boolean);
+    const levels = [...same, ...captured].map((one) => levelsOf(one.node)).find(Boolean);
     if (!levels) return null;
     const values = Float32Array.from(atob(levels.levels), (sign) => (sign.charCodeAt(0) === 255 ? NaN : sign.charCodeAt(0)));
     const canvas = planeCanvas({ label: `sample ${idx}` });
