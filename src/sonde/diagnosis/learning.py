@@ -27,6 +27,8 @@ class Learning:
     best: float = float("nan")
     noise: float = float("nan")
     points: int = 0
+    margin: float = float("nan")
+    """How far the level must have moved to be told from noise."""
 
     @property
     def failed(self) -> bool:
@@ -64,4 +66,7 @@ def judge(losses: Values) -> Learning:
         state = "improving"
     elif recent > initial + margin:
         state = "worse"
-    return Learning(state, initial, recent, best, noise, points)
+    # What takes both signs is no distance from the truth, such as the loss of a policy: that it stays says nothing.
+    if state != "improving" and losses.min() < 0 < losses.max():
+        state = "unknown"
+    return Learning(state, initial, recent, best, noise, points, margin)

@@ -54,8 +54,12 @@ def is_failing(case: Case) -> bool:
 
 
 def _is_worse_than_guessing(case: Case, learning: Learning) -> bool:
+    """Say whether the loss is above that of guessing, or began above it and has only come down to it."""
     chance = chance_loss(case)
-    return chance is not None and chance > 0 and is_averaged(case) and learning.recent > 1.2 * chance
+    if chance is None or chance <= 0 or not is_averaged(case):
+        return False
+    only_unlearnt = learning.initial > 1.2 * chance and learning.recent >= 0.95 * chance
+    return learning.recent > 1.2 * chance or only_unlearnt
 
 
 def began_badly(case: Case) -> bool:

@@ -64,6 +64,7 @@ _BELOW: Final[dict[str, tuple[Any, str, tuple[str, ...]]]] = {
     "smooth_l1_loss": (torch._C._nn, "smooth_l1_loss", (*_COMPARED, "reduction", "beta")),
 }
 _REDUCTIONS: Final = ("none", "mean", "sum")
+_WEIGHTS: Final = ("weight", "pos_weight")
 # How torch calls what a loss compares, by the order in which to look.
 _INPUTS: Final = ("input", "input1", "anchor", "log_probs")
 _TARGETS: Final = ("target", "targets")
@@ -142,7 +143,7 @@ def _reader(kind: str, function: Callable[..., Any]) -> Reader:
             return None
         settings = {name: given.get(name, value) for name, value in plain.items()}
         settings = {name: value for name, value in settings.items() if isinstance(value, Plain)}
-        settings["weighted"] = isinstance(given.get("weight"), Tensor)
+        settings["weighted"] = any(isinstance(given.get(name), Tensor) for name in _WEIGHTS)
         return LossCall(kind, values, target if isinstance(target, Tensor) else None, output, number, settings)
 
     return read
@@ -163,7 +164,7 @@ def _reader_below(kind: str, names: tuple[str, ...]) -> Reader:
         # What kl_div calls "batchmean" comes down here as a sum that is divided afterwards.
         if isinstance(reduction, int) and 0 <= reduction < len(_REDUCTIONS) and (kind, reduction) != ("kl_div", 2):
             settings["reduction"] = _REDUCTIONS[reduction]
-        settings["weighted"] = isinstance(given.get("weight"), Tensor)
+        settings["weighted"] = any(isinstance(given.get(name), Tensor) for name in _WEIGHTS)
         if not isinstance(target, Tensor):
             return LossCall(kind, values, None, output, number, settings)
         shapes = _shape_before(values), _shape_before(target)

@@ -215,10 +215,10 @@ def test_layers_outside_autocast_are_a_note():
     assert ask("autocast_missing", patient({"a:output": [1.0] * 3, "b:output": [1.0] * 3}, facts, about=about)) is None
 
 
-def dropping(root, kind="Dropout"):
+def dropping(root, kind="Dropout", root_kind="Net"):
     readings = {"(model):vital.training@eval": [float(root)], "(loop):vital.dropped@eval": [1.0, 1.0]}
     return patient(
-        readings | {"loss:scalar": [1.0] * 4}, Facts(modules=(module("(model)", "Net"), module("drop", kind)))
+        readings | {"loss:scalar": [1.0] * 4}, Facts(modules=(module("(model)", root_kind), module("drop", kind)))
     )
 
 
@@ -226,3 +226,7 @@ def test_dropping_in_evaluation_mode_is_named():
     assert found("dropout_ignores_mode", dropping(0)).step == 1
     assert ask("dropout_ignores_mode", dropping(1)) is None
     assert ask("dropout_ignores_mode", dropping(0, "SamplingDropout")) is None
+
+
+def test_the_name_of_the_whole_model_does_not_excuse_dropping():
+    assert found("dropout_ignores_mode", dropping(0, root_kind="DropoutNet")).step == 1

@@ -4,6 +4,8 @@ import pytest
 import torch
 from programs import data, kinds, perceptron, train
 
+import sonde
+
 
 @pytest.mark.parametrize("ill", [True, False])
 def test_moments_that_were_dropped_are_seen_in_the_next_update(tmp_path, ill):
@@ -31,3 +33,18 @@ def test_an_optimizer_of_signs_is_not_blamed(tmp_path):
 
     model = perceptron()
     assert kinds(train(tmp_path, model, Signs(model.parameters(), lr=1e-3), *data()), notes=False) == []
+
+
+def test_an_optimizer_that_joins_in_late_is_not_taken_for_one_that_forgot(tmp_path):
+    model, late = perceptron(), perceptron()
+    first = torch.optim.Adam(model.parameters(), lr=3e-3)
+    second = torch.optim.Adam(late.parameters(), lr=3e-3)
+    x, y = data()
+    with sonde.watch({"early": model, "late": late}, [first, second], run=tmp_path / "run") as session:
+        for step in range(40):
+            for each, optimizer in ((model, first), (late, second)):
+                if optimizer is first or step >= 8:
+                    optimizer.zero_grad()
+                    torch.nn.functional.cross_entropy(each(x), y).backward()
+                    optimizer.step()
+    assert "momentum_state_stale" not in kinds(session.findings)

@@ -6,6 +6,7 @@ from sonde import vitals
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.ownership import MODEL
 from sonde.diagnosis.rule import Rule, above, below
+from sonde.facts import ModuleFacts
 from sonde.records import Finding
 
 _OF_TORCH = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
@@ -21,7 +22,7 @@ def check(case: Case) -> Finding | None:
     if dropped is None or mode is None or mode[1][-1] != 0:
         return None
     later = dropped.since(int(mode[0][-1]))
-    if not len(later) or any(_is_own_dropout(module.kind) for module in case.modules.values()):
+    if not len(later) or any(_is_own_dropout(module) for module in case.modules.values()):
         return None
     return RULE.finding(
         case,
@@ -40,8 +41,8 @@ def check(case: Case) -> Finding | None:
     )
 
 
-def _is_own_dropout(kind: str) -> bool:
-    return "drop" in kind.lower() and kind not in _OF_TORCH
+def _is_own_dropout(module: ModuleFacts) -> bool:
+    return "dropout" in module.kind.lower() and module.kind not in _OF_TORCH and module.name != MODEL
 
 
 RULE = Rule(kind="dropout_ignores_mode", check=check, since=1)

@@ -18,7 +18,7 @@ def check(case: Case) -> Finding | None:
         raise NotMeasured("the loss")
     weights = last_weights(case)
     pace = weights.fastest()
-    if len(pace) < thresholds.PACE_LOW_STEPS.value or case.learning.state != "flat" or _is_scheduled(case):
+    if len(pace) < thresholds.PACE_LOW_STEPS.value or not _stays_put(case) or _is_scheduled(case):
         return None
     # A model that begins well trained may rest: then the loss is far below guessing.
     known = chance_loss(case) is not None
@@ -46,6 +46,11 @@ def check(case: Case) -> Finding | None:
         fix="Raise the learning rate tenfold until the loss moves; sonde.checkup suggests one.",
         refute="Train 100 steps at 100 times the rate: if the loss stays put then too, it was not the rate.",
     )
+
+
+def _stays_put(case: Case) -> bool:
+    """Say whether the loss does not fall. That it seems to rise is chance, where steps are that short."""
+    return case.learning.state in ("flat", "worse")
 
 
 def _is_scheduled(case: Case) -> bool:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde import schema
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
+from sonde.diagnosis.ownership import held
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.diagnosis.track import Values
-from sonde.records import Finding
+from sonde.facts import OptimizerFacts
+from sonde.records import Finding, Site
+
+FIRST_STEPS: Final = 3
 
 
 def check(case: Case) -> Finding | None:
     """Find steps of Adam, beyond its first, that move every element by the same length: only a fresh state does."""
     if not any("Adam" in optimizer.kind for optimizer in case.facts.optimizers):
         raise NotMeasured("an optimizer of Adam's kind")
+    return next((found for each in case.facts.optimizers if (found := _check_one(case, each)) is not None), None)
+
+
+def _check_one(case: Case, optimizer: OptimizerFacts) -> Finding | None:
     panel = case.panel("update")
-    chosen = [at for at, site in enumerate(panel.sites) if len(site.shape) >= 2]
-    if len(chosen) < 2:
+    mine = set(held(optimizer))
+    chosen = [at for at, site in enumerate(panel.sites) if site.name in mine and _is_telling(case, site)]
+    if "Adam" not in optimizer.kind or len(chosen) < 2:
         return None
     panel = panel.pick(chosen)
     moved = panel.column(schema.COUNT) - panel.column(schema.ZERO)
@@ -27,15 +38,16 @@ def check(case: Case) -> Finding | None:
     typical = np.divide(panel.column(schema.ABS_SUM), moved, out=np.zeros_like(moved), where=moved > 0)
     even = usable & (typical >= thresholds.EVEN_UPDATE.value * np.nan_to_num(panel.stat("abs_max"), nan=np.inf))
     fresh = (even.sum(axis=1) >= 0.9 * usable.sum(axis=1)) & (usable.sum(axis=1) >= 2)
-    fresh &= panel.steps > (case.history.first_step or 0) + 2
+    # Its own first steps are those of a fresh state: an optimizer may join in late, or not step each time.
+    fresh &= np.cumsum(panel.read.any(axis=1)) > FIRST_STEPS
     count = int(fresh.sum())
-    if not count or count > 0.2 * len(panel):  # optimizers of signs always move like this
+    if not count or count > 0.2 * panel.read.any(axis=1).sum():  # optimizers of signs always move like this
         return None
     return RULE.finding(
         case,
         "warning",
         0.85,
-        sites=tuple(optimizer.name for optimizer in case.facts.optimizers),
+        sites=(optimizer.name,),
         step=int(panel.steps[fresh][0]),
         evidence=(
             above(
@@ -50,6 +62,12 @@ def check(case: Case) -> Finding | None:
         fix="Make the optimizer once, before the loop, and load its state_dict when resuming.",
         refute="Print optimizer.state[p]['step'] around that step: if it goes on counting, nothing was lost.",
     )
+
+
+def _is_telling(case: Case, site: Site) -> bool:
+    """Say whether equal updates of a weight mean something: units that began equal get equal gradients."""
+    facts = case.parameters.get(site.name)
+    return len(site.shape) >= 2 and (facts is None or not (facts.equal_rows or facts.constant))
 
 
 def _ratio(typical: Values, largest: Values, fresh: NDArray[np.bool_]) -> float:

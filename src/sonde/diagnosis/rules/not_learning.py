@@ -17,6 +17,8 @@ def check(case: Case) -> Finding | None:
     if learning.state not in ("flat", "worse") or learning.points < thresholds.NOT_LEARNING_STEPS.value:
         return None
     chance = chance_loss(case)
+    if learning.margin > thresholds.NOISY_LOSS.value * abs(learning.initial):
+        return None  # even a good part of the loss could have gone without being noticed
     if learning.initial == 0 or (chance is not None and learning.initial < 0.3 * chance):
         return None  # it began well trained
     return RULE.finding(
