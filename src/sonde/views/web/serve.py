@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import MissingExtra, OptionError
+from sonde.views.web.allocator import keep_memory_low
 from sonde.views.web.guard import ANY_ADDRESS, LOOPBACK
 
 USUAL_PORT: Final = 7860
@@ -114,6 +115,7 @@ def serve(
         raise MissingExtra("uvicorn", "view", "The viewer") from None
     from sonde.views.web.app import make_app
 
+    keep_memory_low()
     app = make_app(roots, token=place.token, hosts=names_of(place.host, names), frames=frames)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, ws="none"
