@@ -144,6 +144,9 @@ def test_repeats_are_averaged_and_common_failures_follow_the_percentile(page):
     go(page, f"{RUN}/samples?metric=loss")
     page.click("button:has-text('Average 2 repeats')")
     page.wait_for_selector("section[aria-label='Mean of 2 runs']")
+    widths = page.eval_on_selector_all(".stack > .panel .scoremap", "all => all.map(each => each.clientWidth)")
+    assert len(widths) == 3
+    assert len(set(widths)) == 1
     page.hover("section[aria-label='Mean of 2 runs'] .scoremap", position={"x": 3, "y": 3})
     assert " ± " in page.inner_text("section[aria-label='Mean of 2 runs'] .mapbox .note")
     common = page.locator("section[aria-label='Common failures']")

@@ -95,9 +95,14 @@ export function scoreMap({ label, onopen, describe, height = MOST_HEIGHT }) {
     if (by) { event.preventDefault(); event.stopPropagation(); move(at < 0 ? 0 : at + by); }
     if (event.key === "Enter" && at >= 0) onopen(at);
   });
+  let stood = false;
   const watcher = new ResizeObserver(() => {
-    if (!element.isConnected) watcher.disconnect(); // else a map that was replaced would be kept for ever
-    else if (shown) { paintCells(); layOut(); }
+    if (element.isConnected) {
+      stood = true;
+      if (shown) { paintCells(); layOut(); }
+    } else if (stood) {
+      watcher.disconnect(); // else a map that was replaced would be kept for ever
+    }
   });
   watcher.observe(element);
   return element;
