@@ -141,8 +141,9 @@ def write_trace(path, content, *, packed=True):
 def test_a_trace_is_summed_by_operator_and_module_and_can_be_downloaded(tmp_path):
     write_run(tmp_path / "run", CALM)
     events = [
-        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 1500, "ts": 0},
-        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 500, "ts": 9},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::linear", "dur": 1800, "ts": 0, "tid": 1},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 1500, "ts": 10, "tid": 1},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 500, "ts": 20, "tid": 2},
         {"ph": "X", "cat": "cpu_op", "name": "<script>alert(1)</script>", "dur": 1, "ts": 9},
         {"ph": "X", "cat": "python_function", "name": "nn.Module: Linear_0", "dur": 2100, "ts": 0},
         {"ph": "i", "cat": "cpu_op", "name": "no duration"},
@@ -151,8 +152,11 @@ def test_a_trace_is_summed_by_operator_and_module_and_can_be_downloaded(tmp_path
     write_trace(tmp_path / "run" / "traces" / "profile.json.gz", {"traceEvents": events})
     client = client_of(tmp_path)
     sums = client.get("/api/run/0-run/trace-summary?name=profile.json.gz").json()
-    assert sums["operators"][0] == {"name": "aten::mm", "ms": 2.0, "calls": 2}
-    assert sums["modules"] == [{"name": "Linear_0", "ms": 2.1, "calls": 1}]
+    assert sums["operators"][:2] == [
+        {"name": "aten::mm", "own_ms": 2.0, "ms": 2.0, "calls": 2},
+        {"name": "aten::linear", "own_ms": 0.3, "ms": 1.8, "calls": 1},
+    ]
+    assert sums["modules"] == [{"name": "Linear_0", "own_ms": 2.1, "ms": 2.1, "calls": 1}]
     sent = client.get("/api/run/0-run/trace/profile.json.gz")
     assert json.loads(gzip.decompress(sent.content))["traceEvents"] == events
     assert "attachment" in sent.headers["content-disposition"]

@@ -70,11 +70,38 @@ def _modules(events: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
 
 
 def _sums(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add up durations by name, the largest first. Microseconds become milliseconds."""
+    """Add up durations by name, those with the largest time of their own first. Microseconds become milliseconds."""
     totals: dict[str, list[float]] = {}
-    for event in events:
-        entry = totals.setdefault(str(event.get("name", ""))[:200], [0.0, 0])
-        entry[0] += float(event["dur"])
-        entry[1] += 1
+    for event, own in _own_times(events):
+        entry = totals.setdefault(str(event.get("name", ""))[:200], [0.0, 0.0, 0])
+        entry[0] += own
+        entry[1] += float(event["dur"])
+        entry[2] += 1
     largest = sorted(totals.items(), key=lambda item: -item[1][0])[:_MOST_ROWS]
-    return [{"name": name, "ms": total / 1e3, "calls": int(calls)} for name, (total, calls) in largest]
+    return [
+        {"name": name, "own_ms": own / 1e3, "ms": total / 1e3, "calls": int(calls)}
+        for name, (own, total, calls) in largest
+    ]
+
+
+def _own_times(events: Iterable[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], float]]:
+    """Yield each event with its duration less that of the events inside it, on the same thread."""
+    by_thread: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for event in events:
+        if isinstance(event.get("ts"), int | float):
+            by_thread.setdefault((str(event.get("pid")), str(event.get("tid"))), []).append(event)
+    for members in by_thread.values():
+        members.sort(key=lambda event: (event["ts"], -event["dur"]))
+        own = [float(event["dur"]) for event in members]
+        around: list[int] = []
+        for index, event in enumerate(members):
+            while around and _end(members[around[-1]]) <= event["ts"]:
+                around.pop()
+            if around:
+                own[around[-1]] -= float(event["dur"])
+            around.append(index)
+        yield from zip(members, (max(each, 0.0) for each in own), strict=True)
+
+
+def _end(event: dict[str, Any]) -> float:
+    return float(event["ts"] + event["dur"])

@@ -46,9 +46,10 @@ export async function show(place, context) {
   function sumsTable(label, rows) {
     const grid = table([
       { name: "name", title: "Name", cell: (row) => h("span", { class: "mono" }, row.name) },
-      { name: "ms", title: "Time", number: true, cell: (row) => lasting(row.ms / 1e3) },
+      { name: "own_ms", title: "Own time", number: true, cell: (row) => lasting(row.own_ms / 1e3) },
+      { name: "ms", title: "With what is inside", number: true, cell: (row) => lasting(row.ms / 1e3) },
       { name: "calls", title: "Calls", number: true, cell: (row) => count(row.calls) },
-    ], { label, sort: "-ms", key: (row) => row.name });
+    ], { label, sort: "-own_ms", key: (row) => row.name });
     grid.show(rows);
     return grid;
   }
