@@ -14,6 +14,7 @@ from sonde.diagnosis import explain
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.doctor import Doctor
 from sonde.diagnosis.history import HEAD, MAX_RECENT, History
+from sonde.diagnosis.learning import judge
 from sonde.diagnosis.monitor import Monitor
 from sonde.diagnosis.rule import Rule
 from sonde.records import Block, Finding, Site
@@ -165,3 +166,11 @@ def test_findings_travel_from_a_monitor_into_the_run(tmp_path):
     assert [item.kind for item in session.findings][:1] == ["nan_forward"]
     assert [item.kind for item in sonde.diagnose(run).findings][:1] == ["nan_forward"]
     assert sonde.verify(run.path).ok
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_slow_fall_in_much_noise_is_learning_and_noise_alone_is_not(seed):
+    rng = np.random.default_rng(seed)
+    noise = 0.35 * rng.standard_normal(150)
+    assert judge(np.linspace(1.43, 0.85, 150) + noise).state == "improving"
+    assert judge(1.43 + noise).state != "improving"

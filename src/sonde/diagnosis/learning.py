@@ -15,6 +15,9 @@ START: Final = 5
 """How many of the first losses stand for where the run began."""
 RELATIVE: Final = 0.05
 """A fall by less than this part of the initial loss is no improvement."""
+_CERTAIN: Final = 4.0
+"""How many standard errors a slope must be from nothing."""
+_OUTLIER: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def judge(losses: Values) -> Learning:
     # The difference of two medians is uncertain by about this much; below it nothing can be said to have moved.
     margin = max(RELATIVE * abs(initial), 2.5 * noise * 1.253 * np.sqrt(1 / START + 1 / len(tail)))
     state: State = "flat"
-    if recent < initial - margin:
+    if recent < initial - margin or _falls(losses, initial):
         state = "improving"
     elif recent > initial + margin:
         state = "worse"
@@ -70,3 +73,17 @@ def judge(losses: Values) -> Learning:
     if state != "improving" and losses.min() < 0 < losses.max():
         state = "unknown"
     return Learning(state, initial, recent, best, noise, points, margin)
+
+
+def _falls(losses: Values, initial: float) -> bool:
+    """Say whether the curve as a whole falls, by more than its scatter could make it: a slow fall in much noise."""
+    middle = np.median(losses)
+    spread = 1.4826 * float(np.median(np.abs(losses - middle)))
+    # A few outliers must not make a trend.
+    kept = np.clip(losses, middle - _OUTLIER * spread, middle + _OUTLIER * spread)
+    x = np.arange(len(kept)) - (len(kept) - 1) / 2
+    slope = float(x @ kept / (x @ x))
+    around = kept - kept.mean() - slope * x
+    error = float(np.std(around)) / np.sqrt(float(x @ x))
+    change = slope * len(kept)
+    return change < -RELATIVE * abs(initial) and slope < -_CERTAIN * error

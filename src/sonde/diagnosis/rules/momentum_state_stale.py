@@ -17,6 +17,7 @@ from sonde.facts import OptimizerFacts
 from sonde.records import Finding, Site
 
 FIRST_STEPS: Final = 3
+RATE_MARGIN: Final = 0.03  # eps and weight decay take a little from the first step
 
 
 def check(case: Case) -> Finding | None:
@@ -38,6 +39,7 @@ def _check_one(case: Case, optimizer: OptimizerFacts) -> Finding | None:
     typical = np.divide(panel.column(schema.ABS_SUM), moved, out=np.zeros_like(moved), where=moved > 0)
     even = usable & (typical >= thresholds.EVEN_UPDATE.value * np.nan_to_num(panel.stat("abs_max"), nan=np.inf))
     fresh = (even.sum(axis=1) >= 0.9 * usable.sum(axis=1)) & (usable.sum(axis=1) >= 2)
+    fresh &= _moves_by_the_rate(case, optimizer, panel.steps, typical, usable)
     # Its own first steps are those of a fresh state: an optimizer may join in late, or not step each time.
     fresh &= np.cumsum(panel.read.any(axis=1)) > FIRST_STEPS
     count = int(fresh.sum())
@@ -62,6 +64,21 @@ def _check_one(case: Case, optimizer: OptimizerFacts) -> Finding | None:
         fix="Make the optimizer once, before the loop, and load its state_dict when resuming.",
         refute="Print optimizer.state[p]['step'] around that step: if it goes on counting, nothing was lost.",
     )
+
+
+def _moves_by_the_rate(
+    case: Case, optimizer: OptimizerFacts, steps: NDArray[np.int64], typical: Values, usable: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Say for each step whether elements moved by just the learning rate: the first step of Adam, and no other."""
+    rates = case.learning_rate(optimizer.name)
+    if rates is None:
+        raise NotMeasured(f"{optimizer.name}'s learning rate")
+    rate = rates[1][np.clip(np.searchsorted(rates[0], steps), 0, len(rates[1]) - 1)]
+    counted = usable.sum(axis=1)
+    length = np.divide((typical * usable).sum(axis=1), counted, out=np.zeros(len(counted)), where=counted > 0)
+    off = np.abs(np.divide(length, rate, out=np.zeros_like(length), where=rate > 0) - 1)
+    result: NDArray[np.bool_] = off < RATE_MARGIN
+    return result
 
 
 def _is_telling(case: Case, site: Site) -> bool:
