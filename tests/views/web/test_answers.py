@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -109,6 +110,27 @@ def test_events_can_be_chosen_by_type(client):
     told = client.get(f"/api/run/{ONE}/events", params={"type": "nonfinite"}).json()
     assert told["types"] == {"epoch": 1, "nonfinite": 1}
     assert [event["step"] for event in told["events"]] == [20]
+
+
+def test_checkpoints_stand_at_the_step_at_which_they_were_written(tmp_path):
+    path = tmp_path / "run"
+    write_run(path, CALM)
+    times = open_run(path).blocks.time
+    written = {
+        "epoch_0/checkpoint.pt": times[9] + 0.01,
+        "checkpoint_latest.pt": times[-1] + 1,
+        "checkpoint_old.pt": 1e9,
+    }
+    for name, time in written.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_bytes(b"never opened")
+        os.utime(path / name, (time, time))
+    (path / "checkpoint_away.pt").symlink_to("/etc/hostname")
+    client = client_of(tmp_path)
+    told = client.get("/api/run/0-run/events", params={"type": "checkpoint"}).json()["events"]
+    steps = {event["message"].partition(" ")[0]: event["step"] for event in told}
+    assert steps == {"epoch_0/checkpoint.pt": 10, "checkpoint_latest.pt": CALM.steps, "checkpoint_old.pt": None}
+    assert "checkpoint" in client.get("/api/run/0-run/figure/timeline").text
 
 
 def test_two_runs_are_compared(client):

@@ -18,6 +18,7 @@ from sonde.views.figures.lines import draw_lines
 from sonde.views.figures.theme import empty, finish
 from sonde.views.figures.words import safe, stat_title
 from sonde.views.web.answers import Query, plain_route, run_route
+from sonde.views.web.checkpoints import checkpoints_of
 from sonde.views.web.library import Library, OpenRun
 
 Maker = Callable[[Run, Query], Any]
@@ -89,6 +90,10 @@ def _tree(run: Run, query: Query) -> Any:
     )
 
 
+def _timeline(run: Run, query: Query) -> Any:
+    return figures.event_timeline([*run.events, *checkpoints_of(run)], findings=run.findings)
+
+
 def _histogram(run: Run, query: Query) -> Any:
     kind = query.choice("kind", ("heat", "ridge"))
     return figures.histogram_over_time(run, query.text("site"), kind="ridge" if kind == "ridge" else "heat")
@@ -105,5 +110,5 @@ _MAKERS: Final[dict[str, Maker]] = {
     "tree": _tree,
     "phases": lambda run, query: figures.step_phases(run),
     "memory": lambda run, query: figures.memory_timeline(run),
-    "timeline": lambda run, query: figures.event_timeline(run),
+    "timeline": _timeline,
 }

@@ -14,6 +14,7 @@ from sonde.records import Event, Finding, Site
 from sonde.store import Run
 from sonde.views.report.content import ranked, where_and_when, words_of
 from sonde.views.web.answers import Query, run_route
+from sonde.views.web.checkpoints import checkpoints_of
 from sonde.views.web.library import Library, OpenRun, is_inside
 
 _MOST_EVENTS: Final = 2000
@@ -94,6 +95,7 @@ def _latest(run: Run, site: Site | None) -> float | None:
 
 def _events(opened: OpenRun, query: Query) -> dict[str, Any]:
     events = [event for event in opened.run.events if event.event_type != "facts"]
+    events = sorted([*events, *checkpoints_of(opened.run)], key=lambda event: event.timestamp)
     wanted = query.text("type")
     chosen = [event for event in events if not wanted or event.event_type == wanted]
     kinds: dict[str, int] = {}
