@@ -353,3 +353,18 @@ def test_a_compiled_loss_has_no_graph_break(tmp_path):
     assert counters["stats"]["unique_graphs"] == 1
     assert seen.means("loss_fn:output")[3] == pytest.approx(loss.item()), "seen where its backward starts"
     torch._dynamo.reset()
+
+
+def test_yes_and_no_are_counted_like_labels(tmp_path):
+    target = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    seen, _ = train(tmp_path, torch.tensor([2.0, -1.0, 3.0, -4.0]), target, F.binary_cross_entropy_with_logits, steps=2)
+    counts = seen["loss_fn:vital.label_counts"][2]
+    assert (counts.count, counts.min, counts.max) == (2, 1, 3)
+    expected = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))
+    assert seen.means("loss_fn:vital.running_label_entropy")[2] == pytest.approx(expected, rel=1e-6)
+    assert seen.means("loss_fn:vital.predicted_entropy")[2] == pytest.approx(np.log(2), rel=1e-6)
+
+
+def test_a_picture_is_no_single_question(tmp_path):
+    seen, _ = train(tmp_path, torch.rand(4, 9), torch.rand(4, 9), F.binary_cross_entropy)
+    assert "loss_fn:vital.label_counts" not in seen.keys

@@ -8,6 +8,7 @@ from typing import Final
 from sonde import vitals
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.learning import Learning
+from sonde.facts import LossFacts
 from sonde.records import Severity
 
 PATIENCE: Final = 20
@@ -20,7 +21,7 @@ _SQUARE_LOSSES: Final = ("mse_loss",)
 def chance_loss(case: Case) -> float | None:
     """Return the loss of a model that knows only how frequent the answers are; None if it is not known.
 
-    For classes this is the entropy of the labels, for two classes ln 2 at most, for squared errors the variance of the
+    For classes this is the entropy of the labels, for yes or no ln 2 at most, for squared errors the variance of the
     target.
     """
     if case.loss_facts(*_CLASS_LOSSES) is not None:
@@ -29,12 +30,21 @@ def chance_loss(case: Case) -> float | None:
         if entropy is not None:
             return float(entropy.numbers()[-1])
         return math.log(loss.classes) if loss is not None and loss.classes and loss.classes > 1 else None
-    if case.loss_facts(*_BINARY_LOSSES) is not None:
-        return math.log(2)
+    binary = case.loss_facts(*_BINARY_LOSSES)
+    if binary is not None:
+        return _binary_chance(case, binary)
     if case.loss_facts(*_SQUARE_LOSSES) is not None:
         spread = case.vital(vitals.LOSS, vitals.TARGET_SPREAD)
         return None if spread is None else float(spread.numbers().mean())
     return None
+
+
+def _binary_chance(case: Case, loss: LossFacts) -> float:
+    entropy = case.vital(vitals.LOSS, vitals.RUNNING_LABEL_ENTROPY)
+    # In a game of two, one side's batches are all true and the other's all false.
+    if entropy is None or loss.settings.get("weighted") or len(case.facts.optimizers) > 1:
+        return math.log(2)
+    return min(math.log(2), float(entropy.numbers()[-1]))
 
 
 def is_averaged(case: Case) -> bool:

@@ -14,6 +14,7 @@ from sonde.vitals import (
     LABEL_ENTROPY,
     LABEL_RUN,
     LOSS,
+    PREDICTED_ENTROPY,
     RUNNING_LABEL_ENTROPY,
     VALID_TARGETS,
 )
@@ -59,6 +60,17 @@ class LabelSigns:
         self._write(RUNNING_LABEL_ENTROPY, entropy_of(self._add(call.number, counts)), call)
         if labels.dim() == 1 and len(labels) > 1:
             self._write(LABEL_RUN, (labels[1:] == labels[:-1]).float().mean(), call)
+
+    def see_binary(self, call: LossCall) -> None:
+        """Take the yes and no of a training batch: one number per sample, as likely as not where it is a half."""
+        target = call.target
+        if target is None or not 0 < target.numel() <= MAX_LABELS:
+            return
+        counts = tally((target.detach() > 0.5).to(torch.int64), 2)
+        self._write(LABEL_COUNTS, counts, call)
+        self._write(RUNNING_LABEL_ENTROPY, entropy_of(self._add(call.number, counts)), call)
+        answers = call.values.detach() > (0.5 if call.kind == "binary_cross_entropy" else 0)
+        self._write(PREDICTED_ENTROPY, entropy_of(tally(answers.to(torch.int64), 2)), call)
 
     def _add(self, number: int, counts: Tensor) -> Tensor:
         key = (number, len(counts))

@@ -51,6 +51,8 @@ class LossSigns:
                 self._write(TARGET_SPREAD, _spread(call.target), call)
         if call.classes and is_whole(call.target) and (often or look % LABELS_EVERY == 0):
             self._labels.see(call, call.classes)
+        elif _is_binary(call) and (often or look % LABELS_EVERY == 0):
+            self._labels.see_binary(call)
 
     def _see_values(self, call: LossCall) -> None:
         values, dim = call.values.detach(), call.class_dim
@@ -74,6 +76,12 @@ class LossSigns:
 
     def _write(self, name: str, values: Tensor, call: LossCall) -> None:
         self._sites.see(LOSS, name, values, call=call.number)
+
+
+def _is_binary(call: LossCall) -> bool:
+    """Say whether a loss asks one question of each sample."""
+    asks = call.kind in ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+    return asks and is_real(call.values) and call.values.dim() > 0 and call.values.numel() == len(call.values)
 
 
 def _spread(values: Tensor) -> Tensor:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from programs import kinds, perceptron, train
+from programs import data, kinds, perceptron, train
 
 
 @pytest.mark.parametrize(("weight", "ill"), [(1.0, True), (30.0, False)])
@@ -21,3 +21,19 @@ def test_a_model_that_always_answers_the_same_is_found(tmp_path, weight, ill):
         tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.02), x, y, steps=150, size=64, loss_fn=loss_fn
     )
     assert ("class_imbalance_collapse" in kinds(found)) is ill
+
+
+def test_a_detector_that_never_says_yes_is_found(tmp_path):
+    model = perceptron(classes=1)
+    x, _ = data()
+    y = (torch.arange(len(x)) % 25 == 0).float()
+    found = train(
+        tmp_path,
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        x,
+        y,
+        steps=100,
+        loss_fn=lambda out, yes: F.binary_cross_entropy_with_logits(out.squeeze(1), yes),
+    )
+    assert "class_imbalance_collapse" in kinds(found)

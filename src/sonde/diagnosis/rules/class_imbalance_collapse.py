@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from sonde import vitals
@@ -16,10 +18,10 @@ def check(case: Case) -> Finding | None:
     """Find very uneven labels and a model that, after many steps, still answers with one class only."""
     labels = case.need_vital(vitals.LOSS, vitals.RUNNING_LABEL_ENTROPY)
     predicted = case.need_vital(vitals.LOSS, vitals.PREDICTED_ENTROPY)
-    loss = case.loss_facts("cross_entropy", "nll_loss")
+    loss = case.loss_facts("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
     entropy = float(labels.numbers()[-1])
     late = predicted.since(int(thresholds.IMBALANCE_STEPS.value)).numbers()
-    if loss is None or len(loss.target_shape) != 1 or len(late) < 2:
+    if loss is None or math.prod(loss.target_shape[1:]) != 1 or len(late) < 2 or len(case.facts.optimizers) > 1:
         return None
     uneven = 0 < entropy <= thresholds.IMBALANCE_ENTROPY.value
     answer = float(np.max(late[-3:]))
