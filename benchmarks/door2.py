@@ -1,6 +1,6 @@
 """What the PyTorch debugging tools cost: checks, scopes and debugged steps beside the bare loop, interleaved.
 
-    python benchmarks/door2.py [--rounds 5] [--steps 3] [--only gpt|mlp|cnn] [--long 10000]
+    python benchmarks/door2.py [--rounds 5] [--steps 3] [--only gpt|mlp|cnn] [--variant memory] [--long 10000]
 
 Prints ratios to the bare step: the median over rounds with quartiles. `--long N` instead trains N debugged steps of a
 small model and prints memory and the size of the report.
@@ -88,8 +88,16 @@ def anomaly(program: Program, folder: Path) -> Iterator[After]:
 
 @contextlib.contextmanager
 def memory(program: Program, folder: Path) -> Iterator[After]:
-    with debugger_in(folder, enable_memory_tracking=True) as debugger, debugger.memory_tracking():
-        yield lambda loss: None
+    with debugger_in(folder, enable_memory_tracking=True) as debugger, debugger.memory_tracking() as scope:
+        before = scope.own_seconds
+
+        def after(loss: torch.Tensor) -> None:
+            nonlocal before
+            now = scope.own_seconds
+            watchers.inside += now - before
+            before = now
+
+        yield after
 
 
 @contextlib.contextmanager
@@ -118,8 +126,9 @@ VARIANTS: dict[str, Watcher] = {
 }
 
 
-def measure(name: str, rounds: int, steps: int) -> None:
-    timings = interleave(PROGRAMS[name], VARIANTS, rounds=rounds, steps=steps, warm_up=1)
+def measure(name: str, rounds: int, steps: int, only: str = "") -> None:
+    variants = {key: variant for key, variant in VARIANTS.items() if only in key or key.startswith("bare")}
+    timings = interleave(PROGRAMS[name], variants, rounds=rounds, steps=steps, warm_up=1)
     base = timings["bare loop"]
     print(f"\n### {name}\n\n| variant | ms | wall ratio (quartiles) | 1 + inside / bare |\n|---|--:|--:|--:|")
     for key, timing in timings.items():
@@ -162,6 +171,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--only", choices=PROGRAMS)
+    parser.add_argument("--variant", help="measure only variants whose name has this in it, beside the bare loop")
     parser.add_argument("--long", type=int, default=0)
     options = parser.parse_args()
     if options.long:
@@ -169,7 +179,7 @@ def main() -> None:
         return
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     for name in [options.only] if options.only else PROGRAMS:
-        measure(name, options.rounds, options.steps)
+        measure(name, options.rounds, options.steps, options.variant or "")
 
 
 if __name__ == "__main__":

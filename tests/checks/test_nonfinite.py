@@ -67,6 +67,7 @@ def test_an_fp16_overflow_in_the_forward_pass_is_told():
     with looking() as found:
         model(torch.full((2, 4), 50.0).half())
     assert [(each.name, each.operation, each.what) for each in found] == [("2", "linear", "Inf")]
+    assert "in test_an_fp16_overflow" in found[0].source
 
 
 def test_what_python_does_not_see_is_told_by_its_module():

@@ -24,6 +24,8 @@ _LEAST_PER_STEP: Final = 0.15
 _LEAST_RISING: Final = 0.8
 _MOST_SAMPLES: Final = 64
 _MOST_HEAP_SAMPLES: Final = 512
+# Of the share of the time that counting may take, what reading the heap takes besides.
+_HEAP_SHARE: Final = 0.25
 _MOST_SUSPECTS: Final = 3
 # Fewer counts than this in the later part of a scope tell nothing about what becomes more.
 _FEWEST_COUNTS: Final = 3
@@ -115,6 +117,8 @@ class TensorWatch:
         self._spent = 0.0
         self._cost = 0.0
         self._heap_cost = self._heap_spent = 0.0
+        self.suspected = False
+        """Memory has grown lately: then the heap is read whenever it is due."""
         self.bounded: set[TensorKind] = set()
         """Kinds that were seen in a container which cannot grow for ever."""
         self._samples: list[tuple[int, LiveTensors]] = []
@@ -136,7 +140,7 @@ class TensorWatch:
         if not (step % 2 == 0 if step <= 20 else step % 5 == 0):
             return
         allowed = self._max_share * (self._clock() - self._began)
-        if self._heap_spent + self._heap_cost <= allowed:
+        if self.suspected or self._heap_spent + self._heap_cost <= _HEAP_SHARE * allowed:
             self.read_heap(step)
         if self._spent + self._cost <= allowed:
             self.count(step)

@@ -175,7 +175,9 @@ class MemoryScope:
         heap = self._tensors.read_heap(self.steps)
         before, now = self._held_at_look, self._held | ({} if heap is None else {"heap": heap})
         self._held_at_look = now
-        if any(now[place] - held >= _SUSPICIOUS_BYTES for place, held in before.items() if place in now):
+        grown = [now[place] - held for place, held in before.items() if place in now]
+        self._tensors.suspected = max(grown, default=0) >= _SUSPICIOUS_BYTES
+        if self._tensors.suspected:
             self._tensors.count(self.steps)
 
     def _sample(self) -> None:
