@@ -39,7 +39,7 @@ def train(tmp_path, values, target, function, steps=1, **options):
     with Watching(tmp_path, model, optimizer, **options) as seen:
         for _ in range(steps):
             optimizer.zero_grad()
-            # By name where it is a function: one that was bound before the session began is not seen.
+            # By name where it is a function: one bound before the session began is seen below, with fewer settings.
             present = getattr(F, getattr(function, "__name__", ""), function)
             loss = present(model(values), target)
             loss.backward()
