@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -218,6 +219,18 @@ def test_a_live_run_is_read_on_and_its_version_rises(tmp_path):
     assert opened.refresh() == before + 1
     assert opened.run.steps[-1] == 999
     writer.close()
+
+
+def test_a_training_that_begins_anew_in_the_same_folder_is_shown(tmp_path):
+    write_run(tmp_path / "run", CALM)
+    library = Library([tmp_path])
+    before = library.open("0-run")
+    shutil.rmtree(tmp_path / "run")
+    assert library.open("0-run") is before  # what was read stays
+    write_run(tmp_path / "run", replace(CALM, steps=12))
+    after = library.open("0-run")
+    assert after.run.steps[-1] == 12
+    assert after.version > before.version
 
 
 def test_answers_are_kept_until_the_run_changes_and_never_too_many(tmp_path):

@@ -46,6 +46,11 @@ class OpenRun:
     _read_at: float = field(default=-1e9)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _kept: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
+    stamp: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        """Remember which run it is."""
+        self.stamp = _stamp(self.run.path)
 
     def refresh(self) -> int:
         """Read what was written since, unless that was done just now; return the version."""
@@ -126,6 +131,8 @@ class Library:
             opened = self._open.get(run_id)
             if opened is not None:
                 self._open.move_to_end(run_id)
+        if opened is not None and _has_begun_anew(opened):
+            opened = self._replace(opened)
         if opened is None:
             name, path, root = self._find(run_id)
             opened = OpenRun(run_id, name, open_run(path), root, _clock=self._clock)
@@ -135,6 +142,13 @@ class Library:
                     self._open.popitem(last=False)
         opened.refresh()
         return opened
+
+    def _replace(self, old: OpenRun) -> OpenRun:
+        """Open a run whose folder another training has taken since."""
+        fresh = OpenRun(old.id, old.name, open_run(old.run.path), old.root, old.version + 1, _clock=self._clock)
+        with self._lock:
+            self._open[old.id] = fresh
+        return fresh
 
     def _find(self, run_id: str) -> tuple[str, Path, Path]:
         known = self._paths.get(run_id)
@@ -148,6 +162,20 @@ class Library:
         if leading_out:
             raise RunNotFound(f"The run {name} is not shown: its {leading_out[0]} is a link that leads out of {root}.")
         return known
+
+
+def _has_begun_anew(opened: OpenRun) -> bool:
+    now = _stamp(opened.run.path)
+    return now is not None and now != opened.stamp
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return what changes when another run is written to the same folder; None if there is none."""
+    try:
+        status = (path / HEADER).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def make_id(number: int, name: str) -> str:

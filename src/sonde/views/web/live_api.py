@@ -39,14 +39,14 @@ def routes(library: Library) -> list[Route]:
         opened = await run_in_threadpool(library.open, request.path_params["run"])
         if streams[0] >= MOST_STREAMS:
             return Response("Too many windows listen; this one must ask instead.", 503)
-        return StreamingResponse(tell(opened), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        return StreamingResponse(tell(opened.id), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
-    async def tell(opened: OpenRun) -> AsyncIterator[str]:
+    async def tell(run: str) -> AsyncIterator[str]:
         streams[0] += 1
         told, silent = None, 0
         try:
             while True:
-                now = await run_in_threadpool(pulse, opened)
+                now = await run_in_threadpool(lambda: pulse(library.open(run)))
                 if now != told:
                     yield f"id: {now['version']}\ndata: {json.dumps(now, allow_nan=False)}\n\n"
                     told, silent = now, 0
