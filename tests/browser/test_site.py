@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "views" / "report"))
 
 from hostile_run import write_hostile_run
 from made_run import Recipe, write_run
+from sampled_runs import write_odd
 from serving import go, walk
 
 from sonde.views.site import Limits, write_site
@@ -51,6 +52,26 @@ def test_a_copy_opens_from_disk_and_answers_what_its_pages_ask(offline, site):
     go(page, "#/run/0-first/overview")
     page.wait_for_selector(".figure .main-svg")
     assert page.locator(".tile b").first.inner_text() == "30"
+    assert offline.errors == []
+    assert offline.requests == []
+
+
+def test_a_copy_holds_samples_with_what_was_captured_of_them_whatever_they_are_called(offline, tmp_path):
+    write_odd(tmp_path / "odd")
+    write_site(tmp_path / "odd", tmp_path / "copy")
+    page = offline.open(tmp_path / "copy" / "index.html")
+    page.wait_for_selector("main[data-ready]")
+    assert missing(page, "0-odd") == {}
+    go(page, "#/run/0-odd/samples")
+    page.wait_for_selector(".mapbox[data-cells='4']")
+    page.click("text=Worst 20")
+    page.wait_for_selector(".chip.mono")
+    for hash_ in page.evaluate("[...document.querySelectorAll('td a[href*=\"/sample/\"]')].map(each => each.hash)"):
+        go(page, hash_)
+        page.wait_for_selector("main canvas")
+    refused = page.evaluate("sondeCopy.refused")
+    assert [question for question in refused if '["debugger","large"]' not in question] == []
+    assert "more than 1,048,576 elements are left out" in page.locator("#copy").text_content()
     assert offline.errors == []
     assert offline.requests == []
 

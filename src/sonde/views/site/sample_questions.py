@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from sonde.views.site.questions import Questions
 
+MOST_ELEMENTS: Final = 1 << 20
 _MOST_ROWS: Final = 200  # as many as the page lists
 _PERCENTILE: Final = 10  # where its slider stands at first
 
@@ -29,6 +32,7 @@ def ask_samples(ask: Questions) -> None:
     if kept:
         chosen = _ask_worst(ask, kept, metrics)
         _ask_contrast(ask, kept, metrics, chosen)
+        ask.say(f"Captured tensors of more than {MOST_ELEMENTS:,} elements are left out.")
         every = kept[-1].get("samples", 0)
         if every > len(chosen):
             ask.say(f"Of {every:,} samples, all have their scores and {len(chosen):,} of the worst their captures.")
@@ -43,10 +47,24 @@ def _ask_scores(ask: Questions, evaluation: str, metrics: list[str]) -> None:
         words = {"evaluation": evaluation, "metric": metric}
         ask("scores", words, group=group)
         ask("score-figure", words, group=group)
-        for where in ("", "label != prediction", f"rank({metric}) <= 20"):
+        for where in ("", *_filters(metric)):
             ask("samples", words | {"where": where, "most": _MOST_ROWS}, group=group)
             if where:
                 ask("score-mask", words | {"where": where}, group=group)
+
+
+def _filters(metric: str) -> tuple[str, ...]:
+    """Return the filters that the page has buttons for."""
+    return "label != prediction", f"rank({_named(metric)}) <= 20"
+
+
+def _named(metric: str) -> str:
+    """Return a metric as an expression names it, in the words of the page.
+
+    >>> _named("loss"), _named("parts[0]"), _named("my/score")
+    ('loss', 'parts[0]', "score('my/score')")
+    """
+    return metric if re.fullmatch(r"[A-Za-z_]\w*(\[\d+\])?", metric) else f"score('{metric}')"
 
 
 def _ask_worst(ask: Questions, kept: list[dict[str, Any]], metrics: list[str]) -> dict[str, None]:
@@ -60,6 +78,10 @@ def _ask_worst(ask: Questions, kept: list[dict[str, Any]], metrics: list[str]) -
     for idx in chosen:
         for evaluation in kept:
             _ask_sample(ask, evaluation["name"], idx, ["", *metrics])
+        for metric in metrics:  # as the filtered list of the last evaluation leads to it
+            for where in _filters(metric):
+                words = {"evaluation": last, "idx": idx, "metric": metric, "where": where}
+                ask("sample", words, group=f"sample {last} {idx}")
     return chosen
 
 
@@ -76,8 +98,8 @@ def _ask_sample(ask: Questions, evaluation: str, idx: str, metrics: list[str]) -
 
 
 def _tensors(node: dict[str, Any]) -> Iterator[str]:
-    """Yield the paths of the tensors in what was captured."""
-    if node.get("kind") == "tensor":
+    """Yield the paths of the tensors in what was captured; of large ones the page asks a plane at a time."""
+    if node.get("kind") == "tensor" and math.prod(node["shape"]) <= MOST_ELEMENTS:
         yield node["path"]
     for _, item in node.get("items", ()):
         yield from _tensors(item)
