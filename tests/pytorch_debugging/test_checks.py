@@ -11,6 +11,7 @@ from tests.pytorch_debugging.conftest import batch, kinds, small_model
 from torch import nn
 
 import sonde
+from sonde.errors import OptionError
 
 
 def with_gradients(model, scale=1.0):
@@ -152,3 +153,8 @@ def test_all_gradients_come_in_one_transfer(make, monkeypatch):
     model = with_gradients(nn.Sequential(*(nn.Linear(4, 4) for _ in range(200)), nn.Linear(4, 3)))
     make().check_gradients(model)
     assert taken == [1]
+
+
+def test_what_is_no_model_is_refused(make):
+    with pytest.raises(OptionError, match="a model is needed"):
+        make().check_gradients(None)

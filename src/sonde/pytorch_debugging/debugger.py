@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sonde.checks import NonFiniteScope, parameters, read_gradients, read_parameters
+from sonde.errors import OptionError
 from sonde.pytorch_debugging import passes, report, scopes
 from sonde.pytorch_debugging.event_list import ROUTINE, EventList
 from sonde.pytorch_debugging.gradient_report import GradientReport, report_gradients
@@ -393,6 +394,8 @@ class PyTorchDebugger:
         return default if enabled is None else enabled
 
     def _remember(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise OptionError(f"a model is needed, a torch.nn.Module; got {type(model).__name__}.")
         if self._model is None or self._model() is not model:
             self._model = weakref.ref(model)
 

@@ -433,3 +433,9 @@ def test_a_tree_of_plain_sizes_adds_up():
     assert sizes == {"(model)": 42, "encoder": 40, "encoder.0": 30, "encoder.1": 10, "head": 2}
     with pytest.raises(OptionError, match="size of 'head'"):
         figures.model_tree({"head": -1})
+
+
+@pytest.mark.parametrize("draw", [figures.training_metrics, figures.gradient_flow, figures.step_phases])
+def test_a_path_is_not_drawn_letter_by_letter(draw):
+    with pytest.raises(OptionError, match="open the run first"):
+        draw("runs/first")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -51,6 +52,8 @@ class Line:
 
 def as_values(values: Any) -> Values:
     """Return numbers as a float64 array, whatever they came in: lists, numpy, or tensors of any device and dtype."""
+    if isinstance(values, str | Path):
+        raise OptionError(f"{str(values)!r} is a name; open the run first: sonde.open_run({str(values)!r}).")
     if hasattr(values, "detach"):  # a tensor, told by its shape of an API so that torch is not needed here
         values = values.detach().cpu()
         values = values.double().numpy() if hasattr(values, "double") else values.numpy()
@@ -78,7 +81,7 @@ def as_lines(given: Any, name: str = "value") -> list[Line]:
     """Return the curves of a mapping by name, of a sequence of series, or the one curve that was handed in."""
     if isinstance(given, Mapping):
         return [as_line(str(key), value) for key, value in given.items()]
-    if isinstance(given, Iterable) and not isinstance(given, np.ndarray | tuple):
+    if isinstance(given, Iterable) and not isinstance(given, np.ndarray | tuple | str):
         items = list(given)
         if items and all(isinstance(item, Series) for item in items):
             return [as_line("", item) for item in items]

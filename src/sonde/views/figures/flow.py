@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.analysis import ModelOrder, layer_of
+from sonde.errors import OptionError
 from sonde.records import Site
 from sonde.store import Run
 from sonde.views.figures.curves import Line, as_lines, as_values, read_lines, spread
@@ -38,7 +39,7 @@ def gradient_flow(
         lines = _read(source, stat, step)
         flow = {line.name: line for line in lines}
     else:
-        flow = {str(name): Line.of(str(name), *_counted(given)) for name, given in source.items()}
+        flow = {str(name): Line.of(str(name), *_counted(given)) for name, given in _given(source).items()}
         note = "median of the values of each layer"
     if not flow:
         return empty(title, _MISSING, theme=theme)
@@ -115,6 +116,13 @@ def _depth(names: list[str], values: Any, bad: Any, stat: str) -> Figure:
     figure.update_layout(xaxis=axis, height=440)
     figure.update_yaxes(title={"text": safe(stat_title(stat, "gradient"))}, **log_axis(values[positive]))
     return figure
+
+
+def _given(source: Any) -> Mapping[str, Any]:
+    if isinstance(source, Mapping):
+        return source
+    as_values(source)  # says what a path would need
+    raise OptionError("gradient_flow takes a run, or values by layer: {'layer': 0.1}.")
 
 
 def gradient_flow_over_time(
