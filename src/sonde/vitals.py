@@ -29,9 +29,10 @@ DATA_WAIT: Final = "data_wait"
 """Seconds spent waiting for the data loader."""
 STEP_TIME: Final = "step_time"
 """Seconds from the end of the step before to the end of this one."""
-PHASE_TIMES: Final = ("forward", "backward", "optimizer", "evaluation", "watching", "other")
+PHASE_TIMES: Final = ("to_device", "forward", "backward", "optimizer", "evaluation", "watching", "other")
 """Seconds of the parts of a step, as parts `.time_forward` and so on; see `time_of`. Together with `DATA_WAIT` they add
-up to `STEP_TIME`. `watching` is what Sonde itself needs in its hooks; a part that did not occur, such as
+up to `STEP_TIME`. `to_device` is from the arrival of a batch to the forward: moving it to the device, and whatever else
+is done to it; absent where no loader is seen. `watching` is what Sonde itself needs in its hooks; a part that did not occur, such as
 `evaluation`, is absent."""
 
 # About an optimizer (subject `optimizer`, `optimizer2`, ...), every step.

@@ -269,7 +269,15 @@ def test_a_session_records_the_phases_of_a_plain_loop(tmp_path):
     run = sonde.open_run(tmp_path / "run")
     values = {
         name: run.series(f"(loop):vital.{name}", "mean").values
-        for name in ("step_time", "data_wait", "time_forward", "time_backward", "time_optimizer", "time_other")
+        for name in (
+            "step_time",
+            "data_wait",
+            "time_to_device",
+            "time_forward",
+            "time_backward",
+            "time_optimizer",
+            "time_other",
+        )
     }
     assert all((each > 0).all() for each in values.values())
     watching = run.series("(loop):vital.time_watching", "mean").values
@@ -300,3 +308,29 @@ def test_idle_sessions_hand_the_loader_back(tmp_path):
 def test_nothing_is_wrapped_without_a_diagnosis(tmp_path):
     with sonde.watch(tiny_mlp(), run=tmp_path / "run", diagnose=False):
         assert dataloader._BaseDataLoaderIter.__next__ is ORIGINALS[0]
+
+
+def test_what_is_done_to_a_batch_before_the_forward_counts_as_bringing_it_to_the_device():
+    clock = FakeClock(0.0)
+    model = tiny_mlp()
+    phases = LoopPhases(is_one_of([model]), clock=clock)
+
+    def batches():
+        for _ in range(2):
+            clock.advance(1.0)
+            yield torch.randn(2, 8)
+
+    phases.attach()
+    try:
+        for x in phases.loading(batches()):
+            clock.advance(3.0)  # x = x.to(device)
+            model(x)
+            clock.advance(5.0)
+            _, spent = phases.end_step()
+            assert spent["data_wait"] == 1.0
+            assert spent["to_device"] == 3.0
+            assert spent["other"] == 5.0
+        clock.advance(7.0)  # after the last batch nothing is brought anywhere
+        assert phases.end_step()[1] == {"data_wait": 0.0, "other": 7.0}
+    finally:
+        phases.remove()

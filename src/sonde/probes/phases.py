@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from sonde.probes.wrapped_calls import BACKWARD, LOADING, Listener
 
 T = TypeVar("T")
-StepPhase = Literal["data_wait", "forward", "backward", "optimizer", "evaluation", "watching", "other"]
+StepPhase = Literal["data_wait", "to_device", "forward", "backward", "optimizer", "evaluation", "watching", "other"]
 Change = Callable[[StepPhase, StepPhase], None]
 """Told at every change of phase: which one ends and which one begins."""
 OTHER: Final[StepPhase] = "other"
@@ -39,6 +39,7 @@ class PhaseClock(threading.local):
         self._own_seconds = own_seconds
         self._own = own_seconds()
         self._stack: list[StepPhase] = []
+        self._between: StepPhase = OTHER
         self._since = clock()
         self._began: float | None = None
         self._spent: dict[StepPhase, float] = {}
@@ -46,13 +47,20 @@ class PhaseClock(threading.local):
     @property
     def phase(self) -> StepPhase:
         """The phase of now."""
-        return self._stack[-1] if self._stack else OTHER
+        return self._stack[-1] if self._stack else self._between
+
+    def got_batch(self) -> None:
+        """Count what follows, up to the next phase, as bringing the batch to the device."""
+        if not self._stack:
+            self._turn("to_device")
+            self._between = "to_device"
 
     def begin(self, phase: StepPhase) -> None:
         """Enter a phase; the one around it stands still."""
         # A forward inside a backward is a checkpoint being recomputed: a part of that backward.
         inside = "backward" if phase == "forward" and "backward" in self._stack else phase
         self._turn(inside)
+        self._between = OTHER
         self._stack.append(inside)
 
     def end(self, phase: StepPhase) -> None:
@@ -68,6 +76,7 @@ class PhaseClock(threading.local):
     def end_step(self) -> tuple[float | None, dict[StepPhase, float]]:
         """End a step: return its seconds, None for the first since nobody knows when it began, and those of phases."""
         self._turn(OTHER)
+        self._between = OTHER
         self._stack.clear()
         began, self._began = self._began, self._since
         spent, self._spent = self._spent, {}
@@ -113,7 +122,9 @@ class LoopPhases:
         self._depth = _Depth()
         self._begin = guard("step phases", self._clock.begin)
         self._end = guard("step phases", self._clock.end)
-        self._loading = Listener(self._begin_loading, lambda: self._end("data_wait"))
+        got_batch = guard("step phases", self._clock.got_batch)
+        self._got_batch = got_batch
+        self._loading = Listener(self._begin_loading, lambda: self._end("data_wait"), done=got_batch)
         self._backward = Listener(lambda: self._begin("backward"), lambda: self._end("backward"))
         self._handles: list[RemovableHandle] = []
 
@@ -181,6 +192,7 @@ class LoopPhases:
                 return
             finally:
                 self._end("data_wait")
+            self._got_batch()
             yield batch
 
     def _begin_loading(self) -> None:

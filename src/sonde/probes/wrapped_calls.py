@@ -25,6 +25,8 @@ class Listener:
     end: Callable[[], None]
     see: Callable[[tuple[Any, ...]], None] | None = None
     """Handed the call's positional arguments before `begin`."""
+    done: Callable[[], None] | None = None
+    """Called after `end` if the call did not raise."""
 
 
 class WrappedCall:
@@ -76,10 +78,14 @@ class WrappedCall:
                     listener.see(args)
                 listener.begin()
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
             finally:
                 for listener in reversed(listeners):
                     listener.end()
+            for listener in listeners:
+                if listener.done is not None:
+                    listener.done()
+            return result
 
         self._ours = wrapped
         setattr(self._owner, self._name, wrapped)
