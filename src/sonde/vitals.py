@@ -32,8 +32,8 @@ STEP_TIME: Final = "step_time"
 PHASE_TIMES: Final = ("to_device", "forward", "backward", "optimizer", "evaluation", "watching", "other")
 """Seconds of the parts of a step, as parts `.time_forward` and so on; see `time_of`. Together with `DATA_WAIT` they add
 up to `STEP_TIME`. `to_device` is from the arrival of a batch to the forward: moving it to the device, and whatever else
-is done to it; absent where no loader is seen. `watching` is what Sonde itself needs in its hooks; a part that did not occur, such as
-`evaluation`, is absent."""
+is done to it; absent where no loader is seen. `watching` is what Sonde itself needs in its hooks; a part that did not
+occur, such as `evaluation`, is absent."""
 
 # About an optimizer (subject `optimizer`, `optimizer2`, ...), every step.
 LEFTOVER: Final = "leftover"
