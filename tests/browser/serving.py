@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,19 +36,25 @@ def serving(*roots: Path | str) -> Iterator[Viewer]:
     command = [sys.executable, "-m", "sonde", "view", *map(str, roots), "--port", "0", "--no-browser"]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    assert process.stdout is not None
+    reader, lines = None, list[str]()
     try:
-        assert process.stdout is not None
-        lines = []
         for line in process.stdout:
             lines.append(line)
             found = re.search(r"http://\S+", line)
             if found:
+                # Read on, else a server that has much to complain of waits for a reader for ever.
+                reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
+                reader.start()
                 yield Viewer(found[0], process)
                 return
         raise AssertionError(f"the viewer did not start:\n{''.join(lines)}")
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.wait(20)
+        if reader is not None:
+            reader.join(20)
+        process.stdout.close()
 
 
 def go(page: Any, hash_: str) -> None:
