@@ -351,3 +351,16 @@ def test_a_hook_is_live_from_the_next_pass_on_and_gone_after_the_session(parts):
         assert len(seen) == 1
     session.hooks.enable(number)
     assert_no_taps(model)
+
+
+def test_the_profiler_knows_what_each_layer_took(parts):
+    model, optimizer = parts
+    with debug_session(model, optimizer, DebugConfig(enable_profiling=True)) as session:
+        train(session, model, optimizer, 4)
+    profiles = session.profiler.get_layer_profiles()
+    assert set(profiles) == {"0", "1", "2"}
+    assert profiles["0"]["type"] == "Linear"
+    assert profiles["0"]["parameters"] == 8 * 16 + 16
+    assert profiles["0"]["forward"]["mean"] > 0
+    assert profiles["2"]["backward"]["mean"] > 0
+    assert_no_taps(model)

@@ -19,6 +19,8 @@ class DebugConfig:
     """Record statistics of gradients and updates, and follow them."""
     enable_model_diagnostics: bool = True
     """Judge the training while it runs: `session.findings`."""
+    enable_profiling: bool = False
+    """Time the forward and backward of every layer, for `session.profiler`."""
     enable_visualization: bool = False
     """Write a dashboard when the session stops. Needs plotly."""
     max_tracked_tensors: int = 1000
@@ -66,7 +68,11 @@ class DebugConfig:
     def deep(cls, output_dir: str | Path | None = None) -> Self:
         """Everything, at every step, with long histories and a dashboard."""
         return cls(
-            output_dir=output_dir, enable_visualization=True, max_tracked_tensors=10_000, max_gradient_history=1000
+            output_dir=output_dir,
+            enable_profiling=True,
+            enable_visualization=True,
+            max_tracked_tensors=10_000,
+            max_gradient_history=1000,
         )
 
     @classmethod

@@ -34,6 +34,7 @@ from sonde.debug.report import DebugReport, Issue
 from sonde.debug.tensor_inspector import TensorInspector
 from sonde.debug.webhook import WebhookSender
 from sonde.errors import ClosedError, OptionError
+from sonde.probes.module_times import ModuleTimes
 from sonde.records import Finding
 from sonde.session import Session, What
 from sonde.store import open_run
@@ -89,6 +90,7 @@ class DebugSession:
         self._recording: Session | None = None
         self._findings: list[Finding] = []
         self._live: LiveHooks | None = None
+        self._times = ModuleTimes() if self.config.enable_profiling and model is not None else None
         self._step_handles: list[RemovableHandle] = []
         self._bundle_reason = ""
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -133,6 +135,8 @@ class DebugSession:
             self._live = LiveHooks(self._model, self.hooks, self._metadata, self._is_due)
             self._live.refresh()
             self.hooks.on_change = self._live.refresh
+            if self._times is not None:
+                self._times.attach()
             before, after = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
             self._step_handles = [before(self._before_step), after(self._after_step)]
         return self
@@ -279,7 +283,26 @@ class DebugSession:
             what += ["gradients", "updates"]
         return what
 
+    def _take_layer_times(self) -> None:
+        """Hand the profiler what each layer took in a call; a container is the sum of what is in it, and left out."""
+        if self._times is None:
+            return
+        times, self._times = self._times, None
+        times.remove()
+        rows = times.table()
+        leaves = {name: each for name, each in self._named_layers() if not any(True for _ in each.children())}
+        for row in rows:
+            if row.calls and row.name in leaves:
+                backward = None if row.backward_ms is None else row.backward_ms / row.calls / 1e3
+                size = sum(parameter.numel() for parameter in leaves[row.name].parameters())
+                forward = row.forward_ms / row.calls / 1e3
+                self.profiler.record_layer_execution(row.name, row.kind, forward, backward, parameter_count=size)
+
+    def _named_layers(self) -> list[tuple[str, nn.Module]]:
+        return [] if self._model is None else list(self._model.named_modules())
+
     def _detach(self) -> None:
+        self._take_layer_times()
         self.hooks.on_change = None
         if self._live is not None:
             self._live.remove()
@@ -288,6 +311,8 @@ class DebugSession:
         self._step_handles.clear()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._times is not None:
+            self._times.end_backward()
         if self._bundle_reason and self._is_ours(optimizer):
             reason, self._bundle_reason = self._bundle_reason, ""
             self.save_bundle(reason)
