@@ -35,3 +35,8 @@ def _no_leaks():
     _check_nothing_left()
     yield
     _check_nothing_left()
+
+
+def pytest_collection_modifyitems(items):
+    """Run browser tests last: Playwright keeps an event loop running in this thread as long as its browser is open."""
+    items.sort(key=lambda item: "browser" in item.path.parts)
