@@ -13,8 +13,6 @@ from sonde.cli.options import RunPath
 from sonde.errors import OptionError
 
 if TYPE_CHECKING:
-    from rich.screen import Screen as RichScreen
-
     from sonde.store import Run
 
 EXAMPLES = """
@@ -50,8 +48,7 @@ def watch(run: Run, interval: float, clock: Callable[[], float] = time.monotonic
     with Keyboard() as keys, console.screen(hide_cursor=True) as screen:
         page, looked = read_top(run), clock()
         while view is not None:
-            drawn: RichScreen | Screen = Screen(run, page, view, Look.of(console), console.height)
-            screen.update(drawn)
+            screen.update(Screen(run, page, view, Look.of(console), console.height))
             key = keys.read(max(0.0, interval - (clock() - looked)))
             if key is not None:
                 view = view.press(key)

@@ -94,6 +94,7 @@ class EnhancedTrainingOptimizer:
                 log_dir=str(Path(log_dir) / f"{self.experiment_name}_debug"),
             )
         self.results: TrainingResults | None = None
+        self._clock = clock
         self._epoch_began = 0.0
         self._observe()
 
@@ -117,9 +118,9 @@ class EnhancedTrainingOptimizer:
         """Train, blocking; see `train`."""
         resume = self._prepare(resume_from)
         with self.logger.training_context(self._described()), self._debugging():
-            began = time.perf_counter()
+            began = self._clock()
             history = self.trainer.run(resume=resume)
-            self.results = self._results(history, time.perf_counter() - began)
+            self.results = self._results(history, self._clock() - began)
             if self.trainer.stop_reason is not None:
                 self.logger.log_early_stopping(self.trainer.stop_reason, self.trainer.cum_epochs)
         if self.debugger is not None:

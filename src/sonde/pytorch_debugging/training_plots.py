@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from sonde.errors import MissingExtra
 from sonde.pytorch_debugging.training_logs import load_training_logs
+from sonde.views import figures
 
-_PANELS: Final = (
-    ("Training loss", ("loss",)),
-    ("Validation loss", ("val_loss",)),
-    ("Scores", ("accuracy", "val_accuracy")),
-    ("Learning rate", ("learning_rate",)),
-    ("Gradient norm", ("gradient_norm",)),
-)
-_COLUMNS: Final = 3
+Curve = tuple[list[Any], list[float]]
 
 
 def draw_training(log_dir: Path, experiment_name: str) -> Path:
@@ -25,35 +19,26 @@ def draw_training(log_dir: Path, experiment_name: str) -> Path:
         MissingExtra: Plotly is not installed.
 
     """
-    try:
-        from plotly.subplots import make_subplots
-    except ImportError as error:
-        raise MissingExtra("plotly", "view", "Drawing a training") from error
     logs = load_training_logs(log_dir, experiment_name)
-    titles = [title for title, _ in _PANELS] + ["Seconds per epoch"]
-    figure = make_subplots(rows=2, cols=_COLUMNS, subplot_titles=titles)
-    for place, (_, names) in enumerate(_PANELS):
-        for name in names:
-            _add_line(figure, place, name, *_points(logs["metrics"], name))
+    curves = _curves(logs["metrics"])
     ends = [event["data"] for event in logs["events"] if event.get("event_type") == "epoch_end"]
-    _add_line(figure, len(_PANELS), "duration", [end["epoch"] for end in ends], [end["duration"] for end in ends])
-    figure.update_layout(title=experiment_name, template="plotly_white", showlegend=True, height=720)
+    parts = [figures.Part("", [figures.training_metrics(curves)])]
+    if ends:
+        seconds = ([end["epoch"] for end in ends], [float(end["duration"]) for end in ends])
+        parts.append(figures.Part("Seconds per epoch", [figures.training_metrics({"seconds": seconds})]))
     path = log_dir / f"{experiment_name}_training.html"
-    figure.write_html(path, include_plotlyjs=True)
+    path.write_text(figures.page(experiment_name, parts), encoding="utf-8")
     return path
 
 
-def _points(lines: list[dict[str, Any]], name: str) -> tuple[list[Any], list[Any]]:
-    """Return where and how much; beside the epoch there may be no step."""
-    chosen = [line for line in lines if name in line.get("metrics", {})]
-    steps = [line["epoch"] if line.get("step") is None else line["step"] for line in chosen]
-    values = [line["metrics"][name] for line in chosen]
-    return steps, [value if isinstance(value, int | float) else None for value in values]
-
-
-def _add_line(figure: Any, place: int, name: str, x: list[Any], y: list[Any]) -> None:
-    if not x:
-        return
-    row, column = divmod(place, _COLUMNS)
-    mode = "lines" if len(x) > 20 else "lines+markers"
-    figure.add_scatter(x=x, y=y, mode=mode, name=name, row=row + 1, col=column + 1)
+def _curves(lines: list[dict[str, Any]]) -> dict[str, Curve]:
+    """Return every metric over its steps; those of a validation, which belong to no step, over the last step before."""
+    found: dict[str, Curve] = {}
+    last = 0
+    for line in lines:
+        last = line["step"] if line.get("step") is not None else last
+        for name, value in line.get("metrics", {}).items():
+            steps, values = found.setdefault(name, ([], []))
+            steps.append(last)
+            values.append(float(value) if isinstance(value, int | float) else math.nan)
+    return found
