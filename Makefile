@@ -10,7 +10,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-faults view clean
+.PHONY: help demo test fuzz lint bench bench-faults view clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -20,6 +20,9 @@ demo: $(READY) ## train a small network on digits, show what was seen inside and
 
 test: $(READY) $(BROWSER) lint ## run all checks: style, types, layers, tests
 	$(BIN)/python -m pytest -q
+
+fuzz: $(READY) ## run the property tests on new random examples (make test draws the same ones every time)
+	$(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile=default tests
 
 lint: $(READY) ## check style, types and the layering of imports
 	$(BIN)/ruff check
