@@ -76,7 +76,9 @@ def merge_rows(left: Rows, right: Rows) -> Rows:
     merged[..., MEAN] = np.where(n_left == 0, right[..., MEAN], left[..., MEAN] + delta * weight)
     # An empty side has no mean, so its distance to the other must not count. A product, not a power: numpy squares
     # arrays but calls `pow` for scalars, which differs in the last bit, and one row must merge as many do.
-    merged[..., M2] = left[..., M2] + right[..., M2] + np.where(n_left * n_right > 0, delta * delta * n_left * weight, 0.0)
+    merged[..., M2] = (
+        left[..., M2] + right[..., M2] + np.where(n_left * n_right > 0, delta * delta * n_left * weight, 0.0)
+    )
     both = (n_left > 0) & (n_right > 0)
     only = np.where(n_left > 0, left[..., MIN], right[..., MIN])
     merged[..., MIN] = np.where(both, np.minimum(left[..., MIN], right[..., MIN]), only)
