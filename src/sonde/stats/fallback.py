@@ -8,7 +8,7 @@ Reading a scalar of a CPU tensor waits for nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,8 +19,9 @@ from torch import Tensor
 from sonde import schema
 from sonde.schema import Bins
 from sonde.signals import Arena
-from sonde.stats.adapt import Readable, difference, to_readable, widened
+from sonde.stats.adapt import Readable, to_readable, widened
 from sonde.stats.host import HostArena, HostShipment
+from sonde.stats.one_by_one import OneByOne
 
 # Measured on a GPT-like step: smaller chunks stay in the cache but pay for more calls and leave torch's threads idle.
 _CHUNK: Final = 1 << 19
@@ -32,7 +33,7 @@ _FIRST: Final = _BIAS + schema.FIRST_EXPONENT
 _STARTS: Final = np.array([0, *range(_FIRST + 1, _FIRST + schema.NUM_BINS)])
 
 
-class TorchKernel:
+class TorchKernel(OneByOne):
     """Summarises CPU tensors with torch operations."""
 
     name = "torch"
@@ -51,29 +52,6 @@ class TorchKernel:
         if readable.implicit_zeros:
             arena.add_zeros(row, readable.implicit_zeros)
         return True
-
-    def measure(self, tensors: Sequence[Tensor], rows: Sequence[int], arena: Arena, *, histogram: bool = True) -> None:
-        """Merge the summary of tensor i into row `rows[i]`."""
-        for tensor, row in zip(tensors, rows, strict=True):
-            self.measure_one(tensor, row, arena, histogram=histogram)
-
-    def measure_change(
-        self,
-        tensors: Sequence[Tensor],
-        shadows: Sequence[Tensor],
-        rows: Sequence[int],
-        change_rows: Sequence[int],
-        arena: Arena,
-        *,
-        histogram: bool = True,
-    ) -> None:
-        """Merge the summaries of the tensors and of their distance to the shadows, and bring the shadows up to date."""
-        for tensor, shadow, row, change_row in zip(tensors, shadows, rows, change_rows, strict=True):
-            self.measure_one(tensor, row, arena, histogram=histogram)
-            change = difference(tensor, shadow)
-            if change is not None:
-                self.measure_one(change, change_row, arena, histogram=histogram)
-                shadow.detach().copy_(tensor.detach())
 
     def warm_up(self, dtypes: Collection[torch.dtype] = ()) -> None:
         """Do nothing: there is nothing to prepare."""

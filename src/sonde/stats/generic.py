@@ -6,7 +6,7 @@ Slow (some fifty operations per tensor), but right: for devices that have no ker
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,8 @@ from torch import Tensor
 from sonde import schema
 from sonde.schema import Bins, Rows
 from sonde.signals import Arena
-from sonde.stats.adapt import Readable, difference, to_readable
+from sonde.stats.adapt import Readable, to_readable
+from sonde.stats.one_by_one import OneByOne
 
 _CHUNK: Final = 1 << 22  # elements; bounds the temporaries to some 200 MB
 _PINNED_DEVICES: Final = ("cuda", "xpu")
@@ -61,7 +62,7 @@ class DeviceShipment:
         return self._rows.numpy().astype(np.float64), self._bins.numpy().astype(np.uint64)
 
 
-class GenericKernel:
+class GenericKernel(OneByOne):
     """Summarises tensors of one device with torch operations that do not wait for it."""
 
     name = "generic"
@@ -91,30 +92,6 @@ class GenericKernel:
                 arena.bins[row] += _count_bins(chunk)
         arena.rows[row] = merged
         return True
-
-    def measure(self, tensors: Sequence[Tensor], rows: Sequence[int], arena: Arena, *, histogram: bool = True) -> None:
-        """Merge the summary of tensor i into row `rows[i]`."""
-        for tensor, row in zip(tensors, rows, strict=True):
-            self.measure_one(tensor, row, arena, histogram=histogram)
-
-    @torch.no_grad()
-    def measure_change(
-        self,
-        tensors: Sequence[Tensor],
-        shadows: Sequence[Tensor],
-        rows: Sequence[int],
-        change_rows: Sequence[int],
-        arena: Arena,
-        *,
-        histogram: bool = True,
-    ) -> None:
-        """Merge the summaries of the tensors and of their distance to the shadows, and bring the shadows up to date."""
-        for tensor, shadow, row, change_row in zip(tensors, shadows, rows, change_rows, strict=True):
-            self.measure_one(tensor, row, arena, histogram=histogram)
-            change = difference(tensor, shadow)
-            if change is not None:
-                self.measure_one(change, change_row, arena, histogram=histogram)
-                shadow.detach().copy_(tensor.detach())
 
     def warm_up(self, dtypes: Collection[torch.dtype] = ()) -> None:
         """Do nothing: there is nothing to prepare."""
