@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Final
 
-from sonde.checks.source_line import is_users_file
+from sonde.source import is_users
 
 _BEGINS: Final = "Error detected in "
 _FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -27,7 +27,7 @@ class AnomalyTraces:
     def source(self) -> str:
         """`file:line in function` of the innermost line of the user's that made the last bad operation, or ""."""
         frames = _FRAME.findall(self.texts[-1]) if self.texts else []
-        users = [frame for frame in frames if is_users_file(frame[0])]
+        users = [frame for frame in frames if is_users(frame[0])]
         return "{}:{} in {}".format(*users[-1]) if users else ""
 
 

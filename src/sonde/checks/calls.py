@@ -16,6 +16,7 @@ from sonde.checks.hooks import unless_compiling
 from sonde.probes.readings import Tally
 from sonde.records import Reading
 from sonde.taps.guard import Guard
+from sonde.taps.handles import remove_all
 from sonde.taps.names import named_modules
 from sonde.taps.unpack import unpack
 
@@ -151,8 +152,7 @@ def listen_to_calls(model: nn.Module) -> Iterator[CallTable]:
             handles.append(module.register_forward_hook(after))
         yield table
     finally:
-        for handle in handles:
-            handle.remove()
+        remove_all(handles)
         table.read()
 
 

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sonde.forensics.keeper import KeptPass
-from sonde.forensics.lines import find_call, users_frame
+from sonde.forensics.lines import find_call
 from sonde.forensics.loss_graph import GraphNode, find_loss_origin, graph_of
 from sonde.forensics.origin import Incident, Origin, of_values, origin_of
 from sonde.forensics.repeat import can_repeat, repeat
-from sonde.forensics.source import Line
 from sonde.forensics.trace import Given, Root
 from sonde.forensics.traps import LossTail
 from sonde.forensics.values import badness, first_indices, samples
+from sonde.source import Line, users_frame
 
 
 def investigate_loss(

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde.forensics.source import Line, current_line, next_sequence
+from sonde.source import Line, current_line
+from sonde.taps.nodes import next_sequence
 from sonde.taps.unpack import unpack
 
 # Micro-batches of one step that are kept at most; beyond them the oldest goes.

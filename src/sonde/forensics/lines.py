@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from sonde.forensics.source import Line, is_users
+from sonde.source import Line, is_users
 
 MAX_DEPTH: Final = 3
 
@@ -37,13 +37,6 @@ class Place:
     names: dict[str, Any]
     first: int
     last: int
-
-
-def users_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of the user's program."""
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
 
 
 def find_call(

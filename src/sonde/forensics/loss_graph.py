@@ -8,7 +8,7 @@ is computed from them anew, operation by operation.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from sonde.forensics.keeper import KeptPass
 from sonde.forensics.origin import Origin, Stage, of_values
 from sonde.forensics.trace import Given, Operation, find_root, set_roots
 from sonde.forensics.values import badness
+from sonde.taps.nodes import children_of, sequence_of, signed
 
 MAX_NODES: Final = 4096
 # Operations that never make anything non-finite out of moderate numbers: if one does, an operand it does not keep did.
@@ -50,15 +51,22 @@ class GraphNode:
 
 def graph_of(roots: Iterable[Tensor], sequence: int) -> list[GraphNode]:
     """Return the nodes from `sequence` on that lead to `roots`, in the order in which they ran."""
-    found: dict[Any, GraphNode] = {}
+    nodes = nodes_since(roots, sequence, MAX_NODES)
+    found = [GraphNode(node, sequence_of(node), operation_name(node.name())) for node in nodes]
+    return sorted(found, key=lambda each: each.sequence)
+
+
+def nodes_since(roots: Iterable[Tensor], sequence: int, most: int) -> Iterator[Any]:
+    """Yield up to `most` of the nodes from `sequence` on that lead to `roots`. Leaves are left out."""
+    seen: set[Any] = set()
     waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
-    while waiting and len(found) < MAX_NODES:
+    while waiting and len(seen) < most:
         node = waiting.pop()
-        if node in found or is_leaf(node) or node._sequence_nr() < sequence:
+        if node in seen or is_leaf(node) or sequence_of(node) < sequence:
             continue
-        found[node] = GraphNode(node, node._sequence_nr(), operation_name(node.name()))
-        waiting += [following for following, _ in node.next_functions if following is not None]
-    return sorted(found.values(), key=lambda each: each.sequence)
+        seen.add(node)
+        yield node
+        waiting += [child for child in children_of(node) if child is not None]
 
 
 def is_leaf(node: Any) -> bool:
@@ -149,7 +157,7 @@ def _compute(graph: list[GraphNode], known: dict[Any, Tensor], roots: tuple[Tens
         each.saved = saved_values(each.node)
     # What a later operation kept of its inputs is the result of an earlier one, exactly as it was.
     for each in graph:
-        for name, (following, _) in zip(_tensor_names(each), each.node.next_functions, strict=False):
+        for name, following in zip(_tensor_names(each), children_of(each.node), strict=False):
             value = each.saved.get(name)
             if following in by_node and isinstance(value, Tensor):
                 by_node[following].value = value
@@ -168,22 +176,15 @@ def saved_values(node: Any) -> dict[str, Any]:
     for attribute in dir(node):
         if attribute.startswith("_saved_"):
             try:
-                values[attribute.removeprefix("_saved_")] = _signed(getattr(node, attribute))
+                values[attribute.removeprefix("_saved_")] = signed(getattr(node, attribute))
             except RuntimeError:  # it has been freed, or changed since
                 continue
     return values
 
 
-def _signed(value: Any) -> Any:
-    # Torch hands out some whole numbers as if they had no sign: an ignore_index of -100, a dimension of -1.
-    if isinstance(value, int) and value >= 1 << 63:
-        return value - (1 << 64)
-    return [_signed(item) for item in value] if isinstance(value, tuple) else value
-
-
 def _bind(each: GraphNode, by_node: dict[Any, GraphNode], known: dict[Any, Tensor]) -> None:
     names = _tensor_names(each)
-    for index, (following, _) in enumerate(each.node.next_functions):
+    for index, following in enumerate(children_of(each.node)):
         name = names[index] if index < len(names) else f"input{index}"
         source = by_node.get(following)
         value = each.saved.get(name)

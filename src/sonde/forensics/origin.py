@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sonde.forensics.keeper import KeptPass
-from sonde.forensics.source import Line
 from sonde.forensics.trace import Given, Root
 from sonde.forensics.values import INF, NAN, describe, first_indices, offending, samples
+from sonde.source import Line
 
 Stage = Literal["data", "weights", "forward", "loss", "backward", "optimizer"]
 

@@ -22,8 +22,10 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sonde.forensics.source import Line, current_line, next_sequence
 from sonde.forensics.values import INF, NAN, badness, is_masking
+from sonde.source import Line, current_line
+from sonde.taps.handles import remove_all
+from sonde.taps.nodes import next_sequence, sequence_of
 
 Stage = Literal["forward", "backward"]
 
@@ -130,8 +132,7 @@ class Trace:
             with _Functions(self), _Operations(self):
                 yield
         finally:
-            for handle in handles:
-                handle.remove()
+            remove_all(handles)
 
     def give(
         self,
@@ -241,7 +242,7 @@ class Trace:
         if node is None:
             return
         operation.node = node.name()
-        made_by = self.call_of(node._sequence_nr())
+        made_by = self.call_of(sequence_of(node))
         if made_by is not None:
             operation.call = made_by
             operation.module = made_by.module

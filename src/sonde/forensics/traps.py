@@ -14,8 +14,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from sonde.forensics.loss_graph import is_leaf, operation_name
-from sonde.forensics.source import Line, current_line
+from sonde.forensics.loss_graph import nodes_since, operation_name
+from sonde.source import Line, current_line
+from sonde.taps.nodes import sequence_of
 
 MAX_NODES: Final = 64
 MAX_BYTES: Final = 4 << 20
@@ -98,7 +99,8 @@ class LossTail:
         self.customs: list[str] = []
         """Custom autograd functions in the loss's code, by class."""
         self._noted: list[_Noted] = []
-        self._walk([root.grad_fn for root in roots if root.grad_fn is not None])
+        for node in nodes_since(roots, sequence, MAX_NODES):
+            self._note(node)
 
     def traps(self) -> list[Trap]:
         """Return those whose derivative is infinite, in the order in which they ran backward."""
@@ -111,22 +113,12 @@ class LossTail:
                 found.append(Trap(noted.node, noted.name, same.index(noted.sequence), noted.saved, mask))
         return found
 
-    def _walk(self, waiting: list[Any]) -> None:
-        seen: set[Any] = set()
-        while waiting and len(seen) < MAX_NODES:
-            node = waiting.pop()
-            if node in seen or is_leaf(node) or node._sequence_nr() < self.sequence:
-                continue
-            seen.add(node)
-            self._note(node)
-            waiting += [following for following, _ in node.next_functions if following is not None]
-
     def _note(self, node: Any) -> None:
         name = _name(type(node), node)
         if name in _CHECKS:
             saved = {each: _small(getattr(node, f"_saved_{each}", None)) for each in _CHECKS[name][0]}
             if all(value is not None for value in saved.values()):
-                self._noted.append(_Noted(node.name(), name, node._sequence_nr(), saved))
+                self._noted.append(_Noted(node.name(), name, sequence_of(node), saved))
         elif hasattr(node, "_forward_cls"):
             self.customs.append(name)
 

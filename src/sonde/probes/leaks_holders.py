@@ -7,18 +7,14 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
-import torch
-
 from sonde.probes.leaks_lines import SourceLine, feeding_lines
+from sonde.source import is_users
 
 _DEPTH: Final = 4
 _MOST: Final = 64
-_OWN: Final = str(Path(__file__).parents[1])
-_TORCH: Final = str(Path(torch.__file__).parent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +39,7 @@ def user_frames() -> list[FrameType]:
     for frame in sys._current_frames().values():
         at: FrameType | None = frame
         while at is not None:
-            file = at.f_code.co_filename
-            if not file.startswith((_OWN, _TORCH, "<frozen")):
+            if is_users(at.f_code.co_filename):
                 found.append(at)
             at = at.f_back
     return found
@@ -153,7 +148,7 @@ def _attribute_lines(owner: Any, name: str) -> list[SourceLine]:
     module = sys.modules.get(type(owner).__module__)
     files = [getattr(module, "__file__", None) or "", *(frame.f_code.co_filename for frame in user_frames())]
     for file in dict.fromkeys(files):
-        lines = feeding_lines(file, name) if file and not file.startswith((_OWN, _TORCH)) else []
+        lines = feeding_lines(file, name) if file and is_users(file) else []
         if lines:
             return lines
     return []

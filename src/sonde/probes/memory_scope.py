@@ -25,6 +25,7 @@ from sonde.probes.phases import LoopPhases, StepPhase
 from sonde.probes.process_memory import resident_bytes
 from sonde.probes.profiling import Timeline
 from sonde.taps.guard import Guard
+from sonde.taps.handles import remove_all
 
 logger = logging.getLogger("sonde")
 
@@ -105,9 +106,7 @@ class MemoryScope:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._phases.remove()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_all(self._handles)
         if self._history is not None:
             self._history.stop(error)
         self.after = memory_snapshot(clock=self._clock)

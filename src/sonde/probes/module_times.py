@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
+from sonde.taps.handles import remove_all
+
 _MOST_PENDING: Final = 100_000
 _MOST_FREE: Final = 1024
 Pass = str  # "forward" or "backward"
@@ -101,9 +103,7 @@ class ModuleTimes:
 
     def remove(self) -> None:
         """Stop listening."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_all(self._handles)
         self._stack.clear()
         self._in_backward = None
 

@@ -17,6 +17,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
 from sonde.probes.wrapped_calls import BACKWARD, LOADING, Listener
+from sonde.taps.handles import remove_all
 
 T = TypeVar("T")
 StepPhase = Literal["data_wait", "to_device", "forward", "backward", "optimizer", "evaluation", "watching", "other"]
@@ -159,9 +160,7 @@ class LoopPhases:
 
     def remove(self) -> None:
         """Stop listening."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_all(self._handles)
         LOADING.remove(self._loading)
         BACKWARD.remove(self._backward)
 

@@ -32,6 +32,7 @@ from sonde.probes.trace_file import folded_lines, numbered, speedscope, write_js
 from sonde.probes.verdict import Verdict, judge_copies, judge_patterns, judge_phases, judge_syncs
 from sonde.probes.wrapped_calls import BACKWARD, Listener
 from sonde.taps.guard import Guard
+from sonde.taps.handles import remove_all
 
 logger = logging.getLogger("sonde")
 
@@ -146,9 +147,7 @@ class ProfileScope:
             self._modules.remove()
             BACKWARD.remove(self._after_backward)
         self._loaders.remove()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_all(self._handles)
         self._annotate(None)
         if self._step_ended:
             self._windows.count_step()

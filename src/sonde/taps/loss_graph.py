@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sonde.facts import Plain
+from sonde.taps.nodes import children_of, sequence_of, signed
 from sonde.taps.plain import is_plain, is_real, is_whole
 
 BY_HAND: Final = "by_hand"
@@ -51,7 +52,7 @@ class ModelOutput:
     def of(cls, tensor: Tensor) -> ModelOutput | None:
         """Return it for a tensor that can be differentiated. It keeps the values, but not the graph."""
         node = tensor.grad_fn
-        return None if node is None else cls(_number(node), tensor.detach())
+        return None if node is None else cls(sequence_of(node), tensor.detach())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,7 +205,7 @@ def _target_of(core: Any, difference: Any, values: Tensor) -> Tensor | None:
     saved = _saved(core, "self")
     if not isinstance(saved, Tensor) or saved.shape != values.shape or saved.device != values.device:
         return None
-    turned = _name(difference).startswith("Rsub") or _children_with_gaps(difference)[0] is None
+    turned = _name(difference).startswith("Rsub") or children_of(difference)[0] is None
     return values + saved.detach() if turned else values - saved.detach()
 
 
@@ -246,8 +247,8 @@ def _likelihood(node: Any, labels: Tensor, term: _Term, outputs: Sequence[ModelO
         result = _saved(node, "result")
         if not is_real(result):
             return None
-        is_output = any(_number(node) == output.node for output in outputs)
-        over_classes = _signed(_saved(node, "dim")) in (-1, result.dim() - 1)
+        is_output = any(sequence_of(node) == output.node for output in outputs)
+        over_classes = signed(_saved(node, "dim")) in (-1, result.dim() - 1)
         logits = _logits(node, result, outputs) if over_classes and not is_output else None
         kind, values = ("nll_loss", result) if logits is None else ("cross_entropy", logits)
     elif name == "LogBackward0":
@@ -256,7 +257,7 @@ def _likelihood(node: Any, labels: Tensor, term: _Term, outputs: Sequence[ModelO
             return None
         kind, values = "nll_loss", probabilities.detach().log()
     else:
-        found = next((output.values for output in outputs if output.node == _number(node)), None)
+        found = next((output.values for output in outputs if output.node == sequence_of(node)), None)
         if found is None:
             return None
         kind, values = "nll_loss", found
@@ -271,7 +272,7 @@ def _logits(node: Any, result: Tensor, outputs: Sequence[ModelOutput]) -> Tensor
     if _name(child) == "SoftmaxBackward0":
         saved = _saved(child, "result")
         return saved if is_real(saved) and saved.numel() == result.numel() else None
-    known = (output.values for output in outputs if output.node == _number(child))
+    known = (output.values for output in outputs if output.node == sequence_of(child))
     values = next((values for values in known if values.numel() == result.numel()), None)
     return None if values is None else values.reshape(result.shape)
 
@@ -314,17 +315,8 @@ def _name(node: Any) -> str:
     return "" if node is None else str(node.name())
 
 
-def _number(node: Any) -> int:
-    """Return a node's number, which no other of this thread has."""
-    return int(node._sequence_nr())
-
-
 def _children(node: Any) -> list[Any]:
-    return [child for child in _children_with_gaps(node) if child is not None]
-
-
-def _children_with_gaps(node: Any) -> list[Any]:
-    return [] if node is None else [child for child, _ in node.next_functions]
+    return [child for child in children_of(node) if child is not None]
 
 
 def _some_below(node: Any) -> Iterator[Any]:
@@ -369,13 +361,6 @@ def _saved(node: Any, name: str) -> Any:
     return getattr(node, f"_saved_{name}", None)
 
 
-def _signed(dim: Any) -> int | None:
-    """Return a dimension as it was given: torch shows negative ones as huge numbers."""
-    if not isinstance(dim, int):
-        return None
-    return dim - (1 << 64) if dim >= 1 << 63 else dim
-
-
 def _is_number(value: Any) -> bool:
     return not isinstance(value, Tensor) or value.dim() == 0
 
@@ -386,7 +371,7 @@ def _is_log(node: Any) -> bool:
 
 def _is_square(node: Any) -> bool:
     children = _children(node)
-    return len(children) == 2 and _number(children[0]) == _number(children[1]) and _name(children[0]) in _DIFFERENCES
+    return len(children) == 2 and len({*map(sequence_of, children)}) == 1 and _name(children[0]) in _DIFFERENCES
 
 
 def _other_factor(node: Any) -> Tensor | None:
@@ -399,7 +384,7 @@ def _other_factor(node: Any) -> Tensor | None:
 def _values_of(node: Any, outputs: Sequence[ModelOutput]) -> Tensor | None:
     """Return the values of a model's output, if a node made it or a view of it."""
     shape, below = _shape(node), _unview(node)
-    found = next((output.values for output in outputs if output.node == _number(below)), None)
+    found = next((output.values for output in outputs if output.node == sequence_of(below)), None)
     if found is None or shape is None or found.numel() != _count(shape):
         return None
     return found.reshape(shape)

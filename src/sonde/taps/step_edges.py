@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from sonde.signals import is_capturing
+from sonde.taps.handles import remove_all
 
 OnStep = Callable[[Optimizer], None]
 
@@ -44,9 +45,7 @@ class StepEdges:
 
     def remove(self) -> None:
         """Stop listening and forget the parameters."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_all(self._handles)
         self._parameters.clear()
 
     def _is_ours(self, optimizer: Optimizer) -> bool:

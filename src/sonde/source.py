@@ -1,11 +1,10 @@
-"""Which line of the user's program is running: the innermost frame that is neither torch's nor Sonde's."""
+"""Which line of the user's program is running: the innermost frame that is neither torch's nor Sonde's nor Python's."""
 
 from __future__ import annotations
 
 import linecache
 import sys
 import sysconfig
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -13,13 +12,13 @@ from typing import Final
 
 import torch
 
-_SONDE: Final = str(Path(__file__).resolve().parent.parent)
-_TORCH: Final = str(Path(torch.__file__).resolve().parent)
+_OURS_AND_TORCHS: Final = tuple(
+    {f"{folder}/" for file in (__file__, torch.__file__) for folder in (Path(file).parent, Path(file).resolve().parent)}
+)
 _STDLIB: Final = sysconfig.get_path("stdlib")
 _PACKAGES: Final = ("site-packages", "dist-packages")
-
-next_sequence: Final[Callable[[], int]] = vars(torch.autograd)["_get_sequence_nr"]
-"""Returns the number that the next autograd node of this thread will have; they count operations in order."""
+# What a user typed has no file either; all other code without one was generated.
+_TYPED: Final = ("<ipython", "<stdin", "<string")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +40,18 @@ class Line:
 
 def current_line(boundary: frozenset[CodeType] = frozenset()) -> Line | None:
     """Return the user's line that is running, or None if the stack reaches `boundary` before any line of the user's."""
-    frame: FrameType | None = sys._getframe(1)
+    frame = users_frame(sys._getframe(1), boundary)
+    return None if frame is None else Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def users_frame(frame: FrameType | None, boundary: frozenset[CodeType] = frozenset()) -> FrameType | None:
+    """Return the innermost frame of the user's program, looking outwards from `frame` as far as `boundary`."""
     while frame is not None:
         code = frame.f_code
         if code in boundary:
             return None
         if is_users(code.co_filename):
-            return Line(code.co_filename, frame.f_lineno, code.co_name)
+            return frame
         frame = frame.f_back
     return None
 
@@ -56,7 +60,7 @@ _known: dict[str, bool] = {}
 
 
 def is_users(file: str) -> bool:
-    """Say whether a file is neither torch's nor Sonde's nor Python's own."""
+    """Say whether a file is neither torch's nor Sonde's nor Python's own, nor made by a compiler."""
     known = _known.get(file)
     if known is None:
         known = _known[file] = _is_users(file)
@@ -64,8 +68,8 @@ def is_users(file: str) -> bool:
 
 
 def _is_users(file: str) -> bool:
-    if file.startswith("<") and not file.startswith(("<ipython", "<stdin")):
-        return False
-    if file.startswith((_SONDE, _TORCH)):
+    if file.startswith("<"):
+        return file.startswith(_TYPED)
+    if file.startswith(_OURS_AND_TORCHS):
         return False
     return not file.startswith(_STDLIB) or any(part in file for part in _PACKAGES)
