@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 RATIO: Final = "ratio"
 VALUE: Final = "value"
 _MAX_TRIES: Final = 50  # a writer can put a new file in the place of one that is being read, but not this often
+_MOST_ROWS: Final = 400_000  # readings that are gathered in one go: some 30 MB for a usual statistic
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -246,11 +247,7 @@ class Run:
             raise OptionError(f"'ratio' is the norm of an update over that of its parameter; {site.key} is no update.")
         update = self.series(site, "norm", rank=rank, start=start, stop=stop)
         weight = self.series(f"{site.name}:parameter", "norm", rank=rank, start=start, stop=stop)
-        steps, left, right = np.intersect1d(update.steps, weight.steps, assume_unique=True, return_indices=True)
-        norms = weight.values[right]
-        ratios = np.full(len(steps), np.nan)
-        np.divide(update.values[left], norms, out=ratios, where=norms > 0)
-        return Series(site, RATIO, steps, ratios, update.spans[left])
+        return series.ratio_of(update, weight)
 
     def histogram(
         self, site: Site | str, *, rank: int | None = None, start: int | None = None, stop: int | None = None
@@ -341,6 +338,39 @@ class Run:
         if not parts:
             return RankFolder(self.path).readings([], columns, bins=bins, start=start, stop=stop)
         return parts[0] if len(parts) == 1 else series.merge_overlapping(parts)
+
+    def stored_many(
+        self,
+        sites: Sequence[Site],
+        columns: tuple[int, ...],
+        *,
+        rank: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+    ) -> Iterator[Readings]:
+        """Yield the stored readings of many sites, as `stored` returns those of one, without bins; some at a time."""
+        together = max(1, _MOST_ROWS // max(len(self.steps), 1))
+        for first in range(0, len(sites), together):
+            some = sites[first : first + together]
+            yield from self._again(self._stored_many, some, columns, rank=rank, start=start, stop=stop)
+
+    def _stored_many(
+        self, sites: Sequence[Site], columns: tuple[int, ...], *, rank: int | None, start: int | None, stop: int | None
+    ) -> list[Readings]:
+        found: dict[int, Readings] = {}
+        by_rank: dict[int, list[tuple[int, list[int]]]] = {}
+        for place, site in enumerate(sites):
+            ids = self._directory.places[self._directory.source(self.site(site)).key]
+            wanted = [number for number in ids if rank in (None, number)]
+            if len(wanted) == 1:
+                by_rank.setdefault(wanted[0], []).append((place, ids[wanted[0]]))
+            else:
+                found[place] = self._stored(site, columns, bins=False, rank=rank, start=start, stop=stop)
+        for number, asked in by_rank.items():
+            folder = self._folders[number]
+            read = folder.readings_of([ids for _, ids in asked], columns, start=start, stop=stop)
+            found |= {place: each for (place, _), each in zip(asked, read, strict=True)}
+        return [found[place] for place in range(len(sites))]
 
     def _again(self, query: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Ask, and ask again when a segment was put together with others or thinned in between."""

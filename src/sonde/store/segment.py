@@ -34,6 +34,8 @@ FORMAT: Final = "sonde-segment"
 MAX_HEADER_BYTES: Final = 100 << 20  # what safetensors itself allows
 _PREFIX: Final = b'{"__metadata__":{"check":"'
 _CHECK_AT: Final = len(_PREFIX)
+_NEAR_BYTES: Final = 16 << 10
+"""Pieces of a file that lie this near are asked for in one go: a disk reads the gap sooner than it seeks over it."""
 
 _DTYPES: Final = {"F64": "<f8", "I64": "<i8", "U64": "<u8", "U32": "<u4", "U8": "|u1", "BOOL": "|b1"}
 _NAMES: Final = {np.dtype(numpy): name for name, numpy in _DTYPES.items()}
@@ -327,6 +329,23 @@ class Segment:
             start = (begin + first * width) // mmap.PAGESIZE * mmap.PAGESIZE
             whole.madvise(mmap.MADV_WILLNEED, start, begin + last * width - start)
 
+    def prefetch_many(self, at: NDArray[np.intp], columns: tuple[int, ...]) -> None:
+        """Ask for the columns of many sites, named in rising order, as `prefetch` does for one; near ones in one go."""
+        if not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        first, last, whole = self.offset[at].astype(np.int64), self.offset[at + 1].astype(np.int64), None
+        for column in (*columns, STEP, SPAN):
+            new = ~self._checked[column, at]
+            if not new.any():
+                continue
+            begin, width = self._place(column)
+            starts = (begin + first[new] * width) // mmap.PAGESIZE * mmap.PAGESIZE
+            ends = begin + last[new] * width
+            cuts = np.flatnonzero(starts[1:] - ends[:-1] > _NEAR_BYTES)
+            whole = whole or self._maps.get(self).whole
+            for start, end in zip(starts[np.append(0, cuts + 1)], ends[np.append(cuts, -1)], strict=True):
+                whole.madvise(mmap.MADV_WILLNEED, int(start), max(int(end - start), 1))
+
     def _place(self, column: int) -> tuple[int, int]:
         """Return where a column begins in the file, and how wide its items are."""
         if column < schema.NUM_COLUMNS:
@@ -380,6 +399,25 @@ class Segment:
             cut, counts = _hist_crcs(rows, first, last)
             self._compare(at, HIST_CUT, cut)
             self._compare(at, HIST, counts)
+
+    def check_sites(self, rows: Table, at: NDArray[np.intp], columns: tuple[int, ...]) -> list[str]:
+        """Check the columns of many sites that are about to be used, once; say what is not what was written.
+
+        `is_sound` tells afterwards which sites can be used.
+        """
+        for column in (*columns, STEP, SPAN, MERGED):
+            new = at[~self._checked[column, at]]
+            if len(new):
+                crcs = _crcs(_slice(rows, column), self.offset[new].tolist(), self.offset[new + 1].tolist())
+                self._checked[column, new] = crcs == self.slice_crc[column, new]
+        bad = self.site[at[~self.is_sound(at, columns)]].tolist()
+        return [f"{self.path}: the readings of site {site} do not match their checksum" for site in bad]
+
+    def is_sound(self, at: NDArray[np.intp], columns: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Say of which sites all these columns were checked and found good."""
+        used = np.array([*columns, STEP, SPAN, MERGED])
+        sound: NDArray[np.bool_] = np.all(self._checked[used][:, at], axis=0)
+        return sound
 
     def check_all(self, rows: Table) -> None:
         """Check everything, once: what touches all sites reads the file from end to end anyway.
@@ -459,6 +497,16 @@ class Segment:
             raise RunDamaged(f"{self.path}: its sites or their offsets are not in rising order.")
         if not bool((self.blocks.step[1:] > self.blocks.step[:-1]).all()):
             raise RunDamaged(f"{self.path}: its blocks are not in rising order.")
+
+
+def _crcs(column: NDArray[Any], first: list[int], last: list[int]) -> NDArray[np.uint32]:
+    """Return the checksums of many pieces of a column."""
+    if not all(column.strides):  # a constant, of which there is only one in memory
+        pieces = [_raw(column[begin:end]) for begin, end in zip(first, last, strict=True)]
+    else:
+        raw, width = _raw(column), column.itemsize
+        pieces = [raw[begin * width : end * width] for begin, end in zip(first, last, strict=True)]
+    return np.fromiter(map(zlib.crc32, pieces), np.uint32, len(pieces))
 
 
 def _advise(whole: mmap.mmap, advice: str) -> None:

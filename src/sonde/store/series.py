@@ -102,6 +102,15 @@ def compute(stat: str, readings: Readings) -> NDArray[np.float64]:
     return values / readings.merged if stat == "l1" else values
 
 
+def ratio_of(update: Series, weight: Series) -> Series:
+    """Return the norms of an update over those of its parameter, at the steps that have both; NaN over zero."""
+    steps, left, right = np.intersect1d(update.steps, weight.steps, assume_unique=True, return_indices=True)
+    norms = weight.values[right]
+    ratios = np.full(len(steps), np.nan)
+    np.divide(update.values[left], norms, out=ratios, where=norms > 0)
+    return Series(update.site, "ratio", steps, ratios, update.spans[left])
+
+
 def merge_overlapping(parts: list[Readings]) -> Readings:
     """Merge the readings of several ranks: those whose steps overlap become one.
 

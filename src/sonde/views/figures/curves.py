@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -14,7 +14,7 @@ from sonde.analysis import Steps, Values, column_edges, thin
 from sonde.errors import OptionError
 from sonde.records import Site
 from sonde.store import Run, Series
-from sonde.store.series import NEEDS, compute
+from sonde.store.series import NEEDS, compute, ratio_of
 
 MOST_POINTS: Final = 1000
 MOST_COLUMNS: Final = 400
@@ -93,8 +93,39 @@ def read_lines(
     run: Run, sites: Sequence[Site], stat: str, *, start: int | None = None, stop: int | None = None
 ) -> list[Line]:
     """Read one statistic of several sites, each named after its key."""
-    lines = [read_line(run, site, stat, start=start, stop=stop) for site in sites]
+    if len(sites) > 1 and stat == "ratio" and all(site.quantity == "update" for site in sites):
+        lines = _read_ratios(run, sites, start, stop)
+    elif len(sites) > 1 and _stored_name(sites, stat) in NEEDS:
+        lines = _read_together(run, sites, _stored_name(sites, stat), start, stop)
+    else:
+        lines = (read_line(run, site, stat, start=start, stop=stop) for site in sites)
     return [line for line in lines if len(line.steps)]
+
+
+def _stored_name(sites: Sequence[Site], stat: str) -> str:
+    return "mean" if stat == "value" and all(site.quantity == "scalar" for site in sites) else stat
+
+
+def _read_together(run: Run, sites: Sequence[Site], stat: str, start: int | None, stop: int | None) -> Iterator[Line]:
+    needs = tuple(sorted({*NEEDS[stat], *NEEDS["nonfinite"]}))
+    shared = np.zeros(0, np.int64)
+    for site, found in zip(sites, run.stored_many(sites, needs, start=start, stop=stop), strict=True):
+        # Mostly all sites are read at the same steps, which need not be held again for each of them.
+        shared = shared if np.array_equal(shared, found.step) else found.step.copy()
+        values = compute(stat, found)
+        bad = ~np.isfinite(values) if site.quantity == "scalar" else compute("nonfinite", found) > 0
+        yield Line(site.key, shared, values, bad)
+
+
+def _read_ratios(run: Run, sites: Sequence[Site], start: int | None, stop: int | None) -> Iterator[Line]:
+    weights = [run.site(f"{site.name}:parameter") for site in sites]
+    needs = NEEDS["norm"]
+    both = (run.stored_many(each, needs, start=start, stop=stop) for each in (sites, weights))
+    for site, weight, mine, its in zip(sites, weights, *both, strict=True):
+        update = Series(site, "norm", mine.step, compute("norm", mine), mine.span)
+        ratio = ratio_of(update, Series(weight, "norm", its.step, compute("norm", its), its.span))
+        bad_steps = mine.step[compute("nonfinite", mine) > 0]
+        yield Line(site.key, ratio.steps, ratio.values, np.isin(ratio.steps, bad_steps))
 
 
 def read_line(run: Run, site: Site, stat: str, *, start: int | None = None, stop: int | None = None) -> Line:

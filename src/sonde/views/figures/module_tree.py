@@ -165,16 +165,15 @@ def _statistic(run: Run, quantity: str, stat: str, step: int | None) -> dict[str
     sites = [site for site in run.sites if site.quantity == quantity and site.phase == "train" and site.same_as is None]
     name = "ratio" if quantity == "update" and stat == "rms" else stat
     start = step if step is not None else (int(run.steps[-_RECENT]) if len(run.steps) > _RECENT else None)
+    lines = read_lines(run, sites, name, start=start, stop=None if step is None else step + 1)
+    by_key = {site.key: site for site in sites}
     values: dict[str, float] = {}
     biggest: dict[str, int] = {}
-    for site in sites:
+    for line in lines:
+        site, known = by_key[line.name], line.values[np.isfinite(line.values)]
         layer, size = layer_of(site) or _ROOT, int(np.prod(site.shape)) if site.shape else 0
-        if size < biggest.get(layer, -1):
-            continue  # the largest tensor stands for the layer
-        for line in read_lines(run, [site], name, start=start, stop=None if step is None else step + 1):
-            known = line.values[np.isfinite(line.values)]
-            if len(known):
-                values[layer], biggest[layer] = float(np.median(known)), size
+        if len(known) and size >= biggest.get(layer, -1):  # the largest tensor stands for the layer
+            values[layer], biggest[layer] = float(np.median(known)), size
     return values
 
 
