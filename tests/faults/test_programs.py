@@ -72,3 +72,4 @@ def test_the_programs_cover_all_groups_architectures_and_tasks():
     parts = Counter(program.part for program in PROGRAMS)
     assert 0.2 <= parts["held out"] / (parts["held out"] + parts["to tune on"]) <= 0.35
     assert parts["second hold-out"] >= 40
+    assert parts["third hold-out"] >= 40
