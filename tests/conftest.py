@@ -12,11 +12,15 @@ os.environ.setdefault("COLUMNS", "80")
 
 
 def _sonde_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("sonde") and thread.is_alive()]
+    found = [thread for thread in threading.enumerate() if thread.name.startswith("sonde")]
+    for thread in found:  # one that has done its work may need a moment to end
+        thread.join(10)
+    return [thread.name for thread in found if thread.is_alive()]
 
 
 def _check_nothing_left() -> None:
-    assert not _sonde_threads(), f"threads are left: {_sonde_threads()}"
+    left = _sonde_threads()
+    assert not left, f"threads are left: {left}"
     if "torch" in sys.modules:  # read-side tests run without torch
         import torch
 

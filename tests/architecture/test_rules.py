@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 import sonde
 
@@ -58,7 +59,7 @@ def test_reading_leaves_torch_alone():
         "import sonde.cli.main, sonde.views.terminal, sonde.analysis;"
         "assert not {'torch', 'pandas', 'pyarrow'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 def test_recording_imports_only_what_a_training_container_has():
@@ -75,7 +76,7 @@ def test_recording_imports_only_what_a_training_container_has():
         "with sonde.watch(model, run=folder + '/run', on_error='raise') as session:\n"
         "    model(torch.ones(1, 2)).sum().backward(); session.step()\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 def test_the_public_names_are_sorted_exact_and_there():

@@ -9,6 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from tests.waiting import PATIENCE_S
 
 from sonde.capture import Capture, worker
 from sonde.errors import ClosedError, OptionError, RunError, RunExists
@@ -18,7 +19,11 @@ MIB = 1 << 20
 
 
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name == "sonde-pages"]
+    """Return the threads that write and go on: one that has nothing left to do may need a moment to end."""
+    found = [thread for thread in threading.enumerate() if thread.name == "sonde-pages"]
+    for thread in found:
+        thread.join(10)
+    return [thread for thread in found if thread.is_alive()]
 
 
 @pytest.fixture
@@ -37,11 +42,13 @@ def make():
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Holds writes back until it is set."""
+    """Holds writes back until it is set; `reached` tells that one is held."""
     gate, real = threading.Event(), PageWriter.add
+    gate.reached = threading.Event()
 
     def add(self, *args, **kwargs):
-        assert gate.wait(30)
+        gate.reached.set()
+        assert gate.wait(PATIENCE_S)
         real(self, *args, **kwargs)
 
     monkeypatch.setattr(PageWriter, "add", add)
@@ -173,7 +180,7 @@ def test_a_full_queue_blocks_and_then_drops(tmp_path, make, gate):
 
 
 def test_a_full_queue_blocks_until_there_is_room(tmp_path, make, gate):
-    capture = make(max_pending_bytes=10_000, block_timeout_s=30.0)
+    capture = make(max_pending_bytes=10_000, block_timeout_s=PATIENCE_S)
     capture.open(tmp_path)
 
     def fill():
@@ -183,7 +190,7 @@ def test_a_full_queue_blocks_until_there_is_room(tmp_path, make, gate):
     thread = threading.Thread(target=fill)
     thread.start()
     gate.set()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     capture.seal()
     assert capture.dropped == 0
     assert len(load_debug_outputs(tmp_path)) == 20
@@ -223,7 +230,7 @@ def test_a_capture_that_cannot_be_written_hangs_nothing(tmp_path, make, failing,
     for at in range(9):
         capture.add(at, {"x": torch.ones(2)})
     with caplog.at_level(logging.WARNING, "sonde"):
-        assert capture.flush(30)
+        assert capture.flush(PATIENCE_S)
     assert (capture.written, capture.failed, capture.pending_bytes) == (6, 3, 0)
     assert [failure.datapoint for failure in capture.failures] == [1, 4, 7]
     assert "ValueError: no place for 1" in capture.failures[0].traceback
@@ -252,6 +259,7 @@ def test_flushing_ends_in_time(tmp_path, make, gate, caplog):
     capture.open(tmp_path)
     for at in range(3):
         capture.add(at, {"x": torch.ones(2)})
+    assert gate.reached.wait(PATIENCE_S)
     assert not capture.flush(0.01)
     capture.on_error = "raise"
     with pytest.raises(RunError, match=r"not written after 0\.01 s"):
@@ -264,12 +272,7 @@ def test_flushing_ends_in_time(tmp_path, make, gate, caplog):
     assert "hung" in caplog.text
     gate.set()
     capture.close()
-    wait_for_threads()
-
-
-def wait_for_threads():
-    for thread in threads():
-        thread.join(30)
+    assert not threads()
 
 
 def test_what_one_folder_did_not_get_does_not_end_up_in_the_next(tmp_path, make, gate):
@@ -277,9 +280,10 @@ def test_what_one_folder_did_not_get_does_not_end_up_in_the_next(tmp_path, make,
     capture.open(tmp_path / "a")
     for at in range(3):
         capture.add(at, {"x": torch.ones(2)})
+    assert gate.reached.wait(PATIENCE_S)
     capture.seal(0.01)
     gate.set()
-    wait_for_threads()
+    assert not threads()
     capture.open(tmp_path / "b")
     capture.add(9, {"x": 1})
     capture.seal()

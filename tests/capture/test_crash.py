@@ -2,66 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import forking, is_alive, wait_until, whole_lines
 
 from sonde.store.pages import load_debug_outputs, verify_pages
 
 KILLS = 5
 COUNT = 400
-ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
 @pytest.fixture(scope="module")
 def fork_evaluation():
-    process = subprocess.Popen(
-        [sys.executable, str(ZYGOTE)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    children = []
-
-    def fork(kind, path):
-        process.stdin.write(f"{kind} {path}\n")
-        process.stdin.flush()
-        children.append(int(process.stdout.readline()))
-        return children[-1]
-
-    yield fork
-    for pid in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=30)
-
-
-def wait_until(condition, what):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+    with forking(Path(__file__).with_name("zygote.py")) as fork:
+        yield lambda kind, path, most=2 * COUNT: fork(f"{kind} {most} {path}")
 
 
 def acknowledged(path):
-    file = Path(f"{path}.acked")
-    text = file.read_text() if file.exists() else ""
-    return [line.strip() for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def is_alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+    return whole_lines(Path(f"{path}.acked"))
 
 
 def check(path):
@@ -83,10 +45,9 @@ def test_nothing_acknowledged_is_lost_and_resuming_completes_the_epoch(tmp_path,
     chance = random.Random(11)
     path = tmp_path / "debugger"
     for _ in range(KILLS):
-        before = len(acknowledged(path))
-        pid = fork_evaluation(kind, path)
-        wanted = before + chance.randrange(1, 60)
-        wait_until(lambda wanted=wanted: len(acknowledged(path)) >= wanted, "acknowledged captures")
+        before, more = len(acknowledged(path)), chance.randrange(1, 60)
+        pid = fork_evaluation(kind, path, more + 15)
+        wait_until(lambda wanted=before + more: len(acknowledged(path)) >= wanted, "acknowledged captures")
         for _ in range(chance.randrange(20_000)):
             pass  # a random moment within a capture
         os.kill(pid, signal.SIGKILL)

@@ -1,8 +1,9 @@
 """Forks evaluating processes on demand, so that a test can kill many of them without importing torch for each.
 
-Reads one line per child: what writes (`writer`, `capture`, or `forgetful`, which never closes) and the folder. Answers
-with the child's pid. The child captures datapoint after datapoint, those that are stored already left out, and appends
-every one that was acknowledged to the file `<folder>.acked`; `done` comes last.
+Reads one line per child: what writes (`writer`, `capture`, or `forgetful`, which never closes), how many captures it
+may acknowledge, and the folder. Answers with the child's pid. The child captures datapoint after datapoint, those that
+are stored already left out, and appends every one that was acknowledged to the file `<folder>.acked`; `done` comes
+last. Where it may not go on it waits to be killed, so that no slow killer finds the work done.
 """
 
 from __future__ import annotations
@@ -25,11 +26,17 @@ def outputs(at: int) -> dict[str, object]:
     return {"map": torch.full((3, 40 + at % 7), float(at)), "stats": {"at": at, "mean": at / 3}, "odd": (at % 2 == 1,)}
 
 
-def evaluate(kind: str, folder: str) -> None:
+def evaluate(kind: str, most: int, folder: str) -> None:
     acked = os.open(f"{folder}.acked", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
+    left = most
+
     def acknowledge(word: object) -> None:
+        nonlocal left
         os.write(acked, f"{word}\n".encode())
+        left -= 1
+        while not left:
+            signal.pause()
 
     if kind == "writer":
         with PageWriter(folder, page_bytes=8_000, resume=True) as writer:
@@ -61,13 +68,13 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     torch.set_num_threads(1)
     for line in sys.stdin:
-        kind, folder = line.split()
+        kind, most, folder = line.strip().split(maxsplit=2)
         pid = os.fork()
         if pid == 0 and kind == "forgetful":
             forget(folder)
             return
         if pid == 0:
-            evaluate(kind, folder)
+            evaluate(kind, int(most), folder)
             os._exit(0)
         print(pid, flush=True)
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
@@ -58,7 +59,7 @@ def process():
         variables = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "80", **environment}
         variables = {name: value for name, value in variables.items() if value is not None}
         return subprocess.run(
-            [sys.executable, *map(str, arguments)], env=variables, capture_output=True, timeout=60, check=False
+            [sys.executable, *map(str, arguments)], env=variables, capture_output=True, timeout=PATIENCE_S, check=False
         )
 
     return start

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from made_run import Recipe, write_run
+from tests.waiting import PATIENCE_S
 
 
 def start(*arguments):
@@ -79,7 +80,7 @@ def test_a_reader_that_leaves_is_no_error(first, verb):
     started.stdout.close()
     error = started.stderr.read()
     started.stderr.close()
-    assert started.wait(timeout=30) == 0
+    assert started.wait(timeout=PATIENCE_S) == 0
     assert error == b""
 
 
@@ -93,7 +94,7 @@ def test_another_process_follows_a_run_as_it_is_written(tmp_path):
     writer.flush()
     seen.append(json.loads(follower.stdout.readline()))
     writer.close()
-    rest, error = follower.communicate(timeout=30)
+    rest, error = follower.communicate(timeout=PATIENCE_S)
     seen += [json.loads(line) for line in rest.splitlines()]
     assert error == b""
     assert follower.returncode == 0

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waiting import PATIENCE_S
 from torch import nn
 from torch.nn import functional as F
 
@@ -247,7 +248,7 @@ def test_the_command_line_confirms_denies_and_explains_wrong_use(tmp_path):
     (tmp_path / "mymodule.py").write_text(SCRIPT)
 
     def call(*command):
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
 
     assert call(sys.executable, "mymodule.py").returncode == 0
     sonde_command = (sys.executable, "-m", "sonde", "replay", "run")

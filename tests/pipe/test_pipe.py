@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.waiting import PATIENCE_S
 
 from sonde import schema
 from sonde.pipe.blocks import continue_block, to_block
@@ -172,7 +173,7 @@ def test_a_packet_that_cannot_be_read_does_not_end_the_worker(caplog):
     packer.end_step()
     packer.begin()
     assert worker.flush(30)
-    assert worker.close(30)
+    assert worker.close(PATIENCE_S)
     assert [block.step for block in sink.blocks] == [1]
     assert "lost on the way" in caplog.text
     assert sink.events[0].event_type == "fault"
@@ -189,7 +190,7 @@ def test_the_worker_refuses_more_than_it_can_hold(monkeypatch):
 
     class Slow(MemorySink):
         def take_block(self, block):
-            gate.wait(30)
+            gate.wait(PATIENCE_S)
             super().take_block(block)
 
     book = SiteBook([Site(id=0, name="a", quantity="scalar")])
@@ -198,4 +199,4 @@ def test_the_worker_refuses_more_than_it_can_hold(monkeypatch):
     assert accepted.count(True) <= 5
     assert not accepted[-1]
     gate.set()
-    assert worker.close(30)
+    assert worker.close(PATIENCE_S)

@@ -2,64 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import forking, is_alive, wait_until, whole_lines
 
 import sonde
 
 KILLS = 50
-ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
 @pytest.fixture
 def fork_training():
-    process = subprocess.Popen(
-        [sys.executable, str(ZYGOTE)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    children = []
-
-    def fork(path):
-        process.stdin.write(f"{path}\n")
-        process.stdin.flush()
-        children.append(int(process.stdout.readline()))
-        return children[-1]
-
-    yield fork
-    for pid in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=30)
-
-
-def wait_until(condition, what):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+    with forking(Path(__file__).with_name("zygote.py")) as fork:
+        yield fork
 
 
 def acknowledged(path):
-    text = Path(f"{path}.acked").read_text() if Path(f"{path}.acked").exists() else ""
-    return [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def is_alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+    return [line.split() for line in whole_lines(Path(f"{path}.acked"))]
 
 
 def test_nothing_acknowledged_is_lost_in_fifty_kills(tmp_path, fork_training):

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from tests.waiting import PATIENCE_S
 
 import sonde
 from sonde.errors import RunError
@@ -143,7 +144,7 @@ def test_steps_are_dropped_counted_and_told_when_the_writer_lags(setup, tmp_path
     take = RunWriter.take_block
 
     def slow(self, block):
-        gate.wait(30)
+        gate.wait(PATIENCE_S)
         take(self, block)
 
     monkeypatch.setattr(RunWriter, "take_block", slow)

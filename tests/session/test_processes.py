@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
 
 import pytest
 import torch
+from tests.waiting import PATIENCE_S
 from torch.utils.data import DataLoader, Dataset
 
 import sonde
@@ -74,8 +74,9 @@ def test_a_forked_child_lets_go_of_the_session(tmp_path):
     assert run.steps.tolist() == [0, 1, 2]
 
 
-def ranked(rank, path, port):
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def ranked(rank, path):
+    meeting = torch.distributed.FileStore(f"{path}.meeting", 2)  # a port could be taken by somebody else
+    torch.distributed.init_process_group("gloo", store=meeting, rank=rank, world_size=2)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = torch.nn.parallel.DistributedDataParallel(tiny_mlp())
@@ -91,10 +92,7 @@ def ranked(rank, path, port):
 
 
 def test_ranks_of_a_distributed_run_write_their_own_folders_and_are_read_as_one(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(ranked, (str(tmp_path / "run"), port), nprocs=2)
+    torch.multiprocessing.spawn(ranked, (str(tmp_path / "run"),), nprocs=2)
     run = sonde.open_run(tmp_path / "run")
     assert run.ranks == [0, 1]
     assert run.steps.tolist() == [0, 1, 2, 3]
@@ -118,7 +116,7 @@ def run_program(tmp_path, body):
         """
     ) + textwrap.dedent(body)
     return subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "run")], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program, str(tmp_path / "run")], capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 
@@ -167,5 +165,5 @@ def test_a_reader_in_another_process_follows_a_live_run(tmp_path):
             reader.stdin.write("look\n")
             reader.stdin.flush()
             assert reader.stdout.readline().split() == ["live", str(step), str(step)]
-    reader.communicate("look\n", timeout=60)
+    reader.communicate("look\n", timeout=PATIENCE_S)
     assert reader.returncode == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 
 import torch
 
@@ -34,10 +35,23 @@ def train(path: str) -> None:
             os.write(acked, f"{session.current_step} {loss.item():.9g}\n".encode())
 
 
+def warm_up() -> None:
+    """Import here what each child would have to import: much of torch and Sonde is loaded at the first step."""
+    model, optimizer = build()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)  # no backward pass: autograd may start threads, which forks lack
+    with tempfile.TemporaryDirectory() as folder, sonde.watch(model, optimizer, run=f"{folder}/run") as session:
+        with torch.no_grad():
+            model(torch.zeros(4, 8))
+        optimizer.step()
+        session.log(loss=0.0)
+        session.flush()
+
+
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     torch.set_num_threads(1)
-    build()[1].step()  # torch imports much of itself at the first step of an optimizer: pay for that once
+    warm_up()
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

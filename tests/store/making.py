@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -65,14 +63,6 @@ def write_run(path: Path, steps: range, num_sites: int = 3, *, close: bool = Tru
     if close:
         writer.close()
     return writer
-
-
-def wait_until(condition: Callable[[], object], deadline_s: float = 30.0) -> None:
-    """Poll until a condition holds. Other processes move on their own: there is no clock to inject."""
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.002)
 
 
 def assert_same_block(left: Block, right: Block) -> None:

@@ -8,7 +8,8 @@ import threading
 
 import numpy as np
 import pytest
-from tests.store.making import make_block, wait_until, write_run
+from tests.store.making import make_block, write_run
+from tests.waiting import PATIENCE_S, wait_until
 
 from sonde.store import list_runs, open_run, verify
 
@@ -128,7 +129,7 @@ def test_a_run_can_be_asked_from_several_threads_while_it_is_written(tmp_path):
     writer.close()
     stop.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     run.refresh()
     assert not wrong
     assert run.steps.tolist() == list(range(150))

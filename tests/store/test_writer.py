@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.store.making import HEADER, Clock, make_block, make_sites, wait_until, write_run
+from tests.store.making import HEADER, Clock, make_block, make_sites, write_run
+from tests.waiting import PATIENCE_S, wait_until
 
 from sonde.errors import ClosedError, OptionError, RunDamaged, RunError, RunExists, RunInUse
 from sonde.records import Event, Site
@@ -174,17 +175,17 @@ def test_closing_does_not_wait_for_ever(tmp_path):
 
     def slow():
         entered.set()
-        gate.wait(30)
+        gate.wait(PATIENCE_S)
         seal()
 
     writer._sealer._seal = slow
     writer._sealer.submit(99)
-    assert entered.wait(30)
+    assert entered.wait(PATIENCE_S)
     writer.close(deadline=0.0)
     assert open_run(tmp_path / "run").status == "finished"
     assert "journal-000000.bin" in files(tmp_path / "run")
     gate.set()
-    writer._sealer._thread.join(30)
+    writer._sealer._thread.join(PATIENCE_S)
     assert files(tmp_path / "run") == ["journal-000000.bin", "writer.json"]
     assert open_run(tmp_path / "run").steps.tolist() == list(range(20))
 
@@ -507,7 +508,7 @@ def test_journals_that_wait_are_sealed_together(tmp_path):
     gate, seal, calls = threading.Event(), writer._sealer._seal, []
 
     def slow():
-        assert gate.wait(30)
+        assert gate.wait(PATIENCE_S)
         calls.append(list(writer._sealer._waiting))
         seal()
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 from typer.testing import CliRunner
 
 from sonde.cli.main import app
@@ -147,7 +148,7 @@ def test_a_terminal_gets_a_bar(config_file):
             break
         shown += part
     os.close(master)
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert b"step 10/10" in shown
     assert b"\x1b[" in shown
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_training import same_state
+from tests.waiting import PATIENCE_S
 
 import sonde
 from sonde.store.pages import load_debug_outputs
@@ -29,7 +30,7 @@ def train():
         return int(process.stdout.readline())
 
     yield order
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

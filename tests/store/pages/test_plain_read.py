@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from tests.store.pages.making import capture, write
+from tests.waiting import PATIENCE_S
 
 from sonde.store.pages import PageWriter
 
@@ -71,4 +72,4 @@ from sonde.store.pages import verify_pages
 assert verify_pages(sys.argv[1]).ok
 assert not {"torch", "joblib", "safetensors"} & set(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=PATIENCE_S)
