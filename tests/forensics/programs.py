@@ -180,6 +180,26 @@ def fully_masked_multihead(watch):
     train(watch, Net(), data)
 
 
+@program("fully_masked_attention", "attention", "", "fully_masked_row", [1])
+def masked_row_that_is_hidden_later(watch):
+    """The model's output is finite again; the NaN shows in gradients, and comes by a norm's second result."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+            self.norm, self.fc = nn.LayerNorm(8), nn.Linear(8, 1)
+
+        def forward(self, x):
+            padding = x[..., 0] < 0
+            h, _ = self.attention(x, x, x, key_padding_mask=padding)  # BAD masked_row_that_is_hidden_later
+            return self.fc(self.norm(h).masked_fill(padding[..., None], 0)).mean(1)
+
+    data = batches(5, 8)
+    data[1][0][1, :, 0] = -1.0
+    train(watch, Net(), data)
+
+
 @program("fp16_overflow", "big", "linear", "fp16_overflow", [0])
 def fp16_matmul(watch):
     class Net(nn.Module):

@@ -185,12 +185,12 @@ class Trace:
         result = op(*args, **kwargs)
         if name in _UNFILLED:
             return result
-        for output in _tensors(result) or written:
-            bad = badness(output)
-            if bad:
-                seen = [(label, before.get(id(value), value)) for label, value in inputs]
-                self._note(op, bad, output, inputs, seen, _scalars(op, args, kwargs))
-                break
+        marred = [(output, bad) for output in _tensors(result) or written if (bad := badness(output))]
+        if marred:
+            seen = [(label, before.get(id(value), value)) for label, value in inputs]
+            operation = self._note(op, marred[0][1], marred[0][0], inputs, seen, _scalars(op, args, kwargs))
+            # What it made besides, such as the spread that a norm keeps for its backward, was given by nobody.
+            self._made |= {_key(output): (operation, output) for output, _ in marred[1:]}
         return result
 
     @property
@@ -206,7 +206,7 @@ class Trace:
         inputs: list[tuple[str, Tensor]],
         seen: list[tuple[str, Tensor]],
         scalars: dict[str, Any],
-    ) -> None:
+    ) -> Operation:
         call = self._calls[-1] if self._calls else None
         operation = Operation(
             index=self.count,
@@ -236,6 +236,7 @@ class Trace:
         set_roots(operation)
         self.operations.append(operation)
         self._made[_key(output)] = (operation, output)
+        return operation
 
     def _place_in_backward(self, operation: Operation) -> None:
         node: Any = torch._C._current_autograd_node()
