@@ -6,10 +6,12 @@ import torch.nn.functional as F
 from made_run import Recipe, write_run
 
 import sonde as library
+from sonde import vitals
 from sonde.diagnosis import Diagnosis
 from sonde.records import Evidence, Finding
 from sonde.views.terminal import Look, make_console
 from sonde.views.terminal.findings import finding_lines, render_diagnosis
+from sonde.views.terminal.lacks import in_words
 
 FINDING = Finding(
     kind="double_softmax",
@@ -65,7 +67,8 @@ def test_a_run_with_nothing_wrong_exits_with_zero_and_says_what_was_asked(sonde,
     result = sonde("diagnose", tmp_path / "well")
     assert result.exit_code == 0, result.stdout
     assert "Nothing is wrong that" in result.stdout
-    assert "Not measured:" in result.stdout
+    assert "the rest had nothing to judge (see --all)." in result.stdout
+    assert "vital." not in sonde("diagnose", tmp_path / "well", "--all").stdout, "keys are not words"
     assert "so nothing is known about" in sonde("diagnose", tmp_path / "well", "--all").stdout
 
 
@@ -95,7 +98,7 @@ def draw(diagnosis, *, everything=False, width=80):
 def test_a_card_has_all_that_a_finding_says():
     text = draw(Diagnosis((FINDING,), {}, {}, 90, 5))
     for word in ("1 finding in 90 steps", "WARNING  double_softmax  since step 12 · 98% sure", "4, loss_fn",
-                 "difference from 1: 1.00e-7 (≤ 1.00e-3)", "Remove the softmax.", "explains", "loss_plateau",
+                 "difference from 1: 1.00e-7 (≤ 0.001)", "Remove the softmax.", "explains", "loss_plateau",
                  "5 of 5 rules gave a verdict"):  # fmt: skip
         assert word in text
 
@@ -131,3 +134,57 @@ def test_short_lines_fit_and_count_the_rest():
     assert len(lines) == 6
     assert all(len(line) <= 50 for line in lines)
     assert lines[-1].strip() == "and 2 findings more"
+
+
+def test_a_share_is_told_in_percent_and_the_fix_before_the_evidence():
+    evidence = (
+        Evidence(name="share of dead units", value=0.79625, threshold=0.2, relation=">="),
+        Evidence(name="the same at the start", value=0.125),
+        Evidence(name="steps in a row", value=64.0),
+    )
+    text = draw(Diagnosis((replace(FINDING, evidence=evidence),), {}, {}, 90, 5))
+    assert "share of dead units: 79.6% (≥ 20%)" in text
+    assert "the same at the start: 12.5%" in text
+    assert "steps in a row: 64" in text
+    assert text.index("Remove the softmax.") < text.index("share of dead units")
+
+
+def test_every_vital_sign_that_may_be_lacking_has_words():
+    names = {value for name, value in vars(vitals).items() if name.isupper() and isinstance(value, str)}
+    subjects = {vitals.LOOP, vitals.LOSS, vitals.LOADER, vitals.SCHEDULER}
+    for name in names - subjects:
+        assert " of culprit" not in in_words(f"culprit:vital.{name}"), f"{name} has no words"
+
+
+def record(path, failing_at, error):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with library.watch(model, optimizer, run=path):
+        for step in range(6):
+            if step == failing_at:
+                raise error
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_training_that_raised_is_not_called_sound(sonde, tmp_path, strict):
+    with pytest.raises(RuntimeError, match="no such shape"):
+        record(tmp_path / "broken", 4, RuntimeError("no such shape"))
+    result = sonde("diagnose", tmp_path / "broken")
+    assert result.exit_code == 1
+    first = " ".join(result.stdout.split()).partition(")")[0]
+    assert first.startswith(
+        "broken · failed ✗ step 4: The training raised RuntimeError: no such shape (test_diagnose.py:"
+    )
+    assert "Nothing else is wrong that" in result.stdout
+    answer = strict(sonde("diagnose", tmp_path / "broken", "--json").stdout)
+    assert answer["failure"]["step"] == 4
+
+
+def test_an_interrupted_training_is_called_so_and_is_no_failure(sonde, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        record(tmp_path / "stopped", 3, KeyboardInterrupt())
+    result = sonde("diagnose", tmp_path / "stopped")
+    assert result.exit_code == 0
+    assert "· step 3: The training was interrupted." in result.stdout

@@ -86,3 +86,17 @@ def test_the_answer_for_programs(sonde, first, tmp_path, strict):
     out = tmp_path / "x.csv"
     answer = strict(export(sonde, first, "csv", out, "--site", "loss:scalar", "--json").stdout)
     assert answer == {"run": first, "out": str(out), "format": "csv", "rows": 60, "sites": 1}
+
+
+def test_a_dash_stands_for_standard_output(sonde, first, tmp_path, monkeypatch, strict):
+    monkeypatch.chdir(tmp_path)
+    rows = list(
+        csv.DictReader(export(sonde, first, "csv", "-", "--site", "loss:scalar", "--stat", "value").stdout.splitlines())
+    )
+    assert [row["step"] for row in rows] == [str(step) for step in range(1, 61)]
+    told = export(sonde, first, "json", "-", "--site", "loss:scalar", "--stat", "value").stdout
+    assert [row["step"] for row in strict(told)] == list(range(1, 61))
+    refused = export(sonde, first, "parquet", "-")
+    assert refused.exit_code == 2
+    assert "choose csv or json" in refused.stderr
+    assert not list(tmp_path.iterdir())

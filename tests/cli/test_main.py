@@ -1,6 +1,9 @@
 import pytest
 
-VERBS = ["runs", "show", "tail", "export", "verify", "train", "eval", "import-pages"]
+from sonde.cli.main import app
+
+VERBS = [command.name or command.callback.__name__ for command in app.registered_commands]
+SILENT = {"top", "view", "report", "import-pages"}  # they draw, serve or write, and have nothing to tell a program
 
 
 def test_help_names_every_verb_with_examples(sonde):
@@ -14,7 +17,32 @@ def test_help_names_every_verb_with_examples(sonde):
 
 
 def test_no_verb_at_all_gives_the_help(sonde):
-    assert "examples" in sonde().output
+    result = sonde()
+    assert result.exit_code == 2
+    assert "examples" in result.output
+    assert "error" not in result.output
+
+
+def test_no_example_is_broken_over_lines(sonde):
+    for verb in VERBS:
+        told = sonde(verb, "-h").stdout.partition("\nexamples\n")[2]
+        commands = [line.split("  # ")[0] for line in examples(verb)]
+        for command in commands:
+            assert any(line.strip().startswith(command) for line in told.splitlines()), command
+
+
+def examples(verb):
+    command = next(each for each in app.registered_commands if (each.name or each.callback.__name__) == verb)
+    return command.epilog.strip().splitlines()
+
+
+def test_verbs_are_listed_on_a_line_each(sonde):
+    lines = sonde("--help").stdout.splitlines()
+    listed = [
+        line.split()[0] for line in lines if line.startswith("  ") and line.split()[:1] and line.split()[0] in VERBS
+    ]
+    assert sorted(set(listed)) == sorted(VERBS)
+    assert all(line.rstrip().endswith(".") for line in lines if line.split()[:1] and line.split()[0] in VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -23,7 +51,7 @@ def test_every_verb_explains_itself(sonde, verb):
     assert result.exit_code == 0
     assert result.stdout.startswith(f"usage sonde {verb} ")
     assert "examples" in result.stdout
-    assert "--json" in result.stdout or verb == "import-pages", "it writes; there is nothing to tell"
+    assert "--json" in result.stdout or verb in SILENT
     assert "  [OPTIONS]" not in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
 
@@ -40,8 +68,10 @@ def test_the_version_is_told(sonde):
         (["shw"], "error: There is no verb 'shw' (nearest: show). Run: sonde --help"),
         (["show", "--sit", "x"], "error: There is no option --sit (nearest: --site"),
         (["show"], "error: Missing argument 'RUN'. Run: sonde show --help"),
-        (["show", "x", "--last", "0"], "error: Invalid value for '--last'"),
-        (["export", "x", "--to", "xls", "--out", "y"], "error: Invalid value for '--to'"),
+        (["first.py"], "error: There is no verb 'first.py'. Verbs: runs, show, diagnose,"),
+        (["show", "x", "--last", "0"], "error: Invalid value for '--last': 0 "),
+        (["view", ".", "--port", "abc"], "error: Invalid value for '--port': 'abc' is not a"),
+        (["export", "x", "--to", "xls", "--out", "y"], "error: Invalid value for '--to': 'xls' is not one of"),
         (["--loud"], "error: There is no option --loud"),
     ],
 )
@@ -51,6 +81,15 @@ def test_wrong_use_gets_one_line_with_the_cure(sonde, arguments, message):
     assert result.stdout == ""
     assert result.stderr.startswith(message)
     assert result.stderr.count("\n") == 1
+
+
+def test_a_choice_that_does_not_exist_is_told_the_nearest(sonde):
+    result = sonde("export", "x", "--out", "y", "--to=parqet")
+    assert "(nearest: parquet). Run: sonde export --help" in result.stderr
+
+
+def test_a_run_in_place_of_a_verb_leads_to_show(sonde, first):
+    assert f"this is a run. Run: sonde show {first}" in sonde(first).stderr.replace("\n", "")
 
 
 @pytest.mark.parametrize("verb", [["show"], ["tail"], ["verify"], ["export", "--to", "csv", "--out", "x.csv"]])

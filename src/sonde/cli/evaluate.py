@@ -34,9 +34,10 @@ def evaluate(
     device: Device = None,
     json: AsJson = False,
 ) -> None:
-    """Evaluate the model that a config describes, and capture what its debuggers see of every sample.
+    """Evaluate the model that a config describes.
 
-    A Python config is run: use your own, or read it first. Checkpoints run no code.
+    Captures what the config's debuggers see of every sample. A Python config is run: use your own, or read it first.
+    Checkpoints run no code.
     """
     from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 sonde export runs/first --to parquet --out first.parquet  # everything
 sonde export runs/first --to csv --out g.csv --stat norm  # a part
+sonde export runs/first --to csv --out - | head  # to look at
 sonde export runs/first --to tensorboard --out logs/first  # then: tensorboard --logdir logs
 sonde export runs/first --to site --out first-site  # the viewer as plain files; open index.html
 """
@@ -44,7 +46,10 @@ To = Annotated[
 Out = Annotated[
     Path,
     typer.Option(
-        "--out", metavar="FILE", help="The file to write; for tensorboard and site a folder.", show_default=False
+        "--out",
+        metavar="FILE",
+        help="The file to write, - for standard output; for tensorboard and site a folder.",
+        show_default=False,
     ),
 ]
 Stats = Annotated[
@@ -62,11 +67,12 @@ def export(
     force: Force = False,
     json: AsJson = False,
 ) -> None:
-    """Write a run as one long table: a row for each site and step, a column a statistic.
+    """Take the numbers of a run elsewhere: CSV, Parquet, TensorBoard.
 
-    Sites are read one after the other and in windows of steps, so memory stays small however long the run is.
-    For TensorBoard it is a folder with an event file: curves, and histograms of magnitudes.
-    A site is a folder with the viewer in it, which opens from disk or a file server without Sonde.
+    One long table with a row for each site and step, and a column for each statistic. Sites are read one after the
+    other and in windows of steps, so memory stays small however long the run is. For TensorBoard it is a folder with an
+    event file: curves, and histograms of magnitudes. A site is a folder with the viewer in it, which opens from disk or
+    a file server without Sonde.
     """
     from sonde.cli.answer import print_json
     from sonde.cli.export_formats import open_writer, replacing
@@ -75,6 +81,9 @@ def export(
     from sonde.views.terminal.numbers import size
 
     opened = open_run(run)
+    if str(out) == "-":
+        _print_table(opened, to, find_sites(opened, site), check_columns(stat))
+        return
     if to is Format.site:
         _export_site(opened, out, json=json)
         return
@@ -91,6 +100,18 @@ def export(
     else:
         console = make_console()
         console.print(f"{rows:,} rows of {len(sites):,} sites in {out} ({size(out.stat().st_size)})", soft_wrap=True)
+
+
+def _print_table(run: Run, to: Format, sites: list[Site], columns: tuple[str, ...]) -> None:
+    from sonde.cli.export_formats import text_writer
+    from sonde.errors import OptionError
+
+    if to not in (Format.csv, Format.json):
+        raise OptionError(
+            f"--to {to.value} cannot go to standard output; name a file with --out, or choose csv or json."
+        )
+    with text_writer(to.value, sys.stdout, columns) as writer:
+        _copy(run, sites, columns, writer, quiet=True)
 
 
 def _export_tensorboard(

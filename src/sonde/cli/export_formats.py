@@ -44,13 +44,19 @@ def open_writer(kind: str, path: Path, stats: Sequence[str]) -> Iterator[Writer]
         with _open_parquet(path, stats) as writer:
             yield writer
         return
-    with path.open("w", encoding="utf-8", newline="") as file:
-        if kind == "csv":
-            yield _Csv(file, stats)
-        else:
-            as_json = _Json(file)
-            yield as_json
-            as_json.end()
+    with path.open("w", encoding="utf-8", newline="") as file, text_writer(kind, file, stats) as text:
+        yield text
+
+
+@contextmanager
+def text_writer(kind: str, file: IO[str], stats: Sequence[str]) -> Iterator[Writer]:
+    """Write a format that is text (`csv` or `json`) to an open file."""
+    if kind == "csv":
+        yield _Csv(file, stats)
+    else:
+        as_json = _Json(file)
+        yield as_json
+        as_json.end()
 
 
 class _Csv:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final
 
 import typer
@@ -58,7 +60,8 @@ class Verbs(TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             return INTERRUPTED
         except _ClickError as error:
-            return _complain(_usage_message(error), args)
+            message = _usage_message(error, sys.argv[1:] if args is None else args)
+            return _complain(message, args) if message else UNUSABLE  # without a verb, the help has said it all
         except SondeError as error:
             return _complain(str(error), args)
         except OSError as error:
@@ -81,21 +84,54 @@ class Verbs(TyperGroup):
         """Find the verb, or name the nearest one."""
         verbs = self.list_commands(ctx)
         if args and args[0] not in verbs and not args[0].startswith("-"):
-            near = get_close_matches(args[0], verbs, n=1) or verbs
-            raise _UsageError(f"There is no verb {args[0]!r} (nearest: {', '.join(near)}). Run: sonde --help", ctx)
+            raise _UsageError(f"There is no verb {args[0]!r}{_instead(args[0], verbs)}", ctx)
         return super().resolve_command(ctx, args)
 
 
-def _usage_message(error: Any) -> str:
+def _instead(word: str, verbs: Sequence[str]) -> str:
+    if (Path(word) / "run.json").is_file():
+        return f"; this is a run. Run: sonde show {word}"
+    near = get_close_matches(word, verbs, n=1)
+    return f" (nearest: {near[0]}). Run: sonde --help" if near else f". Verbs: {', '.join(verbs)}. Run: sonde --help"
+
+
+def _usage_message(error: Any, args: Sequence[str]) -> str:
     option = getattr(error, "option_name", None)
     near = getattr(error, "possibilities", None)
     message = str(error.format_message()).strip()
     if option is not None and hasattr(error, "possibilities"):
         message = f"There is no option {option}" + (f" (nearest: {', '.join(sorted(near))})." if near else ".")
+    elif isinstance(error, typer.BadParameter):
+        message = _plain_words(message, error, args)
     ctx = getattr(error, "ctx", None)
-    if "Run: " not in message and ctx is not None:
-        message += f" Run: {ctx.command_path} --help"
+    if message and "Run: " not in message and ctx is not None:
+        message += f"{'' if message.endswith('.') else '.'} Run: {ctx.command_path} --help"
     return " ".join(message.split())
+
+
+def _plain_words(message: str, error: Any, args: Sequence[str]) -> str:
+    """Say of a value what was given and what is taken, whichever library complains about it."""
+    head, _, rest = message.partition(": ")
+    rest = rest.removeprefix("Value error, ")
+    given = _given(args, getattr(getattr(error, "param", None), "opts", ()))
+    named = re.findall(r"'([^']*)'", rest)
+    near = get_close_matches(given, named[1:], n=1) if named[:1] == [given] else []
+    if near:
+        rest = f"{rest.removesuffix('.')} (nearest: {near[0]})."
+    for kind, words in (("integer", "a whole number"), ("number", "a number")):
+        if rest.startswith(f"Input should be a valid {kind}"):
+            rest = f"{given!r} is not {words}."
+    if rest.startswith("Input "):
+        rest = given + rest.removeprefix("Input")
+    return f"{head}: {rest}" if rest else message
+
+
+def _given(args: Sequence[str], options: Sequence[str]) -> str:
+    for word, following in zip(args, [*args[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name in options:
+            return value if equals else following
+    return ""
 
 
 def _complain(message: str, args: Sequence[str] | None) -> int:

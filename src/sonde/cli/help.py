@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_ACTING: Final = ("train", "eval", "replay", "resume", "import-pages")
+"""Verbs that run a user's code or write files others rely on; all others only read."""
 
 
 class Verb(TyperCommand):
@@ -36,13 +42,15 @@ def print_group_help(group: Any, ctx: Any) -> None:
     verbs = {name: group.get_command(ctx, name) for name in group.list_commands(ctx)}
     options = [each for each in group.get_params(ctx) if each.param_type_name == "option"]
     sections: dict[str, Iterable[tuple[str, str]]] = {
-        "verbs": [(name, _first_line(verb.help)) for name, verb in verbs.items()],
+        "verbs that read runs": [(name, _first_line(verbs[name].help)) for name in verbs if name not in _ACTING],
+        "verbs that act": [(name, _first_line(verbs[name].help)) for name in verbs if name in _ACTING],
         "options": [_option(each, ctx) for each in options],
         "examples": _examples(group.epilog),
         "exit codes": [
             ("0", "done"),
             ("1", "found something: damage in a run, or a run that failed"),
             ("2", "wrong use, or a run that cannot be used"),
+            ("", "diagnose: 0 sound, 1 warnings, 2 something critical, 3 wrong use"),
         ],
     }
     _print_page(f"{ctx.command_path} VERB [OPTIONS]", group.help or "", sections)
@@ -50,7 +58,6 @@ def print_group_help(group: Any, ctx: Any) -> None:
 
 def _print_page(usage: str, text: str, sections: dict[str, Iterable[tuple[str, str]]]) -> None:
     from rich.padding import Padding
-    from rich.table import Table
     from rich.text import Text
 
     from sonde.views.terminal.look import make_console
@@ -59,15 +66,34 @@ def _print_page(usage: str, text: str, sections: dict[str, Iterable[tuple[str, s
     console.print(Text.assemble(("usage ", "dim"), (usage, "bold cyan")))
     for paragraph in _paragraphs(text):
         console.print(Padding(Text(paragraph), (1, 0, 0, 2)))
-    for title, rows in sections.items():
-        table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column(style="cyan", no_wrap=title != "examples", overflow="fold")
-        table.add_column(overflow="fold")
-        for left, right in rows:
-            table.add_row(left, Text(right, "dim" if title == "examples" else ""))
-        if table.row_count:
-            console.print(Text(f"\n{title}", "bold"))
-            console.print(Padding(table, (0, 0, 0, 2)))
+    for title, rows in ((title, list(rows)) for title, rows in sections.items()):
+        if not rows:
+            continue
+        console.print(Text(f"\n{title}", "bold"))
+        if title == "examples" and not _fit_beside(rows, console.width - 4):
+            for left, right in rows:
+                # A command is copied whole: the terminal may wrap it, we must not.
+                gap = "   " if len(left) + len(right) + 5 <= console.width else "\n      "
+                line = Text.assemble("  ", (left, "cyan"), (gap + right if right else "", "dim"))
+                console.print(line, soft_wrap=True)
+        else:
+            console.print(Padding(_columns(rows, quiet=title == "examples"), (0, 0, 0, 2)))
+
+
+def _fit_beside(rows: list[tuple[str, str]], width: int) -> bool:
+    return max(len(left) for left, _ in rows) + max(len(right) for _, right in rows) + 2 <= width
+
+
+def _columns(rows: list[tuple[str, str]], *, quiet: bool) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for left, right in rows:
+        table.add_row(left, Text(right, "dim" if quiet else ""))
+    return table
 
 
 def _option(option: Any, ctx: Any) -> tuple[str, str]:

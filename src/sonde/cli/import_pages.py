@@ -25,7 +25,7 @@ PageSize = Annotated[float, typer.Option("--page-size-mb", min=0.001, metavar="M
 
 
 def import_pages(source: Source, target: Target, trust: Trust = False, page_size_mb: PageSize = 100.0) -> None:
-    """Convert pickled debugger pages (page_N.pkl) into pages that are safe to open.
+    """Convert pickled debugger pages into pages that are safe to open.
 
     A pickle is a program: loading one can do anything the person who wrote it wants, with your rights. So this verb
     loads none without --trust. What it writes is plain data, and runs no code when it is opened.

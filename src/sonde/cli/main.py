@@ -32,14 +32,14 @@ from sonde.cli.help import Verb
 
 _HELP = """See inside a neural network while it trains.
 
-Runs are recorded in Python with sonde.watch, or by train and eval from a config. The other verbs read them, also while
-they are written, on any machine and without torch.
+Runs are recorded in Python with sonde.watch, or by train and eval from a config. Most verbs read them, also while they
+are written, on any machine and without torch.
 """
 
 _EXAMPLES = """
-sonde runs runs  # all runs in a folder
+sonde runs  # all runs below this folder
+sonde diagnose runs/first  # what is wrong, and the fix
 sonde show runs/first  # how it went, worst layers first
-sonde diagnose runs/first  # what is wrong with it, and the fix
 sonde show runs/first --site '*:gradient'  # every gradient
 sonde tail runs/first  # follow a run that is training
 sonde show runs/first --json | jq .layers  # for programs
@@ -78,18 +78,18 @@ def sonde(
 app.command(cls=Verb, epilog=runs.EXAMPLES)(runs.runs)
 app.command(cls=Verb, epilog=show.EXAMPLES)(show.show)
 app.command(cls=Verb, epilog=diagnose.EXAMPLES)(diagnose.diagnose)
-app.command(cls=Verb, epilog=query.EXAMPLES)(query.query)
 app.command(cls=Verb, epilog=tail.EXAMPLES)(tail.tail)
 app.command(cls=Verb, epilog=top.EXAMPLES)(top.top)
-app.command(cls=Verb, epilog=resume.EXAMPLES)(resume.resume)
-app.command(cls=Verb, epilog=report.EXAMPLES)(report.report)
-app.command(cls=Verb, epilog=export.EXAMPLES)(export.export)
 app.command(cls=Verb, epilog=view.EXAMPLES)(view.view)
+app.command(cls=Verb, epilog=report.EXAMPLES)(report.report)
+app.command(cls=Verb, epilog=query.EXAMPLES)(query.query)
+app.command(cls=Verb, epilog=export.EXAMPLES)(export.export)
 app.command(cls=Verb, epilog=verify.EXAMPLES)(verify.verify)
-app.command(name="import-pages", cls=Verb, epilog=import_pages.EXAMPLES)(import_pages.import_pages)
 app.command(cls=Verb, epilog=train.EXAMPLES)(train.train)
-app.command(cls=Verb, epilog=replay.EXAMPLES)(replay.replay)
 app.command(name="eval", cls=Verb, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command(cls=Verb, epilog=replay.EXAMPLES)(replay.replay)
+app.command(cls=Verb, epilog=resume.EXAMPLES)(resume.resume)
+app.command(name="import-pages", cls=Verb, epilog=import_pages.EXAMPLES)(import_pages.import_pages)
 
 
 def run() -> None:

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from sonde.analysis.picking import Picked
 
 EXAMPLES = """
-sonde query RUN "loss > 0.5"  # in the last epoch, the worst first
-sonde query RUN "label in (3, 5) and accuracy == 0"  # mistaken digits
-sonde query RUN "percentile(loss) >= 99"  # the highest hundredth
-sonde query RUN "rank(loss) <= 5 and epoch >= 2"  # in several epochs
+sonde query runs/digits "loss > 0.5"  # in the last epoch, the worst first
+sonde query runs/digits "label in (3, 5) and accuracy == 0"  # mistaken digits
+sonde query runs/digits "percentile(loss) >= 99"  # the highest hundredth
+sonde query runs/digits "rank(loss) <= 5 and epoch >= 2"  # in several epochs
 """
 
 Expression = Annotated[
@@ -35,10 +35,10 @@ Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="How man
 def query(
     run: RunPath, expression: Expression, epoch: At = None, limit: Limit = 20, width: Width = None, json: AsJson = False
 ) -> None:
-    """Pick samples of a run by their scores, labels and predictions; the viewer writes the same expressions.
+    """Pick samples of a run by their scores, labels and predictions.
 
-    A comparison with what is not known is false. Labels and predictions are known of the samples that were kept
-    (`save_samples`). Scores come from sonde train and sonde eval.
+    Scores come from sonde train and sonde eval; labels and predictions are known of the samples that were kept
+    (`save_samples`). A comparison with what is not known is false. The viewer takes the same expressions.
     """
     from sonde.analysis.picking import pick
     from sonde.analysis.samples import find_evaluations

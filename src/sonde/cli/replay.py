@@ -36,10 +36,10 @@ Model = Annotated[
 
 
 def replay(bundle: BundlePath, model: Model, json: AsJson = False) -> None:
-    """Repeat a step that went non-finite, and say whether the same operation goes wrong. Runs your code.
+    """Repeat a step that went non-finite, and name the operation.
 
-    The model that MODULE:NAME builds gets the weights, the batch and the random numbers of that step. Exits with 0 when
-    the operation was confirmed, with 1 when it was not.
+    Runs your code. The model that MODULE:NAME builds gets the weights, the batch and the random numbers of that step.
+    Exits with 0 when the operation was confirmed, with 1 when it was not.
     """
     from sonde.errors import MissingExtra
 

@@ -43,7 +43,7 @@ Force = Annotated[bool, typer.Option("--force", help="Write over a file that is 
 
 
 def report(run: RunPath, form: Form = None, out: Out = None, force: Force = False) -> None:
-    """Write a report of a run: summary, findings, plots, events, environment.
+    """Write a run into one file: findings, figures, events, environment.
 
     The HTML file holds everything it needs: it opens from disk, without a network, and runs nothing but its own script.
     """

@@ -34,10 +34,11 @@ def tail(
     width: Width = None,
     json: AsJson = False,
 ) -> None:
-    """Follow a run as it trains: loss, learning rate, what is not finite, the worst layer, and events.
+    """Follow a run as it trains, a line at a time.
 
-    One line for the steps since the last look. Ends when the run does: with 0 when it finished, with 1 when it failed
-    or crashed. Ctrl-C stops following; the run goes on.
+    Each line is about the steps since the last look: loss, learning rate, what is not finite, the worst layer, events.
+    Ends when the run does: with 0 when it finished, with 1 when it failed or crashed. Ctrl-C stops following; the run
+    goes on.
     """
     from sonde.analysis import Newspaper
     from sonde.cli.opening import open_run

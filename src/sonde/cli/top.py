@@ -23,9 +23,10 @@ Interval = Annotated[float, typer.Option("--interval", min=0.1, metavar="SECONDS
 
 
 def top(run: RunPath, interval: Interval = 1.0) -> None:
-    """Watch a run on the whole screen: loss, findings, worst layers, gradient flow, time, memory, events.
+    """Watch a run on the whole screen, live.
 
-    Keys 1 to 6 or left and right choose a page, up and down scroll, p holds still, q leaves. The run goes on.
+    Pages for loss, findings, worst layers, gradient flow, time, memory and events. Keys 1 to 6 or left and right choose
+    a page, up and down scroll, p holds still, q leaves. The run goes on.
     """
     from sonde.cli.opening import open_run
 

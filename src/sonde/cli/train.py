@@ -46,9 +46,10 @@ def train(
     device: Device = None,
     json: AsJson = False,
 ) -> None:
-    """Train the model that a config describes. A Python config is run: use your own, or read it first.
+    """Train the model that a config describes.
 
-    The work_dir becomes a run that all other verbs read, also while it trains.
+    A Python config is run: use your own, or read it first. The work_dir becomes a run that all other verbs read, also
+    while it trains.
     """
     from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console

@@ -41,10 +41,10 @@ def view(
     no_browser: NoBrowser = False,
     token: Token = None,
 ) -> None:
-    """Show runs in the browser: findings, layers, samples, live while they train.
+    """Show runs in the browser, live while they train.
 
-    Nothing leaves this machine. Whoever opens the page needs its token, can only read, and sees only the folders named
-    here.
+    Findings, layers, samples, comparisons. Nothing leaves this machine. Whoever opens the page needs its token, can
+    only read, and sees only the folders named here.
     """
     for root in roots:
         if not root.is_dir():

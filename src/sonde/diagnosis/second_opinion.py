@@ -35,7 +35,7 @@ class Diagnosis:
     broken: dict[str, str]
     """By kind: the traceback of a rule that failed."""
     steps: int
-    """How many steps were looked at."""
+    """How many steps were looked at; step 0, the state before the first, does not count."""
     asked: int = 0
     """How many rules were asked."""
 
@@ -78,7 +78,7 @@ def diagnose(run: Run | str | Path, *, rank: int | None = None) -> Diagnosis:
     case.final = run.status != "live"
     case.replicas = compare_ranks(run) if rank is None else None
     found = doctor.look(case)
-    return Diagnosis(tuple(found), dict(doctor.unmeasured), dict(doctor.broken), len(steps), len(doctor.rules))
+    return Diagnosis(tuple(found), dict(doctor.unmeasured), dict(doctor.broken), int((steps > 0).sum()), len(doctor.rules))
 
 
 def choose_steps(steps: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,8 @@ from rich.text import Text
 from sonde.diagnosis import Diagnosis
 from sonde.records import Evidence, Finding, Severity
 from sonde.views.terminal.events import one_line
+from sonde.views.terminal.failure import Failure
+from sonde.views.terminal.lacks import in_words
 from sonde.views.terminal.look import Look
 from sonde.views.terminal.numbers import plural, short
 from sonde.views.terminal.palette import BAD, GOOD, ODD, QUIET, TITLE
@@ -21,7 +24,6 @@ STYLES: Final[dict[Severity, str]] = {"critical": BAD, "warning": ODD, "info": "
 _SIGNS: Final[dict[Severity, tuple[str, str]]] = {"critical": ("●", "!"), "warning": ("●", "?"), "info": ("·", "-")}
 _RELATIONS: Final = {">=": ("≥", ">="), "<=": ("≤", "<=")}
 _MOST_SITES: Final = 4
-_MOST_MISSING: Final = 4
 
 
 def finding_lines(findings: Sequence[Finding], look: Look, *, most: int = 5) -> Group:
@@ -47,11 +49,15 @@ def _short_line(finding: Finding, look: Look) -> Text:
     return line
 
 
-def render_diagnosis(diagnosis: Diagnosis, look: Look, *, everything: bool = False) -> Iterator[RenderableType]:
+def render_diagnosis(
+    diagnosis: Diagnosis, look: Look, *, everything: bool = False, failure: Failure | None = None
+) -> Iterator[RenderableType]:
     """Return the page about what is wrong, top to bottom; `everything` shows notes and unknowns in full."""
+    if failure is not None:
+        yield _failure_line(failure, look)
     grave = [finding for finding in diagnosis.findings if finding.severity != "info"]
     notes = [finding for finding in diagnosis.findings if finding.severity == "info"]
-    yield _headline(diagnosis, len(grave), len(notes), look)
+    yield _headline(diagnosis, len(grave), len(notes), look, failure)
     for finding in grave:
         yield Text("")
         yield finding_card(finding, look)
@@ -64,7 +70,7 @@ def render_diagnosis(diagnosis: Diagnosis, look: Look, *, everything: bool = Fal
         else:
             yield Group(*(_short_line(finding, look) for finding in notes))
     yield Text("")
-    yield from _coverage(diagnosis, look, everything=everything)
+    yield from _coverage(diagnosis, everything=everything)
 
 
 def finding_card(finding: Finding, look: Look) -> Group:
@@ -100,26 +106,40 @@ def _rows(finding: Finding, look: Look) -> Iterator[tuple[str, RenderableType]]:
     line = _source_line(finding.data)
     if line is not None:
         yield "line", line
-    for index, evidence in enumerate(finding.evidence):
-        yield ("because" if index == 0 else ""), _evidence(evidence, look)
     if finding.fix:
         yield "fix", Text(_clean(finding.fix), GOOD)
+    share = False
+    for index, evidence in enumerate(finding.evidence):
+        share = evidence.name.startswith("share ") or (share and evidence.name.startswith("the same "))
+        yield ("because" if index == 0 else ""), _evidence(evidence, look, share=share)
     if finding.refute:
         yield "refute", Text(_clean(finding.refute), QUIET)
     if finding.explains:
         yield "explains", Text(", ".join(map(one_line, finding.explains)), QUIET)
 
 
-def _evidence(evidence: Evidence, look: Look) -> Text:
-    text = Text.assemble(f"{_clean(evidence.name)}: ", (_amount(evidence.value), "bold"))
+def _evidence(evidence: Evidence, look: Look, *, share: bool) -> Text:
+    text = Text.assemble(f"{_clean(evidence.name)}: ", (_amount(evidence.value, share=share), "bold"))
     if evidence.threshold is not None and evidence.relation is not None:
         pretty, plain = _RELATIONS.get(evidence.relation, (evidence.relation, evidence.relation))
-        text.append(f" ({look.pick(pretty, plain)} {_amount(evidence.threshold)})", QUIET)
+        text.append(f" ({look.pick(pretty, plain)} {_amount(evidence.threshold, share=share)})", QUIET)
     return text
 
 
-def _amount(value: float) -> str:
-    return f"{int(value):,}" if abs(value) < 1e9 and value == int(value) else short(value)
+def _amount(value: float, *, share: bool = False) -> str:
+    """Write a number of the evidence: three digits at most, and a share of a whole in percent.
+
+    >>> _amount(64.0), _amount(0.5), _amount(0.001), _amount(1.37e16), _amount(0.79625, share=True)
+    ('64', '0.5', '0.001', '1.37e16', '79.6%')
+    """
+    if share and 0 <= value <= 1:
+        return f"{100 * value:.3g}%"
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e9:
+        return f"{int(value):,}"
+    digits = f"{value:.3g}"
+    return digits if abs(value) >= 1e-3 and "e" not in digits else short(value)
 
 
 def _source_line(data: Mapping[str, Any]) -> Text | None:
@@ -145,36 +165,43 @@ def _clean(text: str) -> str:
     return one_line(text)
 
 
-def _headline(diagnosis: Diagnosis, grave: int, notes: int, look: Look) -> Text:
+def _headline(diagnosis: Diagnosis, grave: int, notes: int, look: Look, failure: Failure | None) -> Text:
     steps = plural(diagnosis.steps, "step")
     if grave:
         style = STYLES[diagnosis.severity or "info"]
         noted = f" and {plural(notes, 'note')}" if notes else ""
         return Text.assemble((f"{plural(grave, 'finding')}{noted}", style), f" in {steps}")
-    words = f"Nothing is wrong that {plural(diagnosis.asked, 'rule')} could tell from {steps}."
+    failed = failure is not None and not failure.by_hand
+    what = "Nothing else" if failed else "Nothing"
+    words = f"{what} is wrong that {plural(diagnosis.asked, 'rule')} could tell from {steps}."
     noted = f" {plural(notes, 'note')}:" if notes else ""
-    return Text.assemble((look.pick("✓ ", "+ "), GOOD), words, noted)
+    sign = "" if failed else look.pick("✓ ", "+ ")
+    return Text.assemble((sign, GOOD), words, noted)
 
 
-def _coverage(diagnosis: Diagnosis, look: Look, *, everything: bool) -> Iterator[RenderableType]:
+def _failure_line(failure: Failure, look: Look) -> Text:
+    style = QUIET if failure.by_hand else BAD
+    at = "" if failure.step is None else f"step {failure.step:,}: "
+    sign = look.pick("· ", "- ") if failure.by_hand else look.pick("✗ ", "x ")
+    return Text.assemble((sign, style), (at, QUIET), (failure.text, style))
+
+
+def _coverage(diagnosis: Diagnosis, *, everything: bool) -> Iterator[RenderableType]:
     """Say what was asked and what could not be told."""
     missing: dict[str, list[str]] = {}
     for kind, lack in sorted(diagnosis.unmeasured.items()):
-        missing.setdefault(lack, []).append(kind)
+        missing.setdefault(in_words(one_line(lack)), []).append(kind)
     told = diagnosis.asked - len(diagnosis.unmeasured) - len(diagnosis.broken)
-    line = f"{told} of {plural(diagnosis.asked, 'rule')} gave a verdict."
-    if missing and not everything:
-        named = look.pick(" · ", "; ").join(one_line(lack) for lack in list(missing)[:_MOST_MISSING])
-        more = f" and {len(missing) - _MOST_MISSING} more" if len(missing) > _MOST_MISSING else ""
-        line += f" Not measured: {named}{more}. --all lists them."
-    yield Text(line, QUIET)
+    rest = "; the rest had nothing to judge" if missing else ""
+    hint = " (see --all)" if missing and not everything else ""
+    yield Text(f"{told} of {plural(diagnosis.asked, 'rule')} gave a verdict{rest}{hint}.", QUIET)
     if everything and missing:
         table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column(style=QUIET, overflow="fold", ratio=2)
         table.add_column(style=QUIET, overflow="fold", ratio=3)
-        table.add_row(Text("not measured", TITLE), Text("so nothing is known about", TITLE))
+        table.add_row(Text("the run has no measure of", TITLE), Text("so nothing is known about", TITLE))
         for lack, kinds in missing.items():
-            table.add_row(one_line(lack), ", ".join(kinds))
+            table.add_row(lack, ", ".join(kinds))
         yield table
     for kind in sorted(diagnosis.broken):
         yield Text(f"the rule {kind} failed; sonde diagnose --json has its traceback", BAD)
