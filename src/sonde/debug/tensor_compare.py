@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.debug.numbers import as_floats
+from sonde.debug.numbers import as_floats, is_lent
 from sonde.errors import OptionError
 
-_BITS: Final = {2: np.int16, 4: np.int32, 8: np.int64}
+_BITS: Final = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ def _worst(
 
 def _ulp(left: NDArray[Any], right: NDArray[Any]) -> int | None:
     kinds = {left.dtype, right.dtype}
-    floats = {kind for kind in kinds if kind.kind == "f" or kind == ml_dtypes.bfloat16}
+    floats = {kind for kind in kinds if kind.kind == "f" or is_lent(kind)}
     if kinds != floats or not left.size:
         return None
     # bfloat16 has fewer digits than float16, though both have two bytes.

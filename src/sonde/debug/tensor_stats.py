@@ -97,12 +97,13 @@ def compute_distribution(array: NDArray[Any]) -> TensorDistribution | None:
     if not good.size:
         return None
     counts, edges = np.histogram(good, HISTOGRAM_BINS) if _has_width(good) else _one_bin(good)
-    outliers = _outliers(flat, array.shape)
+    levels = dict(zip(PERCENTILES, np.percentile(good, PERCENTILES).tolist(), strict=True))
+    outliers = _outliers(flat, levels[25], levels[75])
     return TensorDistribution(
         counts=tuple(counts.tolist()),
         edges=tuple(edges.tolist()),
-        percentiles={f"p{q}": float(np.percentile(good, q)) for q in PERCENTILES},
-        outliers=tuple(outliers[:MAX_OUTLIERS]),
+        percentiles={f"p{level}": value for level, value in levels.items()},
+        outliers=tuple(_outlier(flat, int(place), array.shape) for place in outliers[:MAX_OUTLIERS]),
         num_outliers=len(outliers),
         skewness=_moment(good, 3),
         kurtosis=None if (fourth := _moment(good, 4)) is None else fourth - 3.0,
@@ -122,15 +123,18 @@ def _one_bin(values: Floats) -> tuple[NDArray[np.int64], Floats]:
     return np.array([values.size]), np.array([values.min(), values.max()])
 
 
-def _outliers(flat: Floats, shape: tuple[int, ...]) -> list[Outlier]:
-    good = flat[np.isfinite(flat)]
-    low, high = np.percentile(good, (25, 75))
+def _outliers(flat: Floats, low: float, high: float) -> NDArray[np.intp]:
+    """Return the places of all outliers, the farthest first."""
     width = high - low
     beyond = np.maximum(low - 1.5 * width - flat, flat - high - 1.5 * width)
     beyond[~np.isfinite(flat)] = -1
     found = np.flatnonzero(beyond > 0)
-    found = found[np.argsort(-beyond[found], kind="stable")]
-    return [Outlier(index=_index(int(place), shape), value=float(flat[place])) for place in found]
+    order: NDArray[np.intp] = found[np.argsort(-beyond[found], kind="stable")]
+    return order
+
+
+def _outlier(flat: Floats, place: int, shape: tuple[int, ...]) -> Outlier:
+    return Outlier(index=_index(place, shape), value=float(flat[place]))
 
 
 def _index(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
