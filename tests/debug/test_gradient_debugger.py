@@ -47,8 +47,14 @@ def test_a_jump_far_above_the_layers_past_is_an_explosion():
     assert "norm 5 >" in alert.message
 
 
-def test_a_fall_far_below_the_layers_past_is_vanishing():
-    assert problems(debugger_with([*healthy_norms(0), 1e-9])) == {"fc": ("vanishing",)}
+def test_a_fall_far_below_the_layers_past_that_lasts_is_vanishing():
+    assert problems(debugger_with([*healthy_norms(0), *[1e-9] * 3])) == {"fc": ("vanishing",)}
+
+
+def test_a_gradient_that_passes_through_zero_while_it_changes_its_sign_has_not_vanished():
+    debugger = debugger_with([*healthy_norms(0), 1e-9, 1e-6, *healthy_norms(1, 20), 1e-9])
+    assert problems(debugger) == {"fc": ()}
+    assert debugger.get_alerts() == []
 
 
 def test_one_nan_does_not_bend_the_thresholds():
@@ -99,6 +105,24 @@ def test_recording_a_layer_again_is_the_next_step():
         for layer in ("a", "b"):
             debugger.record_gradient_flow(layer, [1.0])
     assert [point.step for point in debugger.get_layer_history("b")] == [0, 1, 2]
+
+
+def test_a_step_that_is_told_late_goes_to_its_place_and_one_told_twice_counts_once():
+    debugger = GradientDebugger(max_history=4)
+    for step, norm in [(1, 1.0), (2, 2.0), (4, 4.0), (3, 3.0), (2, 9.0), (5, 5.0)]:
+        debugger.record_gradient_flow("fc", norm, step=step)
+    assert [(point.step, point.norm) for point in debugger.get_layer_history("fc")] == [(2, 2), (3, 3), (4, 4), (5, 5)]
+
+
+def test_a_norm_without_a_mean_has_no_mean():
+    debugger = GradientDebugger()
+    debugger.record_gradient_flow("fc", 0.5)
+    assert debugger.get_layer_history("fc")[0].mean is None
+
+
+def test_a_negative_norm_is_refused_with_what_was_probably_meant():
+    with pytest.raises(OptionError, match=r"'fc' has a norm of -1; .*as a list or a tensor"):
+        GradientDebugger().record_gradient_flow("fc", -1.0)
 
 
 def test_history_is_bounded():

@@ -5,13 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from sonde.debug.gradient_layer import RELATIVE, GradientPoint, GradientThresholds, LayerGradients, Problem, Trend
+from sonde.debug.gradient_layer import (
+    RELATIVE,
+    GradientPoint,
+    GradientThresholds,
+    LayerGradients,
+    Problem,
+    Trend,
+    trend_of,
+)
 from sonde.debug.numbers import as_array, as_floats
 from sonde.debug.unit_activity import ActivityWindow, UnitActivity
 from sonde.errors import OptionError
@@ -112,7 +120,9 @@ class GradientDebugger:
         self._layers: OrderedDict[str, LayerGradients] = OrderedDict()
         self._open: dict[str, set[Problem]] = {}
         self._alerts: deque[GradientAlert] = deque(maxlen=_MAX_ALERTS)
-        self._activity: dict[str, ActivityWindow] = {}
+        self._activity: OrderedDict[str, ActivityWindow] = OrderedDict()
+        self.step_now: Callable[[], int] | None = None
+        """Tells the step under way, where somebody knows it; else each layer's second record begins the next."""
 
     # ------------------------------------------------------------------ recording
 
@@ -121,7 +131,8 @@ class GradientDebugger:
     ) -> None:
         """Take the gradient of a layer: its values, or its norm with mean and standard deviation.
 
-        A layer that is recorded a second time begins the next step, unless `step` says which it is.
+        A layer that is recorded a second time begins the next step, unless `step` says which it is, or the session has
+        a model: then it is the step under way, of which the first word counts.
         """
         point = self._point(layer, values, mean, std, self._step_of(layer) if step is None else step)
         self.record_point(layer, point)
@@ -130,20 +141,28 @@ class GradientDebugger:
         """Take a summary of a layer's gradient."""
         known = self._layers.get(layer)
         if known is None:
-            if len(self._layers) >= _MAX_LAYERS:
-                return
             known = self._layers[layer] = LayerGradients(layer, self.max_history)
+            self._forget_oldest()
         self.step = max(self.step, point.step)
-        known.add(point)
-        self._raise_alerts(known)
+        if known.add(point):
+            self._raise_alerts(known)
+
+    def _forget_oldest(self) -> None:
+        while len(self._layers) > _MAX_LAYERS:
+            name, _ = self._layers.popitem(last=False)
+            self._open.pop(name, None)
+        while len(self._activity) > _MAX_LAYERS:
+            self._activity.popitem(last=False)
 
     def record_activations(self, layer: str, activations: Any) -> None:
         """Take a batch of a layer's activations, to tell dead units: `[samples, units, ...]`."""
-        self._activity.setdefault(layer, ActivityWindow(layer)).add(activations)
+        self.activity_of(layer).add(activations)
 
     def activity_of(self, layer: str) -> ActivityWindow:
         """Return the window that remembers a layer's units."""
-        return self._activity.setdefault(layer, ActivityWindow(layer))
+        window = self._activity.setdefault(layer, ActivityWindow(layer))
+        self._forget_oldest()
+        return window
 
     def next_step(self) -> None:
         """Begin the next step."""
@@ -280,6 +299,8 @@ class GradientDebugger:
     # ------------------------------------------------------------------ how
 
     def _step_of(self, layer: str) -> int:
+        if self.step_now is not None:
+            return self.step_now()
         known = self._layers.get(layer)
         if known is not None and known.points and known.points[-1].step == self.step:
             self.step += 1
@@ -287,29 +308,31 @@ class GradientDebugger:
 
     def _point(self, layer: str, values: Any, mean: float | None, std: float | None, step: int) -> GradientPoint:
         if mean is not None or isinstance(values, int | float):
-            norm = float(values)
-            bad = 0 if math.isfinite(norm) else 1
-            return GradientPoint(step=step, norm=norm, mean=float(mean or 0.0), std=std, nonfinite=bad)
+            return _told_point(layer, float(values), mean, std, step)
         flat = as_floats(as_array(values, f"gradient of {layer!r}"))
         good = flat[np.isfinite(flat)]
         return GradientPoint(
             step=step,
             norm=float(np.linalg.norm(good)),
-            mean=float(good.mean()) if good.size else math.nan,
+            mean=float(good.mean()) if good.size else None,
             std=float(good.std(ddof=1)) if good.size > 1 else None,
             nonfinite=int(flat.size - good.size),
         )
 
     def _raise_alerts(self, layer: LayerGradients) -> None:
         problems = set(layer.problems(self.thresholds, self.step))
+        new = sorted(problems - self._open.get(layer.name, set()))
+        self._open[layer.name] = problems
+        if not new:
+            return
         low, high = layer.bounds(self.thresholds)
         last = layer.points[-1]
-        for problem in sorted(problems - self._open.get(layer.name, set())):
+        for problem in new:
             alert = GradientAlert(layer=layer.name, kind=problem, step=last.step, norm=last.norm, low=low, high=high)
             self._alerts.append(alert)
-        self._open[layer.name] = problems
 
     def _health(self, layer: LayerGradients) -> LayerHealth:
+        trend = trend_of(layer.dynamics())
         problems = tuple(layer.problems(self.thresholds, self.step))
         low, high = layer.bounds(self.thresholds)
         health: Health = "healthy"
@@ -317,8 +340,18 @@ class GradientDebugger:
             health = "critical" if {"nonfinite", "exploding"} & set(problems) else "warning"
         norm = math.nan if layer.points[-1].nonfinite else layer.points[-1].norm
         return LayerHealth(
-            layer=layer.name, health=health, norm=norm, low=low, high=high, problems=problems, trend=layer.trend()
+            layer=layer.name, health=health, norm=norm, low=low, high=high, problems=problems, trend=trend
         )
+
+
+def _told_point(layer: str, norm: float, mean: float | None, std: float | None, step: int) -> GradientPoint:
+    if norm < 0:
+        raise OptionError(
+            f"The gradient of {layer!r} has a norm of {norm:g}; norms are not negative. A single number is taken for "
+            "a norm: hand in values as a list or a tensor."
+        )
+    known = None if mean is None else float(mean)
+    return GradientPoint(step=step, norm=norm, mean=known, std=std, nonfinite=0 if math.isfinite(norm) else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

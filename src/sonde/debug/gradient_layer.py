@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.analysis.dynamics import classify
+from sonde.analysis.dynamics import Dynamics, classify
 
 Problem = Literal["nonfinite", "no_gradient", "exploding", "vanishing", "oscillating"]
 Trend = Literal["rising", "falling", "steady", "unknown"]
@@ -23,6 +25,8 @@ LEAST_SPREAD: Final = 0.25
 """Norms of a healthy layer vary at least this much, in natural logarithms; a calmer past must not make us jumpy."""
 LEAST_FALL: Final = 100.0
 """How far below its past a norm must be to have vanished: gradients shrink while a model learns."""
+LASTING: Final = 3
+"""For how many steps in a row a norm must be that low."""
 EXPLODED: Final = 1e6
 VANISHED: Final = 1e-12
 """Bounds for a layer without a history of its own."""
@@ -47,7 +51,7 @@ class GradientPoint:
 
     step: int
     norm: float
-    mean: float
+    mean: float | None
     std: float | None
     nonfinite: int = 0
 
@@ -60,18 +64,35 @@ class LayerGradients:
     max_history: int
     points: deque[GradientPoint] = field(init=False)
     total: int = 0
+    swinging: bool = False
+    """Whether the norms swung regularly when that was last looked at; a look costs more than all else."""
 
     def __post_init__(self) -> None:
         self.points = deque(maxlen=self.max_history)
 
-    def add(self, point: GradientPoint) -> None:
-        """Take a step."""
-        self.points.append(point)
-        self.total += 1
+    def add(self, point: GradientPoint) -> bool:
+        """Take a step; say whether it was new. A step that is known already keeps what was told of it first."""
+        later = []
+        while self.points and self.points[-1].step > point.step:
+            later.append(self.points.pop())
+        known = bool(self.points) and self.points[-1].step == point.step
+        if not known:
+            self.points.append(point)
+            self.total += 1
+        self.points.extend(reversed(later))
+        if not known and self.total % max(MIN_HISTORY, self.max_history // 4) == 0:
+            self.dynamics()
+        return not known
 
     def norms(self) -> NDArray[np.float64]:
         """Return the norms, oldest first; NaN where elements were not finite."""
         return np.array([math.nan if point.nonfinite else point.norm for point in self.points])
+
+    def dynamics(self) -> Dynamics:
+        """Judge the norms as a curve, and remember whether it swings."""
+        found = classify(self.norms())
+        self.swinging = len(self.points) >= 3 * MIN_HISTORY and found.state == "oscillating"
+        return found
 
     def bounds(self, thresholds: GradientThresholds) -> tuple[float, float]:
         """Return the norms below and above which the last one is out of order.
@@ -79,24 +100,19 @@ class LayerGradients:
         They come from the median and the spread of the logarithms of the norms before it, so one NaN or one spike
         cannot bend them.
         """
-        past = self.norms()[:-1]
-        past = past[np.isfinite(past) & (past > 0)]
         low, high = VANISHED, EXPLODED
-        if len(past) >= MIN_HISTORY:
-            logs = np.log(past)
-            middle = float(np.median(logs))
-            # The middle 80 % as well: norms that jump between two levels have no spread around their median.
-            low_end, high_end = np.percentile(logs, (10, 90))
-            spread = max(1.4826 * float(np.median(np.abs(logs - middle))), (high_end - low_end) / 2.56, LEAST_SPREAD)
-            low, high = (
-                math.exp(middle - max(SIGMAS * spread, math.log(LEAST_FALL))),
-                math.exp(min(middle + SIGMAS * spread, 700.0)),
-            )
-        if thresholds.vanishing is not None:
-            low = thresholds.vanishing
-        if thresholds.exploding is not None:
-            high = thresholds.exploding
-        return low, high
+        if thresholds.vanishing is None or thresholds.exploding is None:
+            past = [
+                point.norm
+                for point in itertools.islice(self.points, max(0, len(self.points) - LASTING))
+                if not point.nonfinite and 0 < point.norm < math.inf
+            ]
+            if len(past) >= MIN_HISTORY:
+                low, high = _usual(past)
+        return (
+            low if thresholds.vanishing is None else thresholds.vanishing,
+            high if thresholds.exploding is None else thresholds.exploding,
+        )
 
     def problems(self, thresholds: GradientThresholds, step: int) -> list[Problem]:
         """Return what is wrong with the layer now."""
@@ -105,26 +121,56 @@ class LayerGradients:
         last = self.points[-1]
         if last.nonfinite or not math.isfinite(last.norm):
             return ["nonfinite"]
-        found: list[Problem] = []
         if self._is_silent(step):
             return ["no_gradient"]
+        found: list[Problem] = []
         low, high = self.bounds(thresholds)
         if last.norm > high:
             found.append("exploding")
-        elif 0 < last.norm < low:
+        elif self._has_vanished(low, lasting=thresholds.vanishing is None):
             found.append("vanishing")
-        if len(self.points) >= 3 * MIN_HISTORY and classify(self.norms()).state == "oscillating":
+        if self.swinging:
             found.append("oscillating")
         return found
 
-    def trend(self) -> Trend:
-        """Say where the norms are going."""
-        state = classify(self.norms()).state
-        if state == "unknown":
-            return "unknown"
-        return {"converging": "falling", "diverging": "rising"}.get(state, "steady")  # type: ignore[return-value]
+    def _has_vanished(self, low: float, *, lasting: bool) -> bool:
+        """Say whether norms are below a bound: for several steps, if the bound is the layer's own past.
+
+        A gradient that changes its sign passes through zero, and is none the worse for it.
+        """
+        recent = [point.norm for point in self._recent(LASTING if lasting else 1)]
+        return all(0 < norm < low for norm in recent)
+
+    def _recent(self, count: int) -> Iterator[GradientPoint]:
+        return itertools.islice(reversed(self.points), count)
 
     def _is_silent(self, step: int) -> bool:
-        recent = list(self.points)[-NO_GRADIENT_STEPS:]
-        zero = len(recent) >= NO_GRADIENT_STEPS and all(point.norm == 0 for point in recent)
-        return zero or step - self.points[-1].step >= NO_GRADIENT_STEPS
+        if step - self.points[-1].step >= NO_GRADIENT_STEPS:
+            return True
+        return len(self.points) >= NO_GRADIENT_STEPS and all(p.norm == 0 for p in self._recent(NO_GRADIENT_STEPS))
+
+
+def trend_of(dynamics: Dynamics) -> Trend:
+    """Say where norms are going."""
+    if dynamics.state == "unknown":
+        return "unknown"
+    return {"converging": "falling", "diverging": "rising"}.get(dynamics.state, "steady")  # type: ignore[return-value]
+
+
+def _usual(norms: list[float]) -> tuple[float, float]:
+    """Return the bounds of what is usual for a layer."""
+    logs = sorted(map(math.log, norms))
+    middle = _quantile(logs, 0.5)
+    away = _quantile(sorted(abs(log - middle) for log in logs), 0.5)
+    # The middle 80 % as well: norms that jump between two levels have no spread around their median.
+    width = _quantile(logs, 0.9) - _quantile(logs, 0.1)
+    spread = max(1.4826 * away, width / 2.56, LEAST_SPREAD)
+    low = middle - max(SIGMAS * spread, math.log(LEAST_FALL))
+    return math.exp(max(low, -700.0)), math.exp(min(middle + SIGMAS * spread, 700.0))
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 
+from sonde.debug.mean_series import DRIFT_POINTS, Drift, MeanSeries
 from sonde.debug.numbers import as_array
 from sonde.debug.tensor_compare import TensorComparison, compare_arrays
 from sonde.debug.tensor_stats import TensorDistribution, TensorStats, compute_distribution, compute_stats, to_plain
@@ -22,11 +22,9 @@ AlertSeverity = Literal["info", "warning", "critical"]
 EXTREME_VALUE: Final = 1e10
 VANISHING_NORM: Final = 1e-8
 EXPLODING_NORM: Final = 100.0
-DRIFT_POINTS: Final = 5
-DRIFT_SHARE: Final = 0.5
-_SERIES_POINTS: Final = 1000
 _MAX_ALERTS: Final = 1000
 _MAX_EVENTS: Final = 32
+_MAX_RELATIVES: Final = 1000
 _KEPT_BYTES: Final = 256 << 20
 
 
@@ -59,18 +57,6 @@ class TensorInfo:
     events: list[tuple[float, str]] = field(default_factory=list)
     """Its life: when what happened, the creation first."""
     alerts: list[TensorAlert] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """How far the mean of a named tensor has moved, from the first to the last of its looks."""
-
-    name: str
-    first: float
-    last: float
-    change: float
-    """As a part of the larger of: where it began, and its typical spread."""
-    drifted: bool
 
 
 class TensorInspector:
@@ -111,7 +97,7 @@ class TensorInspector:
         self._numbers = itertools.count(1)
         self._infos: OrderedDict[str, TensorInfo] = OrderedDict()
         self._copies: OrderedDict[str, NDArray[Any]] = OrderedDict()
-        self._series: OrderedDict[str, deque[tuple[float, float, float]]] = OrderedDict()
+        self._series: OrderedDict[str, MeanSeries] = OrderedDict()
         self._alerts: deque[TensorAlert] = deque(maxlen=_MAX_ALERTS)
 
     # ------------------------------------------------------------------ looking
@@ -187,7 +173,8 @@ class TensorInspector:
 
     def get_time_series(self, name: str) -> list[tuple[float, float, float]]:
         """Return time, mean and standard deviation (NaN if not known) of the looks of a name."""
-        return list(self._series.get(name, ()))
+        series = self._series.get(name)
+        return [] if series is None else [(when, mean, std) for when, mean, std in series.points().tolist()]
 
     def memory_usage(self) -> int:
         """Return the bytes that copies of tensors take."""
@@ -202,8 +189,9 @@ class TensorInspector:
     def track_dependency(self, parent: str, child: str, operation: str | None = None) -> None:
         """Note that one inspected tensor was made from another."""
         of, to = self._info(parent), self._info(child)
-        of.children.append(child)
-        to.parents.append(parent)
+        if child not in of.children and len(of.children) < _MAX_RELATIVES and len(to.parents) < _MAX_RELATIVES:
+            of.children.append(child)
+            to.parents.append(parent)
         if operation is not None:
             to.operation = to.operation or operation
 
@@ -215,8 +203,10 @@ class TensorInspector:
 
     def update_time_series(self, name: str, mean: float, std: float | None = None) -> None:
         """Add a point to the series of a name."""
-        series = self._series.setdefault(name, deque(maxlen=_SERIES_POINTS))
-        series.append((self._clock(), float(mean), float("nan") if std is None else float(std)))
+        series = self._series.get(name)
+        if series is None:
+            series = self._series[name] = MeanSeries(name)
+        series.add(self._clock(), mean, std)
         self._series.move_to_end(name)
         while len(self._series) > self.max_tracked_tensors:
             self._series.popitem(last=False)
@@ -232,15 +222,8 @@ class TensorInspector:
 
     def drift(self, name: str) -> Drift | None:
         """Say how far the mean of a name has moved; None below ten looks."""
-        series = self._series.get(name, ())
-        if len(series) < 2 * DRIFT_POINTS:
-            return None
-        points = np.array(series)
-        first, last = float(points[:DRIFT_POINTS, 1].mean()), float(points[-DRIFT_POINTS:, 1].mean())
-        spreads = points[:, 2][np.isfinite(points[:, 2])]
-        scale = max(abs(first), float(np.median(spreads)) if len(spreads) else 0.0, 1e-300)
-        change = (last - first) / scale
-        return Drift(name=name, first=first, last=last, change=change, drifted=abs(change) > DRIFT_SHARE)
+        series = self._series.get(name)
+        return None if series is None else series.drift()
 
     def perform_advanced_analysis(self, tensor_id: str) -> dict[str, Any]:
         """Return everything about a look: statistics, distribution, drift of its name, family and life."""
@@ -259,7 +242,7 @@ class TensorInspector:
 
     def detect_advanced_anomalies(self) -> list[Drift]:
         """Return the names that have drifted."""
-        found = (self.drift(name) for name in self._series)
+        found = (series.drift() for series in self._series.values())
         return [drift for drift in found if drift is not None and drift.drifted]
 
     def generate_report(self) -> dict[str, Any]:
@@ -324,9 +307,13 @@ class TensorInspector:
             self._alert(info, "extreme_value", "warning", f"largest magnitude {stats.infinity_norm:.3g}")
 
     def _check_drift(self, info: TensorInfo) -> None:
-        drift = self.drift(info.name)
-        already = any(alert.kind == "drift" and alert.name == info.name for alert in self._alerts)
-        if drift is not None and drift.drifted and not already:
+        series = self._series.get(info.name)
+        # A drift takes many looks; asking at each of them would cost more than the looks.
+        if series is None or series.told or series.total % DRIFT_POINTS:
+            return
+        drift = series.drift()
+        if drift is not None and drift.drifted:
+            series.told = True
             self._alert(info, "drift", "info", f"its mean moved from {drift.first:.3g} to {drift.last:.3g}")
 
     def _alert(self, info: TensorInfo, kind: Any, severity: AlertSeverity, what: str) -> None:
