@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -163,9 +164,9 @@ def test_snapshots_are_written_into_the_run_with_shape_and_type(parts, tmp_path)
         train(session, model, optimizer, 5)
         folder = session.folder
     files = sorted((folder / "snapshots").iterdir())
-    assert len(files) == 3  # before steps 1, 3 and 5
+    assert len(files) == 2  # in steps 2 and 4
     assert load_file(files[0])["0"].shape == (16, 16)
-    assert [event.event_type for event in sonde.open_run(folder).events].count("snapshot") == 3
+    assert [event.event_type for event in sonde.open_run(folder).events].count("snapshot") == 2
 
 
 def test_alerts_reach_log_listener_run_and_webhook(parts, tmp_path, caplog):
@@ -238,10 +239,10 @@ def test_stop_ends_the_training_and_the_context_quietly(parts):
         hooked(session, HookTrigger.Conditional(HookCondition.StepRange(3, 100)), HookAction.StopTraining)
         train(session, model, optimizer, 50)
         pytest.fail("the training went on")
-    assert session.step == 3
+    assert session.step == 2, "the third step was under way"
     session = debug_session(model, optimizer).start()
     hooked(session, HookTrigger.EveryForward, HookAction.StopTraining)
-    with pytest.raises(TrainingStopped, match="stopped the training at step 0"):
+    with pytest.raises(TrainingStopped, match="stopped the training at step 1"):
         train(session, model, optimizer, 50)
     session.stop()
 
@@ -279,7 +280,15 @@ def test_sampling_looks_at_each_tenth_step(parts, tmp_path):
         folder = session.folder
     steps = sonde.open_run(folder).series("0.weight:gradient", "norm").steps
     assert steps.tolist() == [10, 20, 30, 40]
-    assert session.hooks.get_statistics()[number].executions == 5
+    assert session.hooks.get_statistics()[number].executions == 4, "hooks see the steps that the run has"
+
+
+@pytest.mark.parametrize("rate", [0.29, 0.3, 0.4, 2 / 3, 0.7, 0.95])
+def test_the_share_of_steps_that_is_looked_at_is_the_one_asked_for(rate):
+    chosen = [step for step in range(1, 1001) if DebugConfig(sampling_rate=rate).schedule(step)]
+    assert len(chosen) == pytest.approx(1000 * rate, abs=1)
+    gaps = {after - before for before, after in itertools.pairwise(chosen)}
+    assert gaps <= {int(1 / rate), int(1 / rate) + 1}, "they are spread evenly"
 
 
 def test_history_and_tracking_are_bounded_as_configured(parts):
@@ -321,11 +330,27 @@ def test_findings_are_issues_with_their_fix(parts):
     assert any("zero_grad" in text for text in summary.recommendations)
 
 
-def test_a_senseless_config_is_told():
-    with pytest.raises(OptionError, match="sampling_rate takes a share"):
-        DebugConfig(sampling_rate=0)
-    with pytest.raises(OptionError, match="max_tracked_tensors"):
-        DebugConfig(max_tracked_tensors=0)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("sampling_rate", 0),
+        ("sampling_rate", "0.1"),
+        ("sampling_rate", float("nan")),
+        ("max_tracked_tensors", 0),
+        ("max_gradient_history", 2.5),
+        ("output_dir", 5),
+    ],
+)
+def test_a_senseless_config_is_told(option, value):
+    with pytest.raises(OptionError, match=f"{option} takes .*got {value!r}"):
+        DebugConfig(**{option: value})
+
+
+def test_arguments_in_the_order_of_the_other_way_to_make_a_session_are_told(parts):
+    with pytest.raises(OptionError, match=r"config takes a DebugConfig; got Sequential. Write debug_session\(model"):
+        DebugSession(parts[0])
+    with pytest.raises(OptionError, match=r"model takes a torch.nn.Module; got DebugConfig. .*config=config"):
+        debug_session(DebugConfig())
 
 
 def test_export_is_strict_json_at_any_time(parts, tmp_path):

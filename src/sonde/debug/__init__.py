@@ -11,31 +11,47 @@ if TYPE_CHECKING:
     from sonde.debug.config import DebugConfig
     from sonde.debug.conflicts import loss_gradients
     from sonde.debug.diagnostics_records import LayerActivationStats, ModelArchitectureInfo, ModelPerformanceMetrics
-    from sonde.debug.gradient_debugger import GradientDebugger, GradientFlowAnalysis
-    from sonde.debug.gradient_layer import GradientThresholds
+    from sonde.debug.gradient_debugger import (
+        GradientAlert,
+        GradientConflict,
+        GradientDebugger,
+        GradientFlowAnalysis,
+        LayerHealth,
+    )
+    from sonde.debug.gradient_layer import GradientPoint, GradientThresholds
     from sonde.debug.hook_types import AlertSeverity, HookAction, HookCondition, HookTrigger, Occasion
-    from sonde.debug.hooks import Hook, HookBuilder, HookManager, HookResult, TrainingStopped
-    from sonde.debug.model_diagnostics import ModelDiagnostics
+    from sonde.debug.hooks import Hook, HookBuilder, HookManager, HookResult, HookStatistics, TrainingStopped
+    from sonde.debug.mean_series import Drift
+    from sonde.debug.model_diagnostics import DiagnosticAlert, ModelDiagnostics, ModelHealth, TrainingDynamics
     from sonde.debug.pause import resume_run
-    from sonde.debug.profiler import Profiler
-    from sonde.debug.report import DebugReport, DebugSummary
-    from sonde.debug.session import DebugSession, debug_session
-    from sonde.debug.tensor_inspector import TensorInspector
+    from sonde.debug.profiler import Bottleneck, Profiler
+    from sonde.debug.report import DebugReport, DebugSummary, Issue
+    from sonde.debug.session import DebugSession, debug_session, debug_session_with_config
+    from sonde.debug.tensor_compare import TensorComparison
+    from sonde.debug.tensor_inspector import TensorAlert, TensorInfo, TensorInspector
+    from sonde.debug.tensor_stats import TensorDistribution, TensorStats
     from sonde.debug.terminal_visualizer import TerminalVisualizer
+    from sonde.debug.unit_activity import UnitActivity
     from sonde.debug.visualizer import DebugVisualizer, VisualizationConfig
-    from sonde.debug.weight_analysis import analyze_weights
+    from sonde.debug.weight_analysis import WeightAnalysis, analyze_weights
 
 # Loaded at first use, so that drawing never imports torch, and recording never imports what only drawing needs.
 _HOMES: dict[str, str] = {
     "AlertSeverity": "hook_types",
     "AttentionAnalysis": "attention_analysis",
+    "Bottleneck": "profiler",
     "DebugConfig": "config",
     "DebugReport": "report",
     "DebugSession": "session",
     "DebugSummary": "report",
     "DebugVisualizer": "visualizer",
+    "DiagnosticAlert": "model_diagnostics",
+    "Drift": "mean_series",
+    "GradientAlert": "gradient_debugger",
+    "GradientConflict": "gradient_debugger",
     "GradientDebugger": "gradient_debugger",
     "GradientFlowAnalysis": "gradient_debugger",
+    "GradientPoint": "gradient_layer",
     "GradientThresholds": "gradient_layer",
     "Hook": "hooks",
     "HookAction": "hook_types",
@@ -43,21 +59,34 @@ _HOMES: dict[str, str] = {
     "HookCondition": "hook_types",
     "HookManager": "hooks",
     "HookResult": "hooks",
+    "HookStatistics": "hooks",
     "HookTrigger": "hook_types",
+    "Issue": "report",
     "LayerActivationStats": "diagnostics_records",
+    "LayerHealth": "gradient_debugger",
     "ModelArchitectureInfo": "diagnostics_records",
     "ModelDiagnostics": "model_diagnostics",
+    "ModelHealth": "model_diagnostics",
     "ModelPerformanceMetrics": "diagnostics_records",
     "Occasion": "hook_types",
     "Profiler": "profiler",
+    "TensorAlert": "tensor_inspector",
+    "TensorComparison": "tensor_compare",
+    "TensorDistribution": "tensor_stats",
+    "TensorInfo": "tensor_inspector",
     "TensorInspector": "tensor_inspector",
+    "TensorStats": "tensor_stats",
     "TerminalVisualizer": "terminal_visualizer",
+    "TrainingDynamics": "model_diagnostics",
     "TrainingStopped": "hooks",
+    "UnitActivity": "unit_activity",
     "VisualizationConfig": "visualizer",
+    "WeightAnalysis": "weight_analysis",
     "analyze_attention": "attention_analysis",
     "analyze_weights": "weight_analysis",
     "count_flops": "architecture",
     "debug_session": "session",
+    "debug_session_with_config": "session",
     "describe_architecture": "architecture",
     "loss_gradients": "conflicts",
     "receptive_field": "architecture",
@@ -67,13 +96,19 @@ _HOMES: dict[str, str] = {
 __all__ = [
     "AlertSeverity",
     "AttentionAnalysis",
+    "Bottleneck",
     "DebugConfig",
     "DebugReport",
     "DebugSession",
     "DebugSummary",
     "DebugVisualizer",
+    "DiagnosticAlert",
+    "Drift",
+    "GradientAlert",
+    "GradientConflict",
     "GradientDebugger",
     "GradientFlowAnalysis",
+    "GradientPoint",
     "GradientThresholds",
     "Hook",
     "HookAction",
@@ -81,21 +116,34 @@ __all__ = [
     "HookCondition",
     "HookManager",
     "HookResult",
+    "HookStatistics",
     "HookTrigger",
+    "Issue",
     "LayerActivationStats",
+    "LayerHealth",
     "ModelArchitectureInfo",
     "ModelDiagnostics",
+    "ModelHealth",
     "ModelPerformanceMetrics",
     "Occasion",
     "Profiler",
+    "TensorAlert",
+    "TensorComparison",
+    "TensorDistribution",
+    "TensorInfo",
     "TensorInspector",
+    "TensorStats",
     "TerminalVisualizer",
+    "TrainingDynamics",
     "TrainingStopped",
+    "UnitActivity",
     "VisualizationConfig",
+    "WeightAnalysis",
     "analyze_attention",
     "analyze_weights",
     "count_flops",
     "debug_session",
+    "debug_session_with_config",
     "describe_architecture",
     "loss_gradients",
     "receptive_field",

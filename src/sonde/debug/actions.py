@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.numpy import save_file
 
+from sonde.debug.file_names import file_name
 from sonde.debug.hook_types import HookAction, Occasion
 from sonde.debug.hooks import TrainingStopped
 from sonde.debug.numbers import as_array
@@ -52,7 +53,8 @@ class Actions:
         folder = self._session.folder
         if action.path is None and folder is None:
             raise OptionError("save_snapshot needs a path, or a session with an output_dir or a model.")
-        name = f"{occasion.layer}-step{occasion.step}-{next(self._numbers)}.safetensors".replace("/", "_")
+        rank = f"-rank{self._session.rank}" if self._session.rank else ""
+        name = f"{file_name(occasion.layer)}-step{occasion.step}-{next(self._numbers)}{rank}.safetensors"
         path = Path(action.path) if action.path is not None else Path(str(folder)) / "snapshots" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         array = as_array(occasion.values, occasion.layer)

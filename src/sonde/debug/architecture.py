@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sonde.debug.diagnostics_records import ModelArchitectureInfo
+from sonde.taps.names import unwrap
 
 _SPATIAL: Final = (
     nn.Conv1d,
@@ -47,6 +48,7 @@ def describe_architecture(model: nn.Module, example: Any = None) -> ModelArchite
 
     The model's mode, its buffers and the random state are as before.
     """
+    model = unwrap(model)
     parameters = list(model.parameters())
     buffers = list(model.buffers())
     leaves = [module for module in model.modules() if not any(True for _ in module.children())]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from sonde.errors import OptionError
+from sonde.schedule import Schedule, every
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +21,11 @@ class DebugConfig:
     enable_gradient_debugging: bool = True
     """Record statistics of gradients and updates, and follow them."""
     enable_model_diagnostics: bool = True
-    """Judge the training while it runs: `session.findings`."""
+    """Judge the training while it runs: `session.findings`. Alone it still records gradients, on which it rests."""
     enable_profiling: bool = False
     """Time the forward and backward of every layer, for `session.profiler`."""
     enable_visualization: bool = False
-    """Write a dashboard when the session stops. Needs plotly."""
+    """Write a dashboard into `output_dir` when the session stops. Needs plotly."""
     max_tracked_tensors: int = 1000
     """How many inspections are remembered; the oldest go first."""
     max_gradient_history: int = 100
@@ -35,17 +38,23 @@ class DebugConfig:
     """Whether readings have histograms."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.sampling_rate <= 1:
-            raise OptionError(f"sampling_rate takes a share above 0 and up to 1; got {self.sampling_rate!r}.")
+        rate: Any = self.sampling_rate
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
+            raise OptionError(f"sampling_rate takes a share above 0 and up to 1; got {rate!r}.")
         for name in ("max_tracked_tensors", "max_gradient_history"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise OptionError(f"{name} takes a whole number of at least 1; got {value!r}.")
+        if self.output_dir is not None and not isinstance(self.output_dir, str | os.PathLike):
+            raise OptionError(f"output_dir takes a path, or None to keep nothing; got {self.output_dir!r}.")
 
     @property
-    def every(self) -> int:
-        """Each so many steps are looked at."""
-        return max(1, round(1 / self.sampling_rate))
+    def schedule(self) -> Schedule:
+        """Which steps are looked at: as evenly spread as the share allows."""
+        rate = self.sampling_rate
+        if math.isclose(1 / rate, round(1 / rate), rel_tol=1e-9):
+            return every(round(1 / rate))
+        return Schedule(f"share({rate:g})", lambda step: _due(step, rate) > _due(step - 1, rate))
 
     @classmethod
     def light(cls, output_dir: str | Path | None = None) -> Self:
@@ -66,11 +75,11 @@ class DebugConfig:
 
     @classmethod
     def deep(cls, output_dir: str | Path | None = None) -> Self:
-        """Everything, at every step, with long histories and a dashboard."""
+        """Everything, at every step, with long histories and, where there is an `output_dir`, a dashboard."""
         return cls(
             output_dir=output_dir,
             enable_profiling=True,
-            enable_visualization=True,
+            enable_visualization=output_dir is not None,
             max_tracked_tensors=10_000,
             max_gradient_history=1000,
         )
@@ -85,3 +94,8 @@ class DebugConfig:
             max_tracked_tensors=100,
             max_gradient_history=50,
         )
+
+
+def _due(step: int, rate: float) -> int:
+    """Return how many looks are due up to a step. 0.29 * 100 is a hair below 29, and must not fall short of it."""
+    return math.floor(step * rate + 1e-9)

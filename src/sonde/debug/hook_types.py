@@ -38,6 +38,7 @@ class Occasion:
     """The tensor: a torch tensor on a live model, or what was handed in."""
     is_forward: bool
     step: int
+    """The step under way, as the run counts it: the first is 1. Hooks that are run by hand see what `set_step` said."""
     shape: tuple[int, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """What else is known: `loss`, `gradient_norm`, `memory_mb`, and whatever the caller added."""

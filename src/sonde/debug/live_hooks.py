@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sonde.debug.hooks import HookManager
+from sonde.taps.names import is_wrapper, named_modules
 
 
 class LiveHooks:
@@ -44,11 +45,11 @@ class LiveHooks:
         self.remove()
         self._version = self._manager.version
         hooks = self._manager.live_hooks()
-        for name, module in self._model.named_modules():
-            label = name or "(model)"
-            if any(hook.matches(label) for hook in hooks):
-                backward = any(hook.trigger.needs_backward for hook in hooks if hook.matches(label))
-                self._handles.append(module.register_forward_hook(self._hook(label, backward)))
+        for name, module, _ in named_modules({"": self._model}):
+            matching = [] if is_wrapper(module) else [hook for hook in hooks if hook.matches(name)]
+            if matching:
+                backward = any(hook.trigger.needs_backward for hook in matching)
+                self._handles.append(module.register_forward_hook(self._hook(name, backward)))
 
     def remove(self) -> None:
         """Let go of the model."""

@@ -41,6 +41,8 @@ class DebugReport:
     session_id: str
     run: str | None
     """The run that was recorded; None if nothing was kept."""
+    rank: int = 0
+    """Which process of a distributed training this is about."""
     steps: int
     issues: tuple[Issue, ...]
     findings: tuple[Finding, ...]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+import logging
 import tempfile
 import time
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -30,16 +30,24 @@ from sonde.debug.hooks import HookManager, TrainingStopped
 from sonde.debug.live_hooks import LiveHooks
 from sonde.debug.model_diagnostics import ModelDiagnostics
 from sonde.debug.profiler import Profiler
-from sonde.debug.report import DebugReport, Issue
+from sonde.debug.report import DebugReport
+from sonde.debug.report_making import make_report
+from sonde.debug.session_folder import Place, take_folder
 from sonde.debug.tensor_inspector import TensorInspector
 from sonde.debug.webhook import WebhookSender
 from sonde.errors import ClosedError, OptionError
 from sonde.probes.module_times import ModuleTimes
 from sonde.records import Finding
+from sonde.schedule import Schedule
 from sonde.session import Session, What
 from sonde.store import open_run
+from sonde.taps.names import own_wrapper_words, plain_name
+
+logger = logging.getLogger("sonde")
 
 _MAX_ALERTS: Final = 1000
+_LOSSES: Final = ("loss", "train_loss")
+_NEVER: Final = Schedule("never", lambda step: False)
 
 
 class DebugSession:
@@ -69,13 +77,16 @@ class DebugSession:
         *,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        _check_kinds(config, model)
         self.config = config or DebugConfig()
         self.id = uuid.uuid4().hex[:12]
         self.folder: Path | None = None
         """The run's folder, once the session has started; None if nothing is recorded."""
         self.report: DebugReport | None = None
+        self.rank = 0
+        """Which process of a distributed training this is, once the session has started."""
         self.step = 0
-        """Optimizer steps since the start."""
+        """Optimizer steps since the start. Without a model, a number that is logged again begins the next."""
         self.sleep = sleep
         self.hooks = HookManager(Actions(self))
         self.profiler = Profiler()
@@ -88,6 +99,11 @@ class DebugSession:
         self._listeners: list[Callable[[dict[str, Any]], Any]] = []
         self._feed = Feed(self.config.max_gradient_history)
         self._recording: Session | None = None
+        self._is_started = False
+        self._place: Place | None = None
+        self._logged: set[str] = set()
+        self._owners: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        self._schedule = self.config.schedule
         self._findings: list[Finding] = []
         self._live: LiveHooks | None = None
         self._times = ModuleTimes() if self.config.enable_profiling and model is not None else None
@@ -125,13 +141,17 @@ class DebugSession:
 
     def start(self) -> Self:
         """Attach to the model and begin to record. Starting twice is an error; so is starting again after the end."""
-        if self.report is not None or self._recording is not None or self._live is not None:
-            raise ClosedError(
-                "start() on a debug session that was started before. Make a new one with debug_session()."
-            )
+        if self.report is not None or self._is_started:
+            state = "has stopped" if self.report is not None else "is running"
+            raise ClosedError(f"start() on a debug session that {state}. Make a new one with debug_session().")
+        if self.config.enable_visualization:
+            self._check_can_draw()
         self._open_recording()
+        self._is_started = True
         if self._model is not None:
             self._diagnostics.record_architecture(describe_architecture(self._model))
+            self._gradients.step_now = lambda: self.step + 1
+            self.hooks.set_step(1)
             self._live = LiveHooks(self._model, self.hooks, self._metadata, self._is_due)
             self._live.refresh()
             self.hooks.on_change = self._live.refresh
@@ -143,18 +163,32 @@ class DebugSession:
 
     def stop(self) -> DebugReport:
         """Let go of the model, finish the run and return the report. Stopping twice returns the same report."""
+        return self._finish(None)
+
+    def _finish(self, error: BaseException | None) -> DebugReport:
         if self.report is not None:
             return self.report
         self._detach()
+        if self._logged:
+            self._end_step_by_hand()
         if self._recording is not None:
-            self._recording.close()
+            self._recording.__exit__(None if error is None else type(error), error, None)
             self._findings = self._recording.findings
         self._bring_up_to_date()
         self.webhooks.close()
-        dashboard = self._write_dashboard()
+        dashboard = None
+        try:
+            dashboard = self._write_dashboard()
+        finally:
+            report = self._conclude(dashboard)
+        return report
+
+    def _conclude(self, dashboard: str | None) -> DebugReport:
         self.report = self._make_report(dashboard)
-        if self.folder is not None and self._temporary is None:
-            self.report.save(self.folder / "debug_report.json")
+        if self.kept_in is not None:
+            # Ranks share the folder; each has a report of its own.
+            shared = self._place is not None and self._place.write_as > 0
+            self.report.save(self.kept_in / (f"debug_report_rank{self.rank}.json" if shared else "debug_report.json"))
         self._recording = None
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -167,9 +201,7 @@ class DebugSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if self._recording is not None and error is not None and not isinstance(error, TrainingStopped):
-            self._recording.event("exception", f"{type(error).__name__}: {error}")
-        self.stop()
+        self._finish(None if isinstance(error, TrainingStopped) else error)
         return isinstance(error, TrainingStopped)
 
     async def __aenter__(self) -> Self:
@@ -185,15 +217,48 @@ class DebugSession:
         yield from ()
         return self
 
+    @property
+    def kept_in(self) -> Path | None:
+        """The run's folder, if it outlives the session."""
+        return None if self._temporary is not None else self.folder
+
     # ------------------------------------------------------------------ verbs
 
     def log(self, **scalars: Any) -> None:
-        """Record single numbers of this step, such as a loss."""
+        """Record single numbers of this step, such as a loss.
+
+        With a model, steps are those of its optimizer. Without one, a name that comes again begins the next step.
+
+        Raises:
+            ClosedError: The session has not started, or has stopped.
+
+        """
+        self._check_running("log")
+        if self._model is None:
+            self._log_by_hand(scalars)
+        elif self._recording is not None:
+            self._recording.log(**scalars)
+
+    def _log_by_hand(self, scalars: Mapping[str, Any]) -> None:
+        if not self._logged.isdisjoint(scalars):
+            self._end_step_by_hand()
+        self._logged.update(scalars)
         if self._recording is not None:
             self._recording.log(**scalars)
+        loss = next((scalars[name] for name in _LOSSES if name in scalars), None)
+        if loss is not None:
+            self._diagnostics.record_training_dynamics(self.step + 1, float(loss))
+
+    def _end_step_by_hand(self) -> None:
+        self._logged.clear()
+        self.step += 1
+        self.hooks.set_step(self.step + 1)
+        if self._recording is not None:
+            self._recording.step()
 
     def record(self, site: str, values: Any) -> None:
         """Record the statistics of a tensor under a name."""
+        self._check_running("record")
         if self._recording is not None:
             self._recording.record(site, values)
 
@@ -240,6 +305,8 @@ class DebugSession:
         self._bring_up_to_date()
         return self._make_report(None).to_json()
 
+    generate_snapshot = snapshot
+
     def export(self, path: str | Path) -> Path:
         """Write the report as strict JSON: the final one, or that of now."""
         report = self.report
@@ -252,26 +319,42 @@ class DebugSession:
 
     # ------------------------------------------------------------------ how
 
+    def _check_running(self, verb: str) -> None:
+        if not self._is_started or self.report is not None:
+            state = "has not started: call start() first" if self.report is None else "has stopped: make a new one"
+            raise ClosedError(f"{verb}() on a debug session that {state}.")
+
+    def _check_can_draw(self) -> None:
+        """Say before the training, not after it, that there will be no dashboard."""
+        from sonde.views.figures.library import graph_objects
+
+        if self.config.output_dir is None:
+            logger.warning("enable_visualization has no effect without an output_dir: the dashboard goes there.")
+        else:
+            graph_objects()
+
     def _open_recording(self) -> None:
         if self.config.output_dir is not None:
-            self.folder = _free_folder(Path(self.config.output_dir))
+            self._place = take_folder(Path(self.config.output_dir))
         elif self._model is not None:
             self._temporary = tempfile.TemporaryDirectory(prefix="sonde-debug-")
-            self.folder = Path(self._temporary.name) / "run"
-        if self.folder is None:
+            self._place = Place(Path(self._temporary.name) / "run")
+        if self._place is None:
+            return
+        self.folder, self.rank = self._place.folder, self._place.rank
+        if self._model is None:
+            self._recording = open_session(run=self.folder, rank=self._place.write_as)
             return
         what = self._what()
-        if self._model is None or not what:
-            self._recording = open_session(run=self.folder)
-            return
         self._recording = watch(
             self._model,
             self._optimizer,
             run=self.folder,
-            what=what,
-            every=self.config.every,
+            what=what or ["gradients"],  # watch has to be told something, even if it is never to look
+            every=self._schedule if what else _NEVER,
             histogram=self.config.histogram,
             diagnose=self.config.enable_model_diagnostics,
+            rank=self._place.write_as,
         )
         self._recording.subscribe(self._feed)
 
@@ -281,6 +364,8 @@ class DebugSession:
             what += ["parameters", "outputs"]
         if self.config.enable_gradient_debugging:
             what += ["gradients", "updates"]
+        if self.config.enable_model_diagnostics and not what:
+            what = ["gradients"]  # most of the diagnosis rests on them
         return what
 
     def _take_layer_times(self) -> None:
@@ -289,17 +374,15 @@ class DebugSession:
             return
         times, self._times = self._times, None
         times.remove()
-        rows = times.table()
-        leaves = {name: each for name, each in self._named_layers() if not any(True for _ in each.children())}
-        for row in rows:
+        assert self._model is not None
+        own = own_wrapper_words(self._model)
+        leaves = {name: each for name, each in self._model.named_modules() if not any(True for _ in each.children())}
+        for row in times.table():
             if row.calls and row.name in leaves:
                 backward = None if row.backward_ms is None else row.backward_ms / row.calls / 1e3
                 size = sum(parameter.numel() for parameter in leaves[row.name].parameters())
-                forward = row.forward_ms / row.calls / 1e3
-                self.profiler.record_layer_execution(row.name, row.kind, forward, backward, parameter_count=size)
-
-    def _named_layers(self) -> list[tuple[str, nn.Module]]:
-        return [] if self._model is None else list(self._model.named_modules())
+                forward, name = row.forward_ms / row.calls / 1e3, plain_name(row.name, own)
+                self.profiler.record_layer_execution(name, row.kind, forward, backward, parameter_count=size)
 
     def _detach(self) -> None:
         self._take_layer_times()
@@ -321,18 +404,26 @@ class DebugSession:
         if torch.compiler.is_compiling() or not self._is_ours(optimizer):
             return
         self.step += 1
-        self.hooks.set_step(self.step)
+        self.hooks.set_step(self.step + 1)  # the step under way, as the run counts it
         if self._live is not None:
             self._live.refresh()
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
-        if self._optimizer is None:
-            return True
-        ours = [self._optimizer] if isinstance(self._optimizer, Optimizer) else list(self._optimizer)
-        return any(optimizer is each for each in ours)
+        """Say whether an optimizer is one that was given or, if none was, one that owns a parameter of the model."""
+        known = self._owners.get(optimizer)
+        if known is None:
+            known = self._owners[optimizer] = self._owns_ours(optimizer)
+        return known
+
+    def _owns_ours(self, optimizer: Optimizer) -> bool:
+        if self._optimizer is not None:
+            ours = [self._optimizer] if isinstance(self._optimizer, Optimizer) else list(self._optimizer)
+            return any(optimizer is each for each in ours)
+        parameters = set() if self._model is None else {id(parameter) for parameter in self._model.parameters()}
+        return any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"])
 
     def _is_due(self) -> bool:
-        return self.step % self.config.every == 0
+        return self._schedule(self.step + 1)
 
     def _metadata(self) -> Mapping[str, Any]:
         return _Metadata(self._feed, self._process)
@@ -341,49 +432,20 @@ class DebugSession:
         self._feed.empty_into(self._inspector, self._gradients, self._diagnostics, self.profiler)
 
     def _write_dashboard(self) -> str | None:
-        if not self.config.enable_visualization or self.folder is None or self._temporary is not None:
+        if not self.config.enable_visualization or self.kept_in is None:
             return None
+        if self._place is not None and self._place.write_as > 0:
+            return None  # the first rank draws the run of all
         # Imported here: a session that draws nothing does not need plotly.
         from sonde.debug.visualizer import DebugVisualizer
 
         visualizer = DebugVisualizer()
-        visualizer.plot_run(open_run(self.folder))
+        visualizer.plot_run(open_run(self.kept_in))
         visualizer.add_plot("gradient_history", self._gradients.generate_gradient_flow_visualization())
-        return str(visualizer.create_dashboard(path=self.folder / "dashboard.html"))
+        return str(visualizer.create_dashboard(path=self.kept_in / "dashboard.html"))
 
     def _make_report(self, dashboard: str | None) -> DebugReport:
-        analysis = self._gradients.analyze_gradient_flow()
-        issues = list(self._issues())
-        advice = [finding.fix for finding in self.findings if finding.severity != "info"]
-        advice += [*analysis.recommendations, *self._diagnostics.analyze_training_dynamics().recommendations]
-        advice += self.profiler.suggestions()
-        return DebugReport(
-            session_id=self.id,
-            run=None if self.folder is None or self._temporary is not None else str(self.folder),
-            steps=self.step,
-            issues=tuple(issues),
-            findings=tuple(self.findings),
-            tensors=self._inspector.generate_report(),
-            gradients=asdict(analysis),
-            diagnostics=self._diagnostics.generate_report(),
-            performance=self.profiler.generate_report(),
-            hooks={name: asdict(statistics) for name, statistics in self.hooks.get_statistics().items()},
-            recommendations=tuple(dict.fromkeys(advice)),
-            dashboard=dashboard,
-        )
-
-    def _issues(self) -> Iterator[Issue]:
-        for finding in self.findings:
-            yield Issue(severity=finding.severity, source="finding", message=finding.cause, fix=finding.fix)
-        for alert in self._gradients.get_alerts():
-            grave = alert.kind in ("nonfinite", "exploding")
-            yield Issue(severity="critical" if grave else "warning", source="gradient", message=alert.message)
-        for tensor in self._inspector.get_alerts():
-            yield Issue(severity=tensor.severity, source="tensor", message=tensor.message)
-        for told in self._diagnostics.get_alerts():
-            yield Issue(severity=told.severity, source="diagnostics", message=told.message)
-        for slow in self.profiler.analyze_performance():
-            yield Issue(severity="warning", source="performance", message=slow.message, fix=slow.suggestion)
+        return make_report(self, self._gradients, self._inspector, self._diagnostics, dashboard)
 
 
 class _Metadata(Mapping[str, Any]):
@@ -417,6 +479,20 @@ def debug_session(
     return DebugSession(config, model, optimizer)
 
 
-def _free_folder(folder: Path) -> Path:
-    """Return a run's folder within `folder` that is not there yet."""
-    return next(path for number in itertools.count(1) if not (path := folder / f"session-{number}").exists())
+def debug_session_with_config(config: DebugConfig) -> DebugSession:
+    """Make a debug session without a model: only what is handed in counts."""
+    return DebugSession(config)
+
+
+def _check_kinds(config: Any, model: Any) -> None:
+    """Tell who mixed up the order of arguments, which differs between the class and the function."""
+    if config is not None and not isinstance(config, DebugConfig):
+        raise OptionError(
+            f"config takes a DebugConfig; got {type(config).__name__}. Write debug_session(model, optimizer, config) "
+            "or DebugSession(config, model, optimizer)."
+        )
+    if model is not None and not isinstance(model, nn.Module):
+        raise OptionError(
+            f"model takes a torch.nn.Module; got {type(model).__name__}. Write debug_session(model, optimizer, config) "
+            "or, without a model, debug_session(config=config)."
+        )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sonde.debug.file_names import file_name
 from sonde.errors import OptionError, SelectionError
 from sonde.store import Run, strict_json
 from sonde.views import figures
@@ -178,7 +179,7 @@ class DebugVisualizer:
 
     def save_plot(self, name: str, path: str | Path | None = None) -> Path:
         """Write one plot; the ending says as what (html, json, png, svg). Pictures are as large as the config says."""
-        target = Path(path) if path is not None else self._folder() / f"{_file_name(name)}.html"
+        target = Path(path) if path is not None else self._folder() / f"{file_name(name)}.html"
         return figures.write(self.get_plot(name), target, width=self.config.width, height=self.config.height)
 
     def export_plot_data(self, name: str, path: str | Path | None = None) -> Path:
@@ -189,7 +190,7 @@ class DebugVisualizer:
         columns = self._plot(name).columns
         if not columns:
             raise OptionError(f"The plot {name!r} was made from a run; export that: sonde export RUN --to csv.")
-        target = Path(path) if path is not None else self._folder() / f"{_file_name(name)}.csv"
+        target = Path(path) if path is not None else self._folder() / f"{file_name(name)}.csv"
         if target.suffix.lower() == ".json":
             target.write_bytes(strict_json.dumps({"plot": name, **columns}))
         elif target.suffix.lower() == ".csv":
@@ -205,13 +206,3 @@ class DebugVisualizer:
         folder = Path(self.config.output_directory)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-
-
-def _file_name(name: str) -> str:
-    """Return a name that is one file in one folder, whatever the plot is called.
-
-    >>> _file_name("../layer 1/weights")
-    'layer_1_weights'
-    """
-    kept = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in name)
-    return kept.strip("._")[:120] or "plot"

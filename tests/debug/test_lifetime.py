@@ -1,0 +1,152 @@
+"""A session's life: verbs at the wrong time, loops that raise, several sessions, sessions without a model."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import sonde
+from sonde.debug import DebugConfig, debug_session, debug_session_with_config
+from sonde.errors import ClosedError, MissingExtra
+from sonde.testing import assert_no_taps, tiny_mlp
+
+
+def made(seed=0):
+    torch.manual_seed(seed)
+    model = tiny_mlp()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(model, optimizer, steps):
+    for _ in range(steps):
+        x = torch.randn(16, 8)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+        optimizer.step()
+
+
+def test_verbs_before_the_start_and_after_the_end_say_what_to_do():
+    session = debug_session(*made())
+    with pytest.raises(ClosedError, match=r"log\(\) on a debug session that has not started: call start"):
+        session.log(loss=1.0)
+    session.start()
+    with pytest.raises(ClosedError, match="is running"):
+        session.start()
+    session.stop()
+    with pytest.raises(ClosedError, match=r"record\(\) on a debug session that has stopped: make a new one"):
+        session.record("x", [1.0])
+    with pytest.raises(ClosedError, match="has stopped"):
+        session.start()
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+def test_a_loop_that_raises_leaves_a_failed_run_with_a_report_and_the_error_goes_on(tmp_path, error):
+    model, optimizer = made()
+    with (
+        pytest.raises(type(error)) as caught,
+        debug_session(model, optimizer, DebugConfig(output_dir=tmp_path)) as session,
+    ):
+        train(model, optimizer, 3)
+        raise error
+    assert caught.value is error
+    assert session.report.steps == 3
+    run = sonde.open_run(session.report.run)
+    assert run.status == "failed"
+    (event,) = (event for event in run.events if event.event_type == "exception")
+    assert event.message.startswith(type(error).__name__)
+    assert (run.path / "debug_report.json").is_file()
+    assert_no_taps(model)
+
+
+def test_two_sessions_at_once_each_see_their_own_model(tmp_path):
+    (one, first), (two, second) = made(0), made(1)
+    config = DebugConfig(output_dir=tmp_path)
+    with debug_session(one, config=config) as a, debug_session(two, config=config) as b:
+        train(one, first, 3)
+        train(two, second, 5)
+    assert (a.report.steps, b.report.steps) == (3, 5), "without being told which optimizer is theirs"
+    assert a.report.run != b.report.run
+    assert [sonde.open_run(each.report.run).steps.tolist()[-1] for each in (a, b)] == [3, 5]
+    assert_no_taps(one)
+    assert_no_taps(two)
+
+
+def test_one_model_in_two_sessions_is_recorded_by_both():
+    model, optimizer = made()
+    with debug_session(model, optimizer) as a, debug_session(model, optimizer) as b:
+        train(model, optimizer, 4)
+    histories = [each.gradient_debugger.get_layer_history("0.weight") for each in (a, b)]
+    assert histories[0] == histories[1]
+    assert len(histories[0]) == 4
+
+
+def test_a_gradient_that_is_handed_in_and_recorded_as_well_counts_once_in_its_step():
+    model, optimizer = made()
+    with debug_session(model, optimizer) as session:
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            for name, parameter in model.named_parameters():
+                session.gradient_debugger.record_gradient_flow(name, parameter.grad)
+            optimizer.step()
+    assert [point.step for point in session.gradient_debugger.get_layer_history("0.weight")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_losses_logged_without_a_model_make_steps_and_are_judged(tmp_path, kept):
+    with debug_session_with_config(DebugConfig(output_dir=tmp_path if kept else None)) as session:
+        for step in range(30):
+            session.log(loss=2.0 / (step + 1))
+            session.log(accuracy=step / 30)
+    assert session.report.steps == 30
+    assert session.model_diagnostics.analyze_training_dynamics().convergence_status == "converging"
+    if kept:
+        series = sonde.open_run(session.report.run).series("accuracy:scalar", "mean")
+        assert series.steps.tolist() == list(range(1, 31))
+        assert series.values[14] == pytest.approx(14 / 30)
+
+
+def test_diagnostics_alone_still_judge_the_training():
+    model, optimizer = made()
+    config = DebugConfig(enable_tensor_inspection=False, enable_gradient_debugging=False)
+    with debug_session(model, optimizer, config) as session:
+        for _ in range(8):
+            x = torch.randn(16, 8)
+            nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+            optimizer.step()
+    assert any("zero_grad" in finding.fix for finding in session.findings)
+    assert session.model_diagnostics.analyze_training_dynamics().steps == 8
+
+
+def test_with_everything_off_only_hooks_and_what_is_logged_remain(tmp_path):
+    model, optimizer = made()
+    off = {"enable_tensor_inspection": False, "enable_gradient_debugging": False, "enable_model_diagnostics": False}
+    with debug_session(model, optimizer, DebugConfig(output_dir=tmp_path, **off)) as session:
+        for _ in range(3):
+            train(model, optimizer, 1)
+            session.log(loss=1.0)
+    run = sonde.open_run(session.report.run)
+    assert run.series("loss:scalar", "mean").steps.tolist() == [1, 2, 3]
+    assert not any(site.quantity in ("gradient", "parameter", "output") for site in run.sites)
+
+
+def test_a_dashboard_that_cannot_be_is_told_at_the_start(monkeypatch, caplog, tmp_path):
+    with caplog.at_level(logging.WARNING, "sonde"):
+        debug_session(config=DebugConfig(enable_visualization=True)).start().stop()
+    assert "no effect without an output_dir" in caplog.text
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(MissingExtra, match="plotly"):
+        debug_session(config=DebugConfig(enable_visualization=True, output_dir=tmp_path)).start()
+
+
+def test_sessions_without_a_place_for_them_make_one_each_even_at_the_same_moment(tmp_path):
+    (tmp_path / "session-1").mkdir()
+    (tmp_path / "session-2").write_text("a file in the way")
+    session = debug_session(config=DebugConfig(output_dir=tmp_path)).start()
+    assert session.folder == tmp_path / "session-3"
+    session.stop()
