@@ -49,7 +49,7 @@ def compare_runs(
     if not lines:
         return empty(title, f"None of {len(without)} runs has {what}.", theme=theme)
     log = wants_log(np.concatenate([line.values for line in lines])) if log is None else log
-    figure = draw_lines(lines, safe(f"{what} {stat or ''}".strip()), log=log)
+    figure = draw_lines(lines, safe(f"{what.removesuffix(':scalar')} {stat or ''}".strip()), log=log)
     for index, trace in enumerate(figure.data[: len(lines)]):
         # Dashes too: colours alone do not reach everybody, and not at all on paper.
         trace.line.dash = _DASHES[index % len(_DASHES)]

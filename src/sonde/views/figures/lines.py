@@ -9,7 +9,7 @@ import numpy as np
 
 from sonde.views.figures.curves import Line
 from sonde.views.figures.library import Figure, graph_objects
-from sonde.views.figures.theme import BAD, COLOURS, log_axis
+from sonde.views.figures.theme import BAD, COLOURS, linear_axis, log_axis
 from sonde.views.figures.words import cut, safe
 
 _FEW: Final = 20  # so few points are shown as points
@@ -23,7 +23,7 @@ def draw_lines(lines: Sequence[Line], y_title: str, *, log: bool = False, colour
     add_crosses(figure, lines)
     figure.update_xaxes(title={"text": "step"})
     everything = np.concatenate([line.values for line in lines]) if lines else np.empty(0)
-    figure.update_yaxes(title={"text": y_title}, **(log_axis(everything) if log else {"type": "linear"}))
+    figure.update_yaxes(title={"text": y_title}, **(log_axis if log else linear_axis)(everything))
     # A long legend gets room of its own, so that the plot keeps its height.
     height = 400 + 16 * max(0, -(-len(lines) // 3) - 2)
     figure.update_layout(hovermode="closest", showlegend=len(lines) > 1, height=height)

@@ -14,7 +14,7 @@ from sonde.views.figures.curves import Line, as_lines, read_lines, wants_log
 from sonde.views.figures.library import Figure, subplots
 from sonde.views.figures.lines import add_crosses, add_line
 from sonde.views.figures.loop import MEMORY
-from sonde.views.figures.theme import COLOURS, Theme, empty, finish, log_axis
+from sonde.views.figures.theme import COLOURS, Theme, empty, finish, linear_axis, log_axis
 from sonde.views.figures.words import cut, safe
 
 _MOST_PANELS: Final = 8
@@ -54,7 +54,7 @@ def training_metrics(
             colour += 1
         add_crosses(figure, members, where=row)
         everything = np.concatenate([line.values for line in members])
-        axis = {"title": {"text": safe(kind)}, **(log_axis(everything) if log else {"type": "linear"})}
+        axis = {"title": {"text": safe(kind)}, **(log_axis if log else linear_axis)(everything)}
         figure.update_yaxes(**axis, row=row, col=1)
     figure.update_xaxes(title={"text": "step"}, row=len(shown), col=1)
     hidden = len(panels) - len(shown)

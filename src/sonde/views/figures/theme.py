@@ -110,6 +110,16 @@ def log_axis(values: Any) -> dict[str, Any]:
     return {"type": "log", "dtick": max(1, int(decades // 7))}
 
 
+def linear_axis(values: Any) -> dict[str, Any]:
+    """Return a linear axis; around a constant it is so narrow that its ticks say which number that is."""
+    known = np.asarray(values, dtype=np.float64).reshape(-1)
+    known = known[np.isfinite(known)]
+    if not len(known) or known.min() < known.max() or not known[0]:
+        return {"type": "linear"}
+    reach = abs(float(known[0])) / 2
+    return {"type": "linear", "range": [float(known[0]) - reach, float(known[0]) + reach]}
+
+
 def apply_theme(figure: Figure, theme: Theme) -> Figure:
     """Change the theme of a figure in place, and return it."""
     figure.update_layout(template=template(theme))

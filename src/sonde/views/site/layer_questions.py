@@ -16,7 +16,7 @@ _MOST_LISTED: Final = 500
 def ask_layers(ask: Questions, overview: dict[str, Any]) -> None:
     """Ask what the page shows at first, and what its controls lead to, within limits."""
     known = [each for each in QUANTITIES if overview.get("quantities", {}).get(each)]
-    kept = _ask_flow(ask)
+    kept = _ask_steps(ask, known[0] if known else "")
     for quantity in known:
         for stat in STATS:
             ask("figure/heat", {"pattern": f"*:{quantity}", "stat": stat})
@@ -28,13 +28,13 @@ def ask_layers(ask: Questions, overview: dict[str, Any]) -> None:
     listed, total = _ask_lists(ask, known)
     shown = _ask_sites(ask, overview, listed)
     ask.say(f"All layers in one picture: each quantity whole, for {len(STATS) - 1} statistics.")
-    ask.say(f"Gradients by depth: at {kept:,} of the steps.")
+    ask.say(f"Gradients by depth, and the model by its usual statistic: at {kept:,} of the steps.")
     if total > shown:
         ask.say(f"Of {total:,} sites, {shown:,} can be looked at one by one.")
 
 
-def _ask_flow(ask: Questions) -> int:
-    """Ask for gradients by depth at some steps, and offer only those."""
+def _ask_steps(ask: Questions, quantity: str) -> int:
+    """Ask for gradients by depth and for the model at some steps, and offer only those."""
     steps = (ask.look("steps", {}) or {}).get("steps", [])
     count = min(len(steps), ask.limits.steps)
     chosen = [steps[round(at * (len(steps) - 1) / max(count - 1, 1))] for at in range(count)]
@@ -42,7 +42,8 @@ def _ask_flow(ask: Questions) -> int:
     for stat in STATS:
         ask("figure/flow", {"stat": stat})
     for step in chosen:
-        ask("figure/flow", {"step": step}, group="flow by step")
+        ask("figure/flow", {"step": step}, group="by step")
+        ask("figure/tree", {"colour": "statistic", "quantity": quantity, "step": step}, group="by step")
     return len(chosen)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from html import escape
 from typing import Any, TypeAlias
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from sonde.errors import MissingExtra, OptionError, RunDamaged, RunNotFound, SelectionError, SondeError
@@ -125,7 +126,21 @@ def say_what_is_wrong(request: Request, error: Exception) -> Response:
 def say_it_is_not_there(request: Request, error: Exception) -> Response:
     """Answer with an error of the web's own, such as a path that leads nowhere."""
     code = error.status_code if isinstance(error, HTTPException) else 500
-    return JSONResponse({"error": f"There is nothing at {request.url.path[:200]}."}, code)
+    path = request.url.path[:200]
+    if "text/html" in request.headers.get("accept", "") and "/api/" not in path:
+        return HTMLResponse(_nowhere(path), code)
+    return JSONResponse({"error": f"There is nothing at {path}."}, code)
+
+
+def _nowhere(path: str) -> str:
+    """Return a page for somebody who followed an address that leads nowhere. All links are relative."""
+    up = "../" * (path.count("/") - 1) or "./"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Nothing here · Sonde</title>'
+        f'<link rel="stylesheet" href="{up}assets/theme.css"></head><body><main class="page"><div class="empty">'
+        f"<h1>There is nothing here</h1><p>No page of this viewer is at <code>{escape(path)}</code>.</p>"
+        f'<p><a href="{up}">All runs</a></p></div></main></body></html>'
+    )
 
 
 def say_we_failed(request: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -32,7 +33,7 @@ def routes(library: Library) -> list[Route]:
 
     def figure(request: Request) -> Response:
         query = Query(request)
-        runs = {opened.name: opened.run for opened in _open(library, query)}
+        runs = _by_name(_open(library, query))
         made = figures.compare_runs(runs, query.text("site") or None, stat=query.text("stat") or None)
         return Response(pack(made), media_type="application/json")
 
@@ -49,6 +50,12 @@ def _open(library: Library, query: Query) -> list[OpenRun]:
     if not ids or len(ids) > MOST_RUNS:
         raise OptionError(f"Name between 1 and {MOST_RUNS} runs to compare; got {len(ids)}.")
     return [library.open(each) for each in ids]
+
+
+def _by_name(opened: list[OpenRun]) -> dict[str, Run]:
+    """Name runs for a legend; those of the same name, from several folders, by their ids."""
+    names = [each.name for each in opened]
+    return {each.name if names.count(each.name) == 1 else each.id: each.run for each in opened}
 
 
 def _compare(opened: list[OpenRun]) -> dict[str, Any]:
@@ -69,7 +76,7 @@ def _describe(opened: OpenRun) -> dict[str, Any]:
     return {
         "id": opened.id,
         "name": opened.name,
-        "facts": facts_of(opened.run),
+        "facts": asdict(facts_of(opened.run)) | {"status": opened.status},
         "findings": [finding.kind for finding in findings],
         "severity": SEVERITIES[worst] if worst >= 0 else None,
     }

@@ -56,6 +56,8 @@ def pack(figure: Any) -> bytes:
     body = json.loads(figure.to_json())
     body["layout"].pop("template", None)
     told = {"title": unescape(head), "note": unescape(note), "empty": bool((figure.layout.meta or {}).get("empty"))}
+    if told["empty"]:  # said in words, which need no plot around them
+        body = {"missing": " ".join(unescape(str(each.text)) for each in figure.layout.annotations)}
     return json.dumps(told | body, allow_nan=False).encode()
 
 

@@ -47,20 +47,28 @@ class OpenRun:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _kept: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
     stamp: tuple[int, int] | None = None
+    status: str = ""
+    """What became of its writers, and `deleted` where its folder is gone; as of the last look."""
 
     def __post_init__(self) -> None:
         """Remember which run it is."""
         self.stamp = _stamp(self.run.path)
+        self.status = self.run.status
 
     def refresh(self) -> int:
         """Read what was written since, unless that was done just now; return the version."""
         with self._lock:
             if self._clock() - self._read_at >= _FRESH_S:
-                if self.run.refresh():
+                # A writer that is killed changes no file; what answers say of its run is out of date all the same.
+                before, self.status = self.status, self._look()
+                if self.run.refresh() or self.status != before:
                     self.version += 1
                     self._kept.clear()
                 self._read_at = self._clock()
             return self.version
+
+    def _look(self) -> str:
+        return "deleted" if _stamp(self.run.path) is None else self.run.status
 
     def keep(self, key: object, make: Callable[[], T]) -> T:
         """Return what was made for a key since the run last changed, or make it."""
@@ -103,6 +111,7 @@ class Library:
         self._clock = clock
         self._lock = threading.Lock()
         self._open: OrderedDict[str, OpenRun] = OrderedDict()
+        self._gates: dict[str, threading.Lock] = {}
         self._paths: dict[str, tuple[str, Path, Path]] = {}
         self._scanned_at = -1e9
 
@@ -134,13 +143,25 @@ class Library:
         if opened is not None and _has_begun_anew(opened):
             opened = self._replace(opened)
         if opened is None:
-            name, path, root = self._find(run_id)
+            opened = self._open_new(run_id)
+        opened.refresh()
+        return opened
+
+    def _open_new(self, run_id: str) -> OpenRun:
+        """Open a run that is not kept open. A page asks several things at once: the first opens it for all of them."""
+        name, path, root = self._find(run_id)
+        with self._lock:
+            gate = self._gates.setdefault(run_id, threading.Lock())
+        with gate:
+            with self._lock:
+                opened = self._open.get(run_id)
+            if opened is not None:
+                return opened
             opened = OpenRun(run_id, name, open_run(path), root, _clock=self._clock)
             with self._lock:
-                opened = self._open.setdefault(run_id, opened)
+                self._open[run_id] = opened
                 while len(self._open) > MOST_OPEN:
                     self._open.popitem(last=False)
-        opened.refresh()
         return opened
 
     def _replace(self, old: OpenRun) -> OpenRun:

@@ -25,7 +25,7 @@ def pulse(opened: OpenRun) -> dict[str, Any]:
     version, steps = opened.refresh(), opened.run.steps
     return {
         "version": version,
-        "status": opened.run.status,
+        "status": opened.status,
         "last_step": int(steps[-1]) if len(steps) else None,
         "findings": len(opened.run.findings),
     }

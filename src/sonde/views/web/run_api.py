@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ def _overview(opened: OpenRun, query: Query) -> dict[str, Any]:
         "id": opened.id,
         "name": opened.name,
         "version": opened.version,
-        "facts": facts_of(run),
+        "facts": asdict(facts_of(run)) | {"status": opened.status},
         "findings": [describe_finding(run, finding) for finding in ranked(run.findings)],
         "judged": any(site.quantity == "vital" for site in run.sites) or bool(run.findings),
         "health": _health(run),

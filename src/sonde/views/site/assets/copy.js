@@ -38,7 +38,7 @@
     if (!files.has(question)) {
       copy.refused.push(question);
       const error = `This copy does not hold it. The run itself does: ${about.command}`;
-      return new Response(JSON.stringify({ error }), { status: 404, headers: { "Content-Type": "application/json" } });
+      return new Response(JSON.stringify({ error, kind: "NotInCopy" }), { status: 404, headers: { "Content-Type": "application/json" } });
     }
     await load(files.get(question));
     signal?.throwIfAborted();

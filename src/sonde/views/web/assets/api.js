@@ -2,9 +2,10 @@
 
 /** An answer that says what is wrong. */
 export class Refusal extends Error {
-  constructor(status, message) {
+  constructor(status, message, kind = "") {
     super(message);
     this.status = status;
+    this.kind = kind;
   }
 }
 
@@ -28,11 +29,11 @@ async function ask(path, query, signal) {
     answer = await fetch(address(path, query), { signal, headers: { Accept: "application/json" } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal(0, "The viewer does not answer. Is `sonde view` still running?");
+    throw new Refusal(0, "The viewer does not answer. Is `sonde view` still running?", "NoAnswer");
   }
   if (!answer.ok) {
     const said = await answer.json().catch(() => ({}));
-    throw new Refusal(answer.status, said.error ?? `The viewer answered ${answer.status}.`);
+    throw new Refusal(answer.status, said.error ?? `The viewer answered ${answer.status}.`, said.kind);
   }
   return answer;
 }

@@ -42,6 +42,16 @@ export function replace(element, ...children) {
   return fill(element, children);
 }
 
+const last = new WeakMap();
+
+/** Whether a place has something else to show than the last time; what stays the same is not drawn anew under its reader. */
+export function changes(place, ...values) {
+  const text = JSON.stringify(values);
+  if (last.get(place) === text) return false;
+  last.set(place, text);
+  return true;
+}
+
 /** A labelled select. `options` are texts or [value, text]. */
 export function choose(label, options, value, onchange) {
   const pairs = options.map((each) => (Array.isArray(each) ? each : [each, each]));

@@ -16,6 +16,9 @@ function load() {
   return library;
 }
 
+/** Fetch what every figure needs before the first one is asked for: the script is large, and the server must load Plotly too. */
+export const prepare = () => Promise.all([load(), templates()]).catch(() => {}); // the first figure says what is wrong
+
 const templates = () => (themes ??= getJson("themes").catch((error) => { themes = null; throw error; }));
 
 /**
@@ -23,27 +26,45 @@ const templates = () => (themes ??= getJson("themes").catch((error) => { themes 
  * @param {string} path    where the server makes it: `run/<id>/figure/<name>`
  * @param {Object} query
  * @param {Object} options `signal` ends it; `height` in pixels; `title` in place of the server's; `onpoint(point)` is
- *   called when a point is clicked; `tools` are elements beside the heading; `hideEmpty` shows nothing where there is nothing
- * @returns {HTMLElement} with `update(query)` to draw it anew
+ *   called when a point is clicked; `tools` are elements beside the heading; `hideEmpty` shows nothing where there is
+ *   nothing; `after` is a promise to wait for, so that a more important figure comes first
+ * @returns {HTMLElement} with `update(query)` to draw it anew, and `ready`, a promise that it stands or has said why not
  */
-export function figure(path, query = {}, { signal, height, title, onpoint, tools = [], hideEmpty = false } = {}) {
+export function figure(path, query = {}, { signal, height, title, onpoint, tools = [], hideEmpty = false, after = null } = {}) {
   const heading = h("h2", {}, title ?? "…"), note = h("p", { class: "note" });
   const place = h("div", { class: "plot", style: { "min-height": `${height ?? 260}px` } });
   const element = h("section", { class: "panel figure", "aria-busy": "true", tabindex: "-1" },
     h("div", { class: "head" }, heading, h("div", { class: "tools" }, tools)), note, place);
-  let drawn = null, asked = query, seen = false, turn = 0;
+  let drawn = null, asked = query, seen = false, turn = 0, plotted = false, stands;
+  element.ready = new Promise((resolve) => { stands = resolve; });
 
   async function draw() {
     if (drawn === null || signal?.aborted) return;
+    if (drawn.empty) {
+      sayInstead(h("p", { class: "quiet" }, drawn.missing));
+      return;
+    }
     const [Plotly, looks] = await Promise.all([load(), templates()]);
     if (signal?.aborted) return;
     place.style.removeProperty("min-height");
+    if (!plotted) replace(place);
+    plotted = true;
     await Plotly.react(place, drawn.data, fitted(drawn, looks[theme()], height), OPTIONS);
     element.setAttribute("aria-busy", "false");
     if (onpoint && !place.dataset.listens) {
       place.dataset.listens = "true";
       place.on("plotly_click", (event) => event.points?.length && onpoint(event.points[0], event));
     }
+  }
+
+  /** Put words in the place of the plot. */
+  function sayInstead(words) {
+    if (plotted) window.Plotly.purge(place);
+    plotted = false;
+    place.removeAttribute("data-listens");
+    place.style.removeProperty("min-height");
+    replace(place, words);
+    element.setAttribute("aria-busy", "false");
   }
 
   async function fetchAndDraw() {
@@ -60,12 +81,13 @@ export function figure(path, query = {}, { signal, height, title, onpoint, tools
       await draw();
     } catch (error) {
       if (error.name === "AbortError" || mine !== turn) return;
+      if (error.kind === "NoAnswer" && drawn) return; // what was drawn is still true; the bar says that nobody answers
       drawn = null;
-      window.Plotly?.purge(place);
       heading.textContent = title ?? "Not drawn";
-      replace(place, h("p", { class: "problem", role: "alert" }, error.message));
-      place.removeAttribute("data-listens");
-      element.setAttribute("aria-busy", "false");
+      note.textContent = "";
+      sayInstead(h("p", { class: "problem", role: "alert" }, error.message));
+    } finally {
+      stands();
     }
   }
 
@@ -77,15 +99,15 @@ export function figure(path, query = {}, { signal, height, title, onpoint, tools
   const watcher = new IntersectionObserver((entries) => {
     if (!entries.some((entry) => entry.isIntersecting)) return;
     watcher.disconnect();
-    seen = true;
-    fetchAndDraw();
+    Promise.resolve(after).then(() => { seen = true; fetchAndDraw(); });
   }, { rootMargin: "300px" });
   watcher.observe(element);
   const forget = onTheme(draw);
   signal?.addEventListener("abort", () => {
+    stands();
     watcher.disconnect();
     forget();
-    window.Plotly?.purge(place); // else its listeners keep the page's memory growing
+    if (plotted) window.Plotly.purge(place); // else its listeners keep the page's memory growing
   });
   return element;
 }
@@ -95,8 +117,9 @@ function fitted(made, template, height) {
   const layout = { ...made.layout, template, autosize: true, title: undefined, uirevision: "kept" };
   delete layout.width;
   const above = made.layout.annotations?.length && made.layout.xaxis2 ? 34 : 14;
-  const below = made.layout.margin?.b > 70 && (made.data?.length ?? 0) < 7 ? 70 : made.layout.margin?.b;
-  layout.margin = { ...(made.layout.margin ?? {}), t: above, r: 16, ...(below ? { b: below } : {}) };
+  const legend = made.layout.margin?.b ?? 0;
+  const below = legend > 70 && (made.data?.length ?? 0) < 7 ? 70 : legend || 44; // without a legend only the axis is below
+  layout.margin = { ...(made.layout.margin ?? {}), t: above, r: 16, b: below };
   const own = (made.layout.height ?? 400) - 50;
   layout.height = height ?? Math.max(own, 180);
   if (layout.yaxis?.tickvals) layout.yaxis = thinnedTicks(layout.yaxis, layout.height - 90);

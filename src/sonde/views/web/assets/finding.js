@@ -5,11 +5,24 @@ import { percent, short } from "./words.js";
 
 const RELATIONS = { ">=": "≥", "<=": "≤", "!=": "≠", "==": "=" };
 
-/** @returns {HTMLElement} a card that opens */
-export function findingCard(finding, run, open = false) {
+/** The kinds of findings that are open: those the address names, and the first where it names none. */
+export function openFindings(context, findings, first = true) {
+  const asked = context.query.get("open");
+  if (asked !== null) return asked.split(",");
+  return first && findings.length ? [findings[0].kind] : [];
+}
+
+/** Put into the address which findings are open; `-` says none, which is not the usual. */
+export function keepOpen(context, place) {
+  const open = [...place.querySelectorAll("details.finding[open]")].map((each) => each.dataset.kind).join(",");
+  context.keep({ open: open || "-" });
+}
+
+/** @returns {HTMLElement} a card that opens; `ontoggle` is told when a reader opens or closes it */
+export function findingCard(finding, run, { open = false, ontoggle = () => {} } = {}) {
   const row = (name, ...value) => [h("dt", {}, name), h("dd", {}, value)];
   return h("details", { class: `finding ${finding.severity}`, open, "data-kind": finding.kind },
-    h("summary", {}, h("span", { class: `severity ${finding.severity}` }, finding.severity), h("b", {}, finding.title),
+    h("summary", { onclick: () => setTimeout(ontoggle) }, h("span", { class: `severity ${finding.severity}` }, finding.severity), h("b", {}, finding.title),
       h("span", { class: "note" }, `${places(finding.sites)}${finding.when}`)),
     h("p", {}, finding.cause),
     h("dl", {},

@@ -44,17 +44,27 @@ function escape(event) {
   if (typing(event.target)) event.target.blur();
 }
 
-const SIGNS = { ArrowLeft: "←", ArrowRight: "→", " ": "space" };
+const SIGNS = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", " ": "space" };
+
+// What the browser and the things on a page do by themselves.
+const USUAL = [
+  { keys: "Tab", what: "to the next link, button or field" },
+  { keys: "Enter", what: "open what has the focus" },
+  { keys: "ArrowUp ArrowDown", what: "in a list of sites, a map of scores or a slider" },
+  { keys: "Escape", what: "leave a field, close this" },
+];
 
 /** Show all keys. */
 export function showHelp() {
-  const rows = [...ofPage, ...lasting].map((each) => h("tr", {},
-    h("td", {}, each.keys.split(" ").map((key) => h("kbd", {}, SIGNS[key] ?? key))), h("td", {}, each.what)));
+  if (document.querySelector("dialog[open]")) return;
+  const row = (each) => h("tr", {}, h("td", {}, each.keys.split(" ").map((key) => h("kbd", {}, SIGNS[key] ?? key))), h("td", {}, each.what));
+  const group = (title, keys) => (keys.length ? h("section", {}, h("h3", {}, title), h("table", { "aria-label": title }, h("tbody", {}, keys.map(row)))) : null);
+  const leading = lasting.filter((each) => each.keys.startsWith("g ")), rest = lasting.filter((each) => !each.keys.startsWith("g "));
   const close = () => dialog.close();
   const dialog = h("dialog", { class: "help", "aria-label": "Keys", onclose: () => dialog.remove(),
     onclick: (event) => { if (event.target === dialog) close(); } },
-    h("h2", {}, "Keys"), h("table", {}, h("tbody", {}, rows)),
-    h("button", { type: "button", onclick: close }, "Close"));
+    h("div", { class: "head" }, h("h2", {}, "Keys"), h("button", { type: "button", onclick: close }, "Close")),
+    h("div", { class: "keys" }, h("div", {}, group("On this page", ofPage), group("Everywhere", [...rest, ...USUAL])), group("Go to", leading)));
   document.body.append(dialog);
   dialog.showModal();
 }

@@ -1,5 +1,6 @@
 // The shell: bar on top, the page that the address names below it, keys, and news of a live run.
 import { h, replace } from "./dom.js";
+import { prepare } from "./figure.js";
 import { addKeys, setPageKeys, showHelp } from "./keys.js";
 import { listen } from "./live.js";
 import { PAGES } from "./pages.js";
@@ -38,9 +39,10 @@ function context(route, signal) {
     route, run: route.run, query: route.query, signal,
     here: (values) => address(changed(values)),
     keep(values, { push = false } = {}) {
+      if (signal.aborted) return; // another page has the address by now
       route.query = changed(values);
       this.query = route.query;
-      history[push ? "pushState" : "replaceState"](null, "", address(route.query));
+      history[push ? "pushState" : "replaceState"](push ? null : history.state, "", address(route.query));
     },
   };
 }
@@ -59,9 +61,10 @@ async function go() {
   hear(route.run);
   main.dataset.page = route.page;
   main.removeAttribute("data-ready");
+  main.setAttribute("aria-busy", "true");
   const place = h("div", { class: "page" });
   try {
-    if (!page) throw new Error("There is no such page.");
+    if (!page) throw new Error(`There is no such page: ${location.hash}`);
     const module = await page.load();
     const made = await module.show(place, context(route, signal));
     if (signal.aborted) return;
@@ -71,13 +74,29 @@ async function go() {
   } catch (error) {
     if (signal.aborted || error.name === "AbortError") return;
     document.title = "Sonde";
-    replace(place, h("div", { class: "problem", role: "alert" }, h("h1", {}, "This cannot be shown"),
-      h("p", {}, error.message), h("p", {}, h("a", { href: link("runs") }, "All runs"))));
+    replace(place, problem(error));
   }
   replace(main, place);
   main.dataset.ready = "true";
-  window.scrollTo(0, 0);
+  main.setAttribute("aria-busy", "false");
+  window.scrollTo(0, history.state?.top ?? 0); // where it was left, on the way back
 }
+
+const HEADINGS = { RunNotFound: "There is no such run", NotInCopy: "Not in this copy", NoAnswer: "No answer" };
+
+/** What is said in the place of a page that cannot be shown. */
+function problem(error) {
+  return h("div", { class: "problem", role: "alert" }, h("h1", {}, HEADINGS[error.kind] ?? "This cannot be shown"), h("p", {}, error.message),
+    h("p", { class: "controls" }, h("a", { href: link("runs") }, "All runs"),
+      history.length > 1 ? h("button", { type: "button", onclick: () => history.back() }, "Back") : null,
+      h("button", { type: "button", onclick: go }, "Try again")));
+}
+
+let resting = 0;
+window.addEventListener("scroll", () => {
+  clearTimeout(resting);
+  resting = setTimeout(() => { if (main.dataset.ready) history.replaceState({ top: window.scrollY }, ""); }, 120);
+}, { passive: true });
 
 /** The name of a run, told from its id. */
 export function nameOf(run) {
@@ -90,6 +109,7 @@ export function nameOf(run) {
 }
 
 function drawBar(route) {
+  const focused = bar.contains(document.activeElement);
   const tab = (page) => h("a", {
     href: link(page.name, { run: page.ofRun ? route.run : null, query: page.name === "compare" && route.run ? { run: [route.run] } : {} }),
     "aria-current": route.page === page.name ? "page" : null,
@@ -102,6 +122,7 @@ function drawBar(route) {
     h("span", { class: "end" },
       h("button", { type: "button", onclick: switchTheme, title: "Light or dark (d)" }, "◐", h("span", { class: "unseen" }, "Light or dark")),
       h("button", { type: "button", onclick: showHelp, title: "Keys (?)" }, "?", h("span", { class: "unseen" }, " Keys"))));
+  if (focused) bar.querySelector("[aria-current]")?.focus(); // whoever goes by the keyboard stays where he was
 }
 
 /** Listen to the run that is shown; the pages of one run share one listener. */
@@ -136,12 +157,20 @@ function soon(mine) {
   }, QUIET_MS);
 }
 
+const TOLD = {
+  live: "It is being written now.",
+  crashed: "Its writer ended without a word: it was killed, or the machine went down.",
+  failed: "It ended with an error.",
+  deleted: "Its folder is gone. What was read before is still shown.",
+};
+
 function showPulse(pulse) {
   const place = document.getElementById("pulse");
   if (!pulse || !place) return;
   place.dataset.status = pulse.status;
   place.dataset.step = String(pulse.last_step ?? "");
-  replace(place, h("span", { class: `status ${pulse.status}` }, pulse.status), ` step ${count(pulse.last_step)}`);
+  place.title = TOLD[pulse.status] ?? "";
+  replace(place, h("span", { class: `status ${pulse.status}` }, pulse.status), pulse.last_step === null ? " no step yet" : ` step ${count(pulse.last_step)}`);
 }
 
 addKeys([
@@ -157,4 +186,5 @@ addKeys([
   })),
 ]);
 window.addEventListener("hashchange", go);
-go();
+history.scrollRestoration = "manual";
+go().finally(() => setTimeout(prepare, 200));

@@ -51,6 +51,7 @@ export function table(columns, { label, sort = "", onsort = () => {}, onopen = n
   }
 
   function draw() {
+    const back = focusIn();
     drawHead();
     const all = sorted();
     replace(body, all.slice(0, shown).map((row) => {
@@ -66,6 +67,19 @@ export function table(columns, { label, sort = "", onsort = () => {}, onopen = n
     if (!all.length) body.append(h("tr", {}, h("td", { colspan: columns.length, class: "quiet" }, empty)));
     more.hidden = all.length <= shown;
     more.textContent = `Show more of ${all.length.toLocaleString("en")} rows`;
+    back();
+  }
+
+  /** Remember what has the focus, by its row and its place in it; returns what gives it back after a redraw. */
+  function focusIn() {
+    const held = document.activeElement, line = held?.closest?.("tr");
+    if (!line || !element.contains(held)) return () => {};
+    const inside = (row) => [row, ...row.querySelectorAll("a, button, input")];
+    const at = inside(line).indexOf(held), name = line.dataset.key;
+    return () => {
+      const again = name === undefined ? head : [...body.children].find((each) => each.dataset.key === name);
+      if (again) inside(again)[at]?.focus({ preventScroll: true });
+    };
   }
 
   function mark(line) {

@@ -27,6 +27,9 @@ export function lasting(seconds) {
   return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(1)} d`;
 }
 
+/** A path as a shell takes it. */
+export const shell = (path) => (/^[\w./+:@-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`);
+
 /** How long ago, in one unit. */
 export function ago(time, now = Date.now() / 1000) {
   if (time === null || time === undefined) return "–";

@@ -1,10 +1,12 @@
 // Several runs beside each other: what was set differently, how they went, where they part, how their layers differ.
 import { getJson } from "../api.js";
-import { choose, h, panel, replace } from "../dom.js";
+import { changes, choose, h, panel, replace } from "../dom.js";
 import { figure } from "../figure.js";
 import { link } from "../route.js";
 import { table } from "../table.js";
 import { count, lasting, plural, short } from "../words.js";
+
+const EVERY_MS = 3000;
 
 export async function show(place, context) {
   const { signal } = context;
@@ -22,9 +24,9 @@ export async function show(place, context) {
     replace(place, picker, h("div", { class: "empty" }, h("p", {}, ids.length ? "Add a second run to compare this one with." : "Choose two or more runs, here or on the page of runs.")));
     return {};
   }
-  const told = await getJson("compare", { run: ids }, signal);
+  let told = await getJson("compare", { run: ids }, signal), parted = false;
   const scalars = told.scalars, shown = context.query.getAll("metric").length ? context.query.getAll("metric") : usualMetrics(scalars);
-  const drawings = h("div", { class: "columns" });
+  const drawings = h("div", { class: "columns" }), facts = h("div"), differing = h("div");
   const parting = h("div", {}, panel("Where they part", h("p", { class: "quiet" }, "Comparing readings…")));
   const layers = h("div", {}, panel("Layers that differ", h("p", { class: "quiet" }, "Comparing layers…")));
 
@@ -53,6 +55,7 @@ export async function show(place, context) {
 
   async function drawParting() {
     const { of, partings } = await getJson("compare/parting", { run: ids }, signal);
+    parted = partings.every((each) => each.exact.first && each.apart.first); // where they first part stays the same from then on
     const site = (id, key) => h("a", { class: "mono", href: link("layers", { run: ids[0], query: { site: [key], other: id } }) }, key);
     const words = (id, found, tolerance) => {
       if (!found.sites) return "They have no site in common.";
@@ -79,13 +82,47 @@ export async function show(place, context) {
   }
 
   const failed = (where, title) => (error) => { if (error.name !== "AbortError") replace(where, panel(title, h("p", { class: "problem", role: "alert" }, error.message))); };
+  /** Take in what live runs have added. */
+  async function refresh() {
+    told = await getJson("compare", { run: ids }, signal);
+    drawFacts();
+    await Promise.all([...drawings.children].map((each) => each.update()));
+    if (!parted) await drawParting();
+    await drawLayers();
+  }
+
+  function drawFacts() {
+    if (changes(facts, told.runs)) replace(facts, summary());
+    if (changes(differing, told.settings)) replace(differing, settings());
+  }
+
+  drawFacts();
   drawMetrics();
-  replace(place, picker, h("div", { class: "columns" }, summary(), parting),
+  replace(place, picker, h("div", { class: "columns" }, facts, parting),
     h("div", { class: "controls" }, choose("Add a curve", [["", "…"], ...scalars], "", (key) => { if (key) { context.keep({ metric: [...new Set([...shown, ...context.query.getAll("metric"), key])] }); drawMetrics(); } })),
-    drawings, h("div", { class: "columns" }, settings(), layers));
-  drawParting().catch(failed(parting, "Where they part"));
-  drawLayers().catch(failed(layers, "Layers that differ"));
+    drawings, h("div", { class: "columns" }, differing, layers));
+  const comparing = Promise.all([drawParting().catch(failed(parting, "Where they part")), drawLayers().catch(failed(layers, "Layers that differ"))]);
+  comparing.then(() => follow(ids, refresh, signal));
   return {};
+}
+
+/** Call a function whenever one of some runs has changed; the list of runs tells, so no run is opened for it. */
+async function follow(ids, refresh, signal) {
+  const look = async () => {
+    const { runs } = await getJson("runs", {}, signal);
+    return JSON.stringify(runs.filter((each) => ids.includes(each.id)).map((each) => [each.id, each.last_step, each.status]));
+  };
+  let seen = null;
+  while (!signal.aborted) {
+    try {
+      const now = document.hidden ? seen : await look();
+      if (seen !== null && now !== seen) await refresh();
+      seen = now;
+    } catch (error) {
+      if (error.name === "AbortError") return; // else it is asked again: a viewer that was stopped may come back
+    }
+    await new Promise((resolve) => { setTimeout(resolve, EVERY_MS); });
+  }
 }
 
 const last = (name = "") => name.split("/").at(-1);

@@ -33,7 +33,7 @@ export async function show(place, context) {
     { name: "failed_median", title: "Failed", number: true, cell: (row) => short(row.failed_median) },
     { name: "good_median", title: "Good", number: true, cell: (row) => short(row.good_median) },
   ], { label: "What separates failed from good samples", key: (row) => row.words, onopen: (row) => pick(row.rank), empty: "No statistic differs." });
-  place.append(top, problem, said, h("div", { class: "split wide table" }, panel("What separates them, clearest first", rows), h("div", { class: "stack" }, picture, examples)));
+  place.append(top, problem, said, h("div", { class: "split wide table" }, panel("What separates them, clearest first", h("div", { class: "window" }, rows)), h("div", { class: "stack" }, picture, examples)));
 
   function drawTop() {
     const percent = h("output", {}, `worst ${state.percentile} %`);

@@ -18,7 +18,7 @@ const quantityOf = (text) => QUANTITIES.find((each) => text.endsWith(`:${each}`)
 export async function show(place, context) {
   const { run, signal } = context;
   const at = (name) => runPath(run, `figure/${name}`);
-  const told = await getJson(runPath(run), {}, signal);
+  const [told, { runs }] = await Promise.all([getJson(runPath(run), {}, signal), getJson("runs", {}, signal)]);
   const known = QUANTITIES.filter((each) => told.quantities[each]);
   const usual = known.length ? `*:${known[0]}` : "*";
   const pattern = () => context.query.get("pattern") || usual;
@@ -26,7 +26,7 @@ export async function show(place, context) {
   const sites = () => context.query.getAll("site").slice(0, MOST_SHOWN);
 
   const heat = figure(at("heat"), heatQuery(), { signal, onpoint: (point) => pick(point.y), height: 430 });
-  const list = h("div", { class: "sitelist", role: "listbox", "aria-label": "Sites", tabindex: "0" }), listed = h("p", { class: "note" });
+  const list = h("div", { class: "sitelist", role: "listbox", "aria-label": "Sites, up and down choose one", "aria-multiselectable": "true", tabindex: "0", onkeydown: steer }), listed = h("p", { class: "note" });
   const one = h("div", { class: "stack" });
   let keys = [], curves = null, bins = null;
 
@@ -51,21 +51,44 @@ export async function show(place, context) {
   async function readList() {
     const answer = await getJson(runPath(run, "sites"), { pattern: glob(pattern()), most: 500 }, signal).catch((error) => {
       if (error.name === "AbortError") throw error;
-      return { total: 0, sites: [] };
+      return { total: 0, sites: [], problem: error.message };
     });
     keys = answer.sites.map((site) => site.key);
-    listed.textContent = answer.total > keys.length ? `${count(keys.length)} of ${plural(answer.total, "site")}` : plural(answer.total, "site");
-    replace(list, answer.sites.map((site) => h("button", { type: "button", role: "option", "data-site": site.key, title: `${site.kind} ${site.shape.join("×")} ${site.dtype}. Shift-click to add.`,
+    listed.textContent = answer.problem ?? (answer.total > keys.length ? `${count(keys.length)} of ${plural(answer.total, "site")}` : plural(answer.total, "site"));
+    const alike = new Set(answer.sites.map((site) => ending(site))).size === 1; // then the heading says it for all
+    if (alike && keys.length) listed.textContent += `, ${ending(answer.sites[0]).slice(1).replaceAll("_", " ")}`;
+    replace(list, answer.sites.map((site) => h("button", { type: "button", role: "option", tabindex: "-1", "data-site": site.key, title: `${site.key}\n${site.kind} ${site.shape.join("×")} ${site.dtype}. Shift-click to add.`,
       onclick: (event) => {
         const before = sites(), has = before.includes(site.key);
         choosen(event.shiftKey || event.ctrlKey || event.metaKey ? (has ? before.filter((each) => each !== site.key) : [...before, site.key]) : [site.key]);
-      } }, h("span", {}, site.name || "(model)"), h("span", { class: "quiet" }, `:${site.key.slice(site.name.length + 1)}`))));
+      } }, nameParts(site.name || "(model)"), alike ? null : h("span", { class: "quiet" }, ending(site)))));
     markList();
+  }
+
+  const ending = (site) => site.key.slice(site.name.length);
+
+  /** A name whose end stays readable: what does not fit is cut out before its last two parts. */
+  function nameParts(name) {
+    const at = name.split(".").slice(0, -2).join(".").length;
+    return [at ? h("span", { class: "head" }, name.slice(0, at)) : null, h("span", { class: "tail" }, name.slice(at))];
+  }
+
+  function steer(event) {
+    const by = { ArrowDown: 1, ArrowUp: -1, PageDown: 12, PageUp: -12, Home: -keys.length, End: keys.length }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    event.stopPropagation();
+    next(by);
   }
 
   function markList() {
     const chosen = new Set(sites());
-    for (const each of list.children) each.setAttribute("aria-selected", String(chosen.has(each.dataset.site)));
+    list.removeAttribute("aria-activedescendant");
+    for (const [at, each] of [...list.children].entries()) {
+      each.id = `site-${at}`;
+      each.setAttribute("aria-selected", String(chosen.has(each.dataset.site)));
+      if (each.dataset.site === sites()[0]) list.setAttribute("aria-activedescendant", each.id);
+    }
   }
 
   async function drawSite() {
@@ -95,27 +118,35 @@ export async function show(place, context) {
     return h("label", { class: "field" }, box, h("span", {}, "log"));
   }
 
+  const siteFacts = h("div", { class: "tiles small" }), siteWords = h("p", { class: "note" });
+
+  function sayFacts(about) {
+    replace(siteFacts, ["rms", "mean", "std", "min", "max", "norm", "zero_share", "nonfinite"].map((name) => h("div", { class: "tile" }, h("b", { class: name === "nonfinite" && about.last[name] ? "bad" : null }, short(about.last[name])), h("span", {}, name.replace("_", " ")))));
+    replace(siteWords, `${about.kind} ${about.shape.join(" × ")} ${about.dtype}, ${plural(about.readings, "reading")}, ${about.shown} ${about.trend.direction}`,
+      about.findings.length ? h("span", { class: "severity warning" }, `, named by ${about.findings.map((each) => each.replaceAll("_", " ")).join(", ")}`) : "");
+  }
+
+  async function readFacts() {
+    if (sites().length) sayFacts(await getJson(runPath(run, "site"), { site: sites()[0], stat: stat() }, signal));
+  }
+
   function siteHead(about, chosen, other) {
-    const facts = ["rms", "mean", "std", "min", "max", "norm", "zero_share", "nonfinite"].map((name) => h("div", { class: "tile" }, h("b", { class: name === "nonfinite" && about.last[name] ? "bad" : null }, short(about.last[name])), h("span", {}, name.replace("_", " "))));
+    sayFacts(about);
     const others = runs.filter((each) => each.id !== run && !each.problem).map((each) => [each.id, each.name]);
     return h("section", { class: "panel", "aria-label": "One site" },
       h("div", { class: "head" }, h("h2", { class: "mono" }, chosen.length > 1 ? `${chosen[0]} and ${chosen.length - 1} more` : about.key),
         h("div", { class: "tools" }, others.length ? choose("Overlay the run", [["", "none"], ...others], other ?? "", (id) => { context.keep({ other: id }); drawSite(); }) : null,
           h("a", { href: context.here({ site: [] }), onclick: (event) => { event.preventDefault(); choosen([]); } }, "Close"))),
-      h("p", { class: "note" }, `${about.kind} ${about.shape.join(" × ")} ${about.dtype}, ${plural(about.readings, "reading")}, ${about.shown} ${about.trend.direction}`,
-        about.findings.length ? h("span", { class: "severity warning" }, `, named by ${about.findings.map((each) => each.replaceAll("_", " ")).join(", ")}`) : ""),
-      h("div", { class: "tiles small" }, facts));
+      siteWords, siteFacts);
   }
 
   // Gradients by depth, at any step.
-  const steps = (await getJson(runPath(run, "steps"), {}, signal)).steps;
-  const runs = (await getJson("runs", {}, signal)).runs;
-  let slide = null;
+  let steps = (await getJson(runPath(run, "steps"), {}, signal)).steps, slide = null;
   const asked = context.query.get("step");
   const slider = h("input", { type: "range", min: 0, max: Math.max(steps.length, 0), step: 1, "aria-label": "Step",
     value: String(asked === null || asked === "" ? steps.length : nearest(Number(asked))), oninput: moved });
   const step = h("output", {});
-  const flow = figure(at("flow"), flowQuery(), { signal, hideEmpty: true, height: 360, onpoint: (point) => pick(point.text),
+  const flow = figure(at("flow"), flowQuery(), { signal, hideEmpty: true, height: 360, after: heat.ready, onpoint: (point) => pick(point.text),
     tools: [h("label", { class: "field" }, h("span", {}, "Step"), slider, step)] });
   sayStep();
 
@@ -128,6 +159,14 @@ export async function show(place, context) {
     const index = Number(slider.value);
     return index >= steps.length ? "" : steps[index];
   }
+  /** Let the slider reach the steps that a live run has added; it stays at its step, or at the latest. */
+  async function readSteps() {
+    const chosen = chosenStep();
+    steps = (await getJson(runPath(run, "steps"), {}, signal)).steps;
+    slider.max = String(steps.length);
+    slider.value = String(chosen === "" ? steps.length : nearest(chosen));
+    sayStep();
+  }
   function flowQuery() {
     return { step: chosenStep(), stat: stat() === "ratio" ? "" : stat() };
   }
@@ -139,14 +178,14 @@ export async function show(place, context) {
     sayStep();
     context.keep({ step: String(chosenStep()) });
     clearTimeout(slide);
-    slide = setTimeout(() => flow.update(flowQuery()), 100);
+    slide = setTimeout(() => { flow.update(flowQuery()); tree.update(treeQuery()); }, 100);
   }
   const shift = (by) => { slider.value = String(Number(slider.value) + by); moved(); };
 
   // The model as a tree.
   const colour = () => context.query.get("colour") ?? "statistic";
-  const treeQuery = () => ({ colour: colour(), quantity: quantityOf(pattern()) ?? known[0], stat: stat() === "ratio" ? "" : stat(), step: chosenStep() });
-  const tree = figure(at("tree"), treeQuery(), { signal, height: 360, onpoint: (point) => point.id && within(unescaped(point.id)),
+  const treeQuery = () => ({ colour: colour(), quantity: quantityOf(pattern()) ?? known[0], stat: stat() === "ratio" ? "" : stat(), step: colour() === "findings" ? "" : chosenStep() });
+  const tree = figure(at("tree"), treeQuery(), { signal, height: 360, after: heat.ready, onpoint: (point) => point.id && within(unescaped(point.id)),
     tools: [choose("Colour by", [["statistic", "the statistic"], ["findings", "findings"]], colour(), (word) => { context.keep({ colour: word }); tree.update(treeQuery()); })] });
 
   /** Show only the sites inside a module. */
@@ -176,7 +215,7 @@ export async function show(place, context) {
 
   return {
     title: told.name,
-    refresh: () => Promise.all([heat.update(), flow.update(), tree.update(), curves?.update(), bins?.update()]),
+    refresh: () => Promise.all([heat.update(), readSteps().then(() => Promise.all([flow.update(flowQuery()), tree.update(treeQuery())])), readFacts(), curves?.update(), bins?.update()]).catch(() => {}),
     keys: [
       { keys: "j", what: "next site", act: () => next(1) },
       { keys: "k", what: "previous site", act: () => next(-1) },

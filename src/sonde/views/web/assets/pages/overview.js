@@ -1,10 +1,10 @@
 // One run: what is wrong with it first, then how it went.
 import { getJson, runPath } from "../api.js";
-import { h, panel, replace } from "../dom.js";
+import { changes, h, panel, replace } from "../dom.js";
 import { figure } from "../figure.js";
-import { findingCard } from "../finding.js";
+import { findingCard, keepOpen, openFindings } from "../finding.js";
 import { link } from "../route.js";
-import { bytes, clock, count, lasting, percent, plural, short } from "../words.js";
+import { bytes, clock, count, lasting, percent, plural, shell, short } from "../words.js";
 
 export async function show(place, context) {
   const { run, signal } = context;
@@ -13,9 +13,9 @@ export async function show(place, context) {
   const at = (name) => runPath(run, `figure/${name}`);
   const figures = [
     figure(at("metrics"), {}, { signal }),
-    figure(at("flow"), {}, { signal, hideEmpty: true, onpoint: toSite }),
-    figure(at("phases"), {}, { signal, height: 280 }),
-    figure(at("memory"), {}, { signal, height: 280, hideEmpty: true }),
+    figure(at("flow"), {}, { signal, height: 320, hideEmpty: true, onpoint: toSite }),
+    figure(at("phases"), {}, { signal, height: 320, hideEmpty: true }),
+    figure(at("memory"), {}, { signal, height: 320, hideEmpty: true }),
   ];
 
   function toSite(point) {
@@ -45,12 +45,13 @@ export async function show(place, context) {
       facts.dropped ? tile(count(facts.dropped), "steps dropped") : null);
   }
 
-  function drawFindings({ findings, judged, problems }) {
-    const open = new Set([...found.querySelectorAll("details[open]")].map((each) => each.dataset.kind));
-    const cards = findings.map((each, at) => findingCard(each, run, open.has(each.kind) || (!found.childElementCount && at === 0)));
-    const none = judged ? "Nothing wrong was found while it ran." : "The run was recorded without a diagnosis.";
+  function drawFindings({ findings, judged, problems, facts: { path } }) {
+    if (!changes(found, findings, judged, problems)) return;
+    const open = openFindings(context, findings);
+    const cards = findings.map((each) => findingCard(each, run, { open: open.includes(each.kind), ontoggle: () => keepOpen(context, found) }));
+    const none = judged ? "Nothing wrong was found while it ran." : ["It was recorded without a diagnosis. ", h("code", {}, `sonde diagnose ${shell(path)}`), " judges what it holds."];
     const words = findings.length ? plural(findings.length, "finding") : none;
-    replace(found, h("h2", {}, "Findings", h("span", { class: "note" }, ` ${words}`)), cards,
+    replace(found, h("h2", {}, "Findings", h("span", { class: "note" }, " ", words)), cards,
       problems.map((text) => h("p", { class: "problem" }, text)));
     found.dataset.count = String(findings.length);
   }
@@ -60,8 +61,8 @@ export async function show(place, context) {
     const { dynamics } = told;
     const row = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
     return replace(health, panel("Health", h("dl", { class: "facts" },
-      row("training is", h("b", { class: dynamics.state === "diverging" ? "bad" : null }, dynamics.state)),
-      row("its loss is", dynamics.stability.replace("_", " ")),
+      row("training", h("b", { class: dynamics.state === "diverging" ? "bad" : null }, dynamics.state.replace("_", " "))),
+      row("its loss", dynamics.stability.replace("_", " ")),
       row("first level", short(dynamics.initial)), row("best level", short(dynamics.best)), row("recent level", short(dynamics.recent)),
       row("scatter", percent(dynamics.scatter)), row("learning rate", short(rate)), row("told from", plural(told.points, "loss").replace("losss", "losses")))));
   }
@@ -75,19 +76,21 @@ export async function show(place, context) {
 
   function drawEvents({ events: list, total }) {
     const last = list.slice(-8).reverse();
+    if (!changes(events, last, total)) return;
     const line = (each) => h("tr", {}, h("td", { class: "number" }, count(each.step)), h("td", { class: `level-${each.level}` }, each.type), h("td", {}, each.message));
     replace(events, panel("Latest events", last.length ? h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, last.map(line)))) : h("p", { class: "quiet" }, "None."),
       total > last.length ? h("p", {}, h("a", { href: link("timeline", { run }) }, `All ${count(total)} events`)) : null));
   }
 
   function drawAbout({ config, environment }) {
+    if (!changes(about, config, environment)) return;
     const block = (title, value) => Object.keys(value).length
       ? h("details", {}, h("summary", {}, title), h("pre", {}, JSON.stringify(value, null, 2))) : null;
     replace(about, block("Configuration", config), block("Environment", environment));
   }
 
   const told = await read();
-  replace(place, top, tiles, found, h("div", { class: "split" }, h("div", { class: "stack" }, figures), h("div", { class: "stack" }, health, phases, events, about)));
+  replace(place, top, tiles, found, h("div", { class: "split" }, figures[0], h("div", { class: "stack" }, health, phases, events)), h("div", { class: "columns" }, figures.slice(1)), about);
   const cards = () => [...found.querySelectorAll("summary")];
   const step = (by) => {
     const all = cards(), at = all.indexOf(document.activeElement);

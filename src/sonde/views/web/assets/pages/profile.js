@@ -1,7 +1,8 @@
 // Where time and memory go: phases of a step, operators and modules of a recorded trace, memory.
-import { address, getJson, runPath } from "../api.js";
+import { address, getBytes, getJson, runPath } from "../api.js";
 import { choose, h, panel, replace } from "../dom.js";
 import { figure } from "../figure.js";
+import { openInPerfetto } from "../perfetto.js";
 import { table } from "../table.js";
 import { bytes, count, lasting, percent, plural } from "../words.js";
 
@@ -12,7 +13,7 @@ export async function show(place, context) {
     figure(runPath(run, "figure/memory"), {}, { signal, height: 340 }),
   ];
   const [told, { traces }] = await Promise.all([getJson(runPath(run), {}, signal), getJson(runPath(run, "traces"), {}, signal)]);
-  const shares = h("div"), trace = h("div", { class: "stack" });
+  const shares = h("div", { class: "stack" }), trace = h("div", { class: "stack" });
 
   function drawShares({ phases }) {
     if (!phases) return replace(shares);
@@ -21,6 +22,10 @@ export async function show(place, context) {
       h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Phase"), h("th", { scope: "col", class: "number" }, "Share"), h("th", { scope: "col", class: "number" }, "Of a median step"))),
         h("tbody", {}, Object.entries(phases.shares).map(([name, share]) => row(name, share)), phases.unexplained > 0.001 ? row("not explained", phases.unexplained) : null))));
   }
+
+  const fileOf = (name) => address(runPath(run, `trace/${encodeURIComponent(name)}`));
+  const said = h("span", { class: "note", role: "status" });
+  const open = (name) => openInPerfetto(name, () => getBytes(runPath(run, `trace/${encodeURIComponent(name)}`), {}, signal), (words) => { said.textContent = words; }, signal);
 
   async function drawTrace() {
     if (!traces.length) {
@@ -31,8 +36,8 @@ export async function show(place, context) {
     const size = traces.find((each) => each.name === name)?.bytes;
     const head = h("div", { class: "controls" }, h("h2", {}, "Trace"),
       choose("File", traces.map((each) => each.name), name, (next) => { context.keep({ trace: next }); drawTrace(); }),
-      h("a", { href: address(runPath(run, `trace/${encodeURIComponent(name)}`)), download: name }, `Download for Perfetto (${bytes(size)})`),
-      h("span", { class: "note" }, "ui.perfetto.dev opens it in the browser, on your machine"));
+      h("a", { class: "button", href: fileOf(name), download: name }, `Download (${bytes(size)})`),
+      h("button", { type: "button", title: "Opens ui.perfetto.dev in a new window and hands it the trace, which stays in your browser", onclick: () => open(name) }, "Open in Perfetto"), said);
     replace(trace, head, h("p", { class: "quiet" }, "Reading…"));
     try {
       const sums = await getJson(runPath(run, "trace-summary"), { name }, signal);
@@ -55,7 +60,8 @@ export async function show(place, context) {
   }
 
   drawShares(told);
-  replace(place, h("div", { class: "controls" }, h("h1", {}, "Profile")), h("div", { class: "columns" }, drawings, shares), trace);
+  const [time, memory] = drawings;
+  replace(place, h("div", { class: "controls" }, h("h1", {}, "Profile")), h("div", { class: "columns" }, time, shares, memory, traces.length ? null : trace), traces.length ? trace : null);
   drawTrace();
   return {
     title: told.name,

@@ -10,7 +10,7 @@ const EVERY_MS = 3000;
 
 export async function show(place, context) {
   const cards = new Map(), chosen = new Set(context.query.getAll("run"));
-  let rows = [];
+  let rows = [], told = "", reading = false;
   const counted = h("p", { class: "note", role: "status" });
   const compare = h("a", { class: "button", href: "#" });
   const grid = table(columns(), {
@@ -75,7 +75,9 @@ export async function show(place, context) {
 
   /** Cards are asked for two at a time: a folder of a hundred runs must not open all of them at once. */
   async function readCards() {
-    const waiting = rows.filter((row) => !row.problem && cards.get(row.id)?.of !== `${row.last_step} ${row.status}`).slice(0, 200);
+    if (reading) return; // the last round goes on, and the next one takes what is new since
+    reading = true;
+    const waiting = rows.filter((row) => !row.problem && cards.get(row.id)?.of !== `${row.last_step} ${row.status}`);
     const next = async () => {
       for (let row = waiting.shift(); row && !context.signal.aborted; row = waiting.shift()) {
         const card = await getJson(runPath(row.id, "card"), {}, context.signal)
@@ -85,11 +87,14 @@ export async function show(place, context) {
       }
     };
     await Promise.all([next(), next()]).catch(() => {});
+    reading = false;
     if (!context.signal.aborted) draw();
   }
 
   async function read() {
-    const answer = await getJson("runs", {}, context.signal);
+    const answer = await getJson("runs", {}, context.signal), text = JSON.stringify([answer.runs, Math.floor(Date.now() / 60000)]);
+    if (text === told) return; // nothing new: what is open or has the focus stays as it is
+    told = text;
     rows = answer.runs;
     if (!rows.length) {
       replace(place, h("div", { class: "empty" }, h("h1", {}, "No runs yet"),
@@ -111,8 +116,14 @@ export async function show(place, context) {
     drawCompare();
   }
 
+  function lost(error) {
+    if (error.name === "AbortError") return;
+    told = "";
+    counted.textContent = error.message;
+  }
+
   await read();
-  const timer = setInterval(() => { if (!document.hidden) read().catch(() => {}); }, EVERY_MS);
+  const timer = setInterval(() => { if (!document.hidden) read().catch(lost); }, EVERY_MS);
   context.signal.addEventListener("abort", () => clearInterval(timer));
   return {
     keys: [

@@ -36,7 +36,7 @@ export async function show(place, context) {
   const maps = h("div", { class: "stack" }), counted = h("p", { class: "note", role: "status" }), common = h("div");
   const rows = table(columns(), { label: "Samples, worst first", key: (row) => row.idx, onopen: (row) => open(row.idx), empty: "No sample is like that." });
   const over = figure(runPath(run, "score-figure"), ask(), { signal, height: 250 });
-  const worst = panel("Worst first", filters, problem, counted, rows);
+  const worst = panel("Worst first", filters, problem, counted, h("div", { class: "window" }, rows));
   place.append(top, h("div", { class: "split wide" }, h("div", { class: "stack" }, maps, common, over), worst));
 
   function ask(more = {}) {
@@ -126,10 +126,10 @@ export async function show(place, context) {
       if (error.name === "AbortError") return;
       Object.assign(state, before); // a filter that cannot be read is not kept
       problem.textContent = error.message;
-      return;
     }
-    context.keep({ evaluation: state.evaluation, metric: state.metric, where: state.where, with: state.with, percentile: state.percentile === 10 ? null : state.percentile });
   }
+
+  const keep = () => context.keep({ evaluation: state.evaluation, metric: state.metric, where: state.where, with: state.with, percentile: state.percentile === 10 ? null : state.percentile });
 
   async function draw(changed = null) {
     const mine = ++turn;
@@ -138,6 +138,7 @@ export async function show(place, context) {
       state.where.length ? getBytes(runPath(run, "score-mask"), ask({ where: state.where, with: null }), signal).then((bytes) => new Uint8Array(bytes)) : null,
     ]);
     if (mine !== turn) return;
+    if (changed !== null) keep(); // as soon as the list can be shown, so that a link is never behind what is seen
     drawTop();
     drawFilters();
     counted.textContent = listed.total === listed.of ? `${plural(listed.of, "sample")}, worst by ${state.metric} first` : `${count(listed.total)} of ${plural(listed.of, "sample")}, worst by ${state.metric} first`;

@@ -1,8 +1,8 @@
 // What happened when: findings, events, checkpoints along the steps, and all events in words.
 import { getJson, runPath } from "../api.js";
-import { choose, h, replace, search } from "../dom.js";
+import { changes, choose, h, replace, search } from "../dom.js";
 import { figure } from "../figure.js";
-import { findingCard } from "../finding.js";
+import { findingCard, keepOpen, openFindings } from "../finding.js";
 import { table } from "../table.js";
 import { clock, count, plural } from "../words.js";
 
@@ -34,8 +34,9 @@ export async function show(place, context) {
     const [answer, overview] = await Promise.all([getJson(runPath(run, "events"), {}, signal), getJson(runPath(run), {}, signal)]);
     types = answer.types;
     rows = answer.events.map((each, id) => ({ ...each, id: String(id) }));
-    const open = new Set([...found.querySelectorAll("details[open]")].map((each) => each.dataset.kind));
-    replace(found, overview.findings.map((each) => findingCard(each, run, open.has(each.kind))));
+    if (!changes(found, overview.findings)) return overview;
+    const open = openFindings(context, overview.findings, false);
+    replace(found, overview.findings.map((each) => findingCard(each, run, { open: open.includes(each.kind), ontoggle: () => keepOpen(context, found) })));
     return overview;
   }
 
