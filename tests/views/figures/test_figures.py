@@ -439,3 +439,21 @@ def test_a_tree_of_plain_sizes_adds_up():
 def test_a_path_is_not_drawn_letter_by_letter(draw):
     with pytest.raises(OptionError, match="open the run first"):
         draw("runs/first")
+
+
+def test_a_model_of_very_many_modules_shows_its_largest_and_says_how_many_there_are():
+    sizes = {f"blocks.{at}.{part}": 1000 - at for at in range(700) for part in ("attention", "mlp")}
+    figure = figures.model_tree(sizes)
+    (trace,) = figure.data
+    assert len(trace.ids) == 500
+    assert set(trace.parents) <= {"", *trace.ids}
+    assert "blocks.0" in trace.ids
+    assert "blocks.699" not in trace.ids
+    assert "the 500 largest of 2,102 modules" in figure.layout.title.text
+
+
+def test_the_axis_of_a_constant_says_which_number_it_is():
+    figure = figures.training_metrics({"loss": [2.0, 1.5, 1.0], "lr": [1e-3] * 3})
+    low, high = figure.layout.yaxis2.range
+    assert (low, high) == pytest.approx((0.5e-3, 1.5e-3))
+    assert figure.layout.yaxis.range is None

@@ -20,6 +20,7 @@ from sonde.views.figures.words import safe, stat_title
 
 _ROOT: Final = "(model)"
 _RECENT: Final = 20
+_MOST_MODULES: Final = 500  # a browser takes a second for each thousand, and nobody tells slivers apart
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ def model_tree(
     )
     if len(nodes) < 2:
         return empty(title, "Nothing says which modules the model has.", theme=theme)
+    count, nodes = len(nodes), _largest(nodes)
     if isinstance(colour, Mapping):
         marker, words, note = _by_values(nodes, colour, "value")
     elif isinstance(source, Mapping):
@@ -73,6 +75,7 @@ def model_tree(
     else:
         values = _statistic(source, quantity, stat, step)
         marker, words, note = _by_values(nodes, values, stat_title(stat, quantity))
+    note += f"; the {len(nodes):,} largest of {count:,} modules" if len(nodes) < count else ""
     go = graph_objects()
     names = list(nodes)
     trace = (go.Icicle if kind == "icicle" else go.Treemap)(
@@ -90,6 +93,15 @@ def model_tree(
         **({"tiling": {"orientation": "v"}} if kind == "icicle" else {}),
     )
     return finish(go.Figure(trace), title, note, theme=theme, height=460, margin={"l": 8, "r": 8, "t": 72, "b": 8})
+
+
+def _largest(nodes: dict[str, _Node]) -> dict[str, _Node]:
+    """Return the modules with the most parameters, in their order. None is kept without those around it."""
+    if len(nodes) <= _MOST_MODULES:
+        return nodes
+    order = sorted(nodes, key=lambda name: (-nodes[name].total, name.count(".") + (name != _ROOT)))
+    kept = set(order[:_MOST_MODULES])
+    return {name: node for name, node in nodes.items() if name in kept}
 
 
 def _title(run: Run) -> str:
