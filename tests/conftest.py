@@ -9,6 +9,9 @@ import threading
 import pytest
 
 os.environ.setdefault("COLUMNS", "80")
+# Torch's threads wait for each other by spinning, and on a busy machine they spin away the time of the one that works:
+# tests took twenty times as long. Set before torch is imported; processes that tests start inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _sonde_threads() -> list[str]:
