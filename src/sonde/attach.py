@@ -24,6 +24,7 @@ from sonde.schedule import When, schedule
 from sonde.select import Where, check_each_matches, selector
 from sonde.session import CLOSE_TIMEOUT_S, DEFAULT_WHAT, Helpers, Plan, Session, What
 from sonde.store import RunWriter
+from sonde.store.naming import place_of
 from sonde.taps.describe import describe_environment, describe_model
 from sonde.taps.guard import OnError
 from sonde.taps.names import is_wrapper, named_modules, named_parameters
@@ -68,7 +69,8 @@ def watch(
     Args:
         model: A module, or several by name, such as `{"generator": g, "discriminator": d}`.
         optimizer: The optimizer or optimizers. Without one, any that turns out to own a parameter of the model is used.
-        run: The folder to write. It must not hold a run yet, unless `resume` is true.
+        run: The folder to write. It must not hold a run yet, unless `resume` is true. A star in its name becomes the
+            next number: "runs/first-*" writes runs/first-1, then runs/first-2; `session.path` tells which.
         what: Any of parameters, gradients, updates, outputs, output_gradients, optimizer_state. Updates come with
             parameters, since their ratio needs both.
         where: Which modules and parameters; see `sonde.select`. Everything by default.
@@ -113,9 +115,10 @@ def watch(
         _plan(models, what, where, every, histogram, on_error, max_memory_mb, max_calls), diagnose=bool(diagnose)
     )
     helpers = Helpers(loss_fn=loss_fn, loader=loader, scheduler=scheduler, scaler=scaler)
+    forensics = _forensics(diagnose, guard, bundles, max_bundle_mb)
     _warn_if_compiled(models, plan)
     writer = RunWriter(
-        Path(run),
+        place_of(run, resume=resume, shared=_world_size() > 1),
         _header(models, optimizers, plan, helpers, config, clock),
         rank=_rank(rank),
         resume=resume,
@@ -126,7 +129,6 @@ def watch(
     )
     steps_before = writer.last_step if start_step is None else start_step - 1
     judge = Monitor if diagnose else None
-    forensics = _forensics(diagnose, guard, bundles, max_bundle_mb)
     return Session(
         models,
         optimizers,
@@ -235,7 +237,7 @@ def open_session(
     plan = _plan({}, DEFAULT_WHAT, None, 1, True, "isolate", DEFAULT_MEMORY_MB, 1)
     helpers = Helpers()
     writer = RunWriter(
-        Path(run),
+        place_of(run, resume=resume, shared=_world_size() > 1),
         _header({}, [], plan, helpers, config, clock),
         rank=_rank(rank),
         resume=resume,

@@ -496,6 +496,13 @@ class Session:
             )
         self._pool.clear()
         _live.discard(self)
+        self._tell_findings()
+
+    def _tell_findings(self) -> None:
+        """Say in one line what was found: whoever forgets to ask is told once, when the run ends."""
+        found = [f"{finding.kind} ({finding.severity})" for finding in self.findings if finding.severity != "info"]
+        if found and self._writer.rank == 0:
+            logger.warning("found in %s: %s. Run: sonde diagnose %s", self.path, ", ".join(found), self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -516,7 +523,8 @@ class Session:
     def _note_exception(self, error: BaseException) -> None:
         self._writer.final_state = "failed"
         text = "".join(traceback.format_exception(error))
-        self._packer.put_event("exception", f"{type(error).__name__}: {error}", {"traceback": text[-8000:]})
+        message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        self._packer.put_event("exception", message, {"traceback": text[-8000:]})
 
     def _detach(self) -> None:
         self._modules.remove()

@@ -115,3 +115,27 @@ def test_a_path_that_is_a_file_is_refused(tmp_path):
     with pytest.raises(RunError, match="run"):
         sonde.watch(tiny_mlp(), run=tmp_path / "run")
     assert (tmp_path / "run").read_text() == "hello"
+
+
+def test_a_wrong_option_leaves_no_run_behind(tmp_path):
+    with pytest.raises(OptionError, match="guard='halt'"):
+        sonde.watch(nn.Linear(2, 2), run=tmp_path / "run", guard="halt")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_program_that_is_started_again_numbers_its_runs(tmp_path):
+    paths = []
+    for _ in range(2):
+        with sonde.watch(nn.Linear(2, 2), run=tmp_path / "again-*") as session:
+            paths.append(session.path.name)
+    assert paths == ["again-1", "again-2"]
+    with pytest.raises(RunExists, match=r"again-1-\*' takes the next free number"):
+        sonde.watch(nn.Linear(2, 2), run=tmp_path / "again-1")
+
+
+def test_a_run_that_this_process_still_writes_is_told_apart(tmp_path):
+    with (
+        sonde.watch(nn.Linear(2, 2), run=tmp_path / "run"),
+        pytest.raises(RunInUse, match="by a session of this process"),
+    ):
+        sonde.watch(nn.Linear(2, 2), run=tmp_path / "run")

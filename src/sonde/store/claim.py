@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,6 +62,8 @@ def _refuse_live_writer(path: Path, folder: Path, now: float) -> None:
     except RunDamaged:
         return  # a torn word of a dead writer; a live one would have replaced it in one step
     if holder is not None and lease.is_alive(holder, now):
+        if (holder.pid, holder.host) == (os.getpid(), socket.gethostname()):
+            raise RunInUse(f"{path} is being written by a session of this process. Close it, or choose another path.")
         raise RunInUse(
             f"{path} is being written by process {holder.pid} on {holder.host} "
             f"(last sign of life {max(0.0, now - holder.beat):.0f} s ago). Stop that process or choose another path."
@@ -81,8 +85,12 @@ def _describe(path: Path, folder: Path, now: float) -> str:
         status = lease.status(lease.read(folder), now)
     except RunDamaged:
         status = "crashed"
-    steps = f"{len(read.blocks):,} steps" if len(read.blocks) else "no steps yet"
-    return f"{path} holds a run already ({steps}, {status}). Pass resume=True to continue it, or choose another path."
+    number = int((read.blocks.step > 0).sum())  # step 0 is the state before the first
+    steps = f"{number:,} step{'' if number == 1 else 's'}" if number else "no steps yet"
+    return (
+        f"{path} holds a run already ({steps}, {status}). Pass resume=True to continue it, or choose another path; "
+        f"run={f'{path}-*'!r} takes the next free number."
+    )
 
 
 def _recall(folder: Path, start_step: int | None) -> Past:

@@ -1,0 +1,35 @@
+"""What a session says when it ends."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import sonde
+
+
+def train(path, *, clears):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with sonde.watch(model, optimizer, run=path) as session:
+        for _ in range(12):
+            x = torch.randn(16, 8)
+            if clears:
+                optimizer.zero_grad()
+            F.cross_entropy(model(x), x[:, :3].argmax(1)).backward()
+            optimizer.step()
+    return session
+
+
+def test_who_never_asks_is_told_what_was_found_when_the_run_ends(tmp_path, caplog):
+    train(tmp_path / "ill", clears=False)
+    (told,) = [each.getMessage() for each in caplog.records if each.name == "sonde"]
+    assert told.startswith(f"found in {tmp_path / 'ill'}: missing_zero_grad (critical)")
+    assert told.endswith(f"Run: sonde diagnose {tmp_path / 'ill'}")
+
+
+def test_a_sound_run_ends_in_silence(tmp_path, caplog):
+    assert train(tmp_path / "well", clears=True).findings == []
+    assert not caplog.records
