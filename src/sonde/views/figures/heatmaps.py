@@ -19,6 +19,7 @@ _LINEAR: Final = frozenset({"mean", "min", "max", "value", "zero_share", "ge_one
 _MOST_CROSSES: Final = 2000
 _MOST_ROWS: Final = 400  # as many as a screen can show apart
 _TAIL: Final = 0.005
+_FEW_STEPS: Final = 10
 
 
 def layer_heatmap(
@@ -104,8 +105,9 @@ def _draw(grid: Grid, title: str, few: str, log: bool, theme: Theme) -> Figure:
                 hovertemplate="%{y}<br>step %{x:,}: NaN or infinite<extra></extra>",
             )
         )  # fmt: skip
+    whole = {"dtick": 1} if len(grid.steps) and np.ptp(grid.steps) < _FEW_STEPS else {}  # there is no step 0.5
     figure.update_layout(
-        xaxis={"title": {"text": "step"}}, yaxis=row_axis(grid.names), height=row_height(len(grid.names))
+        xaxis={"title": {"text": "step"}, **whole}, yaxis=row_axis(grid.names), height=row_height(len(grid.names))
     )
     notes = [few, "logarithmic colour" if log else ""]
     notes.append("each column shows the most unusual of its steps" if grid.thinned else "")

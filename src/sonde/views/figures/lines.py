@@ -72,6 +72,7 @@ def add_crosses(figure: Figure, lines: Sequence[Line], *, where: Any = None, mos
         y=[low] * len(steps),
         mode="markers",
         name="NaN or infinite",
+        showlegend=all(trace.name != "NaN or infinite" for trace in figure.data),
         marker={"symbol": "x", "size": 9, "color": BAD},
         hovertemplate="step %{x:,}: NaN or infinite<extra></extra>",
     )
