@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="browser tests need the dev extra: pip install 'sonde[dev]'")
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
+PATIENCE_MS = 120_000
+"""How long a page may take, which Playwright bounds by 30 s: a busy machine can use that up."""
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
 
 
@@ -32,7 +34,15 @@ def browser() -> Iterator[Browser]:
     if path is None:
         pytest.skip(chromium.MISSING)
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        running = playwright.chromium.launch(executable_path=path, args=ARGUMENTS, timeout=PATIENCE_MS)
+        new_context = running.new_context
+
+        def patient(**options: Any) -> BrowserContext:
+            context = new_context(**options)
+            context.set_default_timeout(PATIENCE_MS)
+            return context
+
+        running.new_context = patient  # type: ignore[method-assign]
         yield running
         running.close()
 

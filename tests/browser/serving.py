@@ -51,10 +51,26 @@ def serving(*roots: Path | str) -> Iterator[Viewer]:
         raise AssertionError(f"the viewer did not start:\n{''.join(lines)}")
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)
         if reader is not None:
-            reader.join(20)
+            reader.join(120)
         process.stdout.close()
+
+
+class Window:
+    """A window on the viewer, and what went wrong in it."""
+
+    def __init__(self, browser: Any, viewer: Viewer, **options: Any) -> None:
+        self.context = browser.new_context(viewport={"width": 1366, "height": 768}, **options)
+        self.page, self.errors = self.context.new_page(), list[str]()
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", self._hear)
+        self.page.goto(viewer.url)
+        self.page.wait_for_selector("main[data-ready]")
+
+    def _hear(self, told: Any) -> None:
+        if told.type in ("error", "warning"):
+            self.errors.append(told.text)
 
 
 def go(page: Any, hash_: str) -> None:

@@ -22,7 +22,7 @@ def test_a_dashboard_opens_without_a_network_and_draws_all_plots(offline, tmp_pa
         visualizer.plot_activation_patterns(name, values)
     visualizer.plot_training_metrics(range(20), np.linspace(2, 1, 20), np.linspace(0, 1, 20))
     page = offline.open(visualizer.create_dashboard(visualizer.get_plot_names()))
-    page.wait_for_selector("html[data-ready]", timeout=60_000)
+    page.wait_for_selector("html[data-ready]")
     places = page.locator("[data-figure]")
     assert places.count() == 9
     assert places.evaluate_all("all => all.every(each => each.querySelector('svg.main-svg') && each.data.length)")

@@ -27,7 +27,7 @@ def report(tmp_path, write):
 
 def drawn(page):
     """Wait for the page to draw, and return how many places for plots it has and how many hold one."""
-    page.wait_for_selector("html[data-ready]", timeout=60_000)
+    page.wait_for_selector("html[data-ready]")
     return page.locator("[data-figure]").count(), page.locator("[data-figure] svg.main-svg:first-of-type").count()
 
 

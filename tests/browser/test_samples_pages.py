@@ -41,7 +41,6 @@ def viewer(runs):
 def page(browser, viewer):
     context = browser.new_context(viewport={"width": 1366, "height": 768})
     page = context.new_page()
-    page.set_default_timeout(10_000)
     page.troubles = []
     page.on("pageerror", lambda error: page.troubles.append(str(error)))
     page.on("console", lambda told: page.troubles.append(told.text) if told.type == "error" else None)

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
 
 from made_run import DYING, Recipe, write_run
-from serving import go, serving, settle
+from serving import Window, go, serving, settle
 
 from sonde.records import Evidence, Finding
 from sonde.store import open_run
@@ -52,24 +52,6 @@ def runs(tmp_path_factory):
 def viewer(runs):
     with serving(runs) as running:
         yield running
-
-
-class Window:
-    """A page of the viewer, and what went wrong in it."""
-
-    def __init__(self, browser, viewer, **options):
-        self.context = browser.new_context(viewport={"width": 1366, "height": 768}, **options)
-        self.page, self.errors = self.context.new_page(), []
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on(
-            "console", lambda told: self.errors.append(told.text) if told.type in ("error", "warning") else None
-        )
-        self.page.goto(viewer.url)
-        self.page.wait_for_selector("main[data-ready]")
-
-    def _hear(self, told):
-        if told.type in ("error", "warning"):
-            self.errors.append(told.text)
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +245,7 @@ def test_windows_follow_a_training_that_goes_on_by_stream_or_by_asking(browser, 
                 window.page.wait_for_selector(".tile b:text-is('35')")
                 assert window.page.locator("#pulse").get_attribute("data-how") == how
             training.stdin.close()
-            assert training.wait(60) == 0
+            assert training.wait(120) == 0
             for window in windows.values():
                 window.page.wait_for_selector("#pulse[data-status=finished]")
                 assert window.errors == []

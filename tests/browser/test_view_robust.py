@@ -115,7 +115,7 @@ def run_id(page, name):
 def ask(viewer, path, *, host=None, token=True, method="GET", **headers):
     """Ask the server as a program would, path and headers exactly as given."""
     place = urlsplit(viewer.base)
-    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=20)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=120)
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", host or place.netloc)
     if token:
