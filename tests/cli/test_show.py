@@ -1,6 +1,8 @@
 import pytest
 from made_run import BROKEN, DYING
 
+import sonde as library
+
 
 def test_the_page_is_shown(sonde, first):
     result = sonde("show", first)
@@ -97,3 +99,26 @@ def test_what_is_not_there_is_named_with_what_is_near(sonde, first, options, mes
 @pytest.mark.parametrize("options", [[], ["--site", "*"], ["--step", "45"], ["--site", "head.weight:gradient"]])
 def test_output_that_is_not_a_terminal_has_no_escapes(sonde, first, options):
     assert "\x1b" not in sonde("show", first, *options).stdout
+
+
+def test_a_loss_that_was_never_finite_is_not_called_missing(sonde, tmp_path):
+    with library.open_session(run=tmp_path / "nan") as session:
+        for _ in range(4):
+            session.log(loss=float("nan"))
+            session.record("fc.weight", [float("nan")] * 3, quantity="gradient")
+            session.step()
+    shown = sonde("show", tmp_path / "nan").stdout
+    assert "not finite in any of its 4 readings" in shown
+    assert "No loss was logged" not in shown
+    assert "bars from" not in shown, "there is nothing to draw"
+
+
+def test_settings_are_not_offered_for_a_closer_look(sonde, tmp_path):
+    with library.open_session(run=tmp_path / "plain") as session:
+        for _ in range(4):
+            session.log(loss=1.0, weight_decay=0.0)
+            session.record("fc.weight", [0.1, 0.2], quantity="gradient")
+            session.step()
+    shown = sonde("show", tmp_path / "plain").stdout
+    assert "look closer" not in shown
+    assert "sonde view " in shown

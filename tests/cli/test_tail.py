@@ -23,7 +23,7 @@ def test_a_finished_run_is_told_and_done(sonde, first):
     lines = result.stdout.splitlines()
     assert lines[0].startswith("step 60  loss 0.")
     assert "lr 1.00e-3" in lines[0]
-    assert lines[-1] == "finished with 60 steps recorded"
+    assert lines[-1] == "finished after 60 steps"
 
 
 @pytest.mark.parametrize("state", ["failed"])
@@ -80,7 +80,7 @@ def test_once_does_not_wait(sonde, live, monkeypatch):
     monkeypatch.setattr(verb.time, "sleep", lambda seconds: pytest.fail("it waited"))
     result = sonde("tail", live[0], "--once")
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[-1] == "live with 20 steps recorded"
+    assert result.stdout.splitlines()[-1] == "live after 20 steps"
 
 
 def test_values_of_choice_stand_in_the_line(sonde, first):
@@ -93,4 +93,4 @@ def test_values_of_choice_stand_in_the_line(sonde, first):
 
 def test_a_run_without_steps_has_nothing_to_tell_yet(sonde, tmp_path):
     write_run(tmp_path / "empty", Recipe(steps=0, nan_at=None))
-    assert sonde("tail", tmp_path / "empty").stdout.splitlines()[-1] == "finished with 0 steps recorded"
+    assert sonde("tail", tmp_path / "empty").stdout.splitlines()[-1] == "finished after 0 steps"

@@ -121,6 +121,7 @@ def _tell_end(run: Run, *, width: int | None, json: bool) -> None:
     from sonde.analysis import count_steps
     from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console
+    from sonde.views.terminal.numbers import plural
     from sonde.views.terminal.palette import STATUS_STYLES
 
     steps = count_steps(run)
@@ -128,4 +129,4 @@ def _tell_end(run: Run, *, width: int | None, json: bool) -> None:
         print_json({"status": run.status, "steps": steps})
         return
     console = make_console(width=width)
-    console.print(f"[{STATUS_STYLES[run.status]}]{run.status}[/] with {steps:,} steps recorded")
+    console.print(f"[{STATUS_STYLES[run.status]}]{run.status}[/] after {plural(steps, 'step')}")

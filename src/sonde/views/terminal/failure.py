@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
+from rich.text import Text
+
 from sonde.store import Run
 from sonde.views.terminal.events import one_line
+from sonde.views.terminal.look import Look
+from sonde.views.terminal.palette import BAD, QUIET
 
 _FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
 _NOT_THE_USERS: Final = ("site-packages", "dist-packages", "/lib/python3", "\\Lib\\")
@@ -41,6 +45,14 @@ def failure_of(run: Run) -> Failure | None:
         return Failure("The training was interrupted.", last_raised.step, True)
     place = _users_line(str(last_raised.data.get("traceback", "")))
     return Failure(f"The training raised {words}{f' ({place})' if place else ''}", last_raised.step, False)
+
+
+def failure_line(failure: Failure, look: Look) -> Text:
+    """Return how a run ended, in a line."""
+    style = QUIET if failure.by_hand else BAD
+    sign = look.pick("· ", "- ") if failure.by_hand else look.pick("✗ ", "x ")
+    at = "" if failure.step is None else f"step {failure.step:,}: "
+    return Text.assemble((sign, style), (at, QUIET), (failure.text, style))
 
 
 def _users_line(traceback: str) -> str:

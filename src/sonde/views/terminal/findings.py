@@ -14,7 +14,7 @@ from rich.text import Text
 from sonde.diagnosis import Diagnosis
 from sonde.records import Evidence, Finding, Severity
 from sonde.views.terminal.events import one_line
-from sonde.views.terminal.failure import Failure
+from sonde.views.terminal.failure import Failure, failure_line
 from sonde.views.terminal.lacks import in_words
 from sonde.views.terminal.look import Look
 from sonde.views.terminal.numbers import plural, short
@@ -24,6 +24,7 @@ STYLES: Final[dict[Severity, str]] = {"critical": BAD, "warning": ODD, "info": "
 _SIGNS: Final[dict[Severity, tuple[str, str]]] = {"critical": ("●", "!"), "warning": ("●", "?"), "info": ("·", "-")}
 _RELATIONS: Final = {">=": ("≥", ">="), "<=": ("≤", "<=")}
 _MOST_SITES: Final = 4
+_ROOM_FOR_WHERE: Final = 120
 
 
 def finding_lines(findings: Sequence[Finding], look: Look, *, most: int = 5) -> Group:
@@ -35,12 +36,14 @@ def finding_lines(findings: Sequence[Finding], look: Look, *, most: int = 5) -> 
 
 
 def _short_line(finding: Finding, look: Look) -> Text:
-    where = f" ({_sites(finding, 1)})" if finding.sites else ""
+    # Where and when have room beside the cause on a wide screen only; the cause names the culprit, mostly.
+    sites = f" ({_sites(finding, 1)})" if finding.sites else ""
+    where = f"{sites}, {_when(finding)}" if look.width >= _ROOM_FOR_WHERE else ""
     line = Text.assemble(
         (look.pick(*_SIGNS[finding.severity]), STYLES[finding.severity]),
         " ",
         (one_line(finding.kind), STYLES[finding.severity]),
-        (f"{where}, {_when(finding)}: ", QUIET),
+        (f"{where}: ", QUIET),
         _clean(finding.cause),
         no_wrap=True,
         overflow="ellipsis",
@@ -54,7 +57,7 @@ def render_diagnosis(
 ) -> Iterator[RenderableType]:
     """Return the page about what is wrong, top to bottom; `everything` shows notes and unknowns in full."""
     if failure is not None:
-        yield _failure_line(failure, look)
+        yield failure_line(failure, look)
     grave = [finding for finding in diagnosis.findings if finding.severity != "info"]
     notes = [finding for finding in diagnosis.findings if finding.severity == "info"]
     yield _headline(diagnosis, len(grave), len(notes), look, failure)
@@ -177,13 +180,6 @@ def _headline(diagnosis: Diagnosis, grave: int, notes: int, look: Look, failure:
     noted = f" {plural(notes, 'note')}:" if notes else ""
     sign = "" if failed else look.pick("✓ ", "+ ")
     return Text.assemble((sign, GOOD), words, noted)
-
-
-def _failure_line(failure: Failure, look: Look) -> Text:
-    style = QUIET if failure.by_hand else BAD
-    at = "" if failure.step is None else f"step {failure.step:,}: "
-    sign = look.pick("· ", "- ") if failure.by_hand else look.pick("✗ ", "x ")
-    return Text.assemble((sign, style), (at, QUIET), (failure.text, style))
 
 
 def _coverage(diagnosis: Diagnosis, *, everything: bool) -> Iterator[RenderableType]:

@@ -35,6 +35,7 @@ from sonde.facts import EVENT_TYPE as FACTS
 from sonde.records import Event, Finding
 from sonde.store import Run
 from sonde.views.terminal.events import event_table
+from sonde.views.terminal.failure import Failure, failure_line, failure_of
 from sonde.views.terminal.findings import finding_lines
 from sonde.views.terminal.flow_bars import flow_bars
 from sonde.views.terminal.heatmap import HeatMap, heat_map
@@ -48,6 +49,9 @@ MOST_LAYERS = 10
 _MOST_MARKS = 20
 # A loss that spans more than this is drawn in decades, or its end is a flat line.
 _LOG_LOSS_SPAN = 30.0
+
+# A weight decay of zero is a choice, and so are labels: next to tensors they are not worth a closer look.
+_SETTINGS = ("scalar", "input")
 
 _Part = Callable[["Page", Look], Group]
 
@@ -64,6 +68,7 @@ class Page:
     flow: list[FlowRow]
     events: list[Event]
     findings: list[Finding] = field(default_factory=list)
+    failure: Failure | None = None
 
 
 def read_page(run: Run, *, last: int | None = None) -> Page:
@@ -80,9 +85,10 @@ def read_page(run: Run, *, last: int | None = None) -> Page:
         sites=sites,
         layers=summarise_layers(sites, order),
         flow=gradient_flow(sites, order),
-        # Epochs go by; they are in the curve's axis, not news.
-        events=[event for event in run.events if event.event_type not in ("epoch", FACTS)],
+        # Epochs go by; they are in the curve's axis, not news. How it ended is said first.
+        events=[event for event in run.events if event.event_type not in ("epoch", "exception", FACTS)],
         findings=[finding for finding in run.findings if finding.severity != "info"],
+        failure=failure_of(run),
     )
 
 
@@ -108,6 +114,8 @@ def print_summary(run: Run, console: Console, *, last: int | None = None) -> Non
 def render(page: Page, look: Look) -> Iterator[RenderableType]:
     """Return the parts of the page about the run, top to bottom."""
     yield run_header(page.facts, look)
+    if page.failure is not None:
+        yield failure_line(page.failure, look)
     if page.findings:
         yield finding_lines(page.findings, look)
     if not page.facts.num_steps:
@@ -118,7 +126,7 @@ def render(page: Page, look: Look) -> Iterator[RenderableType]:
     else:
         yield loss_part(page, look)
     yield layers_part(page, look)
-    if page.flow:
+    if any(np.isfinite(row.gradient) for row in page.flow):
         yield section_title("gradient flow, first layer to last", look)
         yield flow_bars(page.flow, look)
     if page.events:
@@ -170,10 +178,13 @@ def _side_by_side(left: _Part, right: _Part, page: Page, look: Look) -> Table:
 
 def loss_part(page: Page, look: Look) -> Group:
     """Return the curve of the loss."""
-    if page.loss is None or not np.isfinite(page.loss.values).any():
+    loss = page.loss
+    if loss is None or not len(loss.values):
         hint = Text("No loss was logged; session.log(loss=loss) adds this curve.", QUIET)
         return Group(section_title("loss", look), hint)
-    loss = page.loss
+    if not np.isfinite(loss.values).any():
+        never = Text(f"not finite in any of its {plural(len(loss.values), 'reading')}", BAD)
+        return Group(section_title("loss", look), never)
     steps, values = thin(loss.steps, loss.values, 4 * look.width)
     trend = describe(loss.steps, loss.values)
     log = trend.lowest > 0 and trend.highest / trend.lowest > _LOG_LOSS_SPAN
@@ -248,7 +259,7 @@ def _moves(layer: LayerSummary) -> bool:
 def next_lines(page: Page, look: Look) -> list[Text]:
     """Return commands worth typing next, with what each is for."""
     path = shlex.quote(page.facts.path)
-    worst = page.sites[0] if page.sites else None
+    worst = next((row for row in page.sites if row.mark.level == "bad" or row.site.quantity not in _SETTINGS), None)
     lines = []
     if page.findings:
         lines.append((f"sonde diagnose {path}", "evidence and fixes"))
@@ -260,6 +271,7 @@ def next_lines(page: Page, look: Look) -> list[Text]:
         lines.append((f"sonde show {path} --site '*:gradient'", "every gradient, worst first"))
     if page.facts.status == "live":
         lines.append((f"sonde tail {path}", "follow it as it trains"))
+    lines.append((f"sonde view {path}", "all of it in the browser"))
     lines.append((f"sonde export {path} --to csv --out run.csv", "take the numbers elsewhere"))
     lines.append((f"python: sonde.open_run({page.facts.path!r})", "series, events and tables in Python"))
     return [_command(command, purpose, look) for command, purpose in lines]
