@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 from tests.waiting import PATIENCE_S
 from torch import nn
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 import sonde
+from sonde.cli.main import app
 from sonde.errors import OptionError, RunDamaged, RunNotFound
 from sonde.forensics.nested import Packing, unpack
 from sonde.testing import tiny_mlp
@@ -244,24 +247,27 @@ if __name__ == "__main__":
 """
 
 
-def test_the_command_line_confirms_denies_and_explains_wrong_use(tmp_path):
+def test_the_command_line_confirms_denies_and_explains_wrong_use(tmp_path, monkeypatch):
     (tmp_path / "mymodule.py").write_text(SCRIPT)
-
-    def call(*command):
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
-
-    assert call(sys.executable, "mymodule.py").returncode == 0
-    sonde_command = (sys.executable, "-m", "sonde", "replay", "run")
-    good = call(*sonde_command, "--model", "mymodule:build", "--json")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())  # the command looks for modules in the current folder
+    monkeypatch.delitem(sys.modules, "mymodule", raising=False)  # and forgets this one afterwards
+    runpy.run_path("mymodule.py", run_name="__main__")
+    command = [sys.executable, "-m", "sonde", "replay", "run", "--model", "mymodule:build", "--json"]
+    good = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)  # as a shell would
     assert good.returncode == 0, good.stderr
     assert json.loads(good.stdout)["confirmed"] is True
     assert json.loads(good.stdout)["identical"] is True
-    denied = call(*sonde_command, "--model", "mymodule:Fixed")
-    assert denied.returncode == 1
+
+    def replay(model):
+        return CliRunner().invoke(app, ["replay", "run", "--model", model])
+
+    denied = replay("mymodule:Fixed")
+    assert denied.exit_code == 1
     assert "not confirmed" in denied.stdout
     assert "everything is finite" in denied.stdout
-    wrong = call(*sonde_command, "--model", "mymodule:biuld")
-    assert wrong.returncode == 2
+    wrong = replay("mymodule:biuld")
+    assert wrong.exit_code == 2
     assert "there is no biuld in mymodule" in " ".join(wrong.stderr.split())
 
 
