@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sonde.debug import DebugSession, GradientDebugger, TensorInspector
+from sonde.debug import DebugSession, DebugVisualizer, GradientDebugger, TensorInspector
 from sonde.errors import OptionError
 
 DENSE = torch.tensor([[0.0, -1.5], [2.0, 0.25]])
@@ -130,3 +130,16 @@ def test_of_many_outliers_all_are_counted_and_the_farthest_are_named():
     distribution = inspector.get_tensor_info(inspector.inspect_tensor(values, "x")).distribution
     assert distribution.num_outliers == 1000
     assert [outlier.value for outlier in distribution.outliers] == list(range(1000, 900, -1))
+
+
+@pytest.mark.parametrize("draws", ["plot_tensor_distribution", "plot_activation_patterns"])
+def test_figures_draw_odd_tensors_as_well_or_say_why_not(draws):
+    pytest.importorskip("plotly", reason="plots need the view extra: pip install 'sonde[view]'")
+    draw = getattr(DebugVisualizer(), draws)
+    numbers = [draw("x", tensor).to_plotly_json()["data"] for tensor in (DENSE, DENSE.to_sparse(), DENSE.bfloat16())]
+    assert repr(numbers[0]) == repr(numbers[1]) == repr(numbers[2])
+    magnitudes = [draw("x", tensor).to_plotly_json()["data"] for tensor in (DENSE.abs(), DENSE.to(torch.complex64))]
+    assert repr(magnitudes[0]) == repr(magnitudes[1]), "complex numbers by their magnitude"
+    for nothing, message in ((torch.empty(2, device="meta"), "meta device"), (None, "got None"), ("run", "open_run")):
+        with pytest.raises(OptionError, match=message):
+            draw("x", nothing)

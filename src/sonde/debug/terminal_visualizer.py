@@ -15,7 +15,7 @@ from rich.text import Text
 from sonde.analysis import column_edges, columns
 from sonde.errors import OptionError
 from sonde.records import Reading
-from sonde.views.figures.curves import as_values, count_in_bins
+from sonde.views.figures.curves import as_values, check_bins, count_in_bins
 from sonde.views.terminal.heatmap import HeatMap, heat_map
 from sonde.views.terminal.look import Look, make_console
 from sonde.views.terminal.numbers import short
@@ -53,10 +53,7 @@ class TerminalVisualizer:
     """
 
     def __init__(self, width: int = 80, height: int = 24, *, mode: Mode = "auto", colours: Colours = "auto") -> None:
-        if width < _LEAST_WIDTH or height < _LEAST_HEIGHT:
-            raise OptionError(
-                f"{width} by {height} is too small; at least {_LEAST_WIDTH} by {_LEAST_HEIGHT} is needed."
-            )
+        _check_size(width, height)
         if mode not in MODES or colours not in COLOURS:
             raise OptionError(f"mode is one of {', '.join(MODES)} and colours one of {', '.join(COLOURS)}.")
         self.width, self.height = width, height
@@ -68,8 +65,7 @@ class TerminalVisualizer:
 
     def ascii_histogram(self, values: Any, bins: int = 10, title: str = "") -> str:
         """Draw how values are spread: one line a bin, with how many values it holds."""
-        if not 1 <= bins <= 1000:
-            raise OptionError(f"bins={bins} cannot be drawn; use a number from 1 to 1000.")
+        check_bins(bins)
         flat = as_values(values).reshape(-1)
         good = flat[np.isfinite(flat)]
         if not len(good):
@@ -193,6 +189,15 @@ class TerminalVisualizer:
         lines = [line.rstrip() for line in target.getvalue().splitlines()]
         text = "\n".join(lines)
         return text if self._look.unicode else text.encode("ascii", "replace").decode()
+
+
+def _check_size(width: Any, height: Any) -> None:
+    whole = isinstance(width, int) and isinstance(height, int)
+    if not whole or width < _LEAST_WIDTH or height < _LEAST_HEIGHT:
+        raise OptionError(
+            f"A drawing takes a whole number of columns and lines, at least {_LEAST_WIDTH} by {_LEAST_HEIGHT}; "
+            f"got {width!r} by {height!r}."
+        )
 
 
 def _edge_labels(edges: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from sonde.errors import OptionError, SelectionError
 from sonde.store import Run, strict_json
 from sonde.views import figures
 from sonde.views.figures.curves import as_values
-from sonde.views.figures.theme import Theme
+from sonde.views.figures.theme import THEMES, Theme
 
 if TYPE_CHECKING:
     from sonde.views.figures.library import Figure
@@ -34,6 +35,14 @@ class VisualizationConfig:
     theme: Theme = "light"
     max_plots: int = _MOST_FIGURES
     """How many plots are kept; the oldest goes when one more comes."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "height", "max_plots"):
+            value: Any = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise OptionError(f"{name} takes a whole number of at least 1; got {value!r}.")
+        if self.theme not in THEMES:
+            raise OptionError(f"theme takes one of {', '.join(THEMES)}; got {self.theme!r}.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +92,7 @@ class DebugVisualizer:
     ) -> Figure:
         """Draw a matrix as colours, as `<name>_heatmap`."""
         grid = as_values(values)
-        figure = figures.layer_heatmap(grid, names=row_names, steps=steps, theme=self.config.theme)
+        figure = figures.layer_heatmap(grid, names=row_names, steps=steps, title=name, theme=self.config.theme)
         rows = row_names if row_names is not None else range(len(grid))
         at = steps if steps is not None else range(grid.shape[1])
         columns: Columns = {
@@ -159,27 +168,29 @@ class DebugVisualizer:
 
     def _plot(self, name: str) -> _Plot:
         if name not in self._plots:
-            known = ", ".join(self._plots) or "none yet"
-            raise SelectionError(f"There is no plot {name!r}. Plots made so far: {known}.")
+            close = difflib.get_close_matches(name, self._plots, 3) or list(self._plots)[-3:]
+            known = f"{len(self._plots)} were made, such as {', '.join(close)}" if close else "none was made yet"
+            raise SelectionError(f"There is no plot {name!r}; {known}. get_plot_names() lists them.")
         return self._plots[name]
 
     # ------------------------------------------------------------------ files
 
-    def create_dashboard(self, plot_names: Sequence[str] | None = None, path: str | Path | None = None) -> Path:
+    def create_dashboard(self, plot_names: Sequence[str] | str | None = None, path: str | Path | None = None) -> Path:
         """Write one page with plots, all of them by default; return its path.
 
         The file holds everything it needs: it opens from disk and without a network.
         """
-        chosen = [self._plot(name) for name in (self._plots if plot_names is None else plot_names)]
+        names = [plot_names] if isinstance(plot_names, str) else self._plots if plot_names is None else plot_names
+        chosen = [self._plot(name) for name in names]
         parts = [figures.Part("", [plot.figure for plot in chosen], columns=2)]
-        target = Path(path) if path is not None else self._folder() / "dashboard.html"
+        target = self._target(path, "dashboard.html")
         none = "" if chosen else '<p class="quiet">No plot was made yet.</p>'
         target.write_text(figures.page("Debug dashboard", parts, lead=none), encoding="utf-8")
         return target
 
     def save_plot(self, name: str, path: str | Path | None = None) -> Path:
         """Write one plot; the ending says as what (html, json, png, svg). Pictures are as large as the config says."""
-        target = Path(path) if path is not None else self._folder() / f"{file_name(name)}.html"
+        target = self._target(path, f"{file_name(name)}.html")
         return figures.write(self.get_plot(name), target, width=self.config.width, height=self.config.height)
 
     def export_plot_data(self, name: str, path: str | Path | None = None) -> Path:
@@ -190,7 +201,7 @@ class DebugVisualizer:
         columns = self._plot(name).columns
         if not columns:
             raise OptionError(f"The plot {name!r} was made from a run; export that: sonde export RUN --to csv.")
-        target = Path(path) if path is not None else self._folder() / f"{file_name(name)}.csv"
+        target = self._target(path, f"{file_name(name)}.csv")
         if target.suffix.lower() == ".json":
             target.write_bytes(strict_json.dumps({"plot": name, **columns}))
         elif target.suffix.lower() == ".csv":
@@ -202,7 +213,8 @@ class DebugVisualizer:
             raise OptionError(f"{target.name} ends in no known format; use .csv or .json.")
         return target
 
-    def _folder(self) -> Path:
-        folder = Path(self.config.output_directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+    def _target(self, path: str | Path | None, name: str) -> Path:
+        """Return the file that was asked for, else one in the folder of all plots, whose folder is there."""
+        target = Path(self.config.output_directory) / name if path is None else Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target

@@ -22,12 +22,12 @@ def draw_training(log_dir: Path, experiment_name: str) -> Path:
     logs = load_training_logs(log_dir, experiment_name)
     curves = _curves(logs["metrics"])
     ends = [event["data"] for event in logs["events"] if event.get("event_type") == "epoch_end"]
-    parts = [figures.Part("", [figures.training_metrics(curves)])]
+    drawn = [figures.training_metrics(curves)]
     if ends:
         seconds = ([end["epoch"] for end in ends], [float(end["duration"]) for end in ends])
-        parts.append(figures.Part("Seconds per epoch", [figures.training_metrics({"seconds": seconds})]))
+        drawn.append(figures.training_metrics({"seconds": seconds}, title="Seconds per epoch", over="epoch"))
     path = log_dir / f"{experiment_name}_training.html"
-    path.write_text(figures.page(experiment_name, parts), encoding="utf-8")
+    path.write_text(figures.page(experiment_name, [figures.Part("", drawn)]), encoding="utf-8")
     return path
 
 

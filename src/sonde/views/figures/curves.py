@@ -51,16 +51,33 @@ class Line:
 
 
 def as_values(values: Any) -> Values:
-    """Return numbers as a float64 array, whatever they came in: lists, numpy, or tensors of any device and dtype."""
+    """Return numbers as a float64 array, whatever they came in: lists, numpy, or tensors of any device and dtype.
+
+    Complex numbers are drawn by their magnitude.
+    """
     if isinstance(values, str | Path):
         raise OptionError(f"{str(values)!r} is a name; open the run first: sonde.open_run({str(values)!r}).")
-    if hasattr(values, "detach"):  # a tensor, told by its shape of an API so that torch is not needed here
-        values = values.detach().cpu()
-        values = values.double().numpy() if hasattr(values, "double") else values.numpy()
+    if values is None:
+        raise OptionError("Figures are drawn from numbers; got None.")
+    values = _from_tensor(values) if hasattr(values, "detach") else values
     try:
-        return np.asarray(values, dtype=np.float64)
+        array = np.asarray(values)
+        return np.abs(array).astype(np.float64) if np.iscomplexobj(array) else array.astype(np.float64)
     except (TypeError, ValueError):
         raise OptionError(f"Figures are drawn from numbers; got {type(values).__name__}: {values!r:.80}.") from None
+
+
+def _from_tensor(tensor: Any) -> Any:
+    """Return the numbers of a tensor, which is told by its methods so that torch is not needed here."""
+    if getattr(tensor, "is_meta", False):
+        raise OptionError("Figures are drawn from numbers; got a tensor on the meta device, which has none.")
+    tensor = tensor.detach()
+    if getattr(tensor, "is_sparse", False) or "sparse" in str(getattr(tensor, "layout", "")):
+        tensor = tensor.to_dense()
+    if getattr(tensor, "is_complex", bool)():
+        tensor = tensor.abs()
+    tensor = tensor.cpu()
+    return tensor.double().numpy() if hasattr(tensor, "double") else tensor.numpy()
 
 
 def as_line(name: str, given: Any) -> Line:
@@ -225,6 +242,12 @@ def wants_log(values: Values, *, span: float = 30.0) -> bool:
     """Say whether positive numbers are so far apart that only decades show their differences."""
     known = values[np.isfinite(values)]
     return bool(len(known) and known.min() > 0 and known.max() / known.min() > span)
+
+
+def check_bins(bins: Any, most: int = 1000) -> None:
+    """Raise an error unless so many bins can be drawn."""
+    if not isinstance(bins, int) or not 1 <= bins <= most:
+        raise OptionError(f"bins={bins!r} cannot be drawn; use a whole number from 1 to {most}.")
 
 
 def count_in_bins(values: Values, bins: int) -> tuple[NDArray[np.int64], Values]:

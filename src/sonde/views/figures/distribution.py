@@ -11,13 +11,13 @@ from sonde.analysis import Values
 from sonde.errors import OptionError
 from sonde.records import Reading, Site
 from sonde.store import Run
-from sonde.views.figures.curves import as_values, count_in_bins
+from sonde.views.figures.curves import as_values, check_bins, count_in_bins
 from sonde.views.figures.library import Figure, graph_objects
 from sonde.views.figures.theme import BAD, BLUE, ORANGE, Theme, empty, finish
 from sonde.views.figures.words import bin_label, power
 
 _TAIL: Final = 1e-4
-_MOST_BINS: Final = 1000
+_FEW: Final = 8
 
 
 def tensor_distribution(
@@ -44,8 +44,7 @@ def tensor_distribution(
         if site is None:
             raise OptionError("A distribution of a run needs a site: tensor_distribution(run, 'fc.weight:gradient').")
         return _of_run(source, source.site(site), step, theme)
-    if not 1 <= bins <= _MOST_BINS:
-        raise OptionError(f"bins={bins} cannot be drawn; use a number from 1 to {_MOST_BINS}.")
+    check_bins(bins)
     return _of_values(as_values(source).reshape(-1), bins, name or "values", theme)
 
 
@@ -59,7 +58,7 @@ def _of_values(values: Values, bins: int, name: str, theme: Theme) -> Figure:
     go = graph_objects()
     figure = go.Figure(
         go.Bar(
-            x=(edges[:-1] + edges[1:]) / 2,
+            x=edges[:-1] / 2 + edges[1:] / 2,
             y=counts,
             width=np.diff(edges),
             marker={"color": BLUE, "line": {"width": 0}},
@@ -71,9 +70,10 @@ def _of_values(values: Values, bins: int, name: str, theme: Theme) -> Figure:
     figure.add_vline(x=mean, line={"color": ORANGE, "width": 2}, annotation_text="mean", annotation_font_color=ORANGE)
     if std:
         figure.add_vrect(x0=mean - std, x1=mean + std, fillcolor=ORANGE, opacity=0.08, line_width=0, layer="below")
-    note = f"{len(values):,} elements, mean {mean:.4g}, standard deviation {std:.4g} (shaded)"
+    note = f"{len(values):,} elements, mean {mean:.4g}, standard deviation {std:.4g}{' (shaded)' if std else ''}"
     note += f", {bad:,} NaN or infinite left out" if bad else ""
-    axes = {"xaxis": {"title": {"text": "value"}}, "yaxis": {"title": {"text": "elements"}}}
+    count_axis: dict[str, Any] = {"title": {"text": "elements"}} | ({"dtick": 1} if counts.max() <= _FEW else {})
+    axes = {"xaxis": {"title": {"text": "value"}}, "yaxis": count_axis}
     return finish(figure, title, note, theme=theme, bargap=0, showlegend=False, **axes)
 
 
@@ -100,7 +100,12 @@ def _of_run(run: Run, site: Site, step: int | None, theme: Theme) -> Figure:
             hovertemplate="%{text}: %{y:.2%}<extra></extra>",
         )
     )
-    figure.update_layout(bargap=0.04, showlegend=False, xaxis=power_axis(first, last))
+    axis = power_axis(first, last)
+    axis["range"] = [
+        axis["range"][0] - 0.5,
+        axis["range"][1],
+    ]  # room between the first bar and the labels of the other axis
+    figure.update_layout(bargap=0.04, showlegend=False, xaxis=axis)
     figure.update_yaxes(tickformat=".0%", title={"text": "share of elements"})
     if reading.nonfinite:
         figure.add_annotation(

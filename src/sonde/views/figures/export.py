@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import unescape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def write(figure: Figure, path: str | Path, *, width: int = 800, height: int = 6
 
     """
     target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
     kind = target.suffix.lower().lstrip(".").replace("jpg", "jpeg")
     if kind == "html":
         target.write_text(to_html(figure), encoding="utf-8")
@@ -52,10 +54,8 @@ def write(figure: Figure, path: str | Path, *, width: int = 800, height: int = 6
 
 
 def _picture(figure: Figure, kind: str, width: int, height: int, scale: float) -> bytes:
-    try:
-        import kaleido  # type: ignore[import-not-found]  # noqa: F401
-    except ImportError:
-        raise MissingPictures(kind) from None
+    if find_spec("kaleido") is None:
+        raise MissingPictures(kind)
     made: Any = figure.to_image(format=kind, width=width, height=height, scale=scale)
     return bytes(made)
 

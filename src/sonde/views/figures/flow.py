@@ -148,5 +148,8 @@ def gradient_flow_over_time(
     if not lines:
         return empty(title, _MISSING, theme=theme)
     note = f"{len(lines)} of {total} layers" if total > len(lines) else "first layer dark, last layer bright"
-    axis = safe(stat_title(stat, "gradient"))
+    if len(lines) == 1:
+        title, note = f"Gradient of {lines[0].name} over time", ""
+    # Of plain values nobody knows which statistic they are.
+    axis = safe(stat_title(stat, "gradient")) if isinstance(source, Run) else "gradient"
     return finish(draw_lines(lines, axis, log=True, colours=colour_scale(len(lines))), title, note, theme=theme)

@@ -10,10 +10,10 @@ import numpy as np
 from sonde.analysis import ModelOrder, Values
 from sonde.errors import OptionError
 from sonde.store import Run
-from sonde.views.figures.curves import Grid, as_grid, as_lines, as_values, read_lines, spread
+from sonde.views.figures.curves import Grid, as_grid, as_lines, as_values, read_lines, spread, wants_log
 from sonde.views.figures.library import Figure, graph_objects
 from sonde.views.figures.theme import BAD, SEQUENTIAL, Theme, empty, finish
-from sonde.views.figures.words import labels, power, safe, stat_title
+from sonde.views.figures.words import as_title, labels, power, safe, stat_title
 
 _LINEAR: Final = frozenset({"mean", "min", "max", "value", "zero_share", "ge_one_share", "nonfinite_share"})
 _MOST_CROSSES: Final = 2000
@@ -30,6 +30,7 @@ def layer_heatmap(
     names: Sequence[str] | None = None,
     steps: Sequence[int] | None = None,
     log: bool | None = None,
+    title: str = "Layers over steps",
     theme: Theme = "light",
 ) -> Figure:
     """Draw layers by steps, the colour being a statistic; magnitudes are coloured by their logarithm.
@@ -40,7 +41,9 @@ def layer_heatmap(
         stat: Which statistic of the run; by default `ratio` for updates and `rms` for all else.
         names: Names of the rows of a matrix.
         steps: Steps of the columns of a matrix.
-        log: Colour by the logarithm; by default where the statistic is a magnitude.
+        log: Colour by the logarithm; by default where the statistic is a magnitude, or where plain values are
+            positive and far apart.
+        title: The title of a figure of plain values; that of a run says what it shows.
         theme: `light` or `dark`.
 
     """
@@ -48,13 +51,19 @@ def layer_heatmap(
         return _of_run(source, pattern, stat, log, theme)
     if isinstance(source, Mapping):
         lines = as_lines(source)
-        log = all((line.values[np.isfinite(line.values)] >= 0).all() for line in lines) if log is None else log
+        log = _far_apart(np.concatenate([line.values for line in lines])) if lines and log is None else bool(log)
         grid = as_grid(lines, log=log)
     else:
         grid = _of_matrix(as_values(source), names, steps)
-        known = grid.values[np.isfinite(grid.values)]
-        log = bool(len(known) and (known >= 0).all() and known.any()) if log is None else log
-    return _draw(grid, "Layers over steps", "", log, theme)
+        log = _far_apart(grid.values) if log is None else log
+    return _draw(grid, title, "", log, theme)
+
+
+def _far_apart(values: Values) -> bool:
+    """Say whether only decades show the differences: a few zeros among them are gaps then, many would be holes."""
+    known = values[np.isfinite(values)]
+    positive = known[known > 0]
+    return bool(len(positive) and len(positive) >= 0.9 * len(known) and wants_log(positive))
 
 
 def _of_matrix(values: Values, names: Sequence[str] | None, steps: Sequence[int] | None) -> Grid:
@@ -85,7 +94,7 @@ def _of_run(run: Run, pattern: str, stat: str | None, log: bool | None, theme: T
     names = [name.rpartition(":")[0] if quantity else name for name in grid.names]
     grid = Grid(names, grid.steps, grid.values, grid.bad, grid.thinned)
     what = stat_title(stat, quantity)
-    title = f"{what[:1].upper()}{what[1:]}, layer by layer"
+    title = f"{as_title(what)}, layer by layer"
     few = f"{len(shown):,} of {len(sites):,} sites, evenly over the depth" if len(shown) < len(sites) else ""
     return _draw(grid, title, few, log, theme)
 

@@ -13,6 +13,7 @@ from sonde.views.figures.theme import BAD, COLOURS, linear_axis, log_axis
 from sonde.views.figures.words import cut, safe
 
 _FEW: Final = 20  # so few points are shown as points
+_FEW_STEPS: Final = 8
 
 
 def draw_lines(lines: Sequence[Line], y_title: str, *, log: bool = False, colours: Sequence[str] = COLOURS) -> Figure:
@@ -21,13 +22,20 @@ def draw_lines(lines: Sequence[Line], y_title: str, *, log: bool = False, colour
     for index, line in enumerate(lines):
         add_line(figure, line, colours[index % len(colours)], log=log)
     add_crosses(figure, lines)
-    figure.update_xaxes(title={"text": "step"})
+    figure.update_xaxes(**step_axis(lines))
     everything = np.concatenate([line.values for line in lines]) if lines else np.empty(0)
     figure.update_yaxes(title={"text": y_title}, **(log_axis if log else linear_axis)(everything))
     # A long legend gets room of its own, so that the plot keeps its height.
     height = 400 + 16 * max(0, -(-len(lines) // 3) - 2)
     figure.update_layout(hovermode="closest", showlegend=len(lines) > 1, height=height)
     return figure
+
+
+def step_axis(lines: Sequence[Line], title: str = "step") -> dict[str, Any]:
+    """Return an axis over steps; where there are few it counts them one by one, since there is no half a step."""
+    ends = [end for line in lines if len(line.steps) for end in (int(line.steps[0]), int(line.steps[-1]))]
+    few = bool(ends) and max(ends) - min(ends) <= _FEW_STEPS
+    return {"title": {"text": title}} | ({"dtick": 1} if few else {})
 
 
 def add_line(
@@ -38,6 +46,7 @@ def add_line(
     log: bool = False,
     name: str | None = None,
     where: Any = None,
+    over: str = "step",
     **style: Any,
 ) -> None:
     """Add one curve, thinned so that its extremes survive; on a log scale what is not positive is a gap."""
@@ -53,7 +62,7 @@ def add_line(
         name=safe(cut(line.name, 40)) if name is None else name,
         line={"color": colour, "width": style.pop("width", 1.8)},
         marker={"color": colour, "size": 6},
-        hovertemplate=f"{safe(line.name)}<br>step %{{x:,}}: %{{y:.4g}}<extra></extra>",
+        hovertemplate=f"{safe(line.name)}<br>{over} %{{x:,}}: %{{y:.4g}}<extra></extra>",
         **style,
     )
     figure.add_trace(trace, **({} if where is None else {"row": where, "col": 1}))

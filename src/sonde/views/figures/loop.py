@@ -14,13 +14,14 @@ from sonde.records import Site
 from sonde.store import Run
 from sonde.views.figures.curves import MOST_COLUMNS, Line, as_lines, read_lines
 from sonde.views.figures.library import Figure, graph_objects
-from sonde.views.figures.lines import add_line
-from sonde.views.figures.theme import AMBER, BLUE, COLOURS, GREEN, GREY, ORANGE, PINK, SKY, Theme, empty, finish
+from sonde.views.figures.lines import add_line, step_axis
+from sonde.views.figures.theme import AMBER, BLUE, COLOURS, GREEN, GREY, ORANGE, PINK, PURPLE, SKY, Theme, empty, finish
 from sonde.views.figures.words import safe
 
 MEMORY: Final = re.compile(r"memory|allocated|reserved|\brss\b", re.IGNORECASE)
 _PHASE_COLOURS: Final = {
     "data wait": AMBER,
+    "to device": PURPLE,
     "forward": BLUE,
     "backward": PINK,
     "optimizer": GREEN,
@@ -67,7 +68,7 @@ def step_phases(source: Run | Mapping[str, Any], *, theme: Theme = "light") -> F
     top, beyond = _top(np.nansum(list(heights.values()), axis=0))
     note = f"mean {whole * 1e3:.3g} ms{beyond}"
     y_axis = {"title": {"text": "milliseconds per step"}, "range": [0, top]}
-    return finish(figure, title, note, theme=theme, xaxis={"title": {"text": "step"}}, yaxis=y_axis)
+    return finish(figure, title, note, theme=theme, xaxis=step_axis(lines), yaxis=y_axis)
 
 
 def _top(totals: Any) -> tuple[float, str]:
@@ -90,7 +91,9 @@ def _places(steps: Any, edges: Any) -> Any:
 
 
 def _read_phases(run: Run) -> list[Line]:
-    wanted = {vitals.DATA_WAIT: "data wait"} | {vitals.time_of(phase): phase for phase in vitals.PHASE_TIMES}
+    wanted = {vitals.DATA_WAIT: "data wait"} | {
+        vitals.time_of(phase): phase.replace("_", " ") for phase in vitals.PHASE_TIMES
+    }
     lines = []
     for part, name in wanted.items():
         site = _vital(run, part)
@@ -126,7 +129,7 @@ def memory_timeline(source: Run | Mapping[str, Any], *, theme: Theme = "light") 
     for index, line in enumerate(lines):
         scaled = Line(line.name, line.steps, line.values / factor, line.bad)
         add_line(figure, scaled, COLOURS[index % len(COLOURS)], fill="tozeroy" if len(lines) == 1 else None)
-    axes = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": unit}, "rangemode": "tozero"}}
+    axes = {"xaxis": step_axis(lines), "yaxis": {"title": {"text": unit}, "rangemode": "tozero"}}
     return finish(figure, title, f"peak {peak / factor:.3g} {unit}", theme=theme, showlegend=len(lines) > 1, **axes)
 
 

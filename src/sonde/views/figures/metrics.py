@@ -12,7 +12,7 @@ from sonde.records import Site
 from sonde.store import Run
 from sonde.views.figures.curves import Line, as_lines, read_lines, wants_log
 from sonde.views.figures.library import Figure, subplots
-from sonde.views.figures.lines import add_crosses, add_line
+from sonde.views.figures.lines import add_crosses, add_line, step_axis
 from sonde.views.figures.loop import MEMORY
 from sonde.views.figures.theme import COLOURS, Theme, empty, finish, linear_axis, log_axis
 from sonde.views.figures.words import cut, safe
@@ -27,6 +27,8 @@ def training_metrics(
     *,
     names: Sequence[str] | None = None,
     smoothing: bool = True,
+    title: str = "Training metrics",
+    over: str = "step",
     theme: Theme = "light",
 ) -> Figure:
     """Draw losses, metrics and learning rates, each kind in a panel of its own.
@@ -35,10 +37,11 @@ def training_metrics(
         source: A run; or by name the values, or `(steps, values)`, of each metric.
         names: Only these scalars; by default all but the settings of the optimizer that never change.
         smoothing: Draw a smoothed curve over a faint raw one where there are many points.
+        title: The figure's title.
+        over: What plain values were measured over, if not at steps: `epoch`.
         theme: `light` or `dark`.
 
     """
-    title = "Training metrics"
     lines = _read(source, names) if isinstance(source, Run) else as_lines(source, "loss")
     lines = [line for line in lines if len(line.steps)]
     if not lines:
@@ -50,13 +53,14 @@ def training_metrics(
     for row, (kind, members) in enumerate(shown, 1):
         log = _panel_log(members)
         for line in members:
-            _add(figure, line, COLOURS[colour % len(COLOURS)], row, smoothing and kind != "learning rate", log=log)
+            style = {"log": log, "where": row, "over": over}
+            _add(figure, line, COLOURS[colour % len(COLOURS)], smoothing and kind != "learning rate", style)
             colour += 1
         add_crosses(figure, members, where=row)
         everything = np.concatenate([line.values for line in members])
         axis = {"title": {"text": safe(kind)}, **(log_axis if log else linear_axis)(everything)}
         figure.update_yaxes(**axis, row=row, col=1)
-    figure.update_xaxes(title={"text": "step"}, row=len(shown), col=1)
+    figure.update_xaxes(**step_axis(lines, over), row=len(shown), col=1)
     hidden = len(panels) - len(shown)
     note = f"{hidden} more metrics are left out; name those you want" if hidden else ""
     return finish(figure, title, note, theme=theme, height=170 + 165 * len(shown), showlegend=len(lines) > 1)
@@ -109,14 +113,15 @@ def _panel_log(members: Sequence[Line]) -> bool:
     return wants_log(np.concatenate([line.values for line in members]))
 
 
-def _add(figure: Figure, line: Line, colour: str, row: int, smoothing: bool, *, log: bool) -> None:
+def _add(figure: Figure, line: Line, colour: str, smoothing: bool, style: dict[str, Any]) -> None:
     window = len(line.values) // 25
     if not smoothing or window < 2 or not line.known:
-        add_line(figure, line, colour, log=log, where=row)
+        add_line(figure, line, colour, **style)
         return
-    add_line(figure, line, colour, log=log, where=row, opacity=0.35, showlegend=False, width=1.0)
+    add_line(figure, line, colour, opacity=0.35, showlegend=False, width=1.0, **style)
     # In decades a straight line is an exponential decay, so smoothing is done there too.
+    log = style["log"]
     values = np.where(np.isfinite(line.values), line.values, np.nan)
     shaped = np.log10(values, out=np.full(len(values), np.nan), where=values > 0) if log else values
     smoothed = smooth(shaped, window)
-    add_line(figure, Line.of(line.name, line.steps, 10**smoothed if log else smoothed), colour, log=log, where=row)
+    add_line(figure, Line.of(line.name, line.steps, 10**smoothed if log else smoothed), colour, **style)

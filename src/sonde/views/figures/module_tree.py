@@ -69,7 +69,7 @@ def model_tree(
     if isinstance(colour, Mapping):
         marker, words, note = _by_values(nodes, colour, "value")
     elif isinstance(source, Mapping):
-        marker, words, note = _by_values(nodes, {}, "nothing")
+        marker, words, note = {"colors": [GREY] * len(nodes)}, [""] * len(nodes), "width: size"
     elif colour == "findings":
         marker, words, note = _by_findings(nodes, source.findings)
     else:
@@ -86,6 +86,7 @@ def model_tree(
         branchvalues="total",
         sort=False,  # the model's own order says more than sizes, which are seen anyway
         marker=marker,
+        leaf={"opacity": 1},  # colours mean something, in a leaf as well
         text=[safe(nodes[name].kind) for name in names],
         customdata=_told(nodes, words),
         hovertemplate="%{customdata[0]}<br>%{customdata[1]} parameters<br>%{customdata[2]}<extra></extra>",

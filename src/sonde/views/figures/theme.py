@@ -15,8 +15,8 @@ THEMES: Final[tuple[Theme, ...]] = ("light", "dark")
 
 # After Okabe and Ito: told apart with any common kind of colour blindness, and readable on white and on near-black.
 BLUE, ORANGE, GREEN, PINK, AMBER, SKY = "#2f81c7", "#d55e00", "#009e73", "#cc79a7", "#c98a00", "#56b4e9"
-GREY: Final = "#8b8f98"
-COLOURS: Final = (BLUE, ORANGE, GREEN, PINK, AMBER, SKY, "#8c6bb1", GREY)
+GREY, PURPLE = "#8b8f98", "#8c6bb1"
+COLOURS: Final = (BLUE, ORANGE, GREEN, PINK, AMBER, SKY, PURPLE, GREY)
 BAD: Final = "#d1293d"
 SEVERITY_COLOURS: Final = {"critical": BAD, "warning": AMBER, "info": BLUE}
 # Perceptually even, from dark to bright; the second runs through the background at zero.

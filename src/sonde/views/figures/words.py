@@ -64,6 +64,15 @@ def stat_title(stat: str, quantity: str = "") -> str:
     return _STATS.get(stat, stat.replace("_", " ")) + of
 
 
+def as_title(text: str) -> str:
+    """Return words as a title begins.
+
+    >>> as_title("rms of the gradient"), as_title("share of zeros")
+    ('RMS of the gradient', 'Share of zeros')
+    """
+    return f"RMS{text[3:]}" if text.startswith("rms") else f"{text[:1].upper()}{text[1:]}"
+
+
 _STATS: Final = {
     "ratio": "norm of the update / norm of the parameter",
     "zero_share": "share of zeros",
