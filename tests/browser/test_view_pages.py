@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -43,7 +45,12 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     writer = write_run(folder / "ill", Recipe(layers=4), close=False)
     writer.take_finding(FINDING)
+    writer.take_finding(replace(FINDING, kind="dead_relu", severity="warning", cause="Its units are dead."))
     writer.close()
+    (folder / "ill" / "traces").mkdir()
+    for name in ("first.json", "second.json"):
+        events = [{"name": f"aten::{name[:-5]}", "cat": "cpu_op", "ph": "X", "ts": 0, "dur": 2000, "pid": 1, "tid": 1}]
+        (folder / "ill" / "traces" / name).write_text(json.dumps({"traceEvents": events}))
     write_run(folder / "well", Recipe(layers=4, dies_at=None, nan_at=None, seed=1))
     return folder
 
@@ -169,11 +176,11 @@ def test_the_timeline_lists_events_and_findings(page):
     settle(page)
     assert page.locator("tbody tr").count() == 1
     assert "are NaN" in page.locator("tbody tr").inner_text()
-    assert page.locator(".finding").count() == 1
+    assert page.locator(".finding").count() == 2
 
 
 def test_the_profile_page_says_that_nothing_was_traced(page):
-    go(page, "#/run/0-ill/profile")
+    go(page, "#/run/0-well/profile")
     settle(page)
     page.wait_for_selector("text=The run has no trace")
 
@@ -189,6 +196,158 @@ def test_two_runs_chosen_in_the_list_are_compared(page):
     page.wait_for_selector("table[aria-label='Layers that differ'] tbody tr")
     settle(page)
     assert query_of(page)["run"] == ["0-ill", "0-well"]
+
+
+# What a link says, and what shows that the page has understood it.
+LINKS = {
+    "#/runs?sort=-name&run=0-ill&run=0-well": "a.button:text-is('Compare 2')",
+    "#/runs?status=live": "text=0 of 2 runs",
+    "#/run/0-ill/overview?open=dead_relu": ".finding[open][data-kind=dead_relu]",
+    "#/run/0-ill/overview?open=-": "#main .findings:not(:has(.finding[open]))",
+    "#/run/0-ill/timeline?open=vanishing_gradient": ".finding[open][data-kind=vanishing_gradient]",
+    "#/run/0-ill/timeline?filter=epoch": "text=1 of 2 events",
+    "#/run/0-ill/timeline?sort=step": "th[aria-sort=ascending]:has-text('Step')",
+    "#/run/0-ill/layers?colour=findings": "text=modules are named by findings",
+    "#/run/0-ill/layers?stat=abs_max&pattern=head": "[data-site='head.weight:gradient']",
+    "#/run/0-ill/layers?site=head.weight:gradient&log=1": "label:has-text('log') input:checked",
+    "#/run/0-ill/profile?trace=second.json": "td:has-text('aten::second')",
+    "#/compare?run=0-ill&run=0-well&metric=optimizer.group0.lr:scalar": "h2:text-is('optimizer.group0.lr')",
+}
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_link_shows_what_its_sender_saw_and_goes_on_saying_it(page, viewer, link):
+    page.goto("about:blank")
+    page.goto(f"{viewer.base}{link}")
+    page.wait_for_selector(LINKS[link])
+    settle(page)
+    assert parse_qs(urlsplit(link[1:]).query) == query_of(page)
+
+
+def test_what_is_opened_or_closed_is_in_the_link(page):
+    go(page, "#/run/0-ill/overview")
+    page.click(".finding[data-kind=dead_relu] summary")
+    page.wait_for_function("() => location.hash.endsWith('open=vanishing_gradient%2Cdead_relu')")
+    page.reload()
+    page.wait_for_selector(".finding[open][data-kind=dead_relu]")
+    assert page.locator(".finding[open]").count() == 2
+
+
+def test_the_back_button_leads_through_pages_and_choices_to_where_one_was(page):
+    go(page, "#/runs?sort=name")
+    page.click("text=ill")
+    page.wait_for_selector("main[data-page=overview][data-ready]")
+    settle(page)
+    page.evaluate("scrollTo(0, 300)")
+    page.wait_for_function("() => history.state?.top === 300")
+    page.click("#bar >> text=Timeline")
+    page.wait_for_selector("main[data-page=timeline][data-ready]")
+    page.go_back()
+    page.wait_for_selector("main[data-page=overview][data-ready]")
+    page.wait_for_function("() => scrollY === 300")
+    page.go_back()
+    page.wait_for_selector("main[data-page=runs][data-ready]")
+    assert query_of(page) == {"sort": ["name"]}
+    page.go_forward()
+    page.wait_for_selector("main[data-page=overview][data-ready]")
+
+
+def test_the_keys_are_listed_by_where_they_work(page):
+    go(page, "#/run/0-ill/layers")
+    page.keyboard.press("?")
+    page.keyboard.press("?")  # one is enough
+    dialog = page.locator("dialog")
+    assert dialog.count() == 1
+    groups = dialog.locator("table").evaluate_all("all => all.map(each => each.ariaLabel)")
+    assert groups == ["On this page", "Everywhere", "Go to"]
+    assert "a step later" in dialog.locator("table").nth(0).inner_text()
+    assert dialog.bounding_box()["width"] < 800
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="detached")
+    page.get_by_role("button", name="Keys").click()
+    page.wait_for_selector("dialog[open]")
+    page.get_by_role("button", name="Close").click()
+    page.wait_for_selector("dialog", state="detached")
+
+
+FOCUSABLE = (
+    "() => [...document.querySelectorAll('a[href], button, input, select, summary, [tabindex=\"0\"]')].filter(each =>"
+    " each.tabIndex >= 0 && !each.disabled && !each.closest('.plot')"
+    " && each.checkVisibility({visibilityProperty: true}))"
+)
+
+
+@pytest.mark.parametrize(
+    "hash_", ["#/runs", "#/run/0-ill/overview", "#/run/0-ill/layers", "#/run/0-ill/timeline", "#/compare?run=0-ill"]
+)
+def test_everything_that_can_be_used_is_reached_by_tab_and_seen_to_have_the_focus(page, hash_):
+    go(page, hash_)
+    settle(page)
+    count = page.evaluate(f"() => {{ window.wanted = ({FOCUSABLE})(); return window.wanted.length; }}")
+    page.evaluate("() => { document.activeElement?.blur(); getSelection().collapse(document.body, 0); }")
+    reached, unseen = set(), []
+    for _ in range(count + 40):  # plots have a few stops of their own
+        page.keyboard.press("Tab")
+        at, outline = page.evaluate(
+            "() => { const held = document.activeElement, style = getComputedStyle(held);"
+            " const seen = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0;"
+            " return [window.wanted.indexOf(held), seen]; }"
+        )
+        if at >= 0:
+            reached.add(at)
+            if not outline:
+                unseen.append(at)
+        if len(reached) == count:
+            break
+    missed = page.evaluate(
+        "reached => window.wanted.filter((_, at) => !reached.includes(at)).map(each => each.outerHTML.slice(0, 120))",
+        sorted(reached),
+    )
+    assert missed == []
+    assert unseen == []
+
+
+def test_a_list_of_sites_is_one_stop_and_is_gone_through_with_arrows(page):
+    go(page, "#/run/0-ill/layers?pattern=blocks.1.*:gradient")
+    page.focus(".sitelist")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector("[data-site='blocks.1.attn.weight:gradient'][aria-selected=true]")
+    page.keyboard.press("End")
+    page.wait_for_selector("[data-site='blocks.1.mlp.weight:gradient'][aria-selected=true]")
+    marked = page.locator(".sitelist").get_attribute("aria-activedescendant")
+    assert page.locator(f"#{marked}").get_attribute("data-site") == "blocks.1.mlp.weight:gradient"
+
+
+def test_whoever_goes_by_the_keyboard_stays_in_the_bar(page):
+    go(page, "#/run/0-ill/overview")
+    page.focus("#bar >> text=Timeline")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("main[data-page=timeline][data-ready]")
+    assert page.evaluate("document.activeElement.textContent") == "Timeline"
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Good against failed"
+
+
+def test_a_trace_is_handed_to_perfetto_only_when_asked_for(browser, viewer, runs):
+    window = Window(browser, viewer)
+    stub = """<script>onmessage = event => {
+      if (event.data === "PING") event.source.postMessage("PONG", event.origin);
+      else document.title = event.data.perfetto.fileName + " " + new TextDecoder().decode(event.data.perfetto.buffer);
+    };</script>"""
+    asked = []
+    window.context.route(
+        "https://ui.perfetto.dev/**",
+        lambda route: (asked.append(route.request.url), route.fulfill(body=stub, content_type="text/html")),
+    )
+    go(window.page, "#/run/0-ill/profile")
+    window.page.wait_for_selector("td:has-text('aten::first')")
+    assert asked == []
+    with window.context.expect_page() as opened:
+        window.page.get_by_role("button", name="Open in Perfetto").click()
+    window.page.wait_for_selector("text=Open in another window")
+    opened.value.wait_for_function("() => document.title.startsWith('first.json')")
+    assert opened.value.title() == "first.json " + (runs / "ill" / "traces" / "first.json").read_text()
+    window.context.close()
 
 
 def test_light_and_dark_change_page_and_figures(page):

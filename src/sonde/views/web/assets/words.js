@@ -36,7 +36,8 @@ export function ago(time, now = Date.now() / 1000) {
   const seconds = now - time;
   if (seconds < 60) return "just now";
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
-  return seconds < 86400 ? `${Math.floor(seconds / 3600)} h ago` : `${Math.floor(seconds / 86400)} d ago`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ago`;
+  return seconds < 730 * 86400 ? `${Math.floor(seconds / 86400)} d ago` : `${Math.floor(seconds / (365.25 * 86400))} y ago`;
 }
 
 export function clock(time) {

@@ -58,13 +58,14 @@ export async function show(place, context) {
 
   function drawHealth({ health: told, learning_rate: rate }) {
     if (!told) return replace(health, panel("Health", h("p", { class: "quiet" }, "No loss was logged: session.log(loss=loss) adds one.")));
-    const { dynamics } = told;
-    const row = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
+    const { dynamics } = told, losses = plural(told.points, "loss").replace("losss", "losses");
+    const row = (name, value) => (value === "–" ? null : [h("dt", {}, name), h("dd", {}, value)]);
+    if (dynamics.state === "unknown") return replace(health, panel("Health", h("p", { class: "quiet" }, `${losses}: too few, or too few finite ones, to tell how it goes.`)));
     return replace(health, panel("Health", h("dl", { class: "facts" },
       row("training", h("b", { class: dynamics.state === "diverging" ? "bad" : null }, dynamics.state.replace("_", " "))),
       row("its loss", dynamics.stability.replace("_", " ")),
       row("first level", short(dynamics.initial)), row("best level", short(dynamics.best)), row("recent level", short(dynamics.recent)),
-      row("scatter", percent(dynamics.scatter)), row("learning rate", short(rate)), row("told from", plural(told.points, "loss").replace("losss", "losses")))));
+      row("scatter", percent(dynamics.scatter)), row("learning rate", short(rate)), row("told from", losses))));
   }
 
   function drawPhases(told) {

@@ -23,7 +23,7 @@ export async function show(place, context) {
     return [
       { name: "pick", title: "", sortable: false, cell: (row) => h("input", { type: "checkbox", "aria-label": `Compare ${row.name}`,
         checked: chosen.has(row.id), onchange: (event) => pick(row.id, event.target.checked) }) },
-      { name: "name", title: "Run", cell: (row) => (row.problem ? h("span", {}, row.name) : h("a", { href: link("overview", { run: row.id }) }, row.name)) },
+      { name: "name", title: "Run", cell: (row) => (row.problem ? h("span", { class: "name" }, row.name) : h("a", { class: "name", href: link("overview", { run: row.id }) }, row.name)) },
       { name: "status", title: "Status", cell: (row) => h("span", { class: `status ${row.status}` }, row.status) },
       { name: "last_step", title: "Step", number: true, cell: (row) => count(row.last_step) },
       { name: "last_loss", title: "Loss", number: true, cell: (row) => (row.loss_known && row.last_loss === null ? h("span", { class: "bad" }, "nan") : short(row.last_loss)) },
