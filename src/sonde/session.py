@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from sonde import schema
 from sonde.errors import ClosedError, OptionError
@@ -48,6 +47,7 @@ from sonde.taps.modules import ModuleTap, WatchedModule
 from sonde.taps.names import named_modules, named_parameters, unwrap
 from sonde.taps.optimizers import OptimizerTap, Wants
 from sonde.taps.parameters import ParameterTable, WatchedParameter
+from sonde.taps.reach import Reach
 from sonde.taps.scaler import ScalerTap
 from sonde.taps.vital_signs import Subjects, VitalSigns
 
@@ -139,7 +139,7 @@ class Session:
             first_step=0 if steps_before is None else steps_before + 1,
         )
         self._table = ParameterTable(parameters, self._packer)
-        self._backward_handles: list[RemovableHandle] = []
+        self._reach = Reach()
         self._timings: list[CudaTiming] = []
         self._memories: list[DeviceMemory] = []
         self._mark = self._guard.wrap("device timing", self._mark_phase)
@@ -192,6 +192,7 @@ class Session:
             ),
             self._packer,
             self._guard,
+            reach=self._reach,
             is_due=lambda phase: self._is_round_due() if phase == "train" else self._modules.is_recording,
             state=self._packer.put_event,
             step=lambda: self._packer.step,
@@ -207,6 +208,7 @@ class Session:
             outputs="outputs" in what,
             output_gradients="output_gradients" in what,
             max_calls=self._plan.max_calls,
+            reach=self._reach,
             before_pass=self._before_pass,
             after_pass=self._after_pass,
             observer=self._vitals,
@@ -254,8 +256,9 @@ class Session:
             self._make_shadows()
         if self._vitals is not None:
             self._vitals.attach()
+        elif {"outputs", "output_gradients"} & self._plan.what:
+            self._reach.listen("", (entry.parameter for entry in self._table if entry.is_ready()))
         if self._vitals is not None or {"outputs", "output_gradients"} & self._plan.what:
-            self._listen_for_backward()
             self._modules.attach()
         self._optimizers.attach()
         if self._scaler is not None:
@@ -274,25 +277,6 @@ class Session:
             if device.type == "cuda":
                 self._timings.append(CudaTiming(device, self._packer))
                 self._memories.append(DeviceMemory(device, self._packer))
-
-    def _listen_for_backward(self) -> None:
-        register = Tensor.register_post_accumulate_grad_hook
-        for entry in self._table:
-            if entry.parameter.requires_grad and entry.is_ready():
-                handle = register(entry.parameter, self._backward_listener(entry))  # type: ignore[no-untyped-call] # torch
-                self._backward_handles.append(handle)
-
-    def _backward_listener(self, entry: WatchedParameter) -> Callable[[Tensor], None]:
-        saw_backward = self._modules.saw_backward
-        if self._vitals is None:
-            return lambda _: saw_backward()
-        heard = self._vitals.listener(entry)
-
-        def listener(_: Tensor) -> None:
-            saw_backward()
-            heard()
-
-        return listener
 
     def _make_shadows(self) -> None:
         left_out = self._table.make_shadows(self._plan.max_memory_bytes - self._plan.ring_bytes)
@@ -536,8 +520,7 @@ class Session:
         if self._scaler is not None:
             self._scaler.remove()
         self._forensics.remove()
-        for handle in self._backward_handles:
-            handle.remove()
+        self._reach.remove()
         self._timings.clear()
         self._table.clear()
 

@@ -411,3 +411,29 @@ def test_an_optimizer_that_is_found_later_is_judged_too(tmp_path):
     assert seen.means("optimizer:vital.backwards_seen") == {1: 1.0, 2: 1.0, 3: 1.0}
     assert seen.facts.optimizers[0].kind == "SGD"
     assert seen.facts.parameters[0].owners == ("optimizer",)
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_in_a_large_model_a_part_of_the_parameters_tells(tmp_path, clears):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(60)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Watching(tmp_path, model, optimizer) as seen:
+        for _ in range(4):
+            if clears:
+                optimizer.zero_grad()
+            model(torch.randn(2, 4)).square().mean().backward()
+            optimizer.step()
+    assert seen.means("optimizer:vital.leftover") == dict.fromkeys((2, 3, 4), 0.0 if clears else 1.0)
+    assert seen.means("optimizer:vital.no_gradient") == dict.fromkeys((1, 2, 3, 4), 0.0)
+    assert seen.means("optimizer:vital.backwards_seen") == dict.fromkeys((1, 2, 3, 4), 1.0)
+
+
+def test_in_a_large_model_gradients_cleared_before_the_step_count_for_all(tmp_path):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(60)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Watching(tmp_path, model, optimizer) as seen:
+        for _ in range(3):
+            model(torch.randn(2, 4)).square().mean().backward()
+            optimizer.zero_grad(set_to_none=False)
+            optimizer.step()
+    assert seen.means("optimizer:vital.no_gradient") == dict.fromkeys((1, 2, 3), 120.0)

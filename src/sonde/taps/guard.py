@@ -14,18 +14,28 @@ Report = Callable[[str, str], None]
 """Takes the name of what failed and its traceback."""
 
 
+class _Span:
+    """One thread's time in guarded code."""
+
+    __slots__ = ("began", "depth", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.depth = 0
+        self.began = 0.0
+
+
 class Meter(threading.local):
     """How long this thread has spent in guarded code, calls inside calls counted once."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
-        self.seconds = 0.0
-        self.depth = 0
-        self.began = 0.0
+        self.span = _Span()
 
     def total(self) -> float:
         """Return the seconds so far, those of a call that is still running included."""
-        return self.seconds + (self.clock() - self.began if self.depth else 0.0)
+        span = self.span
+        return span.seconds + (self.clock() - span.began if span.depth else 0.0)
 
 
 class Guard:
@@ -51,17 +61,18 @@ class Guard:
         def guarded(*args: Any) -> None:
             if part in failed:
                 return
-            if not meter.depth:
-                meter.began = clock()
-            meter.depth += 1
+            span = meter.span
+            if not span.depth:
+                span.began = clock()
+            span.depth += 1
             try:
                 function(*args)
             except Exception:  # noqa: BLE001 - this is the guard: whatever went wrong, training goes on
                 failed.add(part)
                 self._report(part, traceback.format_exc())
             finally:
-                meter.depth -= 1
-                if not meter.depth:
-                    meter.seconds += clock() - meter.began
+                span.depth -= 1
+                if not span.depth:
+                    span.seconds += clock() - span.began
 
         return guarded

@@ -7,48 +7,43 @@ it; only clipping, which Sonde sees, does not.
 
 `p.grad.data.zero_()` does not count in the version. Where a gradient looks left over, one or two small ones are
 therefore compared with zero just before the backward pass, on their device.
+
+Clearing goes by the optimizer or by the module, so a few dozen parameters of an optimizer, spread over all it has, tell
+the share that was left over; listening to thousands would slow the backward pass down for nothing.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from sonde.taps.reach import Reach
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import BACKWARDS_SEEN, LEFTOVER, NO_GRADIENT
 
+MAX_TRACED: Final = 32
+"""Parameters of one optimizer that are listened to."""
 _PROBES: Final = 2
 _FEW: Final = 8
 # Gradients that somebody wrote to after the backward pass are compared with zero in these steps only: it reads them.
 _FIRST_READS: Final = 3
 _READ_EVERY: Final = 10
-
-
-class BackwardCount:
-    """Counts the backward passes of the program; those inside another one (checkpoints) belong to that one."""
-
-    def __init__(self) -> None:
-        self.serial = 0
-        """The number of the backward pass that runs now or ran last."""
-        self.reached = 0
-        """How many since the step before reached a watched parameter."""
-        self.last_reached = 0
+T = TypeVar("T")
 
 
 class Trace:
     """What is known of one parameter's gradient."""
 
-    __slots__ = ("accumulated", "cleared", "owner", "parameter", "reference", "stepped", "unknown", "version")
+    __slots__ = ("accumulated", "cleared", "parameter", "reference", "stepped", "unknown", "version")
 
-    def __init__(self, parameter: Parameter, owner: Owner) -> None:
+    def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
-        self.owner = owner
         self.reference: weakref.ref[Tensor] | None = None
         self.version = -1
         self.accumulated = False
@@ -70,7 +65,7 @@ class Trace:
         """Say whether the gradient is the object with the version that was noted last."""
         return self.reference is not None and self.reference() is grad and grad._version == self.version
 
-    def saw_accumulation(self) -> None:
+    def saw_accumulation(self, _: Tensor) -> None:
         """Look at the gradient just after a backward pass has added to it."""
         grad = self.parameter.grad
         if grad is None:  # a hook of the user's has taken it already
@@ -97,10 +92,11 @@ class Owner:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.parameters: list[Parameter] = []
         self.traces: list[Trace] = []
         self.steps = 0
-        self.backwards = 0
-        self.serial = 0
+        self.passes = 0
+        """How many backward passes had reached it when it stepped last."""
         self.probes: list[Trace] = []
         self.probed_zero: Tensor | None = None
         """Whether all probes were zero before some backward pass since the last step; None if they were not read."""
@@ -120,44 +116,23 @@ class Owner:
 
 
 class Leftovers:
-    """Follows the gradients of all watched parameters and writes what each optimizer found them to be."""
+    """Follows gradients of the watched parameters and writes what each optimizer found them to be."""
 
-    def __init__(self, sites: VitalSites, backwards: BackwardCount) -> None:
+    def __init__(self, sites: VitalSites, reach: Reach) -> None:
         self._sites = sites
-        self._backwards = backwards
-        self._nobody = Owner("")
+        self._reach = reach
         self._traces: dict[int, Trace] = {}
         self._owners: dict[str, Owner] = {}
-        self._claims: dict[int, Owner] = {}
 
-    def claim(self, name: str, parameters: Iterable[Tensor]) -> None:
-        """Say which parameters an optimizer has, before any of them is listened to."""
-        owner = self._owners.setdefault(name, Owner(name))
-        self._claims |= {id(parameter): owner for parameter in parameters}
-
-    def listener(self, parameter: Parameter) -> Callable[[], None]:
+    def listener(self, parameter: Parameter) -> Callable[[Tensor], None]:
         """Return what to call after each accumulation into a parameter's gradient."""
-        trace = self._traces[id(parameter)] = Trace(parameter, self._claims.get(id(parameter), self._nobody))
-        count = self._backwards
-
-        def heard() -> None:
-            trace.saw_accumulation()
-            owner = trace.owner
-            serial = count.serial
-            if owner.serial != serial:
-                owner.serial = serial
-                owner.backwards += 1
-                if count.last_reached != serial:
-                    count.last_reached = serial
-                    count.reached += 1
-
-        return heard
+        trace = self._traces[id(parameter)] = Trace(parameter)
+        return trace.saw_accumulation
 
     def clear(self) -> None:
         """Forget the parameters."""
         self._traces.clear()
         self._owners.clear()
-        self._claims.clear()
 
     def before_backward(self) -> None:
         """Look at gradients before a backward pass adds to them."""
@@ -181,14 +156,14 @@ class Leftovers:
             return
         self._judge_leftovers(owner)
         self._judge_missing(owner)
-        self._sites.put(name, BACKWARDS_SEEN, owner.backwards)
+        self._sites.put(name, BACKWARDS_SEEN, self._reach.passes_of(name) - owner.passes)
 
     def remember(self, name: str) -> None:
         """Note how an optimizer leaves the gradients behind after its step."""
         owner = self._owners.get(name)
         if owner is None:
             return
-        owner.backwards = 0
+        owner.passes = self._reach.passes_of(name)
         owner.probed_zero = None
         for trace in owner.traces:
             grad = trace.parameter.grad
@@ -205,12 +180,9 @@ class Leftovers:
         owner = self._owners.get(name)
         if owner is None:
             owner = self._owners[name] = Owner(name)
-            # What has been heard before this optimizer was known was heard for it.
-            owner.backwards, owner.serial = self._nobody.backwards, self._nobody.serial
-        if len(owner.traces) != len(parameters):
+        if len(owner.parameters) != len(parameters):
+            owner.parameters = parameters
             owner.traces = [trace for each in parameters if (trace := self._traces.get(id(each))) is not None]
-            for trace in owner.traces:
-                trace.owner = owner
         return owner
 
     def _judge_leftovers(self, owner: Owner) -> None:
@@ -227,20 +199,24 @@ class Leftovers:
             owner.probes = _smallest(left)
 
     def _judge_missing(self, owner: Owner) -> None:
-        missing, written = 0, []
-        for trace in owner.traces:
-            if trace.parameter.requires_grad:
-                grad = trace.parameter.grad
-                if grad is None:
-                    missing += 1
-                elif trace.accumulated and not trace.is_untouched(grad):
-                    written.append(grad.detach())
+        trainable = [each for each in owner.parameters if each.requires_grad]
+        missing = sum(each.grad is None for each in trainable)
+        traced = [(trace, grad) for trace in owner.traces if (grad := trace.parameter.grad) is not None]
+        written = [grad.detach() for trace, grad in traced if trace.accumulated and not trace.is_untouched(grad)]
         if not written:
             self._sites.put(owner.name, NO_GRADIENT, missing)
         elif (owner.steps <= _FIRST_READS or owner.steps % _READ_EVERY == 0) and _can_be_read_together(written):
             with torch.no_grad():
                 zero = torch.stack(torch._foreach_norm(written, math.inf)) == 0
-                self._sites.see(owner.name, NO_GRADIENT, missing + zero.sum())
+                each = (len(trainable) - missing) / len(traced)  # how many parameters a traced one stands for
+                self._sites.see(owner.name, NO_GRADIENT, missing + zero.sum() * each)
+
+
+def spread(items: Sequence[T], most: int = MAX_TRACED) -> list[T]:
+    """Return at most so many items, evenly spread."""
+    if len(items) <= most:
+        return list(items)
+    return [items[index * len(items) // most] for index in range(most)]
 
 
 def _can_be_read_together(grads: list[Tensor]) -> bool:

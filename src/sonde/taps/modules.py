@@ -1,7 +1,4 @@
-"""Watch module outputs, and their gradients, through torch's process-wide module hooks.
-
-Process-wide hooks leave nothing on the user's modules: a watched model can be deep-copied, pickled and compiled as if
-Sonde were not there, and a copy of it is not watched by accident. What is not watched costs one dictionary look-up.
+"""Watch module outputs, and their gradients.
 
 Which call is which:
 - A *pass* begins when a watched module is called from outside any watched module. Its phase is `train` if gradients are
@@ -9,6 +6,8 @@ Which call is which:
 - Calls of a module are numbered from 0 until a backward pass has run; then numbering begins anew and the next
   micro-batch is merged into the readings of the first. In evaluation it begins anew with every pass.
 - A forward that runs inside a backward is a checkpoint being recomputed. It has been seen already and is left out.
+- From the beginning of a training pass that is not recorded to the end of its step nothing is listened to. Evaluations
+  come between steps, so they are seen whether or not the steps around them are.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
-from torch.utils.hooks import RemovableHandle
 
 from sonde.records import Phase, Quantity
 from sonde.signals import Recorder
 from sonde.taps.guard import Guard
-from sonde.taps.handles import remove_all
+from sonde.taps.module_calls import ModuleCalls
 from sonde.taps.names import is_wrapper
+from sonde.taps.reach import Reach
 from sonde.taps.unpack import unpack
 
 _in_backward = torch._C._current_graph_task_id
@@ -98,69 +96,51 @@ class ModuleTap:
         outputs: bool,
         output_gradients: bool,
         max_calls: int,
+        reach: Reach,
         before_pass: Callable[[Phase], bool],
         after_pass: Callable[[Phase], None],
         observer: PassObserver | None = None,
     ) -> None:
-        self.backward_count = 0
         self.gradient_sites: list[int] = []
-        self._watched = {id(entry.module): entry for entry in watched}
         self._recorder = recorder
         self._outputs = outputs
         self._output_gradients = output_gradients
         # Without either this tap only counts calls and tells its observer.
         self._wants_tensors = outputs or output_gradients
         self._max_calls = max_calls
+        self._reach = reach
         self._before_pass = before_pass
         self._after_pass = after_pass
         self._observer = observer
         self._wrappers = {id(entry.module) for entry in watched if is_wrapper(entry.module)}
         self._pass = _Pass()
         self._sites: dict[tuple[int, Quantity, Phase, int, str], int] = {}
-        self._before_call = guard.wrap("module calls", self._enter)
-        self._after_call = guard.wrap("module outputs", self._leave)
         self._gradient = guard.wrap("output gradients", self._see_gradient)
-        self._handles: list[RemovableHandle] = []
+        self._calls = ModuleCalls(
+            {id(entry.module): entry for entry in watched},
+            guard.wrap("module calls", self._enter),
+            guard.wrap("module outputs", self._leave),
+        )
 
     def attach(self) -> None:
         """Begin to listen."""
-        before, after = self._before_call, self._after_call
-        watched = self._watched
-
-        # Under torch.compile these bodies are traced: the first test is constant there, so nothing of Sonde enters
-        # the graph. They return None and so never replace an input or an output.
-        def before_forward(module: nn.Module, args: Any) -> None:
-            if not torch.compiler.is_compiling() and id(module) in watched:
-                before(watched[id(module)], args)
-
-        def after_forward(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if not torch.compiler.is_compiling() and id(module) in watched:
-                after(watched[id(module)], args, kwargs, output)
-
-        self._handles = [
-            torch_module.register_module_forward_pre_hook(before_forward),
-            torch_module.register_module_forward_hook(after_forward, with_kwargs=True),
-        ]
+        self._calls.attach()
 
     def remove(self) -> None:
         """Stop listening and forget the modules."""
-        remove_all(self._handles)
-        self._watched.clear()
+        self._calls.remove()
 
     @property
     def is_recording(self) -> bool:
         """Whether the pass that runs, or ran last in this thread, is recorded."""
         return self._pass.recording
 
-    def saw_backward(self) -> None:
-        """Note that a backward pass has reached a parameter."""
-        self.backward_count += 1
-
     def end_step(self) -> None:
-        """Begin to number calls from 0 again."""
+        """Begin to number calls from 0 again, and to listen."""
         here = self._pass
         here.train_calls.clear()
         here.stack.clear()
+        self._calls.wake()
 
     def _enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
         if _in_backward() != -1:
@@ -174,6 +154,9 @@ class ModuleTap:
             if observer is not None and not inside_wrapper:
                 call = here.calls.get(id(entry.module), 0)
                 observer.begin_pass(entry, call, args, here.phase, here.recording)
+            if not here.recording and here.phase == "train":
+                self._calls.rest()
+                return
         here.stack.append(id(entry.module))
         if observer is not None and observer.is_tracing and here.recording and here.phase == "train":
             observer.enter(entry, args)
@@ -187,9 +170,10 @@ class ModuleTap:
             here.calls = {}
             return
         here.calls = here.train_calls
-        if here.backward_seen != self.backward_count:
+        self._reach.settle()
+        if here.backward_seen != self._reach.passes:
             here.calls.clear()
-            here.backward_seen = self.backward_count
+            here.backward_seen = self._reach.passes
 
     def _leave(self, entry: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if _in_backward() != -1:

@@ -12,12 +12,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
-from torch.utils.hooks import RemovableHandle
 
 from sonde.signals import is_capturing
 from sonde.taps.guard import Guard
-from sonde.taps.handles import remove_all
+from sonde.taps.module_calls import ModuleCalls
 from sonde.taps.names import is_wrapper
 
 _in_backward = torch._C._current_graph_task_id
@@ -43,40 +41,29 @@ class RootPasses:
     """Tells a listener of the training passes of these models. A model inside another one's pass is left out."""
 
     def __init__(self, models: Iterable[nn.Module], listener: PassListener, guard: Guard) -> None:
-        self._roots = {id(root): root for root in map(_called_model, models)}
         self._begin = guard.wrap("keeping passes", listener.begin_pass)
         self._end = guard.wrap("keeping passes", listener.end_pass)
         self._here = _Here()
-        self._handles: list[RemovableHandle] = []
+        self._calls = ModuleCalls({id(root): root for root in map(_called_model, models)}, self._enter, self._leave)
 
     def attach(self) -> None:
         """Begin to listen."""
-        roots, here, begin, end = self._roots, self._here, self._begin, self._end
+        self._calls.attach()
 
-        def before_forward(module: nn.Module, args: Any) -> None:
-            if torch.compiler.is_compiling() or id(module) not in roots or not _is_training():
-                return
-            # A forward that raised leaves its model behind; its own next call shows that it is over.
-            if here.model in (None, module):
-                here.model = module
-                begin(module, args)
+    def _enter(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        # A forward that raised leaves its model behind; its own next call shows that it is over.
+        if _is_training() and self._here.model in (None, model):
+            self._here.model = model
+            self._begin(model, args)
 
-        def after_forward(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if torch.compiler.is_compiling() or id(module) not in roots or here.model is not module:
-                return
-            if _in_backward() == -1:
-                here.model = None
-                end(module, args, kwargs, output)
-
-        self._handles = [
-            torch_module.register_module_forward_pre_hook(before_forward),
-            torch_module.register_module_forward_hook(after_forward, with_kwargs=True),
-        ]
+    def _leave(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self._here.model is model and _in_backward() == -1:
+            self._here.model = None
+            self._end(model, args, kwargs, output)
 
     def remove(self) -> None:
         """Stop listening and forget the models."""
-        remove_all(self._handles)
-        self._roots.clear()
+        self._calls.remove()
 
 
 def _called_model(model: nn.Module) -> nn.Module:

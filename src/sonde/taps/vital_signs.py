@@ -8,7 +8,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from sonde import facts, vitals
 from sonde.records import Phase
@@ -18,8 +20,9 @@ from sonde.taps.clipping import ClippingTap
 from sonde.taps.dropping import DroppingTap
 from sonde.taps.facts import FactBook
 from sonde.taps.guard import Guard
+from sonde.taps.handles import remove_all
 from sonde.taps.inputs import ModelInputs
-from sonde.taps.leftovers import BackwardCount, Leftovers
+from sonde.taps.leftovers import Leftovers, spread
 from sonde.taps.loss_functions import LossCall
 from sonde.taps.loss_signs import LossSigns
 from sonde.taps.losses import LossTap
@@ -27,8 +30,9 @@ from sonde.taps.modes import ModeSigns, cares
 from sonde.taps.modules import WatchedModule
 from sonde.taps.neighbours import Neighbours
 from sonde.taps.optimizers import WatchedOptimizer
-from sonde.taps.parameters import ParameterTable, WatchedParameter
+from sonde.taps.parameters import ParameterTable
 from sonde.taps.passes import PassTrace
+from sonde.taps.reach import Reach
 from sonde.taps.units import UnitSigns, is_attention, is_rectifier, is_squashing
 from sonde.taps.vital_sites import VitalSites
 from sonde.taps.weight_rows import WeightRows
@@ -64,6 +68,7 @@ class VitalSigns:
         recorder: Recorder,
         guard: Guard,
         *,
+        reach: Reach,
         is_due: Callable[[Phase], bool],
         state: Callable[[str, str, dict[str, Any]], None],
         step: Callable[[], int],
@@ -71,6 +76,7 @@ class VitalSigns:
     ) -> None:
         self._subjects = subjects
         self._guard = guard
+        self._reach = reach
         self._is_due = is_due
         self._state = state
         self._step = step
@@ -83,6 +89,9 @@ class VitalSigns:
         self._listen_to(subjects.modules)
         self._rounds = 0
         self._forwards = self._loose_forwards = 0
+        self._passes = 0
+        """How many backward passes had reached a parameter when the last step ended."""
+        self._handles: list[RemovableHandle] = []
         self.is_tracing = True
         """Whether the order of modules is being noted."""
         self._trace: PassTrace | None = PassTrace()
@@ -98,8 +107,7 @@ class VitalSigns:
 
     def _make_parts(self, recorder: Recorder, loss_outputs: bool) -> None:
         sites, guard = self._sites, self._guard
-        self._count = BackwardCount()
-        self._leftovers = Leftovers(sites, self._count)
+        self._leftovers = Leftovers(sites, self._reach)
         self._units = UnitSigns(sites)
         self._modes = ModeSigns(sites)
         self._rows = WeightRows(sites)
@@ -147,7 +155,6 @@ class VitalSigns:
         subjects = self._subjects
         for name, optimizer in subjects.optimizers:
             self._own(name, optimizer)
-            self._leftovers.claim(name, (each for group in optimizer.param_groups for each in group["params"]))
         self._book = FactBook(
             subjects.models,
             subjects.optimizers,
@@ -168,6 +175,7 @@ class VitalSigns:
     def attach(self) -> None:
         """Begin to listen."""
         self._prepare_once()
+        self._listen_for_backward()
         self._losses.attach()
         self._clipping.attach()
         self._dropping.attach()
@@ -180,6 +188,7 @@ class VitalSigns:
 
     def remove(self) -> None:
         """Stop listening and forget the models."""
+        remove_all(self._handles)
         self._losses.remove()
         self._clipping.remove()
         self._dropping.remove()
@@ -192,14 +201,23 @@ class VitalSigns:
         self._neighbours = Neighbours(self._sites)
         self._inputs = ModelInputs(self._sites, self._neighbours.see_input)
 
-    def listener(self, entry: WatchedParameter) -> Callable[[], None]:
-        """Return what to call after each accumulation into a parameter's gradient."""
-        return self._guard.wrap("gradient signs", self._leftovers.listener(entry.parameter))
+    def _listen_for_backward(self) -> None:
+        groups: dict[str, list[Parameter]] = {}
+        for entry in self._subjects.table:
+            if entry.is_ready() and entry.parameter.requires_grad:
+                name, _ = self._owners.get(id(entry.parameter), ("", None))
+                groups.setdefault(name, []).append(entry.parameter)
+        for name, parameters in groups.items():
+            self._reach.listen(name, parameters)
+            for parameter in spread(parameters):
+                heard = self._guard.wrap("gradient signs", self._leftovers.listener(parameter))
+                self._handles.append(parameter.register_post_accumulate_grad_hook(heard))  # type: ignore[no-untyped-call] # torch
 
     def _own(self, name: str, optimizer: Optimizer) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._sizes[name] = len(parameters)
         self._owners |= {id(parameter): (name, optimizer) for parameter in parameters}
+        self._reach.claim(name, parameters)
 
     def _state_facts(self) -> None:
         if self._book is not None and self._book.is_new:
@@ -261,7 +279,7 @@ class VitalSigns:
         # A checkpoint that is recomputed runs a backward pass inside the one that counts.
         if _in_backward() != -1 or is_capturing():
             return
-        self._count.serial += 1
+        self._reach.settle()
         self._leftovers.before_backward()
         scaler = self._subjects.scaler
         # A scaled loss is not the loss.
@@ -289,19 +307,22 @@ class VitalSigns:
 
     def _judge(self, watched: WatchedOptimizer, due: bool) -> None:
         parameters = [entry.parameter for entry in watched.entries]
+        self._reach.settle()
         self._leftovers.judge(watched.name, parameters, due=due)
         if due:
             self._rows.see_gradients(watched.steps, parameters)
 
     def _end_step(self) -> None:
         due = self._is_due("train")
+        self._reach.settle()
         if due:
             # A model whose parts are called by hand has no pass of its own.
             self._sites.put(vitals.LOOP, vitals.FORWARDS, self._forwards or self._loose_forwards)
-            self._sites.put(vitals.LOOP, vitals.BACKWARDS, self._count.reached)
+            self._sites.put(vitals.LOOP, vitals.BACKWARDS, self._reach.passes - self._passes)
             self._units.end_step()
             self._end_round()
-        self._forwards = self._loose_forwards = self._count.reached = 0
+        self._forwards = self._loose_forwards = 0
+        self._passes = self._reach.passes
         self._losses.end_step()
         self._state_facts()
 
