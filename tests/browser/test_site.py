@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "views" / "report"))
 from hostile_run import write_hostile_run
 from made_run import Recipe, write_run
 from sampled_runs import write_odd
-from serving import go, walk
+from serving import go, settle, walk
 
 from sonde.views.site import Limits, write_site
 
@@ -80,8 +80,25 @@ def test_what_a_copy_does_not_hold_is_said(offline, site):
     page = offline.open(site / "index.html")
     page.wait_for_selector("main[data-ready]")
     go(page, "#/run/0-second/overview")
-    assert "This copy does not hold it" in page.locator(".problem").inner_text()
+    assert page.locator(".problem h1").inner_text() == "Not in this copy"
     assert "sonde view first" in page.locator(".problem").inner_text()
+    go(page, "#/run/0-first/layers?pattern=*head*")
+    page.wait_for_selector(".beside .figure .problem")
+    assert "This copy does not hold it" in page.locator(".beside .figure .problem").inner_text()
+    assert "This copy does not hold it" in page.locator("section[aria-label=Sites] .note").inner_text()
+
+
+def test_the_step_slider_of_a_copy_moves_what_stands_beside_it(offline, site):
+    page = offline.open(site / "index.html")
+    page.wait_for_selector("main[data-ready]")
+    go(page, "#/run/0-first/layers")
+    settle(page)
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("() => location.hash.includes('step=')")
+    settle(page)
+    page.wait_for_selector("text=/^step [0-9]+/")
+    assert page.evaluate("sondeCopy.refused") == []
+    assert offline.errors == []
 
 
 def test_a_copy_works_from_a_file_server_below_a_prefix(browser, site):

@@ -199,6 +199,32 @@ def test_no_name_of_a_stranger_becomes_markup_or_script(seen):
     assert seen.errors == []
 
 
+def test_texts_of_findings_and_settings_are_shown_letter_by_letter(seen):
+    key = run_id(seen.page, NAME)
+    go(seen.page, f"#/run/{key}/overview")
+    seen.page.evaluate("document.querySelectorAll('main details').forEach(each => { each.open = true; })")
+    cards = seen.page.locator(".finding").evaluate_all("all => all.map(each => each.textContent)")
+    for attack in ATTACKS:  # cause, fix, refute and the name of the evidence
+        assert any(card.count(attack) >= 4 for card in cards), attack
+    config, environment = seen.page.locator("main pre").all_text_contents()
+    assert json.loads(config) == {"nested": {attack: [attack] for attack in ATTACKS}}
+    assert json.loads(environment) == {attack: attack for attack in ATTACKS}
+    go(seen.page, f"#/compare?run={key}&run={run_id_of(seen.page, 'good')}")
+    seen.page.wait_for_selector("[aria-label='Settings that differ'] tbody tr")
+    rows = seen.page.locator("[aria-label='Settings that differ'] tbody tr").all_text_contents()
+    assert any(f"environment.{ATTACKS[0]}" in row for row in rows)
+    assert seen.page.locator("main img, main iframe, main script").count() == 0
+    assert seen.errors == []
+
+
+def run_id_of(page, name):
+    """Return the id of a run from wherever a page is."""
+    return page.evaluate(
+        "name => fetch('api/runs').then(each => each.json()).then(told => told.runs.find(run => run.name === name).id)",
+        name,
+    )
+
+
 def test_an_address_that_leads_nowhere_says_so(seen):
     nowhere = {
         "#/nowhere": "There is no such page",
