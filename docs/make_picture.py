@@ -31,6 +31,7 @@ def main() -> None:
     else:
         for part in render_diagnosis(sonde.diagnose(source), Look.of(console)):
             console.print(part)
+    console.print()  # the last line would be cut
     # The usual format loads a web font; a picture in a repository must stand alone.
     plain = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.S)
     plain = re.sub(r"<!--.*?-->", "", plain, flags=re.S)

@@ -1,6 +1,18 @@
 """Sonde sees inside a neural network while it trains.
 
-Record with `watch` (needs torch); read with `open_run` (does not).
+Record, in the process that trains (needs torch):
+
+    with sonde.watch(model, optimizer, run="runs/first") as session:
+        ...                                  # your loop
+        session.log(loss=loss)
+
+Read, anywhere, live or later (needs no torch):
+
+    run = sonde.open_run("runs/first")
+    run.series("0.weight:gradient", "norm").values
+    print(sonde.diagnose(run))
+
+On the command line: sonde --help. docs/api.md lists all names, with examples.
 """
 
 from __future__ import annotations
@@ -19,7 +31,7 @@ if TYPE_CHECKING:
     from sonde.schedule import at, between, every, first, log_spaced
     from sonde.select import glob, kind, regex
     from sonde.session import Session
-    from sonde.store import Run, Series, list_runs, open_run
+    from sonde.store import DebugOutputs, Run, Series, list_runs, load_debug_outputs, open_run
     from sonde.store.verify import verify
     from sonde.version import VERSION as __version__
 

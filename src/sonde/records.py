@@ -49,7 +49,7 @@ Severity = Literal["info", "warning", "critical"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Site:
     """A place where something is measured, and what is measured there.
 
@@ -80,6 +80,10 @@ class Site:
         phase = "@eval" if self.phase == "eval" else ""
         return f"{self.name}:{self.quantity}{self.part}{call}{phase}"
 
+    def __repr__(self) -> str:
+        shape = f" {tuple(self.shape)}" if self.shape else ""
+        return f"<Site {self.key}{shape}>"
+
     def to_json(self) -> dict[str, Any]:
         """Return the site as JSON-ready values, leaving out what has its default."""
         plain = {name: getattr(self, name) for name in self.__slots__}
@@ -98,7 +102,7 @@ class Site:
         return cls(**known)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Reading:
     """The summary of one site in one step, or in `span` steps that were merged.
 
@@ -119,6 +123,13 @@ class Reading:
         """Summarise plain numbers (a list or numpy array) with numpy, in float64."""
         row, bins = summarise(np.asarray(values, dtype=np.float64))
         return cls(row, bins, step)
+
+    def __repr__(self) -> str:
+        at = f"step {self.step}" if self.span == 1 else f"steps {self.step} to {self.step + self.span - 1}"
+        known = {name: self.get(name) for name in ("mean", "std", "min", "max")}
+        words = "".join(f", {name} {value:.4g}" for name, value in known.items() if value is not None)
+        bad = f", {self.nonfinite} not finite" if self.nonfinite else ""
+        return f"<Reading at {at}: {self.count} elements{words}{bad}>"
 
     def merge(self, other: Reading) -> Self:
         """Return the reading of both sets of elements together."""
@@ -278,6 +289,11 @@ class Finding:
     withdrawn: bool = False
     """It was said before and holds no longer, or is folded under a cause that was found since."""
 
+    def __str__(self) -> str:
+        where = f" ({', '.join(self.sites[:3])})" if self.sites else ""
+        fix = f" Fix: {self.fix}" if self.fix else ""
+        return f"{self.severity} {self.kind}{where} since step {self.step}: {self.cause}{fix}"
+
     def to_json(self) -> dict[str, Any]:
         """Return the finding as JSON-ready values."""
         plain = {name: getattr(self, name) for name in self.__slots__}
@@ -339,3 +355,7 @@ class Judge(Sink, Protocol):
     @property
     def findings(self) -> list[Finding]:
         """What is wrong, best first; from any thread."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much of the memory it remembers with is in use; from any thread."""

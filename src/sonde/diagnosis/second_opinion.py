@@ -25,7 +25,7 @@ END: Final = 256
 _LOOK_EVERY: Final = 25
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
     """What is wrong with a run, and what could not be told."""
 
@@ -44,6 +44,14 @@ class Diagnosis:
         """The gravest of the findings; None if there is none."""
         found = [SEVERITIES.index(finding.severity) for finding in self.findings]
         return SEVERITIES[max(found)] if found else None
+
+    def __repr__(self) -> str:
+        found = ", ".join(f"{finding.kind} ({finding.severity})" for finding in self.findings) or "nothing found"
+        return f"<Diagnosis of {self.steps} steps: {found}>"
+
+    def __str__(self) -> str:
+        nothing = f"Nothing is wrong that {self.asked} rules could tell from {self.steps} steps."
+        return "\n".join(map(str, self.findings)) or nothing
 
 
 def diagnose(run: Run | str | Path, *, rank: int | None = None) -> Diagnosis:
@@ -78,7 +86,9 @@ def diagnose(run: Run | str | Path, *, rank: int | None = None) -> Diagnosis:
     case.final = run.status != "live"
     case.replicas = compare_ranks(run) if rank is None else None
     found = doctor.look(case)
-    return Diagnosis(tuple(found), dict(doctor.unmeasured), dict(doctor.broken), int((steps > 0).sum()), len(doctor.rules))
+    return Diagnosis(
+        tuple(found), dict(doctor.unmeasured), dict(doctor.broken), int((steps > 0).sum()), len(doctor.rules)
+    )
 
 
 def choose_steps(steps: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -71,7 +71,7 @@ class Run:
         self.refresh()
 
     def __repr__(self) -> str:
-        return f"<Run {self.path} ({self.status}, {len(self.steps)} steps, {len(self.sites)} sites)>"
+        return f"<Run {self.path} ({self.status}, {int((self.steps > 0).sum())} steps, {len(self.sites)} sites)>"
 
     # ------------------------------------------------------------------ the run as a whole
 

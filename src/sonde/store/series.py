@@ -63,7 +63,7 @@ class Readings:
         return len(self.step)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Series:
     """One statistic of one site over the steps.
 
@@ -80,6 +80,14 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def __repr__(self) -> str:
+        name = f"{self.site.key} {self.stat}"
+        if not len(self):
+            return f"<Series {name}: empty>"
+        return (
+            f"<Series {name}: {len(self)} values, step {self.steps[0]} to {self.steps[-1]}, last {self.values[-1]:.4g}>"
+        )
 
     def to_pandas(self) -> pandas.Series[float]:
         """Return the values as a pandas Series with the steps as its index."""

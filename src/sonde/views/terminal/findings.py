@@ -88,7 +88,7 @@ def finding_card(finding: Finding, look: Look) -> Group:
     )
     title.append(f"  {_when(finding)}{look.pick(' · ', ', ')}{finding.confidence:.0%} sure", QUIET)
     rows = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-    rows.add_column(style=QUIET, no_wrap=True, min_width=9)
+    rows.add_column(style=QUIET, no_wrap=True, min_width=10)
     rows.add_column(overflow="fold")
     for name, value in _rows(finding, look):
         rows.add_row(f"  {name}", value)
@@ -113,7 +113,7 @@ def _rows(finding: Finding, look: Look) -> Iterator[tuple[str, RenderableType]]:
         yield "fix", Text(_clean(finding.fix), GOOD)
     share = False
     for index, evidence in enumerate(finding.evidence):
-        share = evidence.name.startswith("share ") or (share and evidence.name.startswith("the same "))
+        share = "share of " in evidence.name or (share and evidence.name.startswith("the same "))
         yield ("because" if index == 0 else ""), _evidence(evidence, look, share=share)
     if finding.refute:
         yield "refute", Text(_clean(finding.refute), QUIET)

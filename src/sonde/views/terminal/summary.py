@@ -50,6 +50,8 @@ _MOST_MARKS = 20
 # A loss that spans more than this is drawn in decades, or its end is a flat line.
 _LOG_LOSS_SPAN = 30.0
 
+# The direction is that of the last quarter: a loss that fell far and then rests is not flat.
+_DIRECTIONS = {"broken": "no longer finite", "flat": "flat of late", "rising": "rising of late"}
 # A weight decay of zero is a choice, and so are labels: next to tensors they are not worth a closer look.
 _SETTINGS = ("scalar", "input")
 
@@ -209,7 +211,7 @@ def _loss_words(page: Page, look: Look) -> Text:
     text.append(f"   best {short(trend.lowest)} at {trend.lowest_step}", QUIET)
     style = {"falling": GOOD, "flat": ODD, "rising": BAD, "broken": BAD}[trend.direction]
     text.append("   ")
-    text.append({"broken": "no longer finite"}.get(trend.direction, trend.direction), style)
+    text.append(_DIRECTIONS.get(trend.direction, trend.direction), style)
     if marks := _bad_steps(page):
         text.append(f"   {look.pick('▲', '^')} {marks[0]}", BAD)
     return text
