@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,22 +34,12 @@ def require_run(path: Path) -> None:
 
 
 def _what_instead(path: Path) -> str:
-    if path.is_dir():
-        inside = sorted(child.name for child in path.iterdir() if (child / _MARKER).is_file())
-        if inside:
-            return f"It holds runs: {_few(inside)}. Run: sonde runs {path}"
-        return f"The folder has no {_MARKER}; a run is made by sonde.watch(model, run=...)."
-    parent = path.parent
-    runs = [child.name for child in parent.iterdir() if (child / _MARKER).is_file()] if parent.is_dir() else []
-    near = get_close_matches(path.name, runs, n=3)
-    if near:
-        return f"Nearest: {', '.join(str(parent / name) for name in near)}."
-    return f"Run: sonde runs {parent}" if parent.is_dir() else f"There is no folder {parent} either."
+    from sonde.store.nearby import instead_of
 
-
-def _few(names: list[str], most: int = 4) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    told = instead_of(path)
+    folder = path if path.is_dir() and told.startswith("It holds") else path.parent
+    lead_on = "" if "Nearest" in told or not folder.is_dir() or "has no" in told else f"Run: sonde runs {folder}"
+    return " ".join(part for part in (told, lead_on) if part)
 
 
 def find_sites(run: Run, pattern: str | None) -> list[Site]:

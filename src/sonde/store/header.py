@@ -10,6 +10,7 @@ from sonde.errors import RunDamaged, RunNotFound
 from sonde.records import RunHeader
 from sonde.schema import SCHEMA_VERSION
 from sonde.store import layout, strict_json
+from sonde.store.nearby import instead_of
 
 FORMAT: Final = "sonde-run"
 
@@ -31,12 +32,13 @@ def read(run: Path) -> RunHeader:
     try:
         plain = strict_json.read_object(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise RunNotFound(f"There is no run at {run}: it has no {layout.HEADER}.") from None
+        raise RunNotFound(f"There is no run at {run}. {instead_of(run)}".rstrip()) from None
     if plain.get("format") != FORMAT:
         raise RunDamaged(f"{path} was not written by Sonde (its format is {plain.get('format')!r}, not {FORMAT!r}).")
     version = plain.get("schema_version")
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
-        raise RunDamaged(f"{path} has schema version {version!r}; this Sonde reads 1 to {SCHEMA_VERSION}. Update it.")
+        known = "1" if SCHEMA_VERSION == 1 else f"1 to {SCHEMA_VERSION}"
+        raise RunDamaged(f"{path} has schema version {version!r}; this Sonde reads {known}. Update Sonde.")
     names = {field.name for field in fields(RunHeader)}
     try:
         header = RunHeader(**{name: value for name, value in plain.items() if name in names})

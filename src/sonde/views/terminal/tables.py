@@ -17,6 +17,7 @@ from sonde.views.terminal.palette import BAD, GOOD, LEVEL_STYLES, ODD, QUIET
 from sonde.views.terminal.spark import sparkline
 
 WIDE = 110
+NARROW = 72
 _READING_STATS = ("mean", "std", "rms", "abs_max", "zero_share", "nonfinite")
 # Updates of about a thousandth of the weight are usual; a hundred times more or less deserves a look.
 _USUAL_RATIO = (1e-5, 1e-1)
@@ -112,8 +113,10 @@ def remark(layer: LayerSummary) -> Text:
 def site_table(rows: Sequence[SiteSummary], span: tuple[int, int], look: Look) -> Table:
     """Return one row per site: last, smallest and largest value of a statistic, a sparkline, and what stands out."""
     roomy, mixed = look.width >= WIDE, len({row.stat for row in rows}) > 1
-    headings = ["", "site", *(["stat"] if mixed else []), "last", "min", "max", "", *(["stands out"] if roomy else [])]
-    table = plain_table(*headings, right=_NUMERIC)
+    # The heading says of which statistic the numbers are; where they differ, each row does.
+    last = "last" if mixed or not rows else f"last {rows[0].stat}"
+    headings = ["", "site", *(["stat"] if mixed else []), last, "min", "max", "", *(["stands out"] if roomy else [])]
+    table = plain_table(*headings, right=(*_NUMERIC, last))
     for row in rows:
         style = LEVEL_STYLES[row.mark.level]
         cells = [dot(row.mark.level, look), Text(look.fit(row.site.key, look.width * 2 // 5), style, no_wrap=True)]
@@ -131,18 +134,21 @@ def site_table(rows: Sequence[SiteSummary], span: tuple[int, int], look: Look) -
 def reading_table(readings: Sequence[tuple[Site, Reading]], look: Look) -> Table:
     """Return one row per site: the statistics of one step."""
     wide = look.width >= WIDE
-    stats = ("mean", "std", "rms", "abs_max") if wide else ("mean", "rms", "abs_max")
-    extra = ("zeros", "elements") if wide else ("zeros",)
+    narrow = look.width < NARROW
+    stats = ("mean", "std", "rms", "abs_max") if wide else ("rms", "abs_max") if narrow else ("mean", "rms", "abs_max")
+    extra = ("zeros", "elements") if wide else () if narrow else ("zeros",)
     table = plain_table("site", *stats, *extra, "not finite", right=(*_NUMERIC, "elements", "not finite"))
+    room = max(20, look.width - 9 * len(stats) - 8 * len(extra) - 13)
     for site, reading in readings:
         zeros = reading.get("zero_share")
         style = BAD if reading.nonfinite else ""
         cells = [number(_or_nan(reading.get(stat))) for stat in stats]
-        cells.append(Text(ABSENT if zeros is None else f"{zeros:.0%}", QUIET))
+        if not narrow:
+            cells.append(Text(ABSENT if zeros is None else f"{zeros:.0%}", QUIET))
         if wide:
             cells.append(Text(count(reading.count), QUIET))
         bad = Text(count(reading.nonfinite), style) if reading.nonfinite else Text("0", QUIET)
-        table.add_row(Text(site.key, style), *cells, bad)
+        table.add_row(Text(look.fit(site.key, room), style, no_wrap=True), *cells, bad)
     return table
 
 
