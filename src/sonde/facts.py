@@ -12,6 +12,8 @@ from types import UnionType
 from typing import Any, Final, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 EVENT_TYPE: Final = "facts"
+LIKELIHOOD: Final = "log_likelihood"
+"""The kind of a loss that is a mean or sum of log-probabilities without a minus."""
 Plain = bool | int | float | str | None
 T = TypeVar("T")
 
@@ -107,6 +109,32 @@ class SchedulerFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SoftmaxFacts:
+    """A softmax of the first training pass and the way its result is used."""
+
+    shape: tuple[int, ...] = ()
+    dim: int = 0
+    """The dimension it runs over, counted from the front."""
+    summed: int = 0
+    """The dimension that its result is summed over, or that holds the classes, counted likewise."""
+    used: str = ""
+    """`weights` of a product of matrices, or `likelihood` of classes."""
+    logarithm: bool = False
+    module: str = ""
+    """The innermost module known to hold it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenFacts:
+    """A trainable parameter of a module that stands in a plain list, tuple or dict, where `parameters()` misses it."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    reached: bool = False
+    """A backward pass has given it a gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """All that is known about the program's objects."""
 
@@ -123,6 +151,9 @@ class Facts:
     """Leaf modules in the order of their first training pass."""
     edges: tuple[tuple[str, str], ...] = ()
     """Pairs of leaf modules where the second was handed the very tensor that the first returned."""
+    softmaxes: tuple[SoftmaxFacts, ...] = ()
+    hidden: tuple[HiddenFacts, ...] = ()
+    """Parameters out of sight that got a gradient in the first steps and that nobody has written to."""
     tied: tuple[tuple[str, str], ...] = ()
     """Pairs of parameters that the model's own settings say are shared (`tie_word_embeddings`) though they are not."""
 

@@ -103,6 +103,13 @@ def test_symptoms_are_folded_under_their_cause(monkeypatch):
     }
 
 
+def test_where_a_bad_number_began_is_kept_when_it_is_folded(monkeypatch):
+    monkeypatch.setitem(explain.EXPLAINS, "cause", frozenset({"nan_forward"}))
+    begun = replace(finding("nan_forward"), data={"origin": {"line": 3}, "reason": "log_of_zero", "last_steps": []})
+    (found,) = explain.fold([begun, replace(finding("cause", "critical"), data={"own": 1})])
+    assert found.data == {"origin": {"line": 3}, "reason": "log_of_zero", "own": 1}
+
+
 def test_an_outcome_stands_alone_if_nothing_explains_it():
     assert [item.kind for item in explain.fold([finding("loss_plateau"), finding("note", "info")])] == [
         "loss_plateau",

@@ -187,8 +187,15 @@ def fold(findings: list[Finding]) -> list[Finding]:
         if finding.kind in folded:
             continue
         under = _under(finding, ordered, folded)
-        kept.append(replace(finding, explains=tuple(sorted(under))) if under else finding)
+        kept.append(_with(finding, under, ordered) if under else finding)
     return kept
+
+
+def _with(cause: Finding, under: set[str], findings: list[Finding]) -> Finding:
+    """Return a cause with what is folded under it. Where a bad number began is still worth knowing."""
+    begun = next((each.data for each in findings if each.kind in under and "origin" in each.data), {})
+    data = {name: begun[name] for name in ("origin", "reason") if name in begun} | cause.data
+    return replace(cause, explains=tuple(sorted(under)), data=data)
 
 
 def _under(cause: Finding, findings: list[Finding], folded: set[str]) -> set[str]:

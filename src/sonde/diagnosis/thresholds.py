@@ -46,6 +46,7 @@ CLIPPED_SHARE = Threshold(0.5, "Google's tuning playbook: if more than half of t
 CLIPPED_FACTOR = Threshold(3.0, "norm over limit: below this, clipping changes the step's length little")
 CLIPPED_GRAVE = Threshold(10.0, "norm over limit: steps are ten times shorter than the learning rate says")
 CLIP_LOOKS = Threshold(30, "updates to judge by")
+CLIPPED_PACE = Threshold(1e-3, "update over weight that steps of a usual length have; clipped ones are shorter")
 # clip_after_step
 APPLIED_OVER_LIMIT = Threshold(1.05, "gradients that were clipped never exceed the limit by more than rounding")
 # weight_decay_on_norm_bias
@@ -85,7 +86,7 @@ DORMANT_SHARE = Threshold(0.3, "of the units: a third of the layer is paid for a
 DORMANT_SAMPLES = Threshold(2000, "values per unit, so that rare features have had their turn")
 # saturated_activation
 SATURATED_SHARE = Threshold(0.5, "of the inputs beyond +-5, where a sigmoid passes on less than 0.7 % of the gradient")
-SATURATED_BORN = Threshold(0.8, "of the inputs from the first look on: not a trained layer that has become sure")
+SATURATED_BORN = Threshold(0.6, "of the inputs from the first look on: not a trained layer that has become sure")
 SATURATED_LOOKS = Threshold(5, "looks in different steps")
 # vanishing_gradient
 GRADIENT_FALL = Threshold(1e-3, "gradient over weight, first layer over last: three orders lost on the way down")
@@ -128,6 +129,11 @@ INITIAL_LOSS_RATIO = Threshold(2.0, "initial loss over that of a uniform guess; 
 HUGE_INITIAL_LOSS_RATIO = Threshold(4.0, "logits that large are sure of wrong answers; language models start below 2")
 RANGE_MARGIN = Threshold(0.02, "share of the target's spread that may lie outside the range of the output")
 FALLING_BELOW = Threshold(10.0, "a negative loss many times as large as the loss at the start")
+SCORE_LOST = Threshold(0.3, "of a score that only ever should rise, lost since the start while the loss did not rise")
+CLAMPED_SHARE = Threshold(0.2, "exact zeros among the probabilities of a fresh model; a sigmoid gives none")
+AUX_SHARE = Threshold(
+    10.0, "the total over the loss within it, in the first steps: nine parts of ten are something else"
+)
 
 # ---- exact relations: normalisation and modes
 
@@ -142,7 +148,7 @@ SCALE_FLOOR = Threshold(1.0, "a scale below 1 means that gradients overflow with
 SKIPPED_SHARE = Threshold(0.2, "calibration skips a few steps at the start and one in 2000 later")
 SKIP_WINDOW = Threshold(30, "steps over which held-back ones are counted, so that calibration is over")
 UNDERFLOW_SHARE = Threshold(0.5, "zeros among the gradients of weights; in float32 the same layers have none")
-STALL_SHARE = Threshold(0.9, "elements a step leaves as they were; 40 to 60 % are usual in bfloat16")
+STALL_SHARE = Threshold(0.75, "elements a step leaves as they were; 40 to 60 % are usual in bfloat16")
 STALL_STEPS = Threshold(20, "persistence")
 
 # ---- exact relations: resuming
@@ -183,8 +189,10 @@ IMBALANCE_STEPS = Threshold(50, "steps in which it could have learnt better")
 # target_scale
 TARGET_STD = Threshold(100.0, "standard deviation of a target of real numbers")
 TARGET_OFFSET = Threshold(10.0, "distance of the target from zero in standard deviations")
+TARGET_REACH = Threshold(30.0, "size of the target over that of the model's first outputs: they must grow thirtyfold")
 # padding_dominates
 VALID_SHARE = Threshold(0.5, "of the targets that count")
+COUNTED_SHARE = Threshold(0.5, "of the targets that are padding and count: more than about words, the loss is about it")
 # bad_batch_spike, loss_spike
 SPIKE_MADS = Threshold(10.0, "median absolute deviations above the median of the losses around it")
 SPIKE_RATIO = Threshold(2.0, "times the median: small losses have small deviations")

@@ -17,12 +17,14 @@ from torch.optim import Optimizer
 from sonde.facts import (
     Facts,
     GroupFacts,
+    HiddenFacts,
     LossFacts,
     ModuleFacts,
     OptimizerFacts,
     ParameterFacts,
     Plain,
     SchedulerFacts,
+    SoftmaxFacts,
 )
 from sonde.taps.initial_values import InitialValues, look_at
 from sonde.taps.loader_facts import loader_facts
@@ -80,6 +82,16 @@ class FactBook:
         if len(self._facts.losses) < MAX_LOSSES:
             self._facts = replace(self._facts, losses=(*self._facts.losses, loss))
             self.is_new = True
+
+    def add_softmaxes(self, softmaxes: Sequence[SoftmaxFacts]) -> None:
+        """Note which dimensions softmaxes run over."""
+        self._facts = replace(self._facts, softmaxes=tuple(softmaxes))
+        self.is_new = self.is_new or bool(softmaxes)
+
+    def add_hidden(self, hidden: tuple[HiddenFacts, ...]) -> None:
+        """Note parameters that nobody knows of."""
+        self._facts = replace(self._facts, hidden=hidden)
+        self.is_new = self.is_new or bool(hidden)
 
     def add_optimizer(self, name: str, optimizer: Optimizer) -> None:
         """Note an optimizer that was found, or that has other parameters now."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sonde.records import Phase
-from sonde.taps.plain import MAX_ELEMENTS, is_plain, is_real
+from sonde.taps.plain import MAX_ELEMENTS, is_plain, is_real, is_whole
 from sonde.taps.unpack import unpack
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import COLUMN_OFFSET, COLUMN_SCALE
@@ -22,28 +22,38 @@ MAX_CALLS: Final = 4
 class ModelInputs:
     """Reports the tensors that a watched model is called with, as `(model):input[0]` and the like.
 
-    `first_input` is handed the first input of real numbers of each training pass.
+    `first_input` is handed the first input of real numbers of each training pass, `first_tokens` the first of whole
+    numbers.
     """
 
-    def __init__(self, sites: VitalSites, first_input: Callable[[Tensor], None]) -> None:
+    def __init__(
+        self,
+        sites: VitalSites,
+        first_input: Callable[[Tensor], None],
+        first_tokens: Callable[[Tensor], None] = lambda tokens: None,
+    ) -> None:
         self._recorder = sites.recorder
         self._sites = sites
         self._first_input = first_input
+        self._first_tokens = first_tokens
         self._numbers: dict[tuple[str, Phase, int, str], int] = {}
         self._looks: dict[str, int] = {}
 
     def see(self, model: str, phase: Phase, call: int, inputs: tuple[Any, ...] | Mapping[str, Any]) -> None:
         """Take the positional or the named arguments of a pass."""
         call = min(call, MAX_CALLS - 1)
-        first: Tensor | None = None
-        for part, tensor in unpack(inputs):
-            if is_plain(tensor):
-                self._recorder.see(self._site(model, phase, call, part, tensor), tensor.detach())
-                if first is None and is_real(tensor):
-                    first = tensor.detach()
-        if first is not None and phase == "train" and call == 0:
+        given = [(part, tensor) for part, tensor in unpack(inputs) if is_plain(tensor)]
+        for part, tensor in given:
+            self._recorder.see(self._site(model, phase, call, part, tensor), tensor.detach())
+        if phase != "train" or call:
+            return
+        first = next((tensor.detach() for _, tensor in given if is_real(tensor)), None)
+        if first is not None:
             self._see_columns(model, first)
             self._first_input(first)
+        tokens = next((tensor for _, tensor in given if is_whole(tensor)), None)
+        if tokens is not None:
+            self._first_tokens(tokens)
 
     @torch.no_grad()
     def _see_columns(self, model: str, values: Tensor) -> None:

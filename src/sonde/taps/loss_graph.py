@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sonde.facts import Plain
-from sonde.taps.nodes import children_of, sequence_of, signed
+from sonde.taps.nodes import children_of, name_of, saved_by, sequence_of, shape_of, signed
 from sonde.taps.plain import is_plain, is_real, is_whole
 
 BY_HAND: Final = "by_hand"
@@ -100,6 +100,22 @@ def read_reduction(root: Tensor) -> str | None:
     return terms[0].reduction
 
 
+def raises_likelihood(root: Tensor) -> bool:
+    """Say whether what is made small is the plain mean or sum of log-probabilities: a minus is missing.
+
+    Log-probabilities times numbers of their own are what rewards are learnt by, and may have either sign.
+    """
+    terms = _terms(root.grad_fn)
+    if len(terms) != 1 or terms[0].weighted or terms[0].sign < 0:
+        return False
+    node = terms[0].node
+    for _ in range(MAX_NODES):
+        if name_of(node) not in (*_VIEWS, *_PICKS, "DiagonalBackward0"):
+            break
+        node = _children(node)[0]
+    return name_of(node) == "LogSoftmaxBackward0"
+
+
 # ---------------------------------------------------------------------- from the root to what is reduced
 
 
@@ -111,7 +127,7 @@ def _terms(root: Any) -> list[_Term]:
         if not waiting:
             break
         node, sign, divided = waiting.pop(0)
-        name = _name(node)
+        name = name_of(node)
         children = _children(node)
         if name in _WHOLE or (name in _ALONG and _size(node) == 1):
             found.append(_reduced(node, sign, divided))
@@ -128,10 +144,10 @@ def _terms(root: Any) -> list[_Term]:
 
 def _reduced(node: Any, sign: int, divided: bool) -> _Term:
     """Return the term below a mean or sum of everything."""
-    reduction = _WHOLE.get(_name(node)) or _ALONG[_name(node)]
+    reduction = _WHOLE.get(name_of(node)) or _ALONG[name_of(node)]
     below, weighted = _children(node)[0], False
     for _ in range(MAX_NODES):
-        name, children = _name(below), _children(below)
+        name, children = name_of(below), _children(below)
         if name in _ALONG:
             inner = _ALONG[name]
             reduction = reduction if inner == reduction else "batchmean"
@@ -143,7 +159,7 @@ def _reduced(node: Any, sign: int, divided: bool) -> _Term:
             and _size(children[0]) == _size(below)
             and not _is_log(children[0])
         ):
-            weighted = weighted or not _is_number(_saved(below, "other"))
+            weighted = weighted or not _is_number(saved_by(below, "other"))
         elif name not in _VIEWS:
             break
         below = children[0]
@@ -158,8 +174,8 @@ def _core(term: _Term, outputs: Sequence[ModelOutput]) -> WrittenLoss | None:
     # Log-probabilities times numbers of their own are what rewards are learnt by: no loss of labels.
     if term.weighted and term.reduction != "divided":
         return None
-    name = _name(term.node)
-    if name == "PowBackward0" and _saved(term.node, "exponent") == 2:
+    name = name_of(term.node)
+    if name == "PowBackward0" and saved_by(term.node, "exponent") == 2:
         return _difference("mse_loss", term, _children(term.node)[0], outputs)
     if name == "MulBackward0" and _is_square(term.node):
         return _difference("mse_loss", term, _children(term.node)[0], outputs)
@@ -178,9 +194,9 @@ def _difference(kind: str, term: _Term, node: Any, outputs: Sequence[ModelOutput
     """Read what an output is subtracted from, or what is subtracted from it."""
     node = _unview(node)
     children = _children(node)
-    if _name(node) not in _DIFFERENCES or len(children) != 1:
+    if name_of(node) not in _DIFFERENCES or len(children) != 1:
         return None
-    shape, operand = _shape(node), _shape(children[0])
+    shape, operand = shape_of(node), shape_of(children[0])
     values = _values_of(children[0], outputs)
     if values is None or shape is None or operand is None:
         return None
@@ -202,10 +218,10 @@ def _missing_shape(operand: tuple[int, ...], whole: tuple[int, ...]) -> tuple[in
 
 def _target_of(core: Any, difference: Any, values: Tensor) -> Tensor | None:
     """Return the target, from the difference that was saved; None if that is not of the output's own shape."""
-    saved = _saved(core, "self")
+    saved = saved_by(core, "self")
     if not isinstance(saved, Tensor) or saved.shape != values.shape or saved.device != values.device:
         return None
-    turned = _name(difference).startswith("Rsub") or children_of(difference)[0] is None
+    turned = name_of(difference).startswith("Rsub") or children_of(difference)[0] is None
     return values + saved.detach() if turned else values - saved.detach()
 
 
@@ -217,11 +233,11 @@ def _picked(term: _Term, outputs: Sequence[ModelOutput]) -> WrittenLoss | None:
 
 
 def _labels(node: Any) -> Tensor | None:
-    if _name(node) == "GatherBackward0":
-        index = _saved(node, "index")
+    if name_of(node) == "GatherBackward0":
+        index = saved_by(node, "index")
         is_label = isinstance(index, Tensor) and is_whole(index) and index.dim() >= 2 and index.shape[-1] == 1
         return index.flatten() if is_label and isinstance(index, Tensor) else None
-    indices = _saved(node, "indices")
+    indices = saved_by(node, "indices")
     if not isinstance(indices, list | tuple) or len(indices) != 2:
         return None
     labels = indices[1]
@@ -232,7 +248,7 @@ def _dotted(term: _Term, outputs: Sequence[ModelOutput]) -> WrittenLoss | None:
     """Read log-probabilities times a distribution over the classes."""
     children = _children(term.node)
     weights = _other_factor(term.node)
-    shape = _shape(term.node)
+    shape = shape_of(term.node)
     if len(children) != 1 or weights is None or shape is None or len(shape) != 2 or tuple(weights.shape) != shape:
         return None
     return _likelihood(_unview(children[0]), weights.detach().argmax(1), term, outputs)
@@ -242,17 +258,17 @@ def _likelihood(node: Any, labels: Tensor, term: _Term, outputs: Sequence[ModelO
     """Return the loss of labels by what their log-probabilities were made of."""
     # Adding up over classes and averaging over samples is the mean of samples.
     settings: dict[str, Plain] = {"reduction": "mean" if term.reduction == "batchmean" else term.reduction}
-    name = _name(node)
+    name = name_of(node)
     if name == "LogSoftmaxBackward0":
-        result = _saved(node, "result")
+        result = saved_by(node, "result")
         if not is_real(result):
             return None
         is_output = any(sequence_of(node) == output.node for output in outputs)
-        over_classes = signed(_saved(node, "dim")) in (-1, result.dim() - 1)
+        over_classes = signed(saved_by(node, "dim")) in (-1, result.dim() - 1)
         logits = _logits(node, result, outputs) if over_classes and not is_output else None
         kind, values = ("nll_loss", result) if logits is None else ("cross_entropy", logits)
     elif name == "LogBackward0":
-        probabilities = _saved(node, "self")
+        probabilities = saved_by(node, "self")
         if not is_real(probabilities):
             return None
         kind, values = "nll_loss", probabilities.detach().log()
@@ -269,8 +285,8 @@ def _likelihood(node: Any, labels: Tensor, term: _Term, outputs: Sequence[ModelO
 def _logits(node: Any, result: Tensor, outputs: Sequence[ModelOutput]) -> Tensor | None:
     """Return what a log-softmax was given."""
     child = _unview(_children(node)[0])
-    if _name(child) == "SoftmaxBackward0":
-        saved = _saved(child, "result")
+    if name_of(child) == "SoftmaxBackward0":
+        saved = saved_by(child, "result")
         return saved if is_real(saved) and saved.numel() == result.numel() else None
     known = (output.values for output in outputs if output.node == sequence_of(child))
     values = next((values for values in known if values.numel() == result.numel()), None)
@@ -283,36 +299,32 @@ def _binary(term: _Term) -> WrittenLoss | None:
     targets: dict[bool, Tensor | None] = {}
     for factor in _children(term.node):
         children = _children(factor)
-        if _name(factor) != "MulBackward0" or len(children) != 1 or _name(children[0]) != "LogBackward0":
+        if name_of(factor) != "MulBackward0" or len(children) != 1 or name_of(children[0]) != "LogBackward0":
             return None
-        is_turned = any(_name(each).startswith("Rsub") for each in _some_below(children[0]))
+        is_turned = any(name_of(each).startswith("Rsub") for each in _some_below(children[0]))
         logs[is_turned], targets[is_turned] = children[0], _other_factor(factor)
     if len(logs) != 2:
         return None
-    values = _saved(logs[False], "self")
+    values = saved_by(logs[False], "self")
     settings: dict[str, Plain] = {"reduction": term.reduction}
     return WrittenLoss("binary_cross_entropy", values, targets[False], settings) if is_real(values) else None
 
 
 def _log_partition(terms: Sequence[_Term]) -> WrittenLoss | None:
     """Read `logsumexp(logits) - logits[labels]`, whether means are taken before or after subtracting."""
-    if len(terms) == 1 and _name(terms[0].node) == "SubBackward0":
+    if len(terms) == 1 and name_of(terms[0].node) == "SubBackward0":
         pieces = [(_unview(child), terms[0].reduction) for child in _children(terms[0].node)]
     else:
         pieces = [(term.node, term.reduction) for term in terms]
-    if len(pieces) != 2 or _name(pieces[0][0]) != "LogsumexpBackward0" or _name(pieces[1][0]) not in _PICKS:
+    if len(pieces) != 2 or name_of(pieces[0][0]) != "LogsumexpBackward0" or name_of(pieces[1][0]) not in _PICKS:
         return None
-    logits, labels = _saved(pieces[0][0], "self"), _labels(pieces[1][0])
+    logits, labels = saved_by(pieces[0][0], "self"), _labels(pieces[1][0])
     if not is_real(logits) or labels is None or logits.dim() != 2 or len(logits) != len(labels):
         return None
     return WrittenLoss("cross_entropy", logits, labels, {"reduction": pieces[0][1], "pieces": 2})
 
 
 # ---------------------------------------------------------------------- nodes
-
-
-def _name(node: Any) -> str:
-    return "" if node is None else str(node.name())
 
 
 def _children(node: Any) -> list[Any]:
@@ -331,16 +343,10 @@ def _some_below(node: Any) -> Iterator[Any]:
 
 def _unview(node: Any) -> Any:
     for _ in range(MAX_NODES):
-        if _name(node) not in _VIEWS:
+        if name_of(node) not in _VIEWS:
             break
         node = _children(node)[0]
     return node
-
-
-def _shape(node: Any) -> tuple[int, ...] | None:
-    """Return the shape of what a node made."""
-    known: Sequence[Any] = getattr(node, "_input_metadata", ())
-    return tuple(int(size) for size in known[0].shape) if len(known) == 1 else None
 
 
 def _count(shape: tuple[int, ...]) -> int:
@@ -348,17 +354,8 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def _size(node: Any) -> int:
-    shape = _shape(node)
+    shape = shape_of(node)
     return -1 if shape is None else _count(shape)
-
-
-def _saved(node: Any, name: str) -> Any:
-    """Return what a node saved. What would run someone's hook to be unpacked is left alone."""
-    raw = getattr(node, f"_raw_saved_{name}", None)
-    several = raw if isinstance(raw, list | tuple) else (raw,)
-    if any(getattr(each, "unpack_hook", None) is not None for each in several):
-        return None
-    return getattr(node, f"_saved_{name}", None)
 
 
 def _is_number(value: Any) -> bool:
@@ -366,24 +363,24 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_log(node: Any) -> bool:
-    return _name(_unview(node)) in ("LogBackward0", "LogSoftmaxBackward0")
+    return name_of(_unview(node)) in ("LogBackward0", "LogSoftmaxBackward0")
 
 
 def _is_square(node: Any) -> bool:
     children = _children(node)
-    return len(children) == 2 and len({*map(sequence_of, children)}) == 1 and _name(children[0]) in _DIFFERENCES
+    return len(children) == 2 and len({*map(sequence_of, children)}) == 1 and name_of(children[0]) in _DIFFERENCES
 
 
 def _other_factor(node: Any) -> Tensor | None:
     """Return the factor that is not differentiated."""
-    factors = [_saved(node, name) for name in ("self", "other")]
+    factors = [saved_by(node, name) for name in ("self", "other")]
     plain = [each for each in factors if isinstance(each, Tensor) and is_plain(each) and not each.requires_grad]
     return plain[0] if len(plain) == 1 else None
 
 
 def _values_of(node: Any, outputs: Sequence[ModelOutput]) -> Tensor | None:
     """Return the values of a model's output, if a node made it or a view of it."""
-    shape, below = _shape(node), _unview(node)
+    shape, below = shape_of(node), _unview(node)
     found = next((output.values for output in outputs if output.node == sequence_of(below)), None)
     if found is None or shape is None or found.numel() != _count(shape):
         return None

@@ -15,12 +15,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from sonde.facts import LossFacts
+from sonde.facts import LIKELIHOOD, LossFacts
 from sonde.records import Phase
 from sonde.signals import Recorder, is_capturing
 from sonde.taps.guard import Guard
 from sonde.taps.loss_functions import FUNCTIONS, LossCall, LossFunction
-from sonde.taps.loss_graph import ModelOutput, read_loss, read_reduction
+from sonde.taps.loss_graph import ModelOutput, raises_likelihood, read_loss, read_reduction
 from sonde.taps.patches import Heard, Patch
 from sonde.taps.plain import MAX_ELEMENTS, is_plain, is_real, some_elements
 from sonde.taps.unpack import unpack
@@ -117,7 +117,10 @@ class LossTap:
             number = self._number(loss.kind, 0)
             call = LossCall(loss.kind, loss.values, loss.target, root, number, loss.settings, loss.shapes)
             self._record(call, "train")
-        elif self._outputs:
+            return
+        if raises_likelihood(root):
+            self._stated(LossFacts(kind=LIKELIHOOD, settings={"by_hand": True}))
+        if self._outputs:
             self._report("output", "train", self._number("backward", 0), "", "backward", root)
 
     def _see_root(self, root: Tensor) -> None:

@@ -16,6 +16,8 @@ MAX_SAMPLES: Final = 512
 MAX_FEATURES: Final = 1024
 PER_BATCH: Final = 64
 MIN_SAMPLES: Final = 64
+# Words are counted in this many bins.
+WORDS: Final = 256
 # Batches after which to compare what there is, if samples are few.
 MAX_BATCHES: Final = 40
 
@@ -41,6 +43,18 @@ class Neighbours:
         step = -(-features.shape[1] // MAX_FEATURES) if features.shape[1] else 1
         self._waiting = features[:, ::step].float().clone()
         self._batch_size = len(values)
+
+    @torch.no_grad()
+    def see_tokens(self, tokens: Tensor) -> None:
+        """Take rows of whole numbers: alike are those with the same words in them, in whatever order."""
+        if self._done or tokens.dim() != 2 or tokens.shape[1] < 2:
+            return
+        rows = tokens[:PER_BATCH].long()
+        words = torch.zeros(len(rows), WORDS, device=rows.device)
+        # What most rows end in is padding: that two texts are of one length makes them no more alike.
+        counts = (rows != rows[:, -1].mode().values).float()
+        self._waiting = words.scatter_add_(1, rows.remainder(WORDS), counts)
+        self._batch_size = len(tokens)
 
     @torch.no_grad()
     def see_loss(self, call: LossCall) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -29,3 +29,23 @@ def signed(value: Any) -> Any:
     if isinstance(value, int) and value >= 1 << 63:
         return value - (1 << 64)
     return [signed(item) for item in value] if isinstance(value, tuple) else value
+
+
+def name_of(node: Any) -> str:
+    """Return what a node undoes, such as `SoftmaxBackward0`; nothing for None."""
+    return "" if node is None else str(node.name())
+
+
+def shape_of(node: Any) -> tuple[int, ...] | None:
+    """Return the shape of what a node made."""
+    known: Sequence[Any] = getattr(node, "_input_metadata", ())
+    return tuple(int(size) for size in known[0].shape) if len(known) == 1 else None
+
+
+def saved_by(node: Any, name: str) -> Any:
+    """Return what a node saved. What would run someone's hook to be unpacked is left alone."""
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    several = raw if isinstance(raw, list | tuple) else (raw,)
+    if any(getattr(each, "unpack_hook", None) is not None for each in several):
+        return None
+    return getattr(node, f"_saved_{name}", None)

@@ -19,6 +19,7 @@ from sonde.taps.backward_calls import BackwardCalls
 from sonde.taps.clipping import ClippingTap
 from sonde.taps.dropping import DroppingTap
 from sonde.taps.facts import FactBook
+from sonde.taps.first_looks import FirstLooks
 from sonde.taps.guard import Guard
 from sonde.taps.handles import remove_all
 from sonde.taps.inputs import ModelInputs
@@ -103,6 +104,7 @@ class VitalSigns:
         self.before_step = guard.wrap("gradient signs", self._before_step)
         self.after_step = guard.wrap("gradient signs", self._after_step)
         self.end_step = guard.wrap("loop signs", self._end_step)
+        self.end_unstepped = guard.wrap("the end of the run", self._end_unstepped)
         self._see_rows = guard.wrap("rows of weights", self._rows.see_spread)
 
     def _make_parts(self, recorder: Recorder, loss_outputs: bool) -> None:
@@ -112,7 +114,8 @@ class VitalSigns:
         self._modes = ModeSigns(sites)
         self._rows = WeightRows(sites)
         self._neighbours = Neighbours(sites)
-        self._inputs = ModelInputs(sites, self._neighbours.see_input)
+        self._first = FirstLooks(sites)
+        self._inputs = ModelInputs(sites, self._neighbours.see_input, self._see_tokens)
         self._loss_signs = LossSigns(sites)
         self._losses = LossTap(
             recorder,
@@ -163,6 +166,8 @@ class VitalSigns:
             scaler=subjects.scaler,
         )
         self._state_facts()
+        ready = [entry.parameter for entry in subjects.table if entry.is_ready()]
+        self._first.prepare(self._book, subjects.models, ready)
         for entry in subjects.table:
             if entry.is_ready():
                 self._rows.follow(entry.name, entry.parameter)
@@ -188,6 +193,7 @@ class VitalSigns:
 
     def remove(self) -> None:
         """Stop listening and forget the models."""
+        self.end_unstepped()
         remove_all(self._handles)
         self._losses.remove()
         self._clipping.remove()
@@ -199,7 +205,8 @@ class VitalSigns:
         # What remembers tensors is made anew: a closed session must not hold memory of a device.
         self._units, self._loss_signs = UnitSigns(self._sites), LossSigns(self._sites)
         self._neighbours = Neighbours(self._sites)
-        self._inputs = ModelInputs(self._sites, self._neighbours.see_input)
+        self._inputs = ModelInputs(self._sites, self._neighbours.see_input, self._see_tokens)
+        self._first.clear()
 
     def _listen_for_backward(self) -> None:
         groups: dict[str, list[Parameter]] = {}
@@ -251,11 +258,14 @@ class VitalSigns:
     def _enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
         if self._trace is not None and id(entry.module) in self._leaves:
             self._trace.enter(entry.name, entry.kind, args)
+            self._first.enter()
 
     def _leave(self, entry: WatchedModule, call: int, phase: Phase, args: tuple[Any, ...], output: Any) -> None:
         module = entry.module
-        if self._trace is not None and phase == "train" and id(module) in self._leaves:
-            self._trace.leave(entry.name, output)
+        if self._trace is not None and id(module) in self._leaves:
+            self._first.leave(entry.name)
+            if phase == "train":
+                self._trace.leave(entry.name, output)
         if id(module) not in self.looked_at:
             return
         if phase == "train" and (entry.is_root or id(module) in self._called_by_hand):
@@ -274,6 +284,11 @@ class VitalSigns:
     def _heard_loss(self, call: LossCall) -> None:
         self._loss_signs.see(call)
         self._neighbours.see_loss(call)
+        self._first.see_loss(call)
+
+    def _see_tokens(self, tokens: Tensor) -> None:
+        self._neighbours.see_tokens(tokens)
+        self._first.see_tokens(tokens)
 
     def _before_backward(self, roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
         # A checkpoint that is recomputed runs a backward pass inside the one that counts.
@@ -283,6 +298,7 @@ class VitalSigns:
         self._leftovers.before_backward()
         scaler = self._subjects.scaler
         # A scaled loss is not the loss.
+        self._first.before_backward(roots)
         self._losses.before_backward(() if scaler is not None and scaler.is_enabled() else roots)
 
     def _saw_clipping(self, parameters: Iterable[Tensor]) -> None:
@@ -324,7 +340,14 @@ class VitalSigns:
         self._forwards = self._loose_forwards = 0
         self._passes = self._reach.passes
         self._losses.end_step()
+        self._first.end_step()
         self._state_facts()
+
+    def _end_unstepped(self) -> None:
+        """Write what is known of a run that ends without any step."""
+        if (self._forwards or self._loose_forwards) and self._first.has_never_stepped():
+            self._first.write_written()
+            self._end_step()
 
     def _end_round(self) -> None:
         if self._trace is None:

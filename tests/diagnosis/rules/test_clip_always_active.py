@@ -6,13 +6,15 @@ from sonde.diagnosis.rules.clip_always_active import RULE
 from sonde.facts import Facts, OptimizerFacts
 
 
-def run(norms, losses, kind="SGD"):
-    sites = {
+def run(norms, losses, kind="SGD", pace=None):
+    moved = {} if pace is None else {"a.weight:parameter": [[1.0, -1.0]] * 60, "a.weight:update": [[pace, -pace]] * 60}
+    sites = moved | {
         "optimizer:vital.clip_norm": norms,
         "optimizer:vital.clip_max": [1.0] * len(norms),
         "loss:scalar": losses,
     }
-    return asked(RULE, patient(sites, Facts(optimizers=(OptimizerFacts(name="optimizer", kind=kind),))))
+    shapes = dict.fromkeys(moved, (2, 1))
+    return asked(RULE, patient(sites, Facts(optimizers=(OptimizerFacts(name="optimizer", kind=kind),)), shapes=shapes))
 
 
 FLAT, FALLING = [2.3] * 60, [2.3 - 0.03 * step for step in range(60)]
@@ -26,3 +28,11 @@ def test_it_is_a_note_where_the_run_learns_or_adam_undoes_it_and_nothing_where_i
     assert run([50.0] * 60, FALLING).severity == "info"
     assert run([50.0] * 60, FLAT, "AdamW").severity == "info"
     assert run([0.5, 0.5, 50.0] * 20, FLAT) is None
+
+
+def test_a_run_that_crawls_by_clipped_steps_is_warned_of():
+    crawling = [2.3 - 0.005 * step for step in range(60)]
+    assert run([50.0] * 60, crawling, pace=2e-4).severity == "warning"
+    assert run([50.0] * 60, crawling, pace=5e-3).severity == "info"
+    assert run([50.0] * 60, FALLING, pace=2e-4).severity == "info"  # it has halved all the same
+    assert run([50.0] * 60, crawling, "AdamW", pace=2e-4).severity == "info"

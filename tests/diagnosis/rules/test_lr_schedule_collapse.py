@@ -4,6 +4,7 @@ import numpy as np
 from patients import asked, patient
 
 from sonde.diagnosis.rules.lr_schedule_collapse import RULE
+from sonde.facts import Facts, SchedulerFacts
 
 
 def run(rates):
@@ -22,3 +23,18 @@ def test_schedules_that_end_low_or_begin_low_are_not():
     assert run(0.1 * 0.5 * (1 + np.cos(np.pi * steps / 200))) is None
     assert run(np.where(steps < 50, 1e-6 * (steps + 1), 0.1)) is None
     assert run([0.1 * 0.5 ** (step // 50) for step in range(200)]) is None
+
+
+def plateau(mode, rates):
+    facts = Facts(scheduler=SchedulerFacts(kind="ReduceLROnPlateau", settings={"mode": mode}))
+    losses = np.exp(-np.arange(len(rates)) / 40).tolist()
+    return asked(RULE, patient({"optimizer.group0.lr:scalar": list(rates), "loss:scalar": losses}, facts))
+
+
+def test_a_plateau_scheduler_that_waits_for_a_loss_to_rise_is_found():
+    evenly = [0.1 * 0.3 ** (step // 8) for step in range(100)]
+    found = plateau("max", evenly)
+    assert (found.severity, "mode='min'" in found.fix) == ("warning", True)
+    assert plateau("min", evenly).severity == "info"
+    late = [0.1 * 0.3 ** (max(0, step - 40) // 4) for step in range(100)]  # its score rose at first
+    assert plateau("max", late).severity == "info"

@@ -9,7 +9,6 @@ import numpy as np
 from sonde import vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.outlook import chance_loss
 from sonde.diagnosis.rule import Rule, below, fact
 from sonde.records import Finding, Severity
 
@@ -47,9 +46,8 @@ def check(case: Case) -> Finding | None:
 
 
 def _severity(case: Case, entropy: float) -> Severity:
-    chance = chance_loss(case) or entropy
     learning = case.learning
-    return "warning" if learning.points and learning.recent >= 0.5 * chance else "info"
+    return "warning" if learning.points and learning.recent >= 0.5 * entropy else "info"
 
 
 RULE = Rule(kind="class_imbalance_collapse", check=check, since=int(thresholds.IMBALANCE_STEPS.value))

@@ -7,9 +7,10 @@ import numpy as np
 from sonde import vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import is_failing
+from sonde.diagnosis.outlook import is_failing, is_learning_well
 from sonde.diagnosis.rule import Rule, above
 from sonde.diagnosis.track import Track
+from sonde.diagnosis.weights import last_weights
 from sonde.records import Finding, Severity
 
 
@@ -56,7 +57,18 @@ def _severity(case: Case, name: str, factor: float) -> Severity:
     # Adam divides by the gradient's own size: clipping by a constant factor cancels out.
     kind = next((optimizer.kind for optimizer in case.facts.optimizers if optimizer.name == name), "")
     short = factor >= thresholds.CLIPPED_GRAVE.value and "Ada" not in kind
-    return "warning" if short and is_failing(case) else "info"
+    return "warning" if short and (is_failing(case) or _crawls(case)) else "info"
+
+
+def _crawls(case: Case) -> bool:
+    """Say whether steps are short, and the loss is far from where it could be expected by now."""
+    try:
+        pace = last_weights(case).pace()
+    except NotMeasured:
+        return False
+    slow = len(pace) > 0 and float(np.median(pace)) <= thresholds.CLIPPED_PACE.value
+    enough = case.learning.points >= 2 * thresholds.CLIP_LOOKS.value
+    return slow and enough and not is_learning_well(case)
 
 
 RULE = Rule(kind="clip_always_active", check=check, since=int(thresholds.CLIP_LOOKS.value))

@@ -27,7 +27,32 @@ def check(case: Case) -> Finding | None:
         above_zero = highest > _ZERO
         if above_zero.sum() >= thresholds.LOSS_LOOKS.value:
             return _finding(case, loss.kind, "logarithms of probabilities", loss)
-    return None
+    return next((_clamped(case, loss) for loss in seen_losses(case, "binary_cross_entropy") if _is_clamped(loss)), None)
+
+
+def _is_clamped(loss: SeenLoss) -> bool:
+    """Say whether a fresh model gave many probabilities of exactly 0: numbers that were cut off, not squashed."""
+    zeros, (low, _) = loss.vital(vitals.ZERO_SHARE), bounds(loss.values)
+    if zeros is None or len(zeros) < thresholds.LOSS_LOOKS.value or not bool((low >= 0).all()):
+        return False
+    return bool((zeros.numbers()[: int(thresholds.LOSS_LOOKS.value)] >= thresholds.CLAMPED_SHARE.value).all())
+
+
+def _clamped(case: Case, loss: SeenLoss) -> Finding:
+    zeros = loss.vital(vitals.ZERO_SHARE)
+    share = float("nan") if zeros is None else float(zeros.numbers()[0])
+    return RULE.finding(
+        case,
+        "critical",
+        0.9,
+        sites=(vitals.LOSS,),
+        step=int(loss.values.steps[0]),
+        evidence=(above("share of exact zeros among the first probabilities", share, thresholds.CLAMPED_SHARE),),
+        cause=f"{share:.0%} of the probabilities that a fresh model gives binary_cross_entropy are exactly 0: its "
+        "outputs are cut off at 0, not passed through a sigmoid. What is cut off gets no gradient.",
+        fix="Use binary_cross_entropy_with_logits on the raw outputs, or sigmoid instead of clamp or relu.",
+        refute="Print the outputs before the loss: if a sigmoid made them, it is wrong.",
+    )
 
 
 def _finding(case: Case, kind: str, wanted: str, loss: SeenLoss | None) -> Finding:

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import numpy as np
 
 from sonde import vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
+from sonde.diagnosis.learning import judge
 from sonde.diagnosis.root import root_ratios
 from sonde.diagnosis.rule import Rule, above, below, fact
 from sonde.diagnosis.track import Values
+from sonde.facts import LIKELIHOOD
 from sonde.records import Evidence, Finding
 
 # Losses that are 0 at best: whoever lowers their negative seeks the worst.
 _NEVER_NEGATIVE = ("cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "nll_loss",
                    "binary_cross_entropy", "binary_cross_entropy_with_logits")  # fmt: skip
+
+
+# Numbers that people log because they should rise.
+_SCORE: Final = re.compile(
+    r"(^|[^a-z])(acc|accuracy|auc|bleu|dice|f1|hits|iou|map|psnr|r2|recall|return|returns|reward|rewards|score|ssim|top1)"
+    r"([^a-z]|$)",
+    re.IGNORECASE,
+)
+_NO_SCORE: Final = re.compile("loss|error", re.IGNORECASE)
 
 
 def check(case: Case) -> Finding | None:
@@ -33,10 +47,39 @@ def check(case: Case) -> Finding | None:
             )
             return _finding(case, 0.97, (turned,))
         return None
+    if case.loss_facts(LIKELIHOOD) is not None:
+        return _finding(case, 0.93, (fact("log-probabilities that are made small, not large", 1),))
+    fallen = _fallen_score(case)
+    if fallen is not None:
+        return _finding(case, 0.75, fallen)
     curve = case.loss()
     if curve is None:
         raise NotMeasured("a loss")
     return _falls_without_end(case, curve[1])
+
+
+def _fallen_score(case: Case) -> tuple[Evidence, ...] | None:
+    """Return what shows that a logged score has fallen far below its start while the loss has not risen.
+
+    Such a number should rise; then what is made small is not what is wanted small.
+    """
+    if case.learning.state in ("worse", "broken"):
+        return None
+    for name in case.scalars():
+        curve = case.scalar(name) if _SCORE.search(name) and not _NO_SCORE.search(name) else None
+        if curve is None:
+            continue
+        values = curve[1]
+        start, now = float(values[:3].max()), float(np.median(values[-max(3, len(values) // 5) :]))
+        lost = (start - now) / start if start > 0 else 0.0
+        # It falls as a good loss does.
+        if lost >= thresholds.SCORE_LOST.value and judge(values).state == "improving":
+            return (
+                above(f"share of {name} lost since the start", lost, thresholds.SCORE_LOST, f"{name}:scalar mean"),
+                fact(f"{name} of the first steps", start),
+                fact(f"{name} now", now),
+            )
+    return None
 
 
 def _falls_without_end(case: Case, losses: Values) -> Finding | None:

@@ -9,6 +9,16 @@ from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.rule import Rule, above, below, fact
 from sonde.records import Finding, Severity
 
+_CUTS = 3
+_EPOCHS = (
+    "it is stepped once a batch, but was made for epochs.",
+    "Call scheduler.step() once per epoch, outside the batch loop, or give the schedule its length in steps.",
+)
+_RISE = (
+    "it waits for a number that rises (mode='max') and is given one that falls, such as the loss.",
+    "Write mode='min' for a loss; mode='max' is for accuracies and other scores.",
+)
+
 
 def check(case: Case) -> Finding | None:
     """Find a rate that fell to almost nothing early and stays there while training goes on."""
@@ -29,6 +39,7 @@ def check(case: Case) -> Finding | None:
     share = (total - useful) / total
     if share < thresholds.LR_COLLAPSED_SHARE.value or useful > thresholds.LR_USEFUL_STEPS.value:
         return None
+    why, cure = _RISE if _waits_for_a_rise(case) else _EPOCHS
     return RULE.finding(
         case,
         _severity(case),
@@ -45,9 +56,8 @@ def check(case: Case) -> Finding | None:
             above("share of the run spent at that rate", share, thresholds.LR_COLLAPSED_SHARE),
             fact("steps until the rate was gone", useful),
         ),
-        cause=f"The schedule has used up the learning rate after {useful} steps: it is stepped once a batch, but was "
-        "made for epochs.",
-        fix="Call scheduler.step() once per epoch, outside the batch loop, or give the schedule its length in steps.",
+        cause=f"The schedule has used up the learning rate after {useful} steps: {why}",
+        fix=cure,
         refute="Print the learning rate of the last epoch you planned: if it is meant to be this low, it is fine.",
     )
 
@@ -55,9 +65,24 @@ def check(case: Case) -> Finding | None:
 def _severity(case: Case) -> Severity:
     # This scheduler lowers the rate because the loss stands still: then it is the result of something else.
     scheduler = case.facts.scheduler
-    if scheduler is not None and scheduler.kind == "ReduceLROnPlateau" and not case.learning.failed:
-        return "info"
-    return "warning"
+    waits = scheduler is not None and scheduler.kind == "ReduceLROnPlateau"
+    return "info" if waits and not case.learning.failed and not _waits_for_a_rise(case) else "warning"
+
+
+def _waits_for_a_rise(case: Case) -> bool:
+    """Say whether the scheduler waits for its number to rise and has never seen it rise, while the loss fell.
+
+    Then it cuts the rate at equal distances from the start on: it is given a loss.
+    """
+    scheduler, rate = case.facts.scheduler, case.learning_rate()
+    if scheduler is None or scheduler.settings.get("mode") != "max" or rate is None:
+        return False
+    cuts = rate[0][1:][rate[1][1:] < rate[1][:-1]]
+    if len(cuts) < _CUTS or case.learning.state != "improving":
+        return False
+    distances = np.diff(cuts)
+    first = cuts[0] - rate[0][0]
+    return bool(distances.max() <= distances.min() + 1 and first <= 2 * distances.min())
 
 
 RULE = Rule(kind="lr_schedule_collapse", check=check, since=10)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
+from sonde import schema, vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.ownership import held
@@ -22,9 +22,29 @@ RATE_MARGIN: Final = 0.03  # eps and weight decay take a little from the first s
 
 def check(case: Case) -> Finding | None:
     """Find steps of Adam, beyond its first, that move every element by the same length: only a fresh state does."""
+    written = case.vital(vitals.LOOP, vitals.WRITTEN)
+    if case.final and written is not None and written.numbers()[-1] > 0 and case.facts.optimizers:
+        return _another_steps(case, float(written.numbers()[-1]))
     if not any("Adam" in optimizer.kind for optimizer in case.facts.optimizers):
         raise NotMeasured("an optimizer of Adam's kind")
     return next((found for each in case.facts.optimizers if (found := _check_one(case, each)) is not None), None)
+
+
+def _another_steps(case: Case, written: float) -> Finding:
+    """Say that the weights are changed, but not by the optimizer that is watched."""
+    optimizer = case.facts.optimizers[0]
+    return RULE.finding(
+        case,
+        "warning",
+        0.85,
+        sites=(optimizer.name,),
+        step=1,
+        evidence=(above("parameters that were written to", written, 1), fact(f"steps of {optimizer.name}", 0)),
+        cause=f"{optimizer.name} has never stepped, yet the weights change: another optimizer does it. If it is made "
+        "inside the loop, its moments are lost each time.",
+        fix="Make the optimizer once, before the loop, and step that one; hand the same one to sonde.watch.",
+        refute="Print id(optimizer) in every step: if it stays the same, and is the one handed in, it is not this.",
+    )
 
 
 def _check_one(case: Case, optimizer: OptimizerFacts) -> Finding | None:
@@ -92,4 +112,4 @@ def _ratio(typical: Values, largest: Values, fresh: NDArray[np.bool_]) -> float:
     return float(np.nanmedian(known))
 
 
-RULE = Rule(kind="momentum_state_stale", check=check, since=5, lasting=True)
+RULE = Rule(kind="momentum_state_stale", check=check, since=1, lasting=True)

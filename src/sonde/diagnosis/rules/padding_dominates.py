@@ -7,12 +7,20 @@ import numpy as np
 from sonde import vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Rule, below, fact
+from sonde.diagnosis.rule import Rule, above, below, fact
+from sonde.diagnosis.track import Track
 from sonde.records import Finding
+
+_LOOKS = 3
 
 
 def check(case: Case) -> Finding | None:
-    """Find batches most of whose targets do not count."""
+    """Find batches that are mostly padding: it counts in the loss, or most targets do not count."""
+    counted = case.vital(vitals.LOSS, vitals.COUNTED_PADDING)
+    if counted is not None and len(counted) >= _LOOKS:
+        share = float(np.median(counted.numbers()))
+        if share > thresholds.COUNTED_SHARE.value:
+            return _counts(case, counted, share)
     valid = case.need_vital(vitals.LOSS, vitals.VALID_TARGETS)
     loss = case.loss_facts("cross_entropy", "nll_loss")
     if loss is None or len(valid) < 5 or len(loss.target_shape) < 1:
@@ -42,4 +50,22 @@ def check(case: Case) -> Finding | None:
     )
 
 
-RULE = Rule(kind="padding_dominates", check=check, since=5)
+def _counts(case: Case, counted: Track, share: float) -> Finding:
+    return RULE.finding(
+        case,
+        "warning",
+        0.9,
+        sites=("loss_fn", "loader"),
+        step=int(counted.steps[0]),
+        evidence=(
+            above("share of the targets that are padding and count", share, thresholds.COUNTED_SHARE, counted.key),
+            fact("batches looked at", len(counted)),
+        ),
+        cause=f"{share:.0%} of what the loss averages over is padding: rows end in one and the same token, which "
+        "always has the same label. The model is praised for padding, and the rest is diluted.",
+        fix="Give the label of padding to the loss as ignore_index, or set those targets to -100.",
+        refute="Count the targets where the input is padding: less than half refutes it.",
+    )
+
+
+RULE = Rule(kind="padding_dominates", check=check, since=3)

@@ -15,6 +15,8 @@ from sonde.records import Finding, Severity
 def check(case: Case) -> Finding | None:
     """Find trainable parameters with gradients whose values nobody changes."""
     need_optimizers(case)
+    if case.facts.hidden:
+        return _out_of_sight(case)
     panel = case.panel("gradient")
     alive = (panel.read & (measures.norm(panel.rows) > 0)).sum(axis=0)
     counts = dict(zip(panel.names, alive.tolist(), strict=True))
@@ -50,6 +52,25 @@ def check(case: Case) -> Finding | None:
         fix="Build the optimizer after the model is complete, from model.parameters(), or add them with "
         "optimizer.add_param_group(...). If they are meant to stay as they are, call requires_grad_(False) on them.",
         refute="Compare one of them before and after optimizer.step(): a change refutes it.",
+    )
+
+
+def _out_of_sight(case: Case) -> Finding:
+    names = [each.name for each in case.facts.hidden]
+    keeper = names[0].split(".")[0]
+    return RULE.finding(
+        case,
+        "critical",
+        0.97,
+        sites=tuple(names),
+        step=1,
+        evidence=(fact("parameters that get gradients, but that model.parameters() does not list", len(names)),),
+        cause=f"{few(names)} {by_number(names, 'stands', 'stand')} in a plain list or dict ({keeper}), which torch "
+        f"does not look into: {by_number(names, 'it gets', 'they get')} gradients, but no optimizer has "
+        f"{by_number(names, 'it', 'them')}, nor has state_dict().",
+        fix="Use nn.ModuleList, nn.ModuleDict or nn.ParameterList instead of the plain list or dict, and build the "
+        "optimizer after that.",
+        refute="Print len(list(model.parameters())): if these are counted, it is wrong.",
     )
 
 

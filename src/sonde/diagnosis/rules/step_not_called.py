@@ -30,6 +30,9 @@ def _nobody_steps(case: Case, idle: list[OptimizerFacts]) -> Finding | None:
     track = case.vital(vitals.LOOP, vitals.BACKWARDS)
     if track is None:
         raise NotMeasured("(loop):vital.backwards")
+    written = case.vital(vitals.LOOP, vitals.WRITTEN)
+    if written is not None and written.numbers()[-1] > 0:
+        return None  # somebody steps whom nobody watches
     passes = float(track.numbers().sum())
     if not case.final or passes < thresholds.NEVER_STEPPED.value:
         return None

@@ -25,6 +25,8 @@ def check(case: Case) -> Finding | None:
         worst = above("standard deviation of the target", std, thresholds.TARGET_STD, f"{target.key} std")
     elif offset >= thresholds.TARGET_OFFSET.value and abs(mean) >= 10:
         worst = above("distance of the target from zero in standard deviations", offset, thresholds.TARGET_OFFSET)
+    elif (reach := _reach(case, mean, std)) >= thresholds.TARGET_REACH.value and gravity(case) == "warning":
+        worst = above("size of the target over that of the first outputs", reach, thresholds.TARGET_REACH)
     else:
         return None
     return RULE.finding(
@@ -39,6 +41,14 @@ def check(case: Case) -> Finding | None:
         fix="Train on (y - y.mean()) / y.std() and scale predictions back, or set the last bias to the mean.",
         refute="Train 50 steps on the standardised target: if the loss falls no faster, it is not this.",
     )
+
+
+def _reach(case: Case, mean: float, std: float) -> float:
+    """Return how many times as large as the model's first outputs the target is; 0 if that is not known."""
+    outputs = case.track(f"{vitals.LOSS}:input.input")
+    first = float(outputs.stat("rms")[0]) if outputs is not None and len(outputs) else 0.0
+    size = float(np.hypot(mean, std))
+    return size / first if first > 0 and size >= 1 else 0.0
 
 
 RULE = Rule(kind="target_scale", check=check, since=3)

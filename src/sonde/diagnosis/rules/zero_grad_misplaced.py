@@ -22,6 +22,9 @@ def _look_at(case: Case, optimizer: OptimizerFacts) -> Finding | None:
     backwards = case.vital(optimizer.name, vitals.BACKWARDS_SEEN)
     if backwards is None:
         raise NotMeasured(f"{optimizer.name}:vital.backwards_seen")
+    # Where two optimizers hold the same parameters, one clears what the other's backward pass has left.
+    if any(len(case.parameters[name].owners) > 1 for name in held(optimizer) if name in case.parameters):
+        return None
     trainable = sum(case.parameters[name].trainable for name in set(held(optimizer)) if name in case.parameters)
     reached = dict(zip(backwards.steps.tolist(), (backwards.numbers() > 0).tolist(), strict=True))
     bare = [

@@ -1,0 +1,154 @@
+"""Mistakes that one look at the graph or at the first batches tells, and look-alikes that are well."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from handmade import UNKNOWN, ask, found, loss, model, patient
+
+from sonde.facts import LIKELIHOOD, Facts, HiddenFacts, SoftmaxFacts
+
+ONE = {"loss:scalar": [1.0, 1.0]}
+
+
+def softmax(shape, dim, summed, used="weights", **more):
+    return patient(
+        ONE, model("a.weight", softmaxes=(SoftmaxFacts(shape=shape, dim=dim, summed=summed, used=used, **more),))
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        softmax((8, 5, 5), 1, 2, module="block.attention"),  # over the queries
+        softmax((8, 4, 5, 5), 2, 3),
+        softmax((8, 5, 7), 0, 2),  # over the batch
+        softmax((8, 5, 9), 1, 2, used="likelihood", logarithm=True),  # over time
+    ],
+)
+def test_a_softmax_over_another_dimension_than_it_is_used_along_is_named(case):
+    finding = found("wrong_dim_softmax", case)
+    assert finding.severity == "critical"
+    assert "dim=-1" in finding.fix
+
+
+def test_it_is_placed_where_the_graph_says():
+    assert found("wrong_dim_softmax", softmax((8, 5, 5), 1, 2, module="block.attention")).sites == ("block.attention",)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "summed", "used"),
+    [
+        ((8, 5, 5), 2, 2, "weights"),
+        ((8, 64, 100), 1, 2, "weights"),  # pixels are shared out among 64 centres
+        ((32, 5), 1, 0, "weights"),  # samples are shared out among 5 centres
+        ((32, 5), 1, 1, "likelihood"),
+        ((1, 5, 7), 0, 2, "weights"),
+    ],
+)
+def test_attention_and_clusterings_are_well(shape, dim, summed, used):
+    assert ask("wrong_dim_softmax", softmax(shape, dim, summed, used)) in (None, UNKNOWN)
+
+
+def test_parameters_in_a_plain_list_are_named():
+    facts = model("a.weight", hidden=(HiddenFacts(name="heads.0.weight", shape=(4, 1), reached=True),))
+    finding = found("params_not_in_optimizer", patient({"loss:scalar": [1.0] * 3}, facts))
+    assert finding.sites == ("heads.0.weight",)
+    assert "ModuleList" in finding.fix
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.8, "warning"), (0.3, None)])
+def test_padding_that_counts_is_a_warning(share, severity):
+    readings = {"loss_fn:vital.counted_padding": [share] * 4, "loss_fn:vital.valid_targets": [100.0] * 4}
+    finding = ask("padding_dominates", patient(readings, model("a.weight", losses=(loss("cross_entropy"),))))
+    assert (None if finding is None else finding.severity) == severity
+
+
+@pytest.mark.parametrize(("written", "ill"), [(0.0, "step_not_called"), (2.0, "momentum_state_stale")])
+def test_whether_somebody_else_steps_decides_what_a_run_without_steps_is(written, ill):
+    readings = {"(loop):vital.backwards": [40.0], "(loop):vital.written": [written]}
+    case = patient(readings, model("a.weight", kind="Adam"), final=True)
+    said = {kind for kind in ("step_not_called", "momentum_state_stale") if ask(kind, case) not in (None, UNKNOWN)}
+    assert said == {ill}
+
+
+# ---------------------------------------------------------------------- signs
+
+
+def test_log_probabilities_that_are_made_small_are_a_flipped_sign():
+    facts = model("a.weight", losses=(loss(LIKELIHOOD),))
+    assert found("loss_sign_flipped", patient({"loss:scalar": [-1.0] * 5}, facts)).sites == ("loss_fn",)
+
+
+def course(start, end, steps=60, noise=0.02, seed=0):
+    wobble = np.random.default_rng(seed).normal(size=steps) * noise
+    return (np.linspace(start, end, steps) + wobble).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "score", "losses", "ill"),
+    [
+        ("reward", course(0.3, 0.01), course(0.0, 0.0), True),
+        ("train/accuracy", course(0.9, 0.5), course(1.0, 0.8), True),
+        ("reward", course(0.1, 0.8), course(0.0, 0.0), False),
+        ("accuracy", course(0.9, 0.4), course(0.5, 1.5), False),  # harder samples: the loss rises with it
+        ("accuracy", course(0.5, 0.5, noise=0.2), course(1.0, 0.8), False),
+        ("error_score", course(0.9, 0.1), course(1.0, 0.1), False),
+        ("map_loss", course(0.9, 0.1), course(1.0, 0.1), False),
+    ],
+)
+def test_a_score_that_falls_while_the_loss_does_not_rise_is_a_flipped_sign(name, score, losses, ill):
+    case = patient({"loss:scalar": losses, f"{name}:scalar": score}, model("a.weight"))
+    assert (ask("loss_sign_flipped", case) is not None) is ill
+
+
+# ---------------------------------------------------------------------- parts of a loss
+
+
+def parts(reconstruction, added, factor=1.0):
+    total = [factor * one + other for one, other in zip(reconstruction, added, strict=True)]
+    readings = {
+        "loss_fn:output": reconstruction,
+        "(loop):vital.root": [value if at < 8 or at % 7 == 0 else None for at, value in enumerate(total)],
+        "loss_fn:vital.target_spread": [1.0] * len(total),
+    }
+    about = {"loss_fn:output": {"kind": "mse_loss"}}
+    return patient(readings, model("a.weight", losses=(loss("mse_loss"),)), about=about)
+
+
+FLAT, FALLING = course(1.0, 1.0, 80), course(1.0, 0.1, 80)
+FADING = (30 * np.exp(-np.arange(80) / 20)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("case", "ill"),
+    [
+        (parts(FLAT, FADING), True),
+        (parts(course(2.0, 1.0, 80), FADING), True),  # down to a guess that ignores the input
+        (parts(FALLING, FADING), False),
+        (parts(FLAT, [0.0] * 80, factor=100.0), False),  # a plain factor
+        (parts(FLAT, course(0.0, 5.0, 80)), False),  # weighed in slowly
+        (parts(FLAT, [0.5] * 80), False),
+    ],
+)
+def test_an_added_term_that_drowns_the_loss_is_named(case, ill):
+    finding = ask("aux_loss_dominates", case)
+    assert (finding is not None) is ill
+    if ill:
+        assert found("aux_loss_dominates", case).sites == ("loss_fn",)
+
+
+def test_without_a_loss_function_nothing_can_be_said():
+    assert ask("aux_loss_dominates", patient({"loss:scalar": [1.0] * 80}, Facts())) == UNKNOWN
+
+
+@pytest.mark.parametrize(("zeros", "ill"), [(0.5, True), (0.0, False)])
+def test_probabilities_that_were_cut_off_are_not_squashed(zeros, ill):
+    batches = [np.clip(np.random.default_rng(at).normal(size=(16, 5)), 0 if ill else 0.01, 0.99) for at in range(4)]
+    readings = {
+        "loss_fn:input.input": batches,
+        "loss_fn:vital.zero_share": [zeros] * 4,
+    }
+    about = {"loss_fn:input.input": {"kind": "binary_cross_entropy", "dtype": "float32"}}
+    case = patient(readings, model("a.weight", losses=(loss("binary_cross_entropy"),)), about=about)
+    assert (ask("logits_into_prob_loss", case) is not None) is ill
