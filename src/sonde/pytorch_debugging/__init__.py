@@ -13,7 +13,13 @@ if TYPE_CHECKING:
         train_model_with_logging,
     )
     from sonde.pytorch_debugging.making import create_pytorch_debugger, debug_training_session
-    from sonde.pytorch_debugging.recovery import LastGood
+    from sonde.pytorch_debugging.recovery import (
+        LastGood,
+        clip_gradients_,
+        lower_learning_rate,
+        replace_nonfinite_,
+        step_if_finite,
+    )
     from sonde.pytorch_debugging.training_logger import TrainingEventType, TrainingLogger
     from sonde.pytorch_debugging.training_logs import analyze_training_logs, load_training_logs
     from sonde.pytorch_debugging.training_options import TrainingOptions
@@ -29,10 +35,14 @@ _HOMES = {
     "TrainingOptions": "training_options",
     "TrainingResults": "training_run",
     "analyze_training_logs": "training_logs",
+    "clip_gradients_": "recovery",
     "create_enhanced_training_optimizer": "enhanced_training_optimizer",
     "create_pytorch_debugger": "making",
     "debug_training_session": "making",
     "load_training_logs": "training_logs",
+    "lower_learning_rate": "recovery",
+    "replace_nonfinite_": "recovery",
+    "step_if_finite": "recovery",
     "train_model_with_logging": "enhanced_training_optimizer",
 }
 
@@ -45,10 +55,14 @@ __all__ = [
     "TrainingOptions",
     "TrainingResults",
     "analyze_training_logs",
+    "clip_gradients_",
     "create_enhanced_training_optimizer",
     "create_pytorch_debugger",
     "debug_training_session",
     "load_training_logs",
+    "lower_learning_rate",
+    "replace_nonfinite_",
+    "step_if_finite",
     "train_model_with_logging",
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -77,8 +78,7 @@ class PyTorchDebugger:
         self.enable_profiling = enable_profiling
         self.enable_memory_tracking = enable_memory_tracking
         self.enable_gradient_checking = enable_gradient_checking
-        self.log_dir = Path(log_dir)
-        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self.log_dir = _folder(log_dir)
         self.gradient_threshold: float | None = None
         """What gradient norms are held against if a check is given no threshold; None: the run's own history."""
         self.parameter_limit = LARGEST_USUAL
@@ -181,6 +181,7 @@ class PyTorchDebugger:
         if not self.enable_gradient_checking:
             return None
         self._remember(model)
+        _check_threshold(gradient_threshold)
         readings = read_gradients(model)
         if not readings:
             return 0.0
@@ -202,6 +203,7 @@ class PyTorchDebugger:
 
         """
         self._remember(model)
+        _check_has_values(model)
         readings = read_parameters(model)
         stats = parameter_stats(readings, self.parameter_limit)
         self.last_parameters = stats
@@ -233,6 +235,8 @@ class PyTorchDebugger:
 
     def debug_backward_pass(self, loss: Tensor, retain_graph: bool = False) -> None:
         """Run `loss.backward()`; in debug mode with a word on the loss and on every gradient."""
+        if not isinstance(loss, Tensor):
+            raise OptionError(f"debug_backward_pass(loss) takes the loss itself, a tensor; got {type(loss).__name__}.")
         if not self.debug_mode:
             loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call] # torch
             return
@@ -327,15 +331,15 @@ class PyTorchDebugger:
         """The run that this debugger writes, once it has something to say."""
         return self._notes.path
 
-    def close(self) -> None:
-        """Finish the run. Whoever forgets it loses nothing: it is done when the debugger goes."""
-        self._notes.close()
+    def close(self, error: BaseException | None = None) -> None:
+        """Finish the run, as failed if an error ended it. Who forgets it loses nothing: it is done in the end."""
+        self._notes.close(error)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close(error)
 
     def _log_debug_event(self, event_type: str, message: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Note an event: in memory, in the run and to the logger. Returns the entry."""
@@ -402,6 +406,32 @@ class PyTorchDebugger:
     def _settings(self) -> dict[str, Any]:
         names = ("anomaly_detection", "profiling", "memory_tracking", "gradient_checking")
         return {"debug_mode": self.debug_mode} | {f"enable_{name}": getattr(self, f"enable_{name}") for name in names}
+
+
+def _folder(log_dir: Any) -> Path:
+    if not isinstance(log_dir, str | os.PathLike):
+        raise OptionError(f"log_dir takes a path; got {log_dir!r}.")
+    folder = Path(log_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise OptionError(f"log_dir={str(folder)!r} is no folder: a file is in the way. Choose another.") from None
+    return folder
+
+
+def _check_threshold(threshold: Any) -> None:
+    known = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if threshold is not None and (not known or not threshold > 0):
+        raise OptionError(f"gradient_threshold takes a norm above 0, or None; got {threshold!r}.")
+
+
+def _check_has_values(model: nn.Module) -> None:
+    found = list(model.parameters())
+    if found and all(parameter.is_meta for parameter in found):
+        raise OptionError(
+            f"The parameters of {type(model).__name__} are on the meta device, which holds no values. "
+            "Give it some with model.to_empty(device=...) and its weights."
+        )
 
 
 def _level(event_type: str) -> Level:

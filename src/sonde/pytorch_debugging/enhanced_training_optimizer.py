@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from sonde.errors import OptionError
+from sonde.errors import OptionError, RunExists
 from sonde.pytorch_debugging.debugger import PyTorchDebugger
 from sonde.pytorch_debugging.training_logger import TrainingLogger
 from sonde.pytorch_debugging.training_options import TrainingOptions
@@ -73,6 +73,7 @@ class EnhancedTrainingOptimizer:
         clock: Callable[[], float] = time.perf_counter,
         **kwargs: Any,
     ) -> None:
+        _check_parts(model, train_loader)
         self.options = TrainingOptions.from_arguments(kwargs)
         self.model = model
         self.experiment_name = experiment_name or _free_name(Path(self.options.checkpoint_dir))
@@ -96,6 +97,7 @@ class EnhancedTrainingOptimizer:
         self.results: TrainingResults | None = None
         self._clock = clock
         self._epoch_began = 0.0
+        self._unlogged: tuple[int, int, torch.Tensor] | None = None
         self._observe()
 
     # ------------------------------------------------------------------ training
@@ -162,6 +164,11 @@ class EnhancedTrainingOptimizer:
 
     def _prepare(self, resume_from: str | os.PathLike[str] | bool | None) -> bool:
         """Return whether to go on with the run in the work_dir; load weights that come from elsewhere."""
+        if not resume_from and (self.work_dir / "run.json").exists():
+            raise RunExists(
+                f"{self.work_dir} holds the run of an earlier training. Go on with it by train(resume_from=True), or "
+                "choose another experiment_name."
+            )
         if resume_from is None or isinstance(resume_from, bool):
             return bool(resume_from)
         path = Path(resume_from)
@@ -180,9 +187,12 @@ class EnhancedTrainingOptimizer:
         """Enter what the debugger's flags name."""
         with contextlib.ExitStack() as stack:
             if self.debugger is not None:
-                stack.enter_context(self.debugger.anomaly_detection())
-                stack.enter_context(self.debugger.memory_tracking())
-                stack.enter_context(self.debugger.profiling())
+                if self.debugger.enable_anomaly_detection:
+                    stack.enter_context(self.debugger.anomaly_detection())
+                if self.debugger.enable_memory_tracking:
+                    stack.enter_context(self.debugger.memory_tracking())
+                if self.debugger.enable_profiling:
+                    stack.enter_context(self.debugger.profiling())
             yield
 
     def _observe(self) -> None:
@@ -198,12 +208,16 @@ class EnhancedTrainingOptimizer:
         self._epoch_began = self.logger.begin_epoch(glimpse.epoch, self.options.max_epochs)
 
     def _see_step(self, glimpse: Glimpse) -> None:
-        if glimpse.loss is None or glimpse.step % self.options.log_interval:
-            return
-        rate = self.trainer.optimizer.param_groups[0]["lr"]
-        self.logger.log_metrics(
-            {"loss": float(glimpse.loss), "learning_rate": float(rate)}, step=glimpse.step, epoch=glimpse.epoch
-        )
+        self._unlogged = None if glimpse.loss is None else (glimpse.epoch, glimpse.step, glimpse.loss.detach())
+        if glimpse.step % self.options.log_interval == 0:
+            self._log_loss()
+
+    def _log_loss(self) -> None:
+        """Log the loss of the last step, once. Of an epoch shorter than the interval this is all there is."""
+        if self._unlogged is not None:
+            (epoch, step, loss), self._unlogged = self._unlogged, None
+            rate = float(self.trainer.optimizer.param_groups[0]["lr"])
+            self.logger.log_metrics({"loss": float(loss), "learning_rate": rate}, step=step, epoch=epoch)
 
     def _check_gradients(self, glimpse: Glimpse) -> None:
         assert self.debugger is not None
@@ -216,6 +230,7 @@ class EnhancedTrainingOptimizer:
         self.logger.log_checkpoint(self.work_dir / f"epoch_{glimpse.epoch}" / "checkpoint.pt", glimpse.epoch)
 
     def _end_epoch(self, glimpse: Glimpse) -> None:
+        self._log_loss()
         numbers = {name: value for name, value in glimpse.scores.items() if isinstance(value, int | float)}
         if numbers:
             self.logger.log_validation_metrics(numbers, glimpse.epoch)
@@ -246,6 +261,15 @@ class EnhancedTrainingOptimizer:
             if (self.work_dir / link).exists():
                 results[name] = str(self.work_dir / link)
         return results
+
+
+def _check_parts(model: Any, loader: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model takes a torch.nn.Module; got {type(model).__name__}.")
+    if not isinstance(loader, Iterable):
+        raise OptionError(f"train_loader takes something that gives batches; got {type(loader).__name__}.")
+    if isinstance(loader, Sized) and not len(loader):
+        raise OptionError("train_loader gives no batches: there is nothing to train on.")
 
 
 def create_enhanced_training_optimizer(

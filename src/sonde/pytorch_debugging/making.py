@@ -61,10 +61,10 @@ def debug_training_session(
         log_dir,
     )
     with contextlib.ExitStack() as stack:
-        stack.callback(debugger.close)
+        stack.push(debugger)
         # Inside the session, so that what the scopes say at their end is in the run and in the report.
         stack.callback(debugger.save_debug_report)
-        stack.enter_context(_noting_failure(debugger))
+        stack.push(_NotingFailure(debugger))
         debugger._notes.watch(model)
         if enable_memory_tracking:
             stack.enter_context(debugger.memory_tracking())
@@ -75,11 +75,16 @@ def debug_training_session(
         yield debugger
 
 
-@contextlib.contextmanager
-def _noting_failure(debugger: PyTorchDebugger) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        data = {"error": str(error), "error_type": type(error).__name__}
-        debugger._log_debug_event("training_error", f"The training ended with {type(error).__name__}: {error}", data)
-        raise
+class _NotingFailure:
+    """Notes what ended a training, an interruption too, and lets it go on its way."""
+
+    def __init__(self, debugger: PyTorchDebugger) -> None:
+        self._debugger = debugger
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            name = type(error).__name__
+            message = f"The training ended with {name}{f': {error}' if str(error) else ''}"
+            self._debugger._log_debug_event("training_error", message, {"error": str(error), "error_type": name})

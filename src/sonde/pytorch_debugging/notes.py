@@ -78,13 +78,13 @@ class Notes:
             with _unless_closed():
                 self._session.flush()
 
-    def close(self) -> None:
-        """Finish the run; a later word opens another one."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Finish the run, as failed if an error ended it; a later word opens another one."""
         session, self._session = self._session, None
         self._watches = False
         self._seen.clear()
         if session is not None:
-            session.close()
+            session.__exit__(None if error is None else type(error), error, None)
             self._findings = list(session.findings)
 
     def _ready(self) -> Session:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sonde.errors import OptionError
 from sonde.pytorch_debugging.kept import Kept
 from sonde.pytorch_debugging.plain_values import plain, statistics
+from sonde.pytorch_debugging.ranks import suffix, this_rank
 from sonde.pytorch_debugging.report_pages import compose
 from sonde.pytorch_debugging.report_writers import to_html, to_markdown
 from sonde.records import Reading
@@ -27,9 +28,10 @@ def save(debugger: PyTorchDebugger, filename: str | Path | None, format: str | N
     if format is not None and format not in FORMATS:
         raise OptionError(f"format={format!r}: choose from {', '.join(FORMATS)}.")
     path = None if filename is None else Path(filename)
-    format = format or (path and _SUFFIXES.get(path.suffix.lower())) or "json"
+    format = format or _format_of(path)
     if path is None:
-        path = _free(debugger.log_dir / f"debug_report_{datetime.now():%Y%m%d_%H%M%S}.{format}")
+        name = f"debug_report_{datetime.now():%Y%m%d_%H%M%S}{suffix(this_rank())}.{format}"
+        path = _free(debugger.log_dir / name)
     debugger._notes.flush()
     content = build(debugger)
     if format == "json":
@@ -39,6 +41,16 @@ def save(debugger: PyTorchDebugger, filename: str | Path | None, format: str | N
         text = to_markdown(page) if format == "md" else to_html(page)
     _write(path, text)
     return path
+
+
+def _format_of(path: Path | None) -> str:
+    if path is None or not path.suffix:
+        return "json"
+    if path.suffix.lower() not in _SUFFIXES:
+        raise OptionError(
+            f"{path.name} ends in no known format: use {', '.join(_SUFFIXES)}, or say format='json', 'md' or 'html'."
+        )
+    return _SUFFIXES[path.suffix.lower()]
 
 
 def build(debugger: PyTorchDebugger) -> dict[str, Any]:
@@ -59,6 +71,7 @@ def build(debugger: PyTorchDebugger) -> dict[str, Any]:
             if (kept := getattr(debugger, name)).left_out
         },
         "run": None if debugger.run is None else str(debugger.run),
+        "rank": this_rank(),
         "timestamp": datetime.now().isoformat(),
     }
     plain_report: dict[str, Any] = plain(report)
@@ -92,12 +105,17 @@ def _gradients(debugger: PyTorchDebugger) -> dict[str, Any]:
 
 
 def _free(path: Path) -> Path:
-    """Return a path that is not taken: reports of the same second must not replace each other."""
+    """Take a path that nobody has: reports of the same second, or of two processes, must not replace each other."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     number, wanted = 1, path
-    while path.exists():
-        number += 1
-        path = wanted.with_stem(f"{wanted.stem}_{number}")
-    return path
+    while True:
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            number += 1
+            path = wanted.with_stem(f"{wanted.stem}_{number}")
+            continue
+        return path
 
 
 def _write(path: Path, text: str) -> None:

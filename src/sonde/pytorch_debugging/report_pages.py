@@ -203,6 +203,8 @@ def _summary(report: dict[str, Any]) -> Section:
     rows = [(name.replace("_", " "), str(value)) for name, value in report["debug_summary"].items()]
     if report["run"]:
         rows.append(("run", str(report["run"])))
+    if report["rank"]:
+        rows.append(("rank", str(report["rank"])))
     return Section(title="Summary", columns=("what", "value"), rows=rows)
 
 

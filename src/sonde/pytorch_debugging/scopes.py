@@ -14,6 +14,7 @@ import torch
 from sonde.checks import NonFinite, NonFiniteScope, hear_anomaly_traces
 from sonde.probes.memory_scope import MemoryScope, memory_scope
 from sonde.probes.profiling import ProfileScope, profile_scope
+from sonde.pytorch_debugging.ranks import suffix, this_rank
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger
@@ -63,7 +64,7 @@ def _tell_nonfinite(debugger: PyTorchDebugger, found: NonFinite) -> None:
 def profiler_scope(debugger: PyTorchDebugger, output_file: str | Path | None, schedule: Any) -> Iterator[ProfileScope]:
     """Profile the block and write a trace that chrome://tracing and Perfetto open."""
     if output_file is None:
-        output_file = debugger.log_dir / f"profile_{datetime.now():%Y%m%d_%H%M%S_%f}.json"
+        output_file = debugger.log_dir / f"profile_{datetime.now():%Y%m%d_%H%M%S_%f}{suffix(this_rank())}.json"
     path = Path(output_file)
     path.parent.mkdir(parents=True, exist_ok=True)
     debugger._log_debug_event("profiling_start", "Profiling started", {"output_file": str(path)})

@@ -5,6 +5,8 @@ log_dir/
   <experiment>_metrics.jsonl    one object for each set of metrics
   <experiment>_events.jsonl     one object for each event
   <experiment>_report.json      the whole in short, written when the training ends
+
+Of a distributed training each further rank has files of its own: <experiment>_rank1.log and so on.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any, Final, Self
 
 from sonde.errors import OptionError
 from sonde.pytorch_debugging.json_lines import JsonLines
+from sonde.pytorch_debugging.ranks import suffix, this_rank
 from sonde.store import strict_json
 
 _MAX_TEXT_BYTES: Final = 10 << 20
@@ -95,6 +98,8 @@ class TrainingLogger:
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self.experiment_name = experiment_name or time.strftime("training-%Y%m%d-%H%M%S", time.localtime(now()))
         self.enable_visualization = enable_visualization
+        self.rank = this_rank()
+        """Which process of a distributed training this is; from the second on, its number is in the files' names."""
         self._clock, self._now = clock, now
         self.num_events = 0
         self.errors: deque[dict[str, Any]] = deque(maxlen=_KEPT_ERRORS)
@@ -248,6 +253,7 @@ class TrainingLogger:
         """Return the training in short."""
         return {
             "experiment_name": self.experiment_name,
+            "rank": self.rank,
             "config": self.config,
             "duration": self.duration,
             "num_epochs": len(self.epochs),
@@ -272,7 +278,7 @@ class TrainingLogger:
         from sonde.pytorch_debugging.training_plots import draw_training
 
         self.flush()
-        return draw_training(self.log_dir, self.experiment_name)
+        return draw_training(self.log_dir, f"{self.experiment_name}{suffix(self.rank)}")
 
     def flush(self) -> None:
         """Write all lines that wait."""
@@ -298,7 +304,7 @@ class TrainingLogger:
         self.close()
 
     def _file(self, ending: str) -> Path:
-        return self.log_dir / f"{self.experiment_name}{ending}"
+        return self.log_dir / f"{self.experiment_name}{suffix(self.rank)}{ending}"
 
     def _stamp(self) -> str:
         return datetime.fromtimestamp(self._now(), UTC).isoformat()

@@ -1,0 +1,115 @@
+"""What means nothing is refused before it does harm, with the culprit and the cure; what ends a training is noted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tests.pytorch_debugging.conftest import batch, small_model
+from torch import nn
+
+import sonde
+from sonde.errors import OptionError, RunExists
+from sonde.pytorch_debugging import (
+    create_enhanced_training_optimizer,
+    create_pytorch_debugger,
+    debug_training_session,
+    load_training_logs,
+    replace_nonfinite_,
+    step_if_finite,
+)
+
+
+def test_a_loss_that_is_no_tensor_is_refused(make):
+    with pytest.raises(OptionError, match="takes the loss itself, a tensor; got float"):
+        make().debug_backward_pass(0.5)
+
+
+@pytest.mark.parametrize("threshold", ["big", -1.0, 0, True, float("nan")])
+def test_a_threshold_that_is_no_norm_is_refused(make, threshold):
+    with pytest.raises(OptionError, match="gradient_threshold takes a norm above 0"):
+        make().check_gradients(small_model(), gradient_threshold=threshold)
+
+
+def test_a_report_in_a_format_that_is_not_known_is_refused_unless_it_is_named(make, tmp_path):
+    debugger = make()
+    with pytest.raises(OptionError, match=r"report.pdf ends in no known format: use .json, .md"):
+        debugger.save_debug_report("report.pdf")
+    assert not (tmp_path / "report.pdf").exists()
+    assert json.loads(debugger.save_debug_report("report.txt", format="json").read_text())["rank"] == 0
+    assert json.loads(debugger.save_debug_report("report").read_text())["debug_summary"]
+
+
+def test_a_log_dir_that_is_no_folder_is_refused(tmp_path):
+    (tmp_path / "taken").write_text("")
+    for wrong, message in ((tmp_path / "taken", "a file is in the way"), (5, "takes a path; got 5")):
+        with pytest.raises(OptionError, match=message):
+            create_pytorch_debugger(log_dir=wrong)
+
+
+def test_parameters_without_values_are_not_reported_as_none_at_all(make):
+    with pytest.raises(OptionError, match="Linear are on the meta device"):
+        make().check_model_parameters(nn.Linear(2, 2, device="meta"))
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), KeyboardInterrupt()], ids=repr)
+def test_a_session_that_ends_with_an_error_leaves_a_failed_run_that_names_it(tmp_path, error):
+    model, (x, y) = small_model(), batch()
+    with (
+        pytest.raises(type(error)),
+        debug_training_session(model, enable_anomaly_detection=False, log_dir=tmp_path) as debugger,
+    ):
+        nn.functional.cross_entropy(model(x), y).backward()
+        raise error
+    run = sonde.open_run(debugger.run)
+    assert run.status == "failed"
+    (event,) = (event for event in run.events if event.event_type == "training_error")
+    assert event.data["error_type"] == type(error).__name__
+    (report,) = tmp_path.glob("debug_report_*.json")
+    assert json.loads(report.read_text())["debug_events"][-1]["message"] == event.message
+
+
+@pytest.mark.parametrize(
+    ("model", "loader", "message"),
+    [
+        (None, [batch()], "model takes a torch.nn.Module; got NoneType"),
+        (nn.Linear(4, 3), None, "train_loader takes something that gives batches; got NoneType"),
+        (nn.Linear(4, 3), [], "gives no batches"),
+    ],
+)
+def test_a_training_without_its_parts_does_not_begin(tmp_path, model, loader, message):
+    with pytest.raises(OptionError, match=message):
+        create_enhanced_training_optimizer(model, loader, log_dir=tmp_path / "logs")
+    assert not (tmp_path / "logs").exists()
+
+
+def test_training_twice_says_how_to_go_on(tmp_path):
+    options = {"log_dir": tmp_path / "logs", "checkpoint_dir": tmp_path / "runs", "max_epochs": 1}
+    optimizer = create_enhanced_training_optimizer(small_model(), [batch()], **options)
+    optimizer.train()
+    with pytest.raises(RunExists, match=r"train\(resume_from=True\), or choose another experiment_name"):
+        optimizer.train()
+    optimizer.cleanup()
+
+
+def test_an_epoch_shorter_than_the_log_interval_has_its_loss_in_the_log(tmp_path, capsys):
+    options = {"log_dir": tmp_path / "logs", "checkpoint_dir": tmp_path / "runs", "experiment_name": "short"}
+    optimizer = create_enhanced_training_optimizer(
+        small_model(), [batch(0), batch(1)], max_epochs=2, log_interval=3, debug_mode=True, **options
+    )
+    optimizer.train()
+    optimizer.cleanup()
+    lines = load_training_logs(tmp_path / "logs", "short")["metrics"]
+    losses = [(line["step"], line["metrics"]["loss"]) for line in lines if "loss" in line["metrics"]]
+    steps = sonde.open_run(tmp_path / "runs" / "short").series("loss:scalar", "mean")
+    assert losses == [(step, pytest.approx(steps.values[step - 1], rel=1e-5)) for step in (2, 3, 4)]
+    assert "does nothing" not in capsys.readouterr().err, "what was not asked for is not spoken of"
+
+
+def test_recovery_is_found_where_the_debugger_is():
+    model = small_model()
+    model[0].weight.grad = torch.full_like(model[0].weight, float("nan"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert step_if_finite(model, optimizer) is False
+    assert replace_nonfinite_(torch.tensor([float("inf")])) == 1
