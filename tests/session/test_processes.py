@@ -37,7 +37,9 @@ def test_loader_workers_neither_record_nor_disturb(tmp_path, start):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = Squares()
     with sonde.watch({"model": model, "data": data.net}, optimizer, run=tmp_path / "run", on_error="raise") as session:
-        loader = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=start)
+        # A spawned worker imports all of torch again.
+        workers = 1 if start == "spawn" else 2
+        loader = DataLoader(data, batch_size=4, num_workers=workers, multiprocessing_context=start)
         for batch in loader:
             loss = model(batch).square().mean()
             optimizer.zero_grad()
@@ -74,25 +76,32 @@ def test_a_forked_child_lets_go_of_the_session(tmp_path):
     assert run.steps.tolist() == [0, 1, 2]
 
 
-def ranked(rank, path):
-    meeting = torch.distributed.FileStore(f"{path}.meeting", 2)  # a port could be taken by somebody else
-    torch.distributed.init_process_group("gloo", store=meeting, rank=rank, world_size=2)
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    model = torch.nn.parallel.DistributedDataParallel(tiny_mlp())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, run=path, on_error="raise") as session:
-        for _ in range(3):
-            loss = model(torch.full((4, 8), float(rank))).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            session.log(loss=loss)
-    torch.distributed.destroy_process_group()
+RANKED = """
+import os, sys, torch, sonde
+from sonde.testing import tiny_mlp
+torch.set_num_threads(1)
+child = os.fork()  # both ranks from one import of torch
+rank, path = int(child == 0), sys.argv[1]
+meeting = torch.distributed.FileStore(f"{path}.meeting", 2)  # a port could be taken by somebody else
+torch.distributed.init_process_group("gloo", store=meeting, rank=rank, world_size=2)
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(tiny_mlp())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with sonde.watch(model, optimizer, run=path, on_error="raise") as session:
+    for _ in range(3):
+        loss = model(torch.full((4, 8), float(rank))).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        session.log(loss=loss)
+torch.distributed.destroy_process_group()
+if child:
+    sys.exit(os.waitpid(child, 0)[1] != 0)
+"""
 
 
 def test_ranks_of_a_distributed_run_write_their_own_folders_and_are_read_as_one(tmp_path):
-    torch.multiprocessing.spawn(ranked, (str(tmp_path / "run"),), nprocs=2)
+    subprocess.run([sys.executable, "-c", RANKED, str(tmp_path / "run")], check=True, timeout=PATIENCE_S)
     run = sonde.open_run(tmp_path / "run")
     assert run.ranks == [0, 1]
     assert run.steps.tolist() == [0, 1, 2, 3]
@@ -104,33 +113,40 @@ def test_ranks_of_a_distributed_run_write_their_own_folders_and_are_read_as_one(
     assert sonde.verify(tmp_path / "run").ok
 
 
-def run_program(tmp_path, body):
-    program = textwrap.dedent(
-        """
-        import sys, torch, sonde
-        model = torch.nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        session = sonde.watch(model, optimizer, run=sys.argv[1])
-        for _ in range(3):
-            model(torch.ones(2, 4)).sum().backward(); optimizer.step()
-        """
-    ) + textwrap.dedent(body)
-    return subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "run")], capture_output=True, text=True, timeout=PATIENCE_S
-    )
+ENDINGS = """
+import os, sys, torch, sonde
+torch.set_num_threads(1)
+child = os.fork()  # both programs from one import of torch
+if child:
+    os.waitpid(child, 0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = sonde.watch(model, optimizer, run=sys.argv[1 if child else 2])
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward(); optimizer.step()
+if child:
+    raise ValueError("planted")
+"""
 
 
-def test_a_program_that_forgets_to_close_still_ends_its_run(tmp_path):
-    assert run_program(tmp_path, "").returncode == 0
-    run = sonde.open_run(tmp_path / "run")
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """Run two programs to their end: one dies of an exception, one just stops without closing its session."""
+    folder = tmp_path_factory.mktemp("ended")
+    command = [sys.executable, "-c", ENDINGS, str(folder / "dies"), str(folder / "forgets")]
+    return folder, subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def test_a_program_that_forgets_to_close_still_ends_its_run(ended):
+    run = sonde.open_run(ended[0] / "forgets")
     assert (run.status, run.steps.tolist()) == ("finished", [0, 1, 2, 3])
 
 
-def test_a_program_that_dies_of_an_exception_leaves_a_failed_run(tmp_path):
-    done = run_program(tmp_path, "raise ValueError('planted')")
+def test_a_program_that_dies_of_an_exception_leaves_a_failed_run(ended):
+    folder, done = ended
     assert done.returncode == 1
-    assert "planted" in done.stderr
-    run = sonde.open_run(tmp_path / "run")
+    assert done.stderr.count("Traceback") == done.stderr.count("planted") == 1  # the other program ended without one
+    run = sonde.open_run(folder / "dies")
     assert (run.status, run.steps.tolist()) == ("failed", [0, 1, 2, 3])
     assert "planted" in run.events[-1].message
 
