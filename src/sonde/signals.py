@@ -21,10 +21,12 @@ LateNumbers = Callable[[], Sequence[tuple[int, float]]]
 
 
 def is_capturing() -> bool:
-    """Say whether the current CUDA stream is being captured into a graph.
+    """Say whether what runs is being captured: by a CUDA graph on the current stream, or by `torch.jit.trace`.
 
     Nothing may be measured then: a replay would repeat it, into an arena that has long been shipped.
     """
+    if torch.jit.is_tracing():
+        return True
     # Asking torch first would start CUDA in a process that only uses the CPU.
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call] # torch
 

@@ -1,0 +1,62 @@
+"""A watched model is still an ordinary model: it can be saved, copied and traced in the middle of a training."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import sonde
+from sonde.testing import tiny_mlp
+
+
+@pytest.fixture
+def watched(tmp_path):
+    torch.manual_seed(0)
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(5, 8)), torch.randint(0, 4, (5,))).backward()
+            optimizer.step()
+        yield model, session
+
+
+def test_it_can_be_saved_whole(watched):
+    model, _ = watched
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    x = torch.randn(2, 8)
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_a_copy_is_not_watched(watched, tmp_path):
+    model, session = watched
+    before = session.current_step
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for _ in range(4):
+        twin(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+    assert session.current_step == before
+    assert session.flush()
+    assert sonde.open_run(tmp_path / "run").steps[-1] == before
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_it_can_be_traced_without_a_warning_about_us(watched):
+    model, _ = watched
+    x = torch.randn(2, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        traced = torch.jit.trace(model, x)
+    unwatched = torch.jit.trace(copy.deepcopy(model), x)
+    assert str(traced.inlined_graph).count("aten::") == str(unwatched.inlined_graph).count("aten::")
+    assert torch.equal(traced(x), model(x))
