@@ -25,7 +25,7 @@ def is_capturing() -> bool:
 
     Nothing may be measured then: a replay would repeat it, into an arena that has long been shipped.
     """
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call] # torch
         return True
     # Asking torch first would start CUDA in a process that only uses the CPU.
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call] # torch
