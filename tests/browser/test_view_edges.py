@@ -113,6 +113,7 @@ def test_an_address_outside_the_viewer_gets_a_page_that_leads_back(page, window)
 def test_a_page_that_cannot_be_shown_offers_the_way_back(page, window):
     go(page, "#/run/0-nobody/overview")
     assert "There is no such run" in page.locator("[role=alert] h1").inner_text()
+    page.wait_for_selector("#pulse[data-how=gone]", state="attached")
     page.get_by_role("button", name="Back").click()
     page.wait_for_selector("tr[data-key]")
     window.errors.clear()  # the browser itself logs that the answers were 404
@@ -138,6 +139,20 @@ def test_two_hundred_runs_are_listed_filtered_and_get_their_curves(browser, tmp_
         assert page.locator("tbody tr").count() == 5
         assert window.errors == []
         window.context.close()
+
+
+def test_a_viewer_that_was_stopped_is_said_not_to_answer_and_what_was_drawn_stays(browser, runs):
+    with serving(runs) as viewer:
+        window = Window(browser, viewer)
+        go(window.page, f"#/run/{run_id(window.page, 'some nan')}/overview")
+        settle(window.page)
+        window.page.wait_for_selector("#pulse[data-how=stream]")
+    window.page.wait_for_selector("#pulse[data-how=lost]")
+    assert window.page.locator(".figure .main-svg").count() >= 1
+    window.page.keyboard.press("g")
+    window.page.keyboard.press("t")
+    window.page.wait_for_selector("[role=alert]:has-text('Is `sonde view` still running?')")
+    window.context.close()
 
 
 def test_compare_and_the_slider_follow_a_training_and_a_killed_writer_has_crashed(browser, tmp_path):

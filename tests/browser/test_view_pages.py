@@ -113,7 +113,7 @@ def test_keys_go_through_the_list_and_open_a_run(page):
     page.keyboard.press("r")
     page.wait_for_selector("main[data-page=runs][data-ready]")
     page.keyboard.press("?")
-    assert "go to Layers" in page.locator("dialog").inner_text()
+    assert "Layers" in page.locator("dialog table[aria-label='Go to']").inner_text()
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog", state="detached")
 
@@ -268,6 +268,9 @@ def test_the_keys_are_listed_by_where_they_work(page):
     page.wait_for_selector("dialog[open]")
     page.get_by_role("button", name="Close").click()
     page.wait_for_selector("dialog", state="detached")
+    page.keyboard.press("?")
+    go(page, "#/runs")  # as by a click on a link in another window
+    assert page.locator("dialog").count() == 0
 
 
 FOCUSABLE = (

@@ -9,6 +9,9 @@ export class Refusal extends Error {
   }
 }
 
+/** What is thrown when nobody answers. */
+export const silence = () => new Refusal(0, "The viewer does not answer. Is `sonde view` still running?", "NoAnswer");
+
 /** Add a query to a path; null and empty values are left out, and lists are repeated. */
 export function address(path, query = {}) {
   const words = new URLSearchParams();
@@ -29,7 +32,7 @@ async function ask(path, query, signal) {
     answer = await fetch(address(path, query), { signal, headers: { Accept: "application/json" } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal(0, "The viewer does not answer. Is `sonde view` still running?", "NoAnswer");
+    throw silence();
   }
   if (!answer.ok) {
     const said = await answer.json().catch(() => ({}));

@@ -64,7 +64,7 @@ export function showHelp() {
   const dialog = h("dialog", { class: "help", "aria-label": "Keys", onclose: () => dialog.remove(),
     onclick: (event) => { if (event.target === dialog) close(); } },
     h("div", { class: "head" }, h("h2", {}, "Keys"), h("button", { type: "button", onclick: close }, "Close")),
-    h("div", { class: "keys" }, h("div", {}, group("On this page", ofPage), group("Everywhere", [...rest, ...USUAL])), group("Go to", leading)));
+    h("div", { class: "keys" }, h("div", {}, group("On this page", ofPage), group("Everywhere", [...rest, ...USUAL])), group("Go to", leading.map((each) => ({ ...each, what: each.what.replace(/^go to /, "") })))));
   document.body.append(dialog);
   dialog.showModal();
 }

@@ -7,7 +7,7 @@ const ASK_MS = 2000, TRIES = 3;
  * Listen to a run until the signal aborts.
  * @param {string} run
  * @param {(pulse: {version: number, status: string, last_step: ?number, findings: number}) => void} tell
- * @param {(word: string) => void} how  told `stream`, `asking` or `lost`
+ * @param {(word: string) => void} how  told `stream`, `asking`, `lost` when nobody answers, or `gone` when there is no such run
  * @param {AbortSignal} signal
  */
 export function listen(run, tell, how, signal) {
@@ -17,10 +17,17 @@ export function listen(run, tell, how, signal) {
   stream.onmessage = (event) => { failed = 0; how("stream"); tell(JSON.parse(event.data)); };
   stream.onerror = () => {
     failed += 1;
-    how("lost");
-    if (failed >= TRIES || stream.readyState === EventSource.CLOSED) { stream.close(); ask(); }
+    // A stream does not say why it failed; an answer does.
+    if (failed >= TRIES || stream.readyState === EventSource.CLOSED) { stream.close(); ask(); } else getJson(runPath(run, "pulse"), {}, signal).catch(missed);
   };
   signal.addEventListener("abort", () => stream.close());
+
+  /** Say why there is no answer; returns whether asking again makes sense. */
+  function missed(error) {
+    if (error.name === "AbortError") return false;
+    how(error.status === 404 ? "gone" : "lost");
+    return error.status !== 404;
+  }
 
   function ask() {
     let told = "";
@@ -31,8 +38,7 @@ export function listen(run, tell, how, signal) {
         how("asking");
         if (JSON.stringify(pulse) !== told) { told = JSON.stringify(pulse); tell(pulse); }
       } catch (error) {
-        if (error.name === "AbortError") return;
-        how("lost");
+        if (!missed(error)) return;
       }
       const timer = setTimeout(look, ASK_MS);
       signal.addEventListener("abort", () => clearTimeout(timer), { once: true });

@@ -1,4 +1,5 @@
 // The shell: bar on top, the page that the address names below it, keys, and news of a live run.
+import { silence } from "./api.js";
 import { h, replace } from "./dom.js";
 import { prepare } from "./figure.js";
 import { addKeys, setPageKeys, showHelp } from "./keys.js";
@@ -53,6 +54,7 @@ async function go() {
   const page = PAGES.find((each) => each.name === route.page && Boolean(each.ofRun) === (route.run !== null));
   stop.abort();
   stop = new AbortController();
+  document.querySelector("dialog[open]")?.close(); // it speaks of the page that is left
   const { signal } = stop;
   here = route;
   shown = null;
@@ -65,7 +67,7 @@ async function go() {
   const place = h("div", { class: "page" });
   try {
     if (!page) throw new Error(`There is no such page: ${location.hash}`);
-    const module = await page.load();
+    const module = await page.load().catch(() => { throw silence(); });
     const made = await module.show(place, context(route, signal));
     if (signal.aborted) return;
     shown = made ?? {};
@@ -187,4 +189,4 @@ addKeys([
 ]);
 window.addEventListener("hashchange", go);
 history.scrollRestoration = "manual";
-go().finally(() => setTimeout(prepare, 200));
+go().finally(() => setTimeout(() => { prepare(); for (const page of PAGES) page.load().catch(() => {}); }, 200));
