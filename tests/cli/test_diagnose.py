@@ -180,6 +180,10 @@ def test_a_training_that_raised_is_not_called_sound(sonde, tmp_path, strict):
     assert "Nothing else is wrong that" in result.stdout
     answer = strict(sonde("diagnose", tmp_path / "broken", "--json").stdout)
     assert answer["failure"]["step"] == 4
+    shown = sonde("show", tmp_path / "broken").stdout
+    assert shown.count("no such shape") == 1, "said first, and once"
+    events = strict(sonde("show", tmp_path / "broken", "--json").stdout)["events"]
+    assert [event["event_type"] for event in events] == ["exception"]
 
 
 def test_an_interrupted_training_is_called_so_and_is_no_failure(sonde, tmp_path):

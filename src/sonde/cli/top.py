@@ -48,12 +48,16 @@ def watch(run: Run, interval: float, clock: Callable[[], float] = time.monotonic
     view: View | None = View()
     with Keyboard() as keys, console.screen(hide_cursor=True) as screen:
         page, looked = read_top(run), clock()
+        drawn: object = None
         while view is not None:
-            screen.update(Screen(run, page, view, Look.of(console), console.height))
+            shows = (id(page), view, console.size)
+            if shows != drawn:  # what has not changed need not travel to the terminal again
+                screen.update(Screen(run, page, view, Look.of(console), console.height))
+                drawn = shows
             key = keys.read(max(0.0, interval - (clock() - looked)))
             if key is not None:
                 view = view.press(key)
-            elif not view.paused and run.refresh():
+            elif not view.paused and (run.refresh() or run.status != page.facts.status):
                 page = read_top(run)
             if key is None:
                 looked = clock()

@@ -87,8 +87,8 @@ def read_page(run: Run, *, last: int | None = None) -> Page:
         sites=sites,
         layers=summarise_layers(sites, order),
         flow=gradient_flow(sites, order),
-        # Epochs go by; they are in the curve's axis, not news. How it ended is said first.
-        events=[event for event in run.events if event.event_type not in ("epoch", "exception", FACTS)],
+        # Epochs go by; they are in the curve's axis, not news.
+        events=[event for event in run.events if event.event_type not in ("epoch", FACTS)],
         findings=[finding for finding in run.findings if finding.severity != "info"],
         failure=failure_of(run),
     )
@@ -131,9 +131,11 @@ def render(page: Page, look: Look) -> Iterator[RenderableType]:
     if any(np.isfinite(row.gradient) for row in page.flow):
         yield section_title("gradient flow, first layer to last", look)
         yield flow_bars(page.flow, look)
-    if page.events:
+    # How a run ended is said first, and once.
+    events = [event for event in page.events if page.failure is None or event.event_type != "exception"]
+    if events:
         yield section_title("events", look)
-        yield event_table(page.events)
+        yield event_table(events)
 
 
 def section_title(text: str, look: Look) -> Group:

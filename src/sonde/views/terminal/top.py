@@ -16,6 +16,7 @@ from sonde.analysis.phases import phase_shares
 from sonde.records import Site
 from sonde.store import Run
 from sonde.views.terminal.events import event_table
+from sonde.views.terminal.failure import failure_line
 from sonde.views.terminal.findings import finding_card, finding_lines
 from sonde.views.terminal.flow_bars import flow_bars
 from sonde.views.terminal.look import Look
@@ -114,6 +115,8 @@ class Screen:
             yield event_table(page.events) if page.events else Text("No events.", QUIET)
         else:
             yield run_header(page.facts, look)
+            if page.failure is not None:
+                yield failure_line(page.failure, look)
             if page.findings:
                 yield finding_lines(page.findings, look)
             yield loss_part(page, look)
