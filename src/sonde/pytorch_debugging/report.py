@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,7 @@ from sonde.pytorch_debugging.ranks import suffix, this_rank
 from sonde.pytorch_debugging.report_pages import compose
 from sonde.pytorch_debugging.report_writers import to_html, to_markdown
 from sonde.records import Reading
+from sonde.store.replacing import replacing
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger
@@ -121,10 +121,5 @@ def _free(path: Path) -> Path:
 def _write(path: Path, text: str) -> None:
     """Put the text at `path` in one step, so that nobody reads half a report."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path, sync=False) as file:
+        file.write(text.encode())

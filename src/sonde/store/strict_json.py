@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import RunDamaged
+from sonde.store.replacing import replacing
 
 MAX_BYTES: Final = 64 << 20
 
@@ -82,19 +82,6 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def write(path: Path, value: Any, *, indent: int | None = None, sync: bool = True) -> None:
     """Write JSON so that a reader sees the old file or the new one, and never a part."""
-    write_atomically(path, dumps(value, indent), sync=sync)
-
-
-def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """Put `content` at `path` in one step, through a file beside it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    content = dumps(value, indent)
+    with replacing(path, sync=sync) as file:
+        file.write(content)

@@ -24,6 +24,7 @@ from typing import Any, Final
 import torch
 
 from sonde.errors import OptionError, RunError
+from sonde.store.replacing import replacing
 
 logger = logging.getLogger("sonde")
 
@@ -72,16 +73,8 @@ def epochs_in(work_dir: Path) -> list[int]:
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint so that there is the old one or the new one, and never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            torch.save({"format": FORMAT, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        torch.save({"format": FORMAT, **state}, file)
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
