@@ -25,7 +25,7 @@ class _Inside(threading.local):
 
 
 class AttentionDebugger(ForwardDebugger):
-    """Captures attention weights with the entropy and the peak of every head.
+    """Captures attention weights with the entropy and the peak of every head, and how much attention each key gets.
 
     Found by themselves are: `nn.MultiheadAttention`, whatever `need_weights` says; every call of
     `F.scaled_dot_product_attention` inside the layer, written out and compared with what the fused code returned
@@ -90,9 +90,13 @@ class AttentionDebugger(ForwardDebugger):
         stats = head_statistics(attention.weights)
         if attention.max_difference is not None:
             stats["max_difference"] = attention.max_difference
+        # [batch, heads, keys]: what a key gets of a query's attention, on average.
+        keys = attention.weights.mean(-2)
         return {
             "attention_map": attention.weights,
-            "attention_stats": per_sample(_rows(stats)),
+            "attention_stats": per_sample(
+                [row | {"attention_distribution": each} for row, each in zip(_rows(stats), keys, strict=True)]
+            ),
             "source": attention.source,
             "layer_name": self.layer_name,
         }

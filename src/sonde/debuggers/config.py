@@ -23,17 +23,29 @@ def build_debuggers(config: Iterable[Any]) -> dict[str, BaseDebugger]:
 
     """
     built: dict[str, BaseDebugger] = {}
-    for item in config:
+    for item in [config] if isinstance(config, Mapping) else config:
         if not isinstance(item, Mapping) or not {"name", "debugger_config"} <= set(item):
             raise OptionError(f"A debugger is described as {{'name': ..., 'debugger_config': ...}}; got {item!r:.200}.")
         name = item["name"]
         if name in built:
             raise AssertionError(f"Duplicate debugger name: {name}")
-        debugger = build_from_config(item["debugger_config"])
-        if not callable(debugger):
-            raise OptionError(f"Debugger {name!r} is a {type(debugger).__name__}, which cannot be called.")
-        built[name] = debugger
+        built[name] = _built(name, item["debugger_config"])
     return built
+
+
+def _built(name: str, described: Any) -> BaseDebugger:
+    try:
+        debugger = build_from_config(described)
+    except TypeError as error:
+        error.add_note(f"This came of building the debugger {name!r} from {described!r:.200}.")
+        raise
+    if not callable(debugger):
+        kind = f"has the keys {sorted(map(str, debugger))}" if isinstance(debugger, Mapping) else f"is {debugger!r:.80}"
+        raise OptionError(
+            f"The debugger {name!r} {kind}; give a debugger, or describe one as {{'class': ..., 'args': {{...}}}}."
+        )
+    made: BaseDebugger = debugger
+    return made
 
 
 def by_layer(debuggers: Iterable[ForwardDebugger]) -> dict[str, list[ForwardDebugger]]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from sonde.capture import copy_outputs
 from sonde.debuggers.base_debugger import BaseDebugger
+from sonde.errors import OptionError
 
 
 class _Slot(threading.local):
@@ -37,6 +38,9 @@ class ForwardDebugger(BaseDebugger):
         return made
 
     def __init__(self, layer_name: str) -> None:
+        given: Any = layer_name
+        if not isinstance(given, str):
+            raise OptionError(f"layer_name takes a name such as 'backbone.layer4'; got {given!r:.80}.")
         self.layer_name = layer_name
 
     @property

@@ -10,6 +10,7 @@ from torch import nn
 from sonde.debuggers.base_debugger import BaseDebugger
 from sonde.debuggers.samples import per_sample
 from sonde.debuggers.utils import require_layer
+from sonde.errors import OptionError
 from sonde.probes import Cam, CamError, brief_statistics, grad_cam
 from sonde.probes.grad_cam import Target
 from sonde.taps.names import is_wrapper, unwrap
@@ -41,6 +42,9 @@ class GradCAMDebugger(BaseDebugger):
 
     def __call__(self, datapoint: dict[str, Any], model: nn.Module) -> dict[str, Any]:
         """Return the maps, the classes they are for, and the scores."""
+        if "inputs" not in datapoint:
+            there = ", ".join(sorted(map(str, datapoint)))
+            raise OptionError(f"Grad-CAM runs the model on datapoint['inputs'], which is not there; there are {there}.")
         layer = require_layer(model, self.target_layer)
         # The wrapper of DistributedDataParallel would get ready for a backward pass that never comes.
         inner = unwrap(model) if is_wrapper(model) else model

@@ -17,8 +17,9 @@ class LayerOutputDebugger(ForwardDebugger):
 
     def __init__(self, layer_name: str, downsample_factor: int = 4) -> None:
         super().__init__(layer_name)
-        if downsample_factor < 1:
-            raise OptionError(f"downsample_factor is a whole number of 1 or more; got {downsample_factor!r}.")
+        given: Any = downsample_factor
+        if not isinstance(given, int) or given < 1:
+            raise OptionError(f"downsample_factor is a whole number of 1 or more; got {given!r}.")
         self.downsample_factor = downsample_factor
 
     def process_forward(self, module: nn.Module, input: Any, output: Any) -> dict[str, Any]:

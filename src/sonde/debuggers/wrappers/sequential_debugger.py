@@ -69,6 +69,7 @@ class SequentialDebugger(BaseDebugger):
     ) -> None:
         if page_format not in ("safetensors", "pickle"):
             raise OptionError(f"page_format is 'safetensors' or 'pickle'; got {page_format!r:.80}.")
+        _check_kinds(model, page_size_mb=page_size_mb, max_pending_mb=max_pending_mb)
         self.page_size = int(page_size_mb * MB)
         self.page_format = page_format
         self.epoch: int | None = None
@@ -111,8 +112,9 @@ class SequentialDebugger(BaseDebugger):
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
-        if value and not self._finalizer.alive:
-            raise ClosedError("This debugger is closed. Build another one to capture more.")
+        if value:
+            self._check_open()
+            _check_computes(self.model)
         self._enabled = bool(value)
         if self._enabled:
             self._isolation.devices = cuda_devices(self.model)
@@ -247,6 +249,7 @@ class SequentialDebugger(BaseDebugger):
 
         A folder that holds pages of another run of the program is refused unless `resume` says to add to it.
         """
+        self._check_open()
         with self._buffer_lock:
             path = Path(output_dir)
             self._capture.rank = _rank()
@@ -267,6 +270,7 @@ class SequentialDebugger(BaseDebugger):
 
         With `keep`, `scores` decides which captures stay; without scores all do.
         """
+        self._check_open()
         with self._buffer_lock:
             if self.page_format == "pickle":
                 write_pickled_pages(self._capture, output_dir, page_bytes=self.page_size)
@@ -289,6 +293,10 @@ class SequentialDebugger(BaseDebugger):
     def _save_current_page(self) -> None:
         """Wait until what is captured so far is on disk; pages end by themselves when they are full."""
         self._waiting.join()
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise ClosedError("This debugger is closed. Build another one to capture more.")
 
     def close(self) -> None:
         """Take the hooks off, finish what is open and end. Closing twice is fine."""
@@ -319,6 +327,23 @@ def _answers(
     for capture in captures:
         debugger._of_thread.value = capture
         yield debugger(datapoint, model)
+
+
+def _check_kinds(model: Any, **sizes: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model takes a torch.nn.Module; got {type(model).__name__}.")
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | float) or not size > 0:
+            raise OptionError(f"{name} takes a number of megabytes above 0; got {size!r:.80}.")
+
+
+def _check_computes(model: nn.Module) -> None:
+    parameters = list(model.parameters())
+    if parameters and all(parameter.is_meta for parameter in parameters):
+        raise OptionError(
+            f"{type(model).__name__} is on the meta device and computes no values that could be captured. "
+            "Move it to a real one with model.to_empty(device=...) and load its weights."
+        )
 
 
 def _is_stranger(debugger: BaseDebugger) -> bool:
