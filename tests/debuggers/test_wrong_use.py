@@ -57,7 +57,7 @@ def test_sizes_that_are_none_are_refused_by_their_names(model, size):
 def test_parts_that_are_none_are_refused():
     with pytest.raises(OptionError, match=r"model takes a torch\.nn\.Module; got NoneType"):
         SequentialDebugger([], None)
-    with pytest.raises(OptionError, match="layer_name takes a name .*; got 3"):
+    with pytest.raises(OptionError, match=r"layer_name takes a name .*; got 3"):
         FeatureMapDebugger(3)
     with pytest.raises(OptionError, match="downsample_factor is a whole number of 1 or more; got '2'"):
         LayerOutputDebugger("0", "2")
