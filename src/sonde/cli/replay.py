@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,7 +62,7 @@ def replay(bundle: BundlePath, model: Model, json: AsJson = False) -> None:
 
 def _find(text: str) -> Any:
     """Import what `MODULE:NAME` stands for; modules in the current folder are found, as for a script."""
-    from sonde.errors import OptionError
+    from sonde.errors import OptionError, SondeError
 
     module_name, _, name = text.partition(":")
     if not module_name or not name:
@@ -71,10 +72,17 @@ def _find(text: str) -> Any:
         module = import_module(module_name)
     except ImportError as error:
         raise OptionError(f"--model {text!r}: {module_name} cannot be imported from here: {error}.") from error
+    except SondeError as error:
+        raise OptionError(
+            f"--model {text!r}: importing {module_name} records a run, and that failed: {error} "
+            f"Put what trains under: if __name__ == '__main__':"
+        ) from error
     try:
         return getattr(module, name)
     except AttributeError as error:
-        raise OptionError(f"--model {text!r}: there is no {name} in {module_name}.") from error
+        near = get_close_matches(name, vars(module), n=3)
+        hint = f" (nearest: {', '.join(near)})" if near else ""
+        raise OptionError(f"--model {text!r}: there is no {name} in {module_name}{hint}.") from error
 
 
 def _print(outcome: Any) -> None:
