@@ -188,8 +188,8 @@ def encodes_without_gradients(attach, fixed):
     sites=("loss_fn", "head"),
     held_out=True,
     cascade=("loss_plateau", "not_learning"),
-    well=0.25,
-    ill=0.33,
+    well=0.2,
+    ill=0.28,
 )
 def returns_probabilities(attach, fixed):
     """The forward returns softmax(logits) "so that outputs can be read", and the loss is cross entropy."""
