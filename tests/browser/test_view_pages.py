@@ -179,6 +179,21 @@ def test_the_timeline_lists_events_and_findings(page):
     assert page.locator(".finding").count() == 2
 
 
+def test_a_click_on_the_timeline_leads_to_the_words(page):
+    go(page, "#/run/0-ill/timeline")
+    settle(page)
+    lane = page.locator(".figure .ytick", has_text="vanishing gradient").bounding_box()
+    end = page.locator(".figure .scatterlayer .trace").first.locator(".point").last.bounding_box()
+    page.mouse.click(end["x"] + end["width"] / 2, lane["y"] + lane["height"] / 2)
+    page.wait_for_selector(".finding[open][data-kind=vanishing_gradient] summary:focus")
+    event = page.locator(".figure .scatterlayer .trace").last.locator(".point").first.bounding_box()
+    page.mouse.click(event["x"] + event["width"] / 2, event["y"] + event["height"] / 2)
+    page.wait_for_selector("text=1 of 2 events")
+    assert query_of(page)["open"] == ["vanishing_gradient"]
+    assert query_of(page)["type"] == ["nonfinite"]
+    assert page.locator("tr.current").count() == 1
+
+
 def test_the_profile_page_says_that_nothing_was_traced(page):
     go(page, "#/run/0-well/profile")
     settle(page)

@@ -11,6 +11,7 @@ import { count } from "./words.js";
 
 const bar = document.getElementById("bar"), main = document.getElementById("main");
 const QUIET_MS = 1500; // between two redraws of a live run
+const REST = 3; // and this often as long as a redraw took, so that a large run does not keep the server busy
 let stop = new AbortController(), here = null, shown = null, listening = null;
 
 /**
@@ -136,7 +137,7 @@ function hear(run) {
   listening?.stop.abort();
   listening = null;
   if (run === null) return;
-  const mine = { run, stop: new AbortController(), pulse: null, timer: 0 };
+  const mine = { run, stop: new AbortController(), pulse: null, timer: 0, quiet: QUIET_MS, missed: false };
   listening = mine;
   listen(run, (pulse) => {
     const before = mine.pulse;
@@ -147,16 +148,23 @@ function hear(run) {
 }
 
 function soon(mine) {
-  if (mine.timer) return;
+  if (mine.timer) {
+    mine.missed = true;
+    return;
+  }
   mine.timer = setTimeout(async () => {
     if (listening !== mine) return;
     if (document.hidden) { // nobody looks; a hidden window must not keep the server busy
       document.addEventListener("visibilitychange", () => { mine.timer = 0; soon(mine); }, { once: true });
       return;
     }
-    await shown?.refresh?.();
+    const begin = performance.now();
+    mine.missed = false;
+    await Promise.resolve(shown?.refresh?.()).catch(() => {}); // left meanwhile, or no answer, which the bar says
+    mine.quiet = Math.max(QUIET_MS, REST * (performance.now() - begin));
     mine.timer = 0;
-  }, QUIET_MS);
+    if (mine.missed) soon(mine); // it changed again while it was drawn
+  }, mine.quiet);
 }
 
 const TOLD = {

@@ -1,7 +1,7 @@
 // Good against failed: which statistic of which layer and channel separates the two most.
 import { getJson, runPath } from "../api.js";
 import { imageOf, planeCanvas, scale } from "../canvas/plane.js";
-import { choose, h, panel, replace, svg } from "../dom.js";
+import { changes, choose, h, panel, replace, svg } from "../dom.js";
 import { link } from "../route.js";
 import { table } from "../table.js";
 import { guessDimensions, plane, readTensor } from "../tensors.js";
@@ -12,7 +12,7 @@ const SIDE = 50;
 export async function show(place, context) {
   const { run, signal, query } = context;
   const told = await getJson(runPath(run, "evaluations"), {}, signal);
-  const usable = told.evaluations.filter((each) => each.scored && each.captured);
+  let usable = told.evaluations.filter((each) => each.scored && each.captured);
   if (!usable.length) {
     place.append(h("div", { class: "empty" }, h("h1", {}, "Nothing to compare"), h("p", {}, "This needs scores and captures of the same samples: a config with a metric and a debugger.")));
     return {};
@@ -123,6 +123,7 @@ export async function show(place, context) {
     return canvas;
   }
 
+  changes(top, usable.map((each) => each.name));
   drawTop();
   try {
     await draw();
@@ -130,7 +131,14 @@ export async function show(place, context) {
     if (error.name === "AbortError") throw error;
     problem.textContent = error.message;
   }
-  return { keys: [{ keys: "j", what: "next statistic", act: () => rows.move(1) }, { keys: "k", what: "statistic before", act: () => rows.move(-1) }] };
+  /** Offer the epochs that a live run has added. */
+  async function refresh() {
+    const now = await getJson(runPath(run, "evaluations"), {}, signal);
+    usable = now.evaluations.filter((each) => each.scored && each.captured);
+    if (changes(top, usable.map((each) => each.name))) drawTop();
+  }
+
+  return { refresh: () => refresh().catch(() => {}), keys: [{ keys: "j", what: "next statistic", act: () => rows.move(1) }, { keys: "k", what: "statistic before", act: () => rows.move(-1) }] };
 }
 
 /** The first thumbnail in a tree. */

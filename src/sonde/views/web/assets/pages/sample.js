@@ -142,8 +142,17 @@ export async function show(place, context) {
     const at = sample.epochs.findIndex((each) => each.name === evaluation) + by;
     if (sample.epochs[at]) read(sample.epochs[at].name).catch(() => {});
   };
+  /** Take in the epochs that a live run has added. */
+  async function refresh() {
+    const told = await getJson(runPath(run, "sample"), { evaluation, idx, metric, where }, signal);
+    if (told.epochs.length === sample.epochs.length || told.evaluation !== evaluation) return;
+    sample = told;
+    drawTop(told);
+  }
+
   return {
     title: `sample ${idx}`,
+    refresh: () => refresh().catch(() => {}),
     keys: [
       { keys: "n", what: "next failure", act: () => sample.next !== null && go({ idx: sample.next }) },
       { keys: "p", what: "failure before", act: () => sample.previous !== null && go({ idx: sample.previous }) },

@@ -231,8 +231,9 @@ export async function show(place, context) {
   };
   /** Take in what a live run added; whoever looks at its last epoch stays there. */
   async function refresh() {
-    const followed = isLast();
+    const followed = isLast(), before = JSON.stringify(told);
     told = await getJson(runPath(run, "evaluations"), {}, signal);
+    if (JSON.stringify(told) === before) return; // steps were added, but no scores
     scored = told.evaluations.filter((each) => each.scored);
     await change(followed ? { evaluation: scored.at(-1).name } : {});
     over.update(ask());

@@ -5,11 +5,12 @@ import { figure } from "../figure.js";
 import { findingCard, keepOpen, openFindings } from "../finding.js";
 import { table } from "../table.js";
 import { clock, count, plural } from "../words.js";
+import { unescaped } from "./overview.js";
 
 export async function show(place, context) {
   const { run, signal } = context;
   const counted = h("p", { class: "note", role: "status" }), found = h("div", { class: "findings" }), controls = h("div", { class: "controls" });
-  const drawing = figure(runPath(run, "figure/timeline"), {}, { signal });
+  const drawing = figure(runPath(run, "figure/timeline"), {}, { signal, onpoint: toWords });
   const grid = table([
     { name: "step", title: "Step", number: true, cell: (row) => count(row.step) },
     { name: "time", title: "Time (UTC)", cell: (row) => h("span", { class: "mono quiet" }, clock(row.time)) },
@@ -21,6 +22,23 @@ export async function show(place, context) {
   function told(row) {
     if (!row.data || !Object.keys(row.data).length) return row.message;
     return h("details", {}, h("summary", {}, row.message || "data"), h("pre", {}, JSON.stringify(row.data, null, 2)));
+  }
+
+  /** Show in words what was clicked in the picture: a finding opened, or the events of a type with the one of that step. */
+  function toWords({ x, y }) {
+    const lane = unescaped(String(y));
+    const card = [...found.children].find((each) => each.dataset.kind.replaceAll("_", " ") === lane);
+    if (card && !(lane in types)) {
+      card.open = true;
+      keepOpen(context, found);
+      card.querySelector("summary").focus();
+      return;
+    }
+    context.keep({ type: lane });
+    controls.querySelector("select").value = lane;
+    draw();
+    const row = rows.find((each) => each.type === lane && each.step === x);
+    [...grid.querySelectorAll("tr[data-key]")].find((each) => each.dataset.key === row?.id)?.focus();
   }
 
   function draw() {
