@@ -145,7 +145,13 @@ class Session:
         self._mark = self._guard.wrap("device timing", self._mark_phase)
         roots = [root for model in models.values() for root in {model, unwrap(model)}] if plan.diagnose else []
         if roots:
-            self._step_vitals = StepVitals(roots, self._packer, self._guard.wrap, own_seconds=self._guard.meter.total)
+            self._step_vitals = StepVitals(
+                roots,
+                self._packer,
+                self._guard.wrap,
+                own_seconds=self._guard.meter.total,
+                own_bytes=self._held_bytes,
+            )
         self._see_devices = self._guard.wrap("device timing and memory", self._see_device_numbers)
         self._vitals = self._make_vitals(models, modules, optimizers) if plan.diagnose else None
         self._make_taps(modules, optimizers, steps_before)
@@ -320,6 +326,10 @@ class Session:
             self._step_vitals.mark(phase)
         for timing in self._timings:
             timing.mark(phase)
+
+    def _held_bytes(self) -> int:
+        """Return what Sonde holds and grows within its bounds, so that nobody takes it for a leak of the program."""
+        return self._pool.used_bytes + (0 if self._judge is None else self._judge.nbytes)
 
     def _end_step(self, *, skipped: bool = False) -> None:
         self._unscale_output_gradients()

@@ -44,6 +44,11 @@ class Stretch:
         self.skipped[place] = self.skipped[place] or block.skipped
         self._rows[place, block.sites] = block.rows
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use: what was never written to takes no memory yet."""
+        return self.used * self._rows.shape[1] * _ROW_BYTES
+
     def order(self) -> NDArray[np.intp]:
         """Return the places in order of their steps."""
         return (self.start + np.arange(self.used)) % self.length
@@ -121,6 +126,11 @@ class History:
         self.num_steps = 0
         self.version = 0
         """Rises with everything that is taken."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the steps that are kept."""
+        return self.head.nbytes + self.recent.nbytes
 
     def follow(self, site: int) -> None:
         """Keep a long curve of a site's mean from now on."""

@@ -51,6 +51,11 @@ class Monitor:
             return list(self._findings)
 
     @property
+    def nbytes(self) -> int:
+        """How much of the memory it remembers with is in use; from any thread."""
+        return self._case.history.nbytes
+
+    @property
     def unmeasured(self) -> dict[str, str]:
         """By kind of finding: what the run lacks for a verdict."""
         return dict(self._doctor.unmeasured)

@@ -16,6 +16,7 @@ from sonde.signals import Recorder
 
 RSS: Final = "process.rss"
 AVAILABLE: Final = "system.available"
+HELD: Final = "sonde.held"
 # A sample every tenth step, and at least every tenth of a second if steps are slower than that.
 EVERY_STEPS: Final = 10
 EVERY_SECONDS: Final = 0.1
@@ -131,7 +132,10 @@ def _psutil(question: str) -> Any:
 
 
 class ProcessMemory:
-    """Reports the process's resident memory and what is left, as scalars `process.rss` and `system.available`."""
+    """Reports the process's resident memory, what is left, and what of it Sonde holds.
+
+    They are scalars: `process.rss`, `system.available`, `sonde.held`.
+    """
 
     def __init__(
         self,
@@ -140,10 +144,11 @@ class ProcessMemory:
         clock: Callable[[], float],
         resident: Callable[[], int | None] = resident_bytes,
         available: Callable[[], int | None] = available_bytes,
+        held: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._recorder = recorder
         self._clock = clock
-        self._readers = ((RSS, resident), (AVAILABLE, available))
+        self._readers = ((RSS, resident), (AVAILABLE, available), (HELD, held))
         self._sites: dict[str, int] = {}
         self._steps = 0
         self._last = float("-inf")

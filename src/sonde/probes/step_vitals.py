@@ -30,11 +30,12 @@ class StepVitals:
         guard: Callable[[str, Callable[..., None]], Callable[..., None]],
         *,
         own_seconds: Callable[[], float] = lambda: 0.0,
+        own_bytes: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._recorder = recorder
         self._phases = LoopPhases(is_one_of(roots), clock=clock, guard=guard, own_seconds=own_seconds)
-        self._memory = ProcessMemory(recorder, clock=clock)
+        self._memory = ProcessMemory(recorder, clock=clock, held=own_bytes)
         self._sites: dict[str, int] = {}
         self.mark = guard("step phases", self._mark)
         self.end_step = guard("step phases", self._end_step)

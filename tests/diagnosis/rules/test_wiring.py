@@ -263,6 +263,13 @@ def test_memory_that_grows_with_every_step_is_a_leak(per_step, ill):
     assert (ask("retained_graph_leak", case) is not None) is ill
 
 
+def test_what_sonde_holds_itself_is_no_leak_of_the_program():
+    own = [float(step << 20) for step in range(200)]
+    rss = [float((500 << 20) + each) for each in own]
+    assert ask("retained_graph_leak", patient({"process.rss:scalar": rss})) is not None
+    assert ask("retained_graph_leak", patient({"process.rss:scalar": rss, "sonde.held:scalar": own})) is None
+
+
 def test_memory_that_fills_a_cache_is_no_leak():
     values = [float((500 << 20) + min(step, 30) * (4 << 20)) for step in range(200)]
     assert ask("retained_graph_leak", patient({"process.rss:scalar": values})) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
@@ -10,7 +11,9 @@ from sonde.diagnosis.rule import Rule, above, fact
 from sonde.growth import growth
 from sonde.records import Finding
 
-_MEMORIES = ("cuda.allocated", "process.rss")
+_RSS = "process.rss"
+_MEMORIES = ("cuda.allocated", _RSS)
+_OWN = "sonde.held"
 _MIB = 1 << 20
 
 
@@ -20,6 +23,8 @@ def check(case: Case) -> Finding | None:
     if not curves:
         raise NotMeasured("process.rss")
     for name, (steps, values) in curves:
+        if name == _RSS:
+            values = values - _own_bytes(case, steps)
         # A slope over all pairs of points is dear; a curve that has not risen needs none.
         if np.nanmax(values) - np.nanmin(values) < thresholds.LEAK_BYTES.value:
             continue
@@ -49,6 +54,16 @@ def check(case: Case) -> Finding | None:
                 "kept.",
             )
     return None
+
+
+def _own_bytes(case: Case, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return what Sonde itself held, which grows within its bounds as the first steps come in."""
+    curve = case.scalar(_OWN)
+    if curve is None:
+        return np.zeros(len(steps))
+    at = np.searchsorted(curve[0], steps, side="right") - 1
+    own: NDArray[np.float64] = np.where(at >= 0, curve[1][at], curve[1][0])
+    return own
 
 
 def _names(case: Case) -> list[str]:
