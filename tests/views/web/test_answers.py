@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -282,3 +284,60 @@ async def _first_event(folder, told):
     await stream.aclose()
     assert answer.media_type == "text/event-stream"
     assert json.loads(first.partition("data: ")[2]) == told
+
+
+def test_a_writer_that_is_killed_or_a_folder_that_goes_changes_what_is_answered(tmp_path):
+    writer = write_run(tmp_path / "run", CALM, close=False)
+    writer.flush()
+    now = [0.0]
+    library = Library([tmp_path], clock=lambda: now[0])
+    opened = library.open("0-run")
+    assert (opened.status, opened.keep("status", lambda: opened.status)) == ("live", "live")
+    before = opened.version
+    path = tmp_path / "run" / "telemetry" / "r00000" / "writer.json"
+    held = json.loads(path.read_text())
+    path.write_text(json.dumps(held | {"pid": 2**22 + 1}))  # no process has this number: as if it had been killed
+    now[0] += 1
+    assert opened.keep("status", lambda: opened.status) == "crashed"
+    assert opened.version == before + 1
+    path.write_text(json.dumps(held))
+    writer.close()
+    shutil.rmtree(tmp_path / "run")
+    now[0] += 1
+    assert opened.keep("status", lambda: opened.status) == "deleted"
+    assert len(opened.run.steps) == CALM.steps
+
+
+def test_a_run_is_opened_once_however_many_ask_at_the_same_time(tmp_path, monkeypatch):
+    write_run(tmp_path / "run", CALM)
+    library, opened, count = Library([tmp_path]), [], threading.Semaphore(0)
+
+    def open_slowly(path):
+        opened.append(path)
+        count.acquire(timeout=10)  # until the others have asked too
+        return open_run(path)
+
+    monkeypatch.setattr(shelf, "open_run", open_slowly)
+    with ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(library.open, "0-run") for _ in range(6)]
+        count.release(6)
+        assert len({id(each.result()) for each in asked}) == 1
+    assert len(opened) == 1
+
+
+def test_runs_of_one_name_from_two_folders_are_two_curves(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name / "run", CALM)
+    client = client_of(tmp_path / "a", tmp_path / "b")
+    made = client.get("/api/compare/figure?run=0-run&run=1-run&site=loss:scalar").json()
+    assert [trace["name"] for trace in made["data"]] == ["0-run", "1-run"]
+
+
+def test_a_person_who_is_lost_gets_a_page_and_a_program_gets_json(client):
+    page = client.get("/a/b/<c>", headers={"accept": "text/html,*/*"})
+    assert page.status_code == 404
+    assert page.headers["content-type"].startswith("text/html")
+    assert "/a/b/&lt;c&gt;" in page.text
+    assert 'href="../../"' in page.text
+    assert "error" in client.get("/api/nothing", headers={"accept": "text/html"}).json()
+    assert "error" in client.get("/a/b").json()
