@@ -152,6 +152,8 @@ class Facts:
     edges: tuple[tuple[str, str], ...] = ()
     """Pairs of leaf modules where the second was handed the very tensor that the first returned."""
     softmaxes: tuple[SoftmaxFacts, ...] = ()
+    carried: tuple[str, ...] = ()
+    """Recurrent modules that were given, as their first state, what they returned in the step before."""
     hidden: tuple[HiddenFacts, ...] = ()
     """Parameters out of sight that got a gradient in the first steps and that nobody has written to."""
     tied: tuple[tuple[str, str], ...] = ()

@@ -190,6 +190,9 @@ IMBALANCE_STEPS = Threshold(50, "steps in which it could have learnt better")
 TARGET_STD = Threshold(100.0, "standard deviation of a target of real numbers")
 TARGET_OFFSET = Threshold(10.0, "distance of the target from zero in standard deviations")
 TARGET_REACH = Threshold(30.0, "size of the target over that of the model's first outputs: they must grow thirtyfold")
+# token_mean_of_means
+UNEQUAL_TARGETS = Threshold(1.5, "most targets that count over fewest, among the micro-batches of a step")
+UNEQUAL_GRAVE = Threshold(3.0, "the same: a target in one micro-batch weighs three times one in another")
 # padding_dominates
 VALID_SHARE = Threshold(0.5, "of the targets that count")
 COUNTED_SHARE = Threshold(0.5, "of the targets that are padding and count: more than about words, the loss is about it")

@@ -88,6 +88,12 @@ class FactBook:
         self._facts = replace(self._facts, softmaxes=tuple(softmaxes))
         self.is_new = self.is_new or bool(softmaxes)
 
+    def add_carried(self, name: str) -> None:
+        """Note a recurrent module that begins with the state of the step before."""
+        if name not in self._facts.carried:
+            self._facts = replace(self._facts, carried=(*self._facts.carried, name))
+            self.is_new = True
+
     def add_hidden(self, hidden: tuple[HiddenFacts, ...]) -> None:
         """Note parameters that nobody knows of."""
         self._facts = replace(self._facts, hidden=hidden)

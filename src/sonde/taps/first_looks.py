@@ -9,11 +9,12 @@ import os
 from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import takewhile
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from sonde.taps.carried_states import CarriedStates
 from sonde.taps.facts import FactBook
 from sonde.taps.hidden import HiddenParameters
 from sonde.taps.loss_functions import LossCall
@@ -38,6 +39,7 @@ class FirstLooks:
         self._versions: list[tuple[Parameter, int]] = []
         self._starts: list[int] = []
         self._spans: list[tuple[int, str]] = []
+        self._states = CarriedStates()
         self._has_softmaxes = False
         self._steps = 0
         self._process = os.getpid()
@@ -54,6 +56,7 @@ class FirstLooks:
         """Forget the models and what was seen."""
         self._book = self._hidden = None
         self._padding = Padding(self._sites)
+        self._states = CarriedStates()
         self._versions, self._starts, self._spans = [], [], []
 
     # ------------------------------------------------------------------ passes
@@ -64,8 +67,10 @@ class FirstLooks:
             del self._starts[len(self._spans) :]  # one that raised has not left
             self._starts.append(next_sequence())
 
-    def leave(self, name: str) -> None:
-        """Note which autograd nodes a leaf module has made."""
+    def leave(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Note which autograd nodes a leaf module has made, and whose state a recurrent one was given."""
+        if self._states.see(name, module, args, output, self._steps) and self._book is not None:
+            self._book.add_carried(name)
         if not self._has_softmaxes and len(self._starts) > len(self._spans):
             self._spans.append((next_sequence(), name))
 

@@ -263,7 +263,7 @@ class VitalSigns:
     def _leave(self, entry: WatchedModule, call: int, phase: Phase, args: tuple[Any, ...], output: Any) -> None:
         module = entry.module
         if self._trace is not None and id(module) in self._leaves:
-            self._first.leave(entry.name)
+            self._first.leave(entry.name, module, args, output)
             if phase == "train":
                 self._trace.leave(entry.name, output)
         if id(module) not in self.looked_at:

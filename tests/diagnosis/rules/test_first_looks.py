@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from handmade import UNKNOWN, ask, found, loss, model, patient
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import sonde
 from sonde.facts import LIKELIHOOD, Facts, HiddenFacts, SoftmaxFacts
+from sonde.taps.carried_states import CarriedStates
 
 ONE = {"loss:scalar": [1.0, 1.0]}
 
@@ -152,3 +158,52 @@ def test_probabilities_that_were_cut_off_are_not_squashed(zeros, ill):
     about = {"loss_fn:input.input": {"kind": "binary_cross_entropy", "dtype": "float32"}}
     case = patient(readings, model("a.weight", losses=(loss("binary_cross_entropy"),)), about=about)
     assert (ask("logits_into_prob_loss", case) is not None) is ill
+
+
+# ---------------------------------------------------------------------- states and micro-batches
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "carried", "said"), [(True, True, "warning"), (False, True, None), (True, False, None)]
+)
+def test_a_state_that_goes_on_to_shuffled_samples_is_found(tmp_path, shuffle, carried, said):
+    torch.manual_seed(0)
+    rnn, head = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 1)
+    network = nn.ModuleList([rnn, head])
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(torch.randn(40, 5, 2), torch.randn(40, 5)), batch_size=8, shuffle=shuffle)
+    session = sonde.watch(network, optimizer, loader=loader, run=tmp_path / "run", on_error="raise")
+    state = None
+    with session:
+        for x, y in loader:
+            out, (h, c) = rnn(x, state)
+            state = (h.detach(), c.detach()) if carried else None
+            optimizer.zero_grad()
+            F.mse_loss(head(out).squeeze(-1), y).backward()
+            optimizer.step()
+    found = [finding for finding in session.findings if finding.kind == "rnn_state_not_reset"]
+    assert [finding.severity for finding in found] == ([said] if said else [])
+    assert all(finding.sites[0] == "0" for finding in found)
+
+
+def test_a_decoder_that_goes_on_within_a_step_carries_nothing():
+    seen, cell = CarriedStates(), nn.GRUCell(2, 4)
+    state = torch.zeros(3, 4)
+    for step in (1, 2):
+        state = torch.zeros(3, 4)
+        for _ in range(3):
+            args = (torch.randn(3, 2), state)
+            state = cell(*args)
+            assert not seen.see("cell", cell, args, state, step)
+    assert seen.see("cell", cell, (torch.randn(3, 2), state.detach()), state, 3)
+
+
+@pytest.mark.parametrize(
+    ("counts", "reduction", "said"),
+    [([10, 40], "mean", "warning"), ([10, 18], "mean", "info"), ([10, 11], "mean", None), ([10, 40], "sum", None)],
+)
+def test_means_over_unequal_numbers_of_targets_are_told(counts, reduction, said):
+    readings = {"loss_fn:vital.valid_targets": [counts] * 3, "(loop):vital.backwards": [2.0] * 3}
+    facts = model("a.weight", losses=(loss("cross_entropy", settings={"reduction": reduction}),))
+    finding = ask("token_mean_of_means", patient(readings, facts))
+    assert (None if finding is None else finding.severity) == said
