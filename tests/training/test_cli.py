@@ -49,7 +49,7 @@ def test_training_prints_plain_lines_and_leaves_a_run(sonde, config_file, tmp_pa
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert any(line.startswith("training  step 10/10  loss") for line in lines)
-    assert any(line.startswith("epoch 2/2  accuracy") for line in lines)
+    assert any(line.startswith("epoch 1 (2 of 2)  accuracy") for line in lines)
     assert lines[-1] == f"Run: sonde show {tmp_path / 'run'}"
     assert any(line.startswith("worst samples by accuracy: ") for line in lines)
     assert "\x1b" not in result.stdout

@@ -111,7 +111,9 @@ def _show_progress(training: Any, trainer: Any, console: Console, stack: context
             bar.update(glimpse.step, loss=last_loss[1])
 
     def epoch(glimpse: Any) -> None:
-        console.print(f"epoch {glimpse.epoch + 1}/{trainer.tot_epochs}  {_words(glimpse.scores)}", highlight=False)
+        # Epochs count from 0, as in the names of folders and in `sonde query`.
+        where = f"epoch {glimpse.epoch} ({glimpse.epoch + 1} of {trainer.tot_epochs})"
+        console.print(f"{where}  {_words(glimpse.scores)}", highlight=False)
 
     trainer.on(moments.before_run, begin)
     trainer.on(moments.after_train_step, step)
@@ -144,7 +146,7 @@ def _print_end(trainer: Any, console: Console) -> None:
         console.print(f"stopped: {trainer.stop_reason}", highlight=False)
     best = trainer.best
     if best is not None and best.epoch is not None:
-        console.print(f"best {trainer.monitor} {short(best.score)} in epoch {best.epoch + 1}", highlight=False)
+        console.print(f"best {trainer.monitor} {short(best.score)} in epoch {best.epoch}", highlight=False)
     print_worst(trainer.scores, trainer.monitor, console)
     console.print(f"Run: sonde show {trainer.work_dir}", highlight=False, soft_wrap=True)
 
