@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import tracemalloc
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -150,3 +152,28 @@ def test_sessions_without_a_place_for_them_make_one_each_even_at_the_same_moment
     session = debug_session(config=DebugConfig(output_dir=tmp_path)).start()
     assert session.folder == tmp_path / "session-3"
     session.stop()
+
+
+def test_what_is_handed_in_takes_no_more_memory_than_the_config_allows_however_much_it_is():
+    session = debug_session(config=DebugConfig(max_tracked_tensors=30, max_gradient_history=10)).start()
+    values = np.random.default_rng(0).standard_normal(1000)
+
+    def hand_in(steps):
+        for step in range(steps):
+            for name in range(40):
+                session.tensor_inspector.inspect_tensor(values, f"tensor {name}", f"layer {step}", describe=False)
+                session.gradient_debugger.record_gradient_flow(f"layer {name}", values * (1 + step % 3))
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        early = hand_in(15)
+        late = hand_in(15)
+    finally:
+        tracemalloc.stop()
+    assert late - early < 0.02 * 15 * 40 * 2 * values.nbytes, "what is forgotten takes no room"
+    assert len(session.tensor_inspector.get_all_tensors()) == 30
+    assert session.tensor_inspector.memory_usage() == 30 * values.nbytes
+    assert len(session.gradient_debugger.get_layer_history("layer 39")) == 10
+    report = session.stop()
+    assert (report.tensors["total_inspected"], report.tensors["evicted"]) == (1200, 1170)
