@@ -63,18 +63,20 @@ def list_runs(
 
 
 def _find(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / layout.HEADER).is_file():
-        yield folder
-        return
-    if depth < 0:
-        return
     try:
-        with os.scandir(folder) as entries:
-            below = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
+        is_run = (folder / layout.HEADER).is_file()
+        below = _folders_in(folder) if depth >= 0 and not is_run else []
     except OSError:
         return  # not ours to read
+    if is_run:
+        yield folder
     for name in below:
         yield from _find(folder / name, depth - 1)
+
+
+def _folders_in(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
 
 
 def summarise(path: Path, now: float) -> RunSummary:
