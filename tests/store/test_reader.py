@@ -64,7 +64,7 @@ def test_what_a_run_says_about_itself(run):
     assert run.problems == []
     assert run.dropped == 0
     assert run.nbytes > 1000
-    assert "10 steps, 7 sites" in repr(run)
+    assert "9 steps, 7 sites" in repr(run)  # step 0 is the state before the first
 
 
 def test_no_run_is_an_error_that_names_the_path(tmp_path):
