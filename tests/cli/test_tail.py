@@ -2,9 +2,10 @@ import pytest
 from made_run import START, Recipe, write_run
 
 from sonde.cli import tail as verb
-from sonde.records import Event
+from sonde.records import Event, Finding
 from sonde.store import open_run
 
+FINDING = Finding(kind="lr_too_high", severity="warning", confidence=0.9, step=30, last_step=30, cause="Too high.")
 QUIET = Recipe(steps=20, layers=1, dies_at=None, nan_at=None)
 
 
@@ -94,3 +95,24 @@ def test_values_of_choice_stand_in_the_line(sonde, first):
 def test_a_run_without_steps_has_nothing_to_tell_yet(sonde, tmp_path):
     write_run(tmp_path / "empty", Recipe(steps=0, nan_at=None))
     assert sonde("tail", tmp_path / "empty").stdout.splitlines()[-1] == "finished after 0 steps"
+
+
+def test_what_the_doctor_finds_while_it_trains_is_told_once(sonde, live, monkeypatch, strict):
+    path, writer, rest = live
+
+    def train_instead_of_sleeping(seconds):
+        if len(rest) == 10:
+            writer.take_finding(FINDING)
+        if not rest:
+            writer.close()
+            return
+        for _ in range(5):
+            writer.take_block(rest.pop(0))
+        writer.flush()
+
+    monkeypatch.setattr(verb.time, "sleep", train_instead_of_sleeping)
+    news = [strict(line) for line in sonde("tail", path, "--json").stdout.splitlines()]
+    assert [each.get("findings") for each in news] == [[], [], [], ["lr_too_high"], [], None]
+    again = sonde("tail", path, "--once").stdout.splitlines()
+    assert again[1].startswith("● lr_too_high: Too high.")
+    assert again[2].endswith(f"1 finding: sonde diagnose {path}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sonde.cli.options import RunPath
+from sonde.errors import OptionError
 
 if TYPE_CHECKING:
     from sonde.store import Run
@@ -61,8 +62,17 @@ def report(run: RunPath, form: Form = None, out: Out = None, force: Force = Fals
 
 
 def _form_of(out: Path | None) -> ReportFormat:
+    """Return the format that a file's name asks for.
+
+    >>> _form_of(Path("first.md")).value, _form_of(None).value
+    ('md', 'html')
+    """
     endings = {".md": ReportFormat.md, ".markdown": ReportFormat.md, ".json": ReportFormat.json}
-    return endings.get(out.suffix.lower() if out else "", ReportFormat.html)
+    endings |= dict.fromkeys(("", ".html", ".htm"), ReportFormat.html)
+    suffix = out.suffix.lower() if out else ""
+    if suffix not in endings:
+        raise OptionError(f"{out}: a report is .html, .md or .json. Name it so, or choose one with --format.")
+    return endings[suffix]
 
 
 def _write(opened: Run, form: ReportFormat, target: Path, force: bool) -> None:

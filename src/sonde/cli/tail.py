@@ -13,7 +13,10 @@ from sonde.cli.options import AsJson, RunPath, SiteGlob, StatName, Width
 
 if TYPE_CHECKING:
     from sonde.analysis import News
+    from sonde.records import Finding
     from sonde.store import Run
+
+    Teller = Callable[[Run, News | None, list[Finding]], None]
 
 EXAMPLES = """
 sonde tail runs/first  # until it ends
@@ -36,9 +39,9 @@ def tail(
 ) -> None:
     """Follow a run as it trains, a line at a time.
 
-    Each line is about the steps since the last look: loss, learning rate, what is not finite, the worst layer, events.
-    Ends when the run does: with 0 when it finished, with 1 when it failed or crashed. Ctrl-C stops following; the run
-    goes on.
+    Each line is about the steps since the last look: loss, learning rate, what is not finite, the worst layer; beside
+    it stand new events and findings. Ends when the run does: with 0 when it finished, with 1 when it failed or crashed.
+    Ctrl-C stops following; the run goes on.
     """
     from sonde.analysis import Newspaper
     from sonde.cli.opening import open_run
@@ -50,11 +53,12 @@ def tail(
     paper.skip_to_end()
     tell = _tell_json if json else _teller(width)
     looks = iter([None]) if once else follow(opened, interval)
+    told: set[str] = set()
     try:
         for _ in looks:
-            news = paper.read()
-            if news is not None:
-                tell(opened, news)
+            news, found = paper.read(), _new_findings(opened, told)
+            if news is not None or found:
+                tell(opened, news, found)
     except KeyboardInterrupt:
         raise typer.Exit from None
     _tell_end(opened, width=width, json=json)
@@ -77,27 +81,38 @@ def follow(run: Run, interval: float, sleep: Callable[[float], None] | None = No
         (sleep or time.sleep)(interval)
 
 
-def _teller(width: int | None) -> Callable[[Run, News], None]:
+def _new_findings(run: Run, told: set[str]) -> list[Finding]:
+    new = [finding for finding in run.findings if finding.severity != "info" and finding.kind not in told]
+    told.update(finding.kind for finding in new)
+    return new
+
+
+def _teller(width: int | None) -> Teller:
     from sonde.views.terminal import Look, event_line, make_console, news_line
+    from sonde.views.terminal.findings import finding_lines
 
     console = make_console(width=width)
     look = Look.of(console)
 
-    def tell(run: Run, news: News) -> None:
-        for event in news.events:
+    def tell(run: Run, news: News | None, found: list[Finding]) -> None:
+        for event in news.events if news is not None else ():
             console.print(event_line(event), soft_wrap=True)
-        if news.step is not None:
+        if news is not None and news.step is not None:
             console.print(news_line(news, look), soft_wrap=True)
+        if found:
+            console.print(finding_lines(found, look, most=len(found)))
 
     return tell
 
 
-def _tell_json(run: Run, news: News) -> None:
+def _tell_json(run: Run, news: News | None, found: list[Finding]) -> None:
     import sys
 
+    from sonde.analysis import News
     from sonde.cli.answer import print_json
     from sonde.cli.describe import describe_event, describe_mark
 
+    news = news or News(None, 0, float("nan"), float("nan"), 0, None)
     worst: dict[str, Any] | None = None
     if news.worst is not None:
         worst = {"site": news.worst.site.key, **describe_mark(news.worst.mark)}
@@ -111,6 +126,7 @@ def _tell_json(run: Run, news: News) -> None:
             "nonfinite": news.nonfinite,
             "worst": worst,
             "values": news.values,
+            "findings": [finding.kind for finding in found],
             "events": [describe_event(event) for event in news.events],
         }
     )
@@ -118,6 +134,8 @@ def _tell_json(run: Run, news: News) -> None:
 
 
 def _tell_end(run: Run, *, width: int | None, json: bool) -> None:
+    from rich.markup import escape
+
     from sonde.analysis import count_steps
     from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console
@@ -129,4 +147,7 @@ def _tell_end(run: Run, *, width: int | None, json: bool) -> None:
         print_json({"status": run.status, "steps": steps})
         return
     console = make_console(width=width)
-    console.print(f"[{STATUS_STYLES[run.status]}]{run.status}[/] after {plural(steps, 'step')}")
+    grave = sum(finding.severity != "info" for finding in run.findings)
+    more = f"; {plural(grave, 'finding')}: sonde diagnose {escape(str(run.path))}" if grave else ""
+    words = f"[{STATUS_STYLES[run.status]}]{run.status}[/] after {plural(steps, 'step')}{more}"
+    console.print(words, soft_wrap=True)

@@ -175,6 +175,7 @@ def test_the_verb_writes_a_file_named_after_the_run(path, tmp_path, monkeypatch)
 
 def test_the_ending_of_the_file_is_the_format_and_a_dash_is_standard_output(path, tmp_path):
     assert sonde("report", path, "--out", tmp_path / "r.md").exit_code == 0
+    assert sonde("report", path, "--out", tmp_path / "r.pdf").exit_code == 2
     assert (tmp_path / "r.md").read_text().startswith("# first")
     assert json.loads(sonde("report", path, "--format", "json", "--out", "-").output)["run"]["name"] == "first"
 
