@@ -103,6 +103,8 @@ def test_an_epoch_shorter_than_the_log_interval_has_its_loss_in_the_log(tmp_path
     lines = load_training_logs(tmp_path / "logs", "short")["metrics"]
     losses = [(line["step"], line["metrics"]["loss"]) for line in lines if "loss" in line["metrics"]]
     steps = sonde.open_run(tmp_path / "runs" / "short").series("loss:scalar", "mean")
+    norms = [line["step"] for line in lines if "gradient_norm" in line["metrics"]]
+    assert norms == [3], "a gradient and the loss it came from have the same step"
     assert losses == [(step, pytest.approx(steps.values[step - 1], rel=1e-5)) for step in (2, 3, 4)]
     assert "does nothing" not in capsys.readouterr().err, "what was not asked for is not spoken of"
 

@@ -223,8 +223,9 @@ class EnhancedTrainingOptimizer:
         assert self.debugger is not None
         # Held against the run's own history: a fixed bound would cry wolf on most healthy models.
         norm = self.debugger.check_gradients(self.model, gradient_threshold=None)
-        if norm is not None and glimpse.step % self.options.log_interval == 0:
-            self.logger.log_metrics({"gradient_norm": norm}, step=glimpse.step, epoch=glimpse.epoch)
+        step = glimpse.step + 1  # the one under way, under which its loss will be logged as well
+        if norm is not None and step % self.options.log_interval == 0:
+            self.logger.log_metrics({"gradient_norm": norm}, step=step, epoch=glimpse.epoch)
 
     def _see_checkpoint(self, glimpse: Glimpse) -> None:
         self.logger.log_checkpoint(self.work_dir / f"epoch_{glimpse.epoch}" / "checkpoint.pt", glimpse.epoch)
