@@ -122,3 +122,18 @@ def test_settings_are_not_offered_for_a_closer_look(sonde, tmp_path):
     shown = sonde("show", tmp_path / "plain").stdout
     assert "look closer" not in shown
     assert "sonde view " in shown
+
+
+def test_long_names_stay_on_one_line_and_keep_their_end(sonde, tmp_path):
+    layers = [f"encoder.layers.{number}.self_attention.output_projection" for number in range(3)]
+    with library.open_session(run=tmp_path / "deep") as session:
+        for _ in range(4):
+            session.log(generator_loss=1.0)
+            for layer in layers:
+                session.record(f"{layer}.weight", [[0.1, 0.2]], quantity="gradient")
+            session.step()
+    for width in (60, 80):
+        shown = sonde("show", tmp_path / "deep", "--width", width).stdout
+        assert "loss: generator_loss" in shown
+        assert shown.count("output_projection") == 6, "each once in either table"
+        assert "stands out\n" not in shown.replace(" ", ""), "a column of nothing"

@@ -35,7 +35,7 @@ def flow_bars(flow: Sequence[FlowRow], look: Look, *, most: int = MOST_ROWS) -> 
         style = LEVEL_STYLES[row.mark.level] or BAR
         share = _share(row.gradient, low, high)
         table.add_row(
-            Text(row.name or "(model)", LEVEL_STYLES[row.mark.level]),
+            Text(look.fit(row.name or "(model)", names), LEVEL_STYLES[row.mark.level]),
             bar(share, width, look, style=style),
             number(row.gradient),
             ratio(row.ratio),

@@ -183,12 +183,14 @@ def _side_by_side(left: _Part, right: _Part, page: Page, look: Look) -> Table:
 def loss_part(page: Page, look: Look) -> Group:
     """Return the curve of the loss."""
     loss = page.loss
+    name = "loss" if loss is None or loss.site.name == "loss" else f"loss: {loss.site.name}"
+    title = section_title(name, look)
     if loss is None or not len(loss.values):
         hint = Text("No loss was logged; session.log(loss=loss) adds this curve.", QUIET)
-        return Group(section_title("loss", look), hint)
+        return Group(title, hint)
     if not np.isfinite(loss.values).any():
         never = Text(f"not finite in any of its {plural(len(loss.values), 'reading')}", BAD)
-        return Group(section_title("loss", look), never)
+        return Group(title, never)
     steps, values = thin(loss.steps, loss.values, 4 * look.width)
     trend = describe(loss.steps, loss.values)
     log = trend.lowest > 0 and trend.highest / trend.lowest > _LOG_LOSS_SPAN
@@ -197,7 +199,7 @@ def loss_part(page: Page, look: Look) -> Group:
     smoothed = smooth(shaped, max(2, len(values) // 25))
     curves = [Curve(steps, values, style=RAW_CURVE), Curve(steps, 10**smoothed if log else smoothed, style=CURVE)]
     plot = line_plot(curves, look, PlotOptions(height=9, log=log, marks=_bad_steps(page)))
-    return Group(section_title("loss", look), _loss_words(page, look), plot)
+    return Group(title, _loss_words(page, look), plot)
 
 
 def _bad_steps(page: Page) -> list[int]:

@@ -82,12 +82,16 @@ def layer_table(layers: Sequence[LayerSummary], span: tuple[int, int], look: Loo
         _Column("output", 90, lambda layer: number(layer.now("output"))),
     ]
     shown = [column for column in numbers if look.width >= column.least_width]
-    table = plain_table("", "layer", *(column.heading for column in shown), "stands out", right=_NUMERIC)
-    table.columns[1].max_width = 40 if roomy else 22
-    for layer in layers:
-        name = Text(layer.name or "(model)", LEVEL_STYLES[layer.mark.level])
+    remarks = [remark(layer) for layer in layers]
+    odd = any(remarks)
+    # Where nothing stands out, names get the room of the words about it.
+    room = 40 if roomy else 22 if odd else max(22, look.width - 40)
+    last = ["stands out"] if odd else []
+    table = plain_table("", "layer", *(column.heading for column in shown), *last, right=_NUMERIC)
+    for layer, words in zip(layers, remarks, strict=True):
+        name = Text(look.fit(layer.name or "(model)", room), LEVEL_STYLES[layer.mark.level], no_wrap=True)
         cells = [column.cell(layer) for column in shown]
-        table.add_row(dot(layer.mark.level, look), name, *cells, remark(layer))
+        table.add_row(dot(layer.mark.level, look), name, *cells, *([words] if odd else []))
     return table
 
 
