@@ -136,4 +136,4 @@ def test_long_names_stay_on_one_line_and_keep_their_end(sonde, tmp_path):
         shown = sonde("show", tmp_path / "deep", "--width", width).stdout
         assert "loss: generator_loss" in shown
         assert shown.count("output_projection") == 6, "each once in either table"
-        assert "stands out\n" not in shown.replace(" ", ""), "a column of nothing"
+        assert "stands out" not in shown, "a column of nothing"
