@@ -77,6 +77,19 @@ def test_two_sessions_at_once_each_see_their_own_model(tmp_path):
     assert_no_taps(two)
 
 
+def test_a_model_without_values_is_watched_in_silence(caplog):
+    model = nn.Sequential(nn.Linear(3, 3, device="meta"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with caplog.at_level(logging.WARNING, "sonde"), debug_session(model, optimizer) as session:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.empty(2, 3, device="meta")).sum().backward()
+            optimizer.step()
+    assert (session.report.steps, session.report.issues) == (2, ())
+    assert session.model_diagnostics.architecture.total_parameters == 12
+    assert not caplog.records, "no part of the session stumbled over it"
+
+
 def test_one_model_in_two_sessions_is_recorded_by_both():
     model, optimizer = made()
     with debug_session(model, optimizer) as a, debug_session(model, optimizer) as b:

@@ -119,6 +119,8 @@ class Keeper:
     def begin(self, model: nn.Module, args: tuple[Any, ...], step: int) -> None:
         """Note that a training pass of a model begins."""
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        if device.type == "meta":
+            return  # it computes no values that could go bad
         kept = KeptPass(model, step, RandomState.now(device), Precision.now(device.type), current_line())
         kept.versions = _versions(unpack(args))
         self.passes = [each for each in self.passes if each.returned][-(MAX_PASSES - 1) :]

@@ -33,7 +33,7 @@ class PassTrace:
                 self.edges.setdefault((made[1], name))
                 before = self._kinds[made[1]]
                 self.producers[name] = before if self.producers.get(name, before) == before else ""
-            if not self.autocast and torch.is_autocast_enabled(tensor.device.type):
+            if not self.autocast and not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type):
                 self.autocast = str(torch.get_autocast_dtype(tensor.device.type)).removeprefix("torch.")
 
     def leave(self, name: str, output: Any) -> None:
