@@ -27,7 +27,8 @@ class Reports(MemorySink):
         self.origins = {}
 
     def take_finding(self, finding):
-        if "origin" in finding.data and not finding.withdrawn:
+        # A cause that a diagnosis found takes the origin over from what it explains.
+        if "origin" in finding.data and not finding.explains and not finding.withdrawn:
             self.origins.setdefault((finding.kind, finding.cause), finding)
 
 
