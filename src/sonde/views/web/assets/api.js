@@ -26,14 +26,18 @@ export function address(path, query = {}) {
 
 export const runPath = (run, rest = "") => `run/${encodeURIComponent(run)}${rest ? `/${rest}` : ""}`;
 
-async function ask(path, query, signal) {
-  let answer;
-  try {
-    answer = await fetch(address(path, query), { signal, headers: { Accept: "application/json" } });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw silence();
-  }
+/** Ask once more where a connection broke: a server may close one that it kept open just as it is used again. */
+async function reach(where, signal) {
+  const options = { signal, headers: { Accept: "application/json" } };
+  const failed = (error) => { if (error.name === "AbortError") throw error; return null; };
+  const answer = await fetch(where, options).catch(failed) ?? await fetch(where, options).catch(failed);
+  if (!answer) throw silence();
+  return answer;
+}
+
+/** Ask, and return the answer with its headers. */
+export async function ask(path, query, signal) {
+  const answer = await reach(address(path, query), signal);
   if (!answer.ok) {
     const said = await answer.json().catch(() => ({}));
     throw new Refusal(answer.status, said.error ?? `The viewer answered ${answer.status}.`, said.kind);

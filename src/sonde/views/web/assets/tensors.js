@@ -1,5 +1,5 @@
 // Tensors from the server: raw float32 with their shape, and planes cut out of them.
-import { Refusal, address, runPath } from "./api.js";
+import { ask, runPath } from "./api.js";
 
 export const MOST_ELEMENTS = 1 << 20; // the server thins what is larger; then one plane is asked for at a time
 
@@ -14,11 +14,7 @@ export const MOST_ELEMENTS = 1 << 20; // the server thins what is larger; then o
 /** Read one tensor. `fix` holds dimensions at an index. @returns {Promise<Tensor>} */
 export async function readTensor(run, query, fix = {}, signal) {
   const held = Object.entries(fix).map(([dimension, at]) => `${dimension}:${at}`).join(",");
-  const answer = await fetch(address(runPath(run, "tensor"), { ...query, fix: held }), { signal });
-  if (!answer.ok) {
-    const said = await answer.json().catch(() => ({}));
-    throw new Refusal(answer.status, said.error ?? `The viewer answered ${answer.status}.`);
-  }
+  const answer = await ask(runPath(run, "tensor"), { ...query, fix: held }, signal);
   const header = (name) => JSON.parse(answer.headers.get(`X-Sonde-${name}`));
   const shape = header("Shape"), steps = header("Steps");
   for (const [dimension] of header("Held").sort((a, b) => a[0] - b[0])) {
