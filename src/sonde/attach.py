@@ -19,10 +19,12 @@ from sonde.diagnosis.monitor import Monitor
 from sonde.errors import OptionError
 from sonde.forensics.watcher import GuardAction
 from sonde.forensics.wiring import ForensicsOptions
+from sonde.plan import DEFAULT_WHAT, Helpers, Plan, What
 from sonde.records import Finding, Quantity, RunHeader, Sink
 from sonde.schedule import When, schedule
 from sonde.select import Where, check_each_matches, selector
-from sonde.session import CLOSE_TIMEOUT_S, DEFAULT_WHAT, Helpers, Plan, Session, What
+from sonde.session import CLOSE_TIMEOUT_S, Session
+from sonde.stages import Stages
 from sonde.store import RunWriter
 from sonde.store.naming import place_of
 from sonde.taps.describe import describe_environment, describe_model
@@ -130,15 +132,17 @@ def watch(
     steps_before = writer.last_step if start_step is None else start_step - 1
     judge = Monitor if diagnose else None
     return Session(
-        models,
-        optimizers,
-        writer,
-        plan,
-        helpers,
-        judge=judge,
-        forensics=forensics,
-        steps_before=steps_before,
-        clock=clock,
+        Stages(
+            models,
+            optimizers,
+            writer,
+            plan,
+            helpers,
+            judge=judge,
+            forensics=forensics,
+            steps_before=steps_before,
+            clock=clock,
+        )
     )
 
 
@@ -196,22 +200,20 @@ class Notebook(Session):
     What is noted can be read at once, since no pass of a model comes by to send it off.
     """
 
-    def _attach(self) -> None: ...
-
     def log(self, **scalars: float | Tensor) -> None:
         """Record single numbers of this step."""
-        self._packer.begin()
+        self._stages.packer.begin()
         super().log(**scalars)
 
     def record(self, site: str, values: Any, *, quantity: Quantity = "value") -> None:
         """Record the statistics of a tensor, array or list of numbers, or a reading, under a name of your own."""
-        self._packer.begin()
+        self._stages.packer.begin()
         super().record(site, values, quantity=quantity)
 
     def event(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
         """Note something that happened on the run's timeline."""
         super().event(event_type, message, data)
-        self._packer.ship()
+        self._stages.packer.ship()
 
 
 def open_session(
@@ -233,7 +235,7 @@ def open_session(
             session.step()
 
     """
-    # The taps it is made with have nothing to listen to, and are not attached.
+    # Without a model its stages have nothing to listen to.
     plan = _plan({}, DEFAULT_WHAT, None, 1, True, "isolate", DEFAULT_MEMORY_MB, 1)
     helpers = Helpers()
     writer = RunWriter(
@@ -245,7 +247,7 @@ def open_session(
         num_ranks=_world_size(),
         clock=clock,
     )
-    return Notebook({}, [], writer, plan, helpers, steps_before=writer.last_step, clock=clock)
+    return Notebook(Stages({}, [], writer, plan, helpers, steps_before=writer.last_step, clock=clock))
 
 
 def _models(model: Models) -> dict[str, nn.Module]:

@@ -12,7 +12,8 @@ from torch import nn
 
 from sonde.attach import watch
 from sonde.errors import OptionError
-from sonde.session import DEFAULT_WHAT, Session
+from sonde.plan import DEFAULT_WHAT
+from sonde.session import Session
 from sonde.store import open_run
 
 # What the trainer itself knows and hands over.

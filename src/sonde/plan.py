@@ -1,0 +1,48 @@
+"""What a session is asked to do: which quantities, where, when, and within which bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from sonde.schedule import Schedule
+from sonde.select import Selector
+from sonde.taps.describe import describe_helper
+from sonde.taps.guard import OnError
+
+What = Literal["parameters", "gradients", "updates", "outputs", "output_gradients", "optimizer_state"]
+DEFAULT_WHAT: Final[tuple[What, ...]] = ("parameters", "gradients", "updates", "outputs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helpers:
+    """Objects of the training loop that are observed only."""
+
+    loss_fn: Any = None
+    loader: Any = None
+    scheduler: Any = None
+    scaler: Any = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what each helper says about itself."""
+        return {name: describe_helper(helper) for name in self.__slots__ if (helper := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a session records, where, when and within which bounds."""
+
+    what: frozenset[str]
+    where: Selector
+    when: Schedule
+    histogram: bool
+    on_error: OnError
+    max_memory_bytes: int
+    max_calls: int
+    diagnose: bool = False
+    """Whether to record the vital signs and facts that a diagnosis needs."""
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes for steps on their way to the store; the rest of the memory is for shadows of parameters."""
+        return min(self.max_memory_bytes // 4, 64 << 20)
