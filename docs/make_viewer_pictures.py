@@ -21,7 +21,7 @@ from make_gallery import open_browser
 from serving import go, serving, settle
 
 ROOT = Path(__file__).parents[1]
-MOST_BYTES = 150_000
+MOST_BYTES = 250_000
 WIDTH, HEIGHT = 1240, 700
 HEIGHTS = {"runs": 260, "layers": 610, "contrast": 560, "sample": 800, "compare": 640}
 BAD, GOOD, DIGITS = "1-never-cleared", "0-good", "2-digits"
