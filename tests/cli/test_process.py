@@ -101,3 +101,14 @@ def test_another_process_follows_a_run_as_it_is_written(tmp_path):
     assert seen[0]["step"] == 10
     assert sum(each.get("new_steps", 0) for each in seen) == 21
     assert seen[-1] == {"status": "finished", "steps": 30}
+
+
+def test_what_goes_to_programs_is_utf8_whatever_the_locale(process, tmp_path):
+    write_run(tmp_path / "größe")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    told = process("-m", "sonde", "show", tmp_path / "größe", "--json", **ascii_only)
+    assert told.returncode == 0, told.stderr.decode()
+    assert json.loads(told.stdout.decode("utf-8"))["run"]["path"] == str(tmp_path / "größe")
+    report = process("-m", "sonde", "report", tmp_path / "größe", "--format", "md", "--out", "-", **ascii_only)
+    assert report.returncode == 0, report.stderr.decode()
+    assert "×" in report.stdout.decode("utf-8"), "a sign that ASCII has not"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import IO, Any
 
 from sonde.views.plain import plain
 
@@ -16,4 +16,13 @@ def to_json(value: Any) -> str:
 
 def print_json(value: Any) -> None:
     """Print one JSON document, on one line."""
-    sys.stdout.write(to_json(value) + "\n")
+    utf8_output().write(to_json(value) + "\n")
+
+
+def utf8_output() -> IO[str]:
+    """Return standard output, which writes UTF-8 from now on whatever the locale says: programs expect nothing else."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        # A name on disk that is no UTF-8 leaves as the bytes it came from.
+        reconfigure(encoding="utf-8", errors="surrogateescape")
+    return sys.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from itertools import product
 from pathlib import Path
@@ -103,6 +102,7 @@ def export(
 
 
 def _print_table(run: Run, to: Format, sites: list[Site], columns: tuple[str, ...]) -> None:
+    from sonde.cli.answer import utf8_output
     from sonde.cli.export_formats import text_writer
     from sonde.errors import OptionError
 
@@ -110,7 +110,7 @@ def _print_table(run: Run, to: Format, sites: list[Site], columns: tuple[str, ..
         raise OptionError(
             f"--to {to.value} cannot go to standard output; name a file with --out, or choose csv or json."
         )
-    with text_writer(to.value, sys.stdout, columns) as writer:
+    with text_writer(to.value, utf8_output(), columns) as writer:
         _copy(run, sites, columns, writer, quiet=True)
 
 

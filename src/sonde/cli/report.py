@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,9 +52,10 @@ def report(run: RunPath, form: Form = None, out: Out = None, force: Force = Fals
     chosen = form or _form_of(out)
     opened = open_run(run)
     if out is not None and str(out) == "-":
+        from sonde.cli.answer import utf8_output
         from sonde.views.report import render_report
 
-        sys.stdout.write(render_report(opened, chosen.value))
+        utf8_output().write(render_report(opened, chosen.value))
         return
     name = (run.resolve().name or "run") + f".{chosen.value}"
     _write(opened, chosen, out or Path(name), force)
