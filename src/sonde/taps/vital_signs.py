@@ -115,6 +115,7 @@ class VitalSigns:
         self._rows = WeightRows(sites)
         self._neighbours = Neighbours(sites)
         self._first = FirstLooks(sites)
+        self._read_graph = guard.wrap("the graph of the loss", self._first.before_backward)
         self._inputs = ModelInputs(sites, self._neighbours.see_input, self._see_tokens)
         self._loss_signs = LossSigns(sites)
         self._losses = LossTap(
@@ -298,7 +299,7 @@ class VitalSigns:
         self._leftovers.before_backward()
         scaler = self._subjects.scaler
         # A scaled loss is not the loss.
-        self._first.before_backward(roots)
+        self._read_graph(roots)
         self._losses.before_backward(() if scaler is not None and scaler.is_enabled() else roots)
 
     def _saw_clipping(self, parameters: Iterable[Tensor]) -> None:
