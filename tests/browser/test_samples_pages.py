@@ -265,6 +265,21 @@ def test_attention_is_read_by_head_and_token(page):
     vision.locator(".focus canvas[aria-label^='attention of token 0 over 4']").wait_for()
 
 
+def test_a_plane_is_read_and_picked_with_the_keyboard(page):
+    go(page, "#/run/0-odd/sample/0/plain")
+    attention = page.locator("section[aria-label='attention']").first
+    attention.scroll_into_view_if_needed()
+    canvas = attention.locator(".large canvas")
+    canvas.focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+    told = attention.locator(".tensorbody > [role=status]").inner_text()
+    assert told.startswith("[0, ")
+    assert ", 1, 1] = " in told
+    page.keyboard.press("Enter")
+    attention.locator("p:has-text('Where token 1 (cat) looks')").wait_for()
+
+
 def test_tensors_of_five_dimensions_and_large_ones_can_be_turned(page):
     go(page, "#/run/0-odd/sample/0/plain")
     deep = page.locator("section[aria-label='deep']").first

@@ -180,7 +180,7 @@ function showPulse(pulse) {
   place.dataset.status = pulse.status;
   place.dataset.step = String(pulse.last_step ?? "");
   place.title = TOLD[pulse.status] ?? "";
-  replace(place, h("span", { class: `status ${pulse.status}` }, pulse.status), pulse.last_step === null ? " no step yet" : ` step ${count(pulse.last_step)}`);
+  replace(place, h("span", { class: `status ${pulse.status}` }, pulse.status), pulse.last_step === null ? `, no step${pulse.status === "live" ? " yet" : ""}` : ` step ${count(pulse.last_step)}`);
 }
 
 addKeys([

@@ -26,12 +26,13 @@ export const fitting = (width, height, room) => Math.max(0.05, Math.min(48, room
 
 /**
  * A large plane.
- * @param {Object} options `label`; `onpoint(row, column)` when the pointer moves (null when it leaves); `onpick(row, column)`
+ * @param {Object} options `label`; `onpoint(row, column)` when the pointer or an arrow key moves (null when it leaves);
+ *   `onpick(row, column)` on a click or Enter. With neither it is a picture, and no stop for Tab
  * @returns {HTMLElement} with `draw(layers, width, height, zoom)`; a layer is `{image, alpha, smooth, clip}`
  */
-export function planeCanvas({ label, onpoint = () => {}, onpick = null }) {
-  const canvas = h("canvas", { class: "plane", role: "img", "aria-label": label });
-  let wide = 1, high = 1, zoom = 1;
+export function planeCanvas({ label, onpoint = null, onpick = null }) {
+  const canvas = h("canvas", { class: "plane", role: "img", "aria-label": label, tabindex: onpoint || onpick ? "0" : null });
+  let wide = 1, high = 1, zoom = 1, cell = null;
   canvas.drawLayers = (layers, width, height, pixels) => {
     [wide, high, zoom] = [width, height, pixels];
     const ratio = window.devicePixelRatio || 1;
@@ -58,8 +59,23 @@ export function planeCanvas({ label, onpoint = () => {}, onpick = null }) {
     const column = Math.floor((event.clientX - box.left) / zoom), row = Math.floor((event.clientY - box.top) / zoom);
     return row >= 0 && row < high && column >= 0 && column < wide ? [row, column] : null;
   };
-  canvas.addEventListener("pointermove", (event) => { const found = at(event); if (found) onpoint(...found); });
-  canvas.addEventListener("pointerleave", () => onpoint(null, null));
+  if (onpoint) {
+    canvas.addEventListener("pointermove", (event) => { const found = at(event); if (found) onpoint(...found); });
+    canvas.addEventListener("pointerleave", () => onpoint(null, null));
+    canvas.addEventListener("blur", () => onpoint(null, null));
+  }
+  canvas.addEventListener("keydown", (event) => {
+    const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (by) {
+      const within = (value, most) => Math.min(Math.max(value, 0), most - 1);
+      cell = cell === null ? [0, 0] : [within(cell[0] + by[0], high), within(cell[1] + by[1], wide)];
+      event.preventDefault();
+      event.stopPropagation();
+      onpoint?.(...cell);
+    } else if (event.key === "Enter" && cell) {
+      onpick?.(...cell);
+    }
+  });
   if (onpick) canvas.addEventListener("click", (event) => { const found = at(event); if (found) onpick(...found); });
   return canvas;
 }

@@ -108,11 +108,12 @@ export function scoreMap({ label, onopen, describe, height = MOST_HEIGHT }) {
   return element;
 }
 
-/** What the colours of a map mean. */
-export function legend(low, high, direction, table = MAPS.score) {
+/** What the colours of a map mean: in the words for the worst and the best, or in scores. */
+export function legend(low, high, direction, words = null, table = MAPS.score) {
   const strip = document.createElement("canvas");
   paint(strip, Float32Array.from({ length: 64 }, (_, at) => at), 64, 1, (value) => colour(value, 0, 63, table));
   strip.className = "strip";
   const [bad, good] = direction < 0 ? [high, low] : [low, high];
-  return h("span", { class: "legend" }, h("span", {}, `worse ${short(bad)}`), strip, h("span", {}, `${short(good)} better`));
+  const [worst, best] = words ?? [`worse ${short(bad)}`, `${short(good)} better`];
+  return h("span", { class: "legend" }, h("span", {}, worst), strip, h("span", {}, best));
 }

@@ -208,7 +208,7 @@ export async function show(place, context) {
       describe: (row) => `sample ${found.ids[row]} fails in ${found.failed[row]} of ${plural(found.scored[row], "run")}` });
     const line = (row) => h("a", { class: "chip", href: link("sample", { run, rest: [state.evaluation, found.ids[row]], query: { metric: state.metric, with: state.with.slice(0, 1) } }) }, `${found.ids[row]} (${found.failed[row]}/${found.scored[row]})`);
     replace(common, h("section", { class: "panel", "aria-label": "Common failures" },
-      h("div", { class: "head" }, h("h2", {}, "Common failures"), h("label", { class: "field" }, slider, said)),
+      h("div", { class: "head" }, h("h2", {}, "Common failures"), h("div", { class: "tools" }, legend(0, 1, -1, ["fails in all runs", "in none"]), h("label", { class: "field" }, slider, said))),
       h("p", { class: "note" }, `${plural(found.failures, "sample")} with ${found.metric} ${found.direction > 0 ? "at most" : "at least"} ${short(found.threshold)} in some of ${plural(found.runs, "run")}`),
       map, h("div", { class: "chips" }, found.worst.slice(0, 16).map(line))));
     map.draw({ values: share, mask: null, low: 0, high: 1, direction: -1, table: MAPS.score });
