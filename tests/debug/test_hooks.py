@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -163,3 +165,44 @@ def test_what_is_no_trigger_or_action_is_refused_with_an_example():
         HookBuilder("x").trigger(5)
     with pytest.raises(OptionError, match=r"such as HookAction\.InspectTensor"):
         HookBuilder("x").action(HookAction.Alert)
+
+
+def builder():
+    return HookBuilder("h").trigger(HookTrigger.EveryForward).action(HookAction.CustomCallback(lambda occasion: 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: builder().max_executions("3"), "max_executions takes a whole number of at least 1; got '3'"),
+        (lambda: builder().layer_patterns([3]), "layer_patterns takes names of layers; got 3"),
+        (lambda: HookTrigger.EveryNSteps("2"), "EveryNSteps takes a whole number"),
+        (lambda: HookTrigger.Conditional("loss > 1"), "Conditional takes a condition such as"),
+        (lambda: HookCondition.StepRange(5, 5), "holds no step"),
+        (lambda: HookAction.Alert("x", "loud"), "severity='loud': choose from info, warning, critical"),
+        (lambda: HookAction.Alert("x", webhook="ftp://host"), "begins with http:// or https://"),
+        (lambda: HookAction.CustomCallback(5), "takes a function or the name of one; got 5"),
+        (lambda: HookManager().register("a hook"), "takes a hook made with HookBuilder"),
+    ],
+)
+def test_a_hook_that_could_not_work_is_refused_when_it_is_made(make, message):
+    with pytest.raises(OptionError, match=re.escape(message)):
+        make()
+
+
+def test_one_name_is_a_list_of_one_and_not_of_letters():
+    assert builder().layer_patterns("attention.*").build().layer_patterns == ("attention.*",)
+    assert HookTrigger.LayerSpecific("layer1").layers == ("layer1",)
+
+
+def test_a_builder_is_built_and_a_function_is_a_condition_where_they_are_handed_over():
+    manager = HookManager()
+    manager.register(builder().trigger(HookTrigger.Conditional(lambda occasion: occasion.layer == "a")))
+    assert [len(manager.execute_hooks(layer, [1.0])) for layer in "ab"] == [1, 0]
+
+
+def test_values_that_do_not_fill_their_shape_are_told():
+    manager = HookManager()
+    manager.register(builder())
+    with pytest.raises(OptionError, match=r"2 values of 'a' do not fill the shape \(3,\)"):
+        manager.execute_hooks("a", [1.0, 2.0], [3])

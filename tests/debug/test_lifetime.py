@@ -115,7 +115,7 @@ def test_a_gradient_that_is_handed_in_and_recorded_as_well_counts_once_in_its_st
 def test_losses_logged_without_a_model_make_steps_and_are_judged(tmp_path, kept):
     with debug_session_with_config(DebugConfig(output_dir=tmp_path if kept else None)) as session:
         for step in range(30):
-            session.log(loss=2.0 / (step + 1))
+            session.log(loss=torch.tensor(2.0 / (step + 1), requires_grad=True))
             session.log(accuracy=step / 30)
     assert session.report.steps == 30
     assert session.model_diagnostics.analyze_training_dynamics().convergence_status == "converging"

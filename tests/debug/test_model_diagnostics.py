@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import numpy as np
 import pytest
 import torch
@@ -155,3 +157,27 @@ def test_the_report_is_plain():
     report = recorded(np.linspace(2, 1, 40)).generate_report()
     assert report["dynamics"]["convergence_status"] == "converging"
     assert report["health"]["status"] == "healthy"
+
+
+def test_numbers_may_be_tensors_and_keep_no_graph_alive():
+    weight = torch.ones(1, requires_grad=True)
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    metrics = ModelPerformanceMetrics(
+        training_step=1, loss=(weight * 2).sum(), accuracy=np.float32(0.5), timestamp=when
+    )
+    assert (type(metrics.loss), metrics.loss, metrics.accuracy, metrics.timestamp) == (
+        float,
+        2.0,
+        0.5,
+        when.timestamp(),
+    )
+    with pytest.raises(OptionError, match="loss takes a number; got 'low'"):
+        ModelPerformanceMetrics(training_step=1, loss="low")
+
+
+def test_records_of_another_kind_are_told():
+    diagnostics = ModelDiagnostics()
+    with pytest.raises(OptionError, match=r"takes a ModelPerformanceMetrics\(...\); got dict"):
+        diagnostics.record_performance({"loss": 1.0})
+    with pytest.raises(OptionError, match=r"takes a ModelArchitectureInfo\(...\); got Linear"):
+        diagnostics.record_architecture(torch.nn.Linear(2, 2))

@@ -72,3 +72,9 @@ def test_operations_and_report(profiler):
         profiler.record_tensor_operation(name, seconds)
     report = profiler.generate_report()
     assert report["bottlenecks"][0]["name"] == "matmul"
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_a_time_that_cannot_be_is_told(seconds):
+    with pytest.raises(OptionError, match="'fc' cannot have taken"):
+        Profiler().record_layer_execution("fc", "Linear", seconds)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from sonde.debug.counts import check_count
 from sonde.errors import OptionError
 from sonde.schedule import Schedule, every
 
@@ -42,9 +43,7 @@ class DebugConfig:
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
             raise OptionError(f"sampling_rate takes a share above 0 and up to 1; got {rate!r}.")
         for name in ("max_tracked_tensors", "max_gradient_history"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise OptionError(f"{name} takes a whole number of at least 1; got {value!r}.")
+            check_count(name, getattr(self, name))
         if self.output_dir is not None and not isinstance(self.output_dir, str | os.PathLike):
             raise OptionError(f"output_dir takes a path, or None to keep nothing; got {self.output_dir!r}.")
 

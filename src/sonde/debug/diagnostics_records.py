@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+from sonde.debug.numbers import as_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPerformanceMetrics:
-    """How a training does at a step. What is not known is left out."""
+    """How a training does at a step. What is not known is left out.
+
+    Numbers may be tensors; their values are taken, so that no graph is kept alive. A time may be a `datetime`.
+    """
 
     training_step: int
     loss: float
@@ -20,6 +26,12 @@ class ModelPerformanceMetrics:
     timestamp: float | None = None
     validation_loss: float | None = None
     validation_accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, int | float):
+                object.__setattr__(self, name, _number(name, value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +67,9 @@ class LayerActivationStats:
     saturated_neurons_ratio: float | None = None
     sparsity: float | None = None
     output_shape: tuple[int, ...] = ()
+
+
+def _number(name: str, value: Any) -> float:
+    if name == "timestamp" and hasattr(value, "timestamp"):
+        return float(value.timestamp())
+    return as_number(value, name)

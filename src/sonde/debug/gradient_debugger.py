@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from sonde.debug.counts import check_count
 from sonde.debug.gradient_layer import (
     RELATIVE,
     GradientPoint,
@@ -112,8 +113,9 @@ class GradientDebugger:
     """
 
     def __init__(self, max_history: int = 100, thresholds: GradientThresholds = RELATIVE) -> None:
-        if max_history < 1:
-            raise OptionError(f"max_gradient_history takes a whole number of at least 1; got {max_history!r}.")
+        check_count("max_history", max_history)
+        if not isinstance(thresholds, GradientThresholds):
+            raise OptionError(f"thresholds takes GradientThresholds(vanishing=..., exploding=...); got {thresholds!r}.")
         self.max_history = max_history
         self.thresholds = thresholds
         self.step = 0

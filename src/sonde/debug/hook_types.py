@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
+from sonde.debug.counts import check_count
+from sonde.debug.webhook import check_address
 from sonde.errors import OptionError
 
 _COMPARISONS: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -86,6 +88,8 @@ class HookCondition:
     @staticmethod
     def StepRange(start: int, end: int) -> HookCondition:
         """Fire from step `start` on and before step `end`."""
+        if end <= start:
+            raise OptionError(f"StepRange({start}, {end}) holds no step: the second number must be the larger one.")
         return HookCondition(f"step in [{start}, {end})", lambda occasion: start <= occasion.step < end)
 
     @staticmethod
@@ -131,18 +135,23 @@ class HookTrigger:
     @staticmethod
     def EveryNSteps(n: int) -> HookTrigger:
         """Fire in the forward of each n-th step."""
-        if n < 1:
-            raise OptionError(f"EveryNSteps takes a whole number of at least 1; got {n!r}.")
+        check_count("EveryNSteps", n)
         return HookTrigger("every_n_steps", interval=n)
 
     @staticmethod
-    def LayerSpecific(layers: list[str] | tuple[str, ...]) -> HookTrigger:
+    def LayerSpecific(layers: list[str] | tuple[str, ...] | str) -> HookTrigger:
         """Fire in the forward of these layers, by their exact names."""
-        return HookTrigger("layer_specific", layers=tuple(layers))
+        return HookTrigger("layer_specific", layers=as_names("LayerSpecific", layers))
 
     @staticmethod
-    def Conditional(condition: HookCondition) -> HookTrigger:
-        """Fire where a condition holds, forward or backward."""
+    def Conditional(condition: HookCondition | Callable[[Occasion], bool]) -> HookTrigger:
+        """Fire where a condition, or a function of the occasion, holds, forward or backward."""
+        if not isinstance(condition, HookCondition):
+            if not callable(condition):
+                raise OptionError(
+                    f"Conditional takes a condition such as HookCondition.NonFinite(); got {condition!r}."
+                )
+            condition = HookCondition.Custom(condition)
         return HookTrigger("conditional", condition=condition)
 
     def fires(self, occasion: Occasion) -> bool:
@@ -211,11 +220,18 @@ class HookAction:
         message: str, severity: AlertSeverity | str = AlertSeverity.Warning, webhook: str | None = None
     ) -> HookAction:
         """Raise an alert: in the log, in the run, to the session's listeners and, if given, to a web address."""
+        known = [each.value for each in AlertSeverity]
+        if severity not in known:
+            raise OptionError(f"severity={severity!r}: choose from {', '.join(known)}.")
+        if webhook is not None:
+            check_address(webhook)
         return HookAction("alert", message=message, severity=AlertSeverity(severity), webhook=webhook)
 
     @staticmethod
     def CustomCallback(callback: str | Callable[[Occasion], Any]) -> HookAction:
         """Call a function with the occasion: itself, or the name under which it was registered."""
+        if not callable(callback) and not isinstance(callback, str):
+            raise OptionError(f"CustomCallback takes a function or the name of one; got {callback!r}.")
         return HookAction("custom_callback", callback=callback)
 
 
@@ -233,3 +249,12 @@ def _comparison(text: str) -> Callable[[float, float], bool]:
         raise OptionError(f"comparison={text!r}: choose from {', '.join(_COMPARISONS)}.")
     compare = _COMPARISONS[text]
     return lambda value, threshold: bool(np.isfinite(value) and compare(value, threshold))
+
+
+def as_names(what: str, names: Any) -> tuple[str, ...]:
+    """Return names as they were given, or the one name that was."""
+    listed = (names,) if isinstance(names, str) else tuple(names)
+    wrong = [name for name in listed if not isinstance(name, str)]
+    if wrong:
+        raise OptionError(f"{what} takes names of layers; got {wrong[0]!r}.")
+    return listed

@@ -6,6 +6,7 @@ import fnmatch
 import functools
 import itertools
 import logging
+import math
 import re
 import time
 import traceback
@@ -13,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from sonde.debug.hook_types import HookAction, HookTrigger, Occasion
+from sonde.debug.counts import check_count
+from sonde.debug.hook_types import HookAction, HookTrigger, Occasion, as_names
 from sonde.debug.numbers import as_array
 from sonde.debug.tensor_stats import compute_stats, to_plain
 from sonde.errors import OptionError, SondeError
@@ -98,21 +100,20 @@ class HookBuilder:
         self._actions.append(action)
         return self
 
-    def layer_patterns(self, patterns: Sequence[str]) -> Self:
+    def layer_patterns(self, patterns: Sequence[str] | str) -> Self:
         """Say for which layers it is.
 
         A pattern is held against the whole name, as a glob and as a regular expression, and either may match: `layer1`
         is that layer only, `attention.*` all whose name begins so. `glob:` or `re:` before it allows only one reading.
         """
-        for pattern in patterns:
+        self._patterns = as_names("layer_patterns", patterns)
+        for pattern in self._patterns:
             matches(pattern, "")  # a pattern that cannot be read is told now
-        self._patterns = tuple(patterns)
         return self
 
     def max_executions(self, count: int) -> Self:
         """Say after how many executions it goes quiet."""
-        if count < 1:
-            raise OptionError(f"max_executions takes a whole number of at least 1; got {count!r}.")
+        check_count("max_executions", count)
         self._max = count
         return self
 
@@ -176,8 +177,11 @@ class HookManager:
 
     # ------------------------------------------------------------------ keeping
 
-    def register(self, hook: Hook) -> str:
-        """Add a hook; return its id."""
+    def register(self, hook: Hook | HookBuilder) -> str:
+        """Add a hook, built or ready to be built; return its id."""
+        hook = hook.build() if isinstance(hook, HookBuilder) else hook
+        if not isinstance(hook, Hook):
+            raise OptionError(f"register(hook) takes a hook made with HookBuilder(...).build(); got {hook!r:.80}.")
         number = f"hook-{next(self._numbers)}"
         self._entries[number] = _Entry(hook)
         self._change()
@@ -275,7 +279,7 @@ class HookManager:
     def _occasion(
         self, layer: str, data: Any, shape: Sequence[int] | None, is_forward: bool, metadata: Mapping[str, Any] | None
     ) -> Occasion:
-        values = data if shape is None else as_array(data, f"data of {layer!r}").reshape(tuple(shape))
+        values = data if shape is None else _shaped(as_array(data, f"data of {layer!r}"), tuple(shape), layer)
         return Occasion(
             layer=layer,
             values=values,
@@ -324,7 +328,8 @@ class HookManager:
         callback = action.callback
         if isinstance(callback, str):
             if callback not in self._callbacks:
-                raise OptionError(f"No callback {callback!r} is registered; there are {', '.join(self._callbacks)}.")
+                known = ", ".join(self._callbacks) or "none"
+                raise OptionError(f"No callback {callback!r} is registered; there are {known}. See register_callback.")
             callback = self._callbacks[callback]
         assert callback is not None
         return callback(occasion)
@@ -360,6 +365,12 @@ def _compiled(expression: str, must_compile: bool) -> re.Pattern[str] | None:
         if must_compile:
             raise OptionError(f"The pattern 're:{expression}' is no regular expression: {error}.") from error
         return None  # `*.weight` is a glob and nothing else
+
+
+def _shaped(array: Any, shape: tuple[int, ...], layer: str) -> Any:
+    if array.size != math.prod(shape):
+        raise OptionError(f"{array.size} values of {layer!r} do not fill the shape {shape}.")
+    return array.reshape(shape)
 
 
 def _cannot(action: HookAction, occasion: Occasion) -> Any:

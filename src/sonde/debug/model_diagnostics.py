@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sonde.analysis.dynamics import Fit, Stability, State, classify, judge_fit
 from sonde.debug.diagnostics_records import LayerActivationStats, ModelArchitectureInfo, ModelPerformanceMetrics
+from sonde.errors import OptionError
 
 WEIGHTS: Final = {"convergence": 0.35, "stability": 0.2, "fit": 0.15, "activations": 0.3}
 """What each part of the health score counts. A part that is not known is left out, and the rest share its weight."""
@@ -96,16 +97,19 @@ class ModelDiagnostics:
 
     def record_performance(self, metrics: ModelPerformanceMetrics) -> None:
         """Take the metrics of a step."""
+        _check_kind("record_performance", metrics, ModelPerformanceMetrics)
         self.step = max(self.step, metrics.training_step)
         self._metrics.append(metrics)
         self._watch_performance()
 
     def record_architecture(self, architecture: ModelArchitectureInfo) -> None:
-        """Take what the model is made of."""
+        """Take what the model is made of; `describe_architecture(model)` tells it."""
+        _check_kind("record_architecture", architecture, ModelArchitectureInfo)
         self.architecture = architecture
 
     def record_layer_stats(self, stats: LayerActivationStats) -> None:
         """Take what a layer put out; the last word on a layer counts."""
+        _check_kind("record_layer_stats", stats, LayerActivationStats)
         self._layers[stats.layer_name] = stats
         while len(self._layers) > _MAX_LAYERS:
             self._layers.popitem(last=False)
@@ -249,6 +253,11 @@ class ModelDiagnostics:
             self._alerts.append(
                 DiagnosticAlert(kind=kind, severity=severity, message=message, step=self.step, layer=layer)
             )
+
+
+def _check_kind(verb: str, given: Any, wanted: type) -> None:
+    if not isinstance(given, wanted):
+        raise OptionError(f"{verb}(...) takes a {wanted.__name__}(...); got {type(given).__name__}.")
 
 
 def _recommend(state: State, stability: Stability, fit: Fit) -> list[str]:

@@ -91,3 +91,16 @@ def as_floats(array: NDArray[Any]) -> NDArray[np.float64]:
     """Return the values in one row, as float64; complex ones by magnitude."""
     flat = array.reshape(-1)
     return np.abs(flat).astype(np.float64) if np.iscomplexobj(flat) else flat.astype(np.float64)
+
+
+def as_number(value: Any, what: str) -> float:
+    """Return a single number from whatever stands for one. A tensor on a device is waited for.
+
+    Raises:
+        OptionError: It stands for none, or for several.
+
+    """
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise OptionError(f"{what} takes a number; got {value!r:.80}.") from None

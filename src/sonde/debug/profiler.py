@@ -35,6 +35,8 @@ class Timing:
 
     def add(self, seconds: float) -> None:
         """Take a duration."""
+        if not seconds >= 0:
+            raise OptionError(f"{self.name!r} cannot have taken {seconds!r} seconds; give a number of at least 0.")
         self.count += 1
         self.total += seconds
         self.longest = max(self.longest, seconds)

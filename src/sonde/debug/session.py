@@ -29,6 +29,7 @@ from sonde.debug.gradient_debugger import GradientDebugger
 from sonde.debug.hooks import HookManager, TrainingStopped
 from sonde.debug.live_hooks import LiveHooks
 from sonde.debug.model_diagnostics import ModelDiagnostics
+from sonde.debug.numbers import as_number
 from sonde.debug.profiler import Profiler
 from sonde.debug.report import DebugReport
 from sonde.debug.report_making import make_report
@@ -112,6 +113,11 @@ class DebugSession:
         self._bundle_reason = ""
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._process = psutil.Process()
+
+    def __repr__(self) -> str:
+        state = "stopped" if self.report is not None else "running" if self._is_started else "not started"
+        of = "" if self._model is None else f" of {type(self._model).__name__}"
+        return f"<DebugSession {self.id}{of} ({state}, {self.step} steps)>"
 
     # ------------------------------------------------------------------ parts
 
@@ -246,9 +252,9 @@ class DebugSession:
         self._logged.update(scalars)
         if self._recording is not None:
             self._recording.log(**scalars)
-        loss = next((scalars[name] for name in _LOSSES if name in scalars), None)
-        if loss is not None:
-            self._diagnostics.record_training_dynamics(self.step + 1, float(loss))
+        name = next((name for name in _LOSSES if name in scalars), None)
+        if name is not None:
+            self._diagnostics.record_training_dynamics(self.step + 1, as_number(scalars[name], name))
 
     def _end_step_by_hand(self) -> None:
         self._logged.clear()

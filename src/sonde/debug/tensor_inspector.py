@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from numpy.typing import NDArray
 
+from sonde.debug.counts import check_count
 from sonde.debug.mean_series import DRIFT_POINTS, Drift, MeanSeries
 from sonde.debug.numbers import as_array
 from sonde.debug.tensor_compare import TensorComparison, compare_arrays
@@ -84,8 +85,7 @@ class TensorInspector:
         on_alert: Callable[[TensorAlert], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if max_tracked_tensors < 1:
-            raise OptionError(f"max_tracked_tensors takes a whole number of at least 1; got {max_tracked_tensors!r}.")
+        check_count("max_tracked_tensors", max_tracked_tensors)
         self.max_tracked_tensors = max_tracked_tensors
         self.monitoring = True
         self.num_inspected = 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sonde.debug.counts import check_count
 from sonde.debug.file_names import file_name
 from sonde.errors import OptionError, SelectionError
 from sonde.store import Run, strict_json
@@ -38,9 +39,7 @@ class VisualizationConfig:
 
     def __post_init__(self) -> None:
         for name in ("width", "height", "max_plots"):
-            value: Any = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise OptionError(f"{name} takes a whole number of at least 1; got {value!r}.")
+            check_count(name, getattr(self, name))
         if self.theme not in THEMES:
             raise OptionError(f"theme takes one of {', '.join(THEMES)}; got {self.theme!r}.")
 

@@ -18,6 +18,12 @@ TIMEOUT_S: Final = 5.0
 _MAX_WAITING: Final = 100
 
 
+def check_address(address: str) -> None:
+    """Raise an error unless messages can be posted to an address."""
+    if not address.startswith(("http://", "https://")):
+        raise OptionError(f"webhook={address!r}: give an address that begins with http:// or https://.")
+
+
 class WebhookSender:
     """Posts JSON, one message after the other. What cannot be sent is counted and told once."""
 
@@ -33,8 +39,7 @@ class WebhookSender:
             OptionError: The address is not http or https.
 
         """
-        if not address.startswith(("http://", "https://")):
-            raise OptionError(f"webhook={address!r}: give an address that begins with http:// or https://.")
+        check_address(address)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="sonde-webhook", daemon=True)
             self._thread.start()
