@@ -165,6 +165,7 @@ def terminal_views(good: sonde.Run, bad: sonde.Run, model: DigitTransformer) -> 
 def _recorded(show: Any, width: int, title: str) -> str:
     console = Console(record=True, width=width, force_terminal=True, color_system="truecolor", file=io.StringIO())
     show(console)
+    console.print()  # the last line would be cut
     return console.export_svg(title=title, theme=MONOKAI, code_format=STANDALONE_SVG)
 
 

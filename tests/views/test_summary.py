@@ -5,8 +5,9 @@ import pytest
 from made_run import Recipe, write_run
 from rich.console import Console
 
+from sonde.analysis import describe
 from sonde.store import open_run
-from sonde.views.terminal import make_console, print_summary, render_site
+from sonde.views.terminal import make_console, print_summary, render_site, summary
 from sonde.views.terminal.look import Look
 
 
@@ -122,3 +123,18 @@ def test_a_large_run_is_read_from_where_it_can_be_afforded_and_says_so(run, monk
     assert "layers, worst first, since step 41" in text
     # The loss is always whole.
     assert text.splitlines()[4].startswith("2.")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([5.0, 4.0, 3.0, 2.0, 1.0], "falling"),
+        ([1.0, 9.0, 8.0, 6.0, 4.0], "falling of late"),
+        ([5.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], "flat of late"),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], "rising of late"),
+        ([5.0, 4.0, 3.0, 2.0, float("nan")], "no longer finite"),
+    ],
+)
+def test_a_loss_that_ended_above_its_start_is_not_just_falling(values, words):
+    trend = describe(np.arange(len(values)), np.array(values))
+    assert summary._direction_words(trend)[0] == words

@@ -18,6 +18,7 @@ from sonde.analysis import (
     ModelOrder,
     RunFacts,
     SiteSummary,
+    Trend,
     any_in_columns,
     column_edges,
     columns,
@@ -50,8 +51,6 @@ _MOST_MARKS = 20
 # A loss that spans more than this is drawn in decades, or its end is a flat line.
 _LOG_LOSS_SPAN = 30.0
 
-# The direction is that of the last quarter: a loss that fell far and then rests is not flat.
-_DIRECTIONS = {"broken": "no longer finite", "flat": "flat of late", "rising": "rising of late"}
 # A weight decay of zero is a choice, and so are labels: next to tensors they are not worth a closer look.
 _SETTINGS = ("scalar", "input")
 
@@ -213,12 +212,20 @@ def _loss_words(page: Page, look: Look) -> Text:
     arrow = look.pick(" → ", " > ")
     text = Text.assemble(short(trend.first), arrow, (short(trend.last), TITLE))
     text.append(f"   best {short(trend.lowest)} at {trend.lowest_step}", QUIET)
-    style = {"falling": GOOD, "flat": ODD, "rising": BAD, "broken": BAD}[trend.direction]
     text.append("   ")
-    text.append(_DIRECTIONS.get(trend.direction, trend.direction), style)
+    text.append(*_direction_words(trend))
     if marks := _bad_steps(page):
         text.append(f"   {look.pick('▲', '^')} {marks[0]}", BAD)
     return text
+
+
+def _direction_words(trend: Trend) -> tuple[str, str]:
+    """Say where the curve goes. Its direction is that of the last quarter, which may not be that of the whole."""
+    if trend.direction == "broken":
+        return "no longer finite", BAD
+    if trend.direction == "falling" and trend.last < trend.first:
+        return "falling", GOOD
+    return f"{trend.direction} of late", {"rising": BAD}.get(trend.direction, ODD)
 
 
 def over_time_part(page: Page, look: Look) -> Group:
