@@ -65,7 +65,8 @@ def judge(losses: Values) -> Learning:
     # The difference of two medians is uncertain by about this much; below it nothing can be said to have moved.
     margin = max(RELATIVE * abs(initial), 2.5 * noise * 1.253 * np.sqrt(1 / START + 1 / len(tail)))
     state: State = "flat"
-    if recent < initial - margin or _falls(losses, initial):
+    # A fall from where the first steps threw it to is none, unless it ends below where it began.
+    if recent < initial - margin or (recent < initial and _falls(losses, initial)):
         state = "improving"
     elif recent > initial + margin:
         state = "worse"
