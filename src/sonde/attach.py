@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,9 @@ logger = logging.getLogger("sonde")
 
 DEFAULT_MEMORY_MB: Final = 1024
 Models = nn.Module | Mapping[str, nn.Module]
+
+_watchers: weakref.WeakKeyDictionary[nn.Module, Callable[[], Session | None]] = weakref.WeakKeyDictionary()
+"""By model: the session that watches it, held weakly."""
 
 
 def watch(
@@ -119,6 +123,7 @@ def watch(
     helpers = Helpers(loss_fn=loss_fn, loader=loader, scheduler=scheduler, scaler=scaler)
     forensics = _forensics(diagnose, guard, bundles, max_bundle_mb)
     _warn_if_compiled(models, plan)
+    _warn_if_watched(models)
     writer = RunWriter(
         place_of(run, resume=resume, shared=_world_size() > 1),
         _header(models, optimizers, plan, helpers, config, clock),
@@ -131,7 +136,7 @@ def watch(
     )
     steps_before = writer.last_step if start_step is None else start_step - 1
     judge = Monitor if diagnose else None
-    return Session(
+    session = Session(
         Stages(
             models,
             optimizers,
@@ -144,6 +149,8 @@ def watch(
             clock=clock,
         )
     )
+    _watchers.update(dict.fromkeys(models.values(), weakref.ref(session)))
+    return session
 
 
 class IdleSession(Session):
@@ -358,6 +365,19 @@ def _world_size() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _warn_if_watched(models: dict[str, nn.Module]) -> None:
+    """Tell of a session that was forgotten, as by a notebook's cell that runs again: both would record the model."""
+    for model in models.values():
+        watcher = _watchers.get(model, lambda: None)()
+        if watcher is not None and not watcher.is_closed:
+            logger.warning(
+                "this model is watched already, by a session that writes %s and goes on doing so. Call its close() "
+                "first if you meant to begin anew.",
+                watcher.path,
+            )
+            return
 
 
 def _warn_if_compiled(models: dict[str, nn.Module], plan: Plan) -> None:

@@ -54,6 +54,11 @@ class Session:
         return self._stages.packer.step
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it records no more."""
+        return self._closed
+
+    @property
     def dropped_steps(self) -> int:
         """How many steps could not be recorded because the writer lagged behind."""
         return self._stages.packer.dropped

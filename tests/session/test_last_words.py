@@ -1,4 +1,4 @@
-"""What a session says when it ends."""
+"""What a session says when it ends, and when another one begins."""
 
 from __future__ import annotations
 
@@ -32,4 +32,18 @@ def test_who_never_asks_is_told_what_was_found_when_the_run_ends(tmp_path, caplo
 
 def test_a_sound_run_ends_in_silence(tmp_path, caplog):
     assert train(tmp_path / "well", clears=True).findings == []
+    assert not caplog.records
+
+
+def test_a_forgotten_session_is_named_when_its_model_is_watched_again(tmp_path, caplog):
+    model = nn.Linear(2, 2)
+    first = sonde.watch(model, run=tmp_path / "cell-*")
+    again = sonde.watch(model, run=tmp_path / "cell-*")
+    (told,) = [each.getMessage() for each in caplog.records]
+    assert f"watched already, by a session that writes {tmp_path / 'cell-1'}" in told
+    first.close()
+    again.close()
+    assert first.is_closed
+    caplog.clear()
+    sonde.watch(model, run=tmp_path / "cell-*").close()
     assert not caplog.records
