@@ -45,6 +45,19 @@ def _no_leaks():
     _check_nothing_left()
 
 
+def pytest_configure(config):
+    """Let fixed examples be fixed.
+
+    Hypothesis mixes numbers and words of our own sources into what it draws, so that a change anywhere, or another
+    choice of tests, gave every property test other examples. New ones are what `make fuzz` is for.
+    """
+    if config.getoption("--hypothesis-profile", None) == "ci":
+        from hypothesis.internal.conjecture import providers
+
+        if hasattr(providers, "_get_local_constants"):
+            providers._get_local_constants = lambda: providers._local_constants
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
     """Begin every test with the same random numbers, whatever ran before it. Another seed shows what passes by luck."""

@@ -38,8 +38,8 @@ def test_comparing_leaves_out_what_only_one_has():
 def test_a_scope_sees_what_was_allocated_inside_it():
     kept = []
     with memory_scope() as scope:
-        kept.append(torch.ones(8 << 20))  # 32 MiB, touched
-    assert 30 << 20 < scope.change()["rss"] < 64 << 20
+        kept.append(torch.ones(16 << 20))  # 64 MiB, touched; what else comes and goes meanwhile is less
+    assert 48 << 20 < scope.change()["rss"] < 128 << 20
 
 
 def test_a_scope_serves_once():
