@@ -29,7 +29,7 @@ def take_folder(parent: Path) -> Place:
     """Take the first free `session-N` in a folder.
 
     Ranks of a training take the same one, in which each has a part of its own. They agree through the store of
-    torch.distributed, where the first to come leaves the name: nobody waits for a rank that has no session.
+    torch.distributed: the first to come makes the folder and leaves its name. A rank may do without a session.
     """
     rank, store = _rank(), _store()
     if rank is None:
@@ -37,12 +37,20 @@ def take_folder(parent: Path) -> Place:
     if store is None:
         return Place(_make_free(parent, f"-rank{rank}"), rank)
     _opened[str(parent)] += 1
-    key = f"sonde/debug-session/{parent}/{_opened[str(parent)]}"
-    mine = _make_free(parent, "")
-    chosen = parent / store.compare_set(key, "", mine.name).decode()
-    if chosen != mine:
-        mine.rmdir()
-    return Place(chosen, rank, rank)
+    name = _agree(store, f"sonde/debug-session/{parent}/{_opened[str(parent)]}", parent)
+    return Place(parent / name, rank, rank) if name else Place(_make_free(parent, f"-rank{rank}"), rank)
+
+
+def _agree(store: Any, key: str, parent: Path) -> str:
+    """Return the name of the folder that ranks share; empty if the first of them could not make it."""
+    if store.add(f"{key}/turn", 1) > 1:
+        return str(store.get(f"{key}/name").decode())  # there in a moment, if not yet
+    name = ""
+    try:
+        name = _make_free(parent, "").name
+    finally:
+        store.set(f"{key}/name", name)
+    return name
 
 
 def _make_free(parent: Path, suffix: str) -> Path:
