@@ -88,6 +88,8 @@ class LossFacts:
     target_shape: tuple[int, ...] = ()
     target_dtype: str = ""
     classes: int | None = None
+    made_by: str = ""
+    """The operation that returned its input: `sigmoid`, `relu`, `addmm`, ...; empty where that was not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,8 @@ NO_GRADIENT: Final = "no_gradient"
 """How many of its trainable parameters had no gradient at all, or one that is exactly zero because it was cleared
 after the backward pass. Where gradients were written to after the backward pass, in the first three steps and then
 each tenth; else every step."""
+STATE_STEPS: Final = "state_steps"
+"""How many steps its own memory counts, after its step; absent for optimizers that keep no such number on the CPU."""
 BACKWARDS_SEEN: Final = "backwards_seen"
 """Backward passes that reached its parameters since its own step before."""
 CLIP_NORM: Final = "clip_norm"

@@ -42,6 +42,26 @@ def game_with_two_backward_passes(watch):
         first.step()
 
 
+def slow_game(watch):
+    """Small nets move by the rate for a while, all elements alike, and the critic's answers stay between 0 and 1."""
+    torch.manual_seed(6)
+    generator = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+    critic = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+    first, second = (torch.optim.Adam(each.parameters(), 2e-4) for each in (generator, critic))
+    watch({"g": generator, "d": critic}, [first, second])
+    for _ in range(40):
+        made = generator(torch.randn(64, 8))
+        true, false = torch.ones(64, 1), torch.zeros(64, 1)
+        loss = F.binary_cross_entropy_with_logits(critic(torch.randn(64, 2) * 0.5 + 1), true)
+        loss = loss + F.binary_cross_entropy_with_logits(critic(made.detach()), false)
+        second.zero_grad()
+        loss.backward()
+        second.step()
+        first.zero_grad()
+        F.binary_cross_entropy_with_logits(critic(made), true).backward()
+        first.step()
+
+
 def game_of_which_one_optimizer_is_handed_in(watch):
     generator, critic = pair()
     first, second = (torch.optim.SGD(each.parameters(), 1e-2) for each in (generator, critic))
@@ -206,6 +226,7 @@ def clears_gradients_behind_autograd(watch):
 
 PROGRAMS = [
     game_with_two_backward_passes,
+    slow_game,
     game_of_which_one_optimizer_is_handed_in,
     closures,
     looks_ahead_before_each_step,

@@ -12,6 +12,8 @@ from sonde.diagnosis.seen_loss import SeenLoss
 from sonde.diagnosis.track import Track, Values
 
 _COARSE = ("bfloat16", "float16")
+# What is known to be neither a squashing nor a rectifying operation, unless it is asked for.
+_OTHERS = ("addmm", "mm", "bmm", "baddbmm", "linear", "convolution", "add", "sigmoid", "softmax", "logsoftmax", "relu")
 
 
 def need_sign(loss: SeenLoss, name: str) -> Track:
@@ -43,6 +45,15 @@ def are_all(track: Track, number: float, margin: float) -> bool:
     low, high = bounds(track)
     enough = len(track) >= thresholds.LOSS_LOOKS.value
     return enough and bool(np.all(np.abs(low - number) <= margin) and np.all(np.abs(high - number) <= margin))
+
+
+def may_come_from(loss: SeenLoss, *operations: str) -> bool:
+    """Say whether what a loss was given was returned by one of these operations, as far as is known.
+
+    Numbers of a plain layer may happen to look like those of a sigmoid or a rectifier for a while.
+    """
+    makers = {each.made_by for each in loss.case.facts.losses if each.kind == loss.kind} - {""}
+    return not makers or any(maker in operations or maker not in _OTHERS for maker in makers)
 
 
 def ends_in(case: Case, *kinds: str) -> str | None:

@@ -76,8 +76,7 @@ class FactBook:
     def add_loss(self, loss: LossFacts) -> None:
         """Note how a loss was called, unless it has been called like that before."""
         # The last batch of an epoch is smaller than the others; that makes it no other loss.
-        known = {(each.kind, tuple(each.settings.items()), len(each.input_shape)) for each in self._facts.losses}
-        if (loss.kind, tuple(loss.settings.items()), len(loss.input_shape)) in known:
+        if _form(loss) in {_form(each) for each in self._facts.losses}:
             return
         if len(self._facts.losses) < MAX_LOSSES:
             self._facts = replace(self._facts, losses=(*self._facts.losses, loss))
@@ -202,3 +201,7 @@ def _broken_tie(root: nn.Module, names: Mapping[int, str]) -> tuple[str, str] | 
     if len(weights) != 2 or weights[0] is weights[1] or not all(id(weight) in names for weight in weights):
         return None
     return names[id(weights[0])], names[id(weights[1])]
+
+
+def _form(loss: LossFacts) -> tuple[Any, ...]:
+    return loss.kind, tuple(loss.settings.items()), len(loss.input_shape), loss.made_by

@@ -17,6 +17,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from sonde.facts import LossFacts, Plain
+from sonde.taps.nodes import maker_of
 from sonde.taps.patches import Patch
 from sonde.taps.plain import is_plain
 
@@ -112,6 +113,7 @@ class LossCall:
             target_shape=target_shape,
             target_dtype=str(target.dtype).removeprefix("torch.") if target is not None else "",
             classes=self.classes,
+            made_by=maker_of(self.values),
         )
 
 

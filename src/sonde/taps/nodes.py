@@ -10,6 +10,12 @@ import torch
 next_sequence: Final[Callable[[], int]] = vars(torch.autograd)["_get_sequence_nr"]
 """Returns the number that the next autograd node of this thread will have; they count operations in order."""
 
+_SHOWN_OTHERWISE: Final = (
+    *("alias", "clone", "permute", "reshapealias", "select", "slice", "squeeze", "t", "tocopy", "transpose"),
+    *("unsafeview", "unsqueeze", "view"),
+)
+_MAX_LOOKS: Final = 10
+
 
 def sequence_of(node: Any) -> int:
     """Return a node's number, which no other of this thread has."""
@@ -34,6 +40,20 @@ def signed(value: Any) -> Any:
 def name_of(node: Any) -> str:
     """Return what a node undoes, such as `SoftmaxBackward0`; nothing for None."""
     return "" if node is None else str(node.name())
+
+
+def maker_of(tensor: torch.Tensor) -> str:
+    """Return the operation that computed a tensor, such as `sigmoid` or `addmm`; nothing for one without a graph.
+
+    What only shows the same numbers in another shape or dtype is looked through.
+    """
+    node: Any = tensor.grad_fn
+    for _ in range(_MAX_LOOKS):
+        operation = name_of(node).removesuffix("0").removesuffix("1").removesuffix("Backward").lower()
+        if operation not in _SHOWN_OTHERWISE:
+            return operation
+        node = next(iter(children_of(node)), None)
+    return ""
 
 
 def shape_of(node: Any) -> tuple[int, ...] | None:

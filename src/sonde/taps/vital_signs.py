@@ -29,6 +29,7 @@ from sonde.taps.loss_signs import LossSigns
 from sonde.taps.losses import LossTap
 from sonde.taps.modes import ModeSigns, cares
 from sonde.taps.modules import WatchedModule
+from sonde.taps.moments import Moments
 from sonde.taps.neighbours import Neighbours
 from sonde.taps.optimizers import WatchedOptimizer
 from sonde.taps.parameters import ParameterTable
@@ -113,6 +114,7 @@ class VitalSigns:
         self._units = UnitSigns(sites)
         self._modes = ModeSigns(sites)
         self._rows = WeightRows(sites)
+        self._moments = Moments(sites)
         self._neighbours = Neighbours(sites)
         self._first = FirstLooks(sites)
         self._read_graph = guard.wrap("the graph of the loss", self._first.before_backward)
@@ -202,6 +204,7 @@ class VitalSigns:
         self._backward_calls.remove()
         self._leftovers.clear()
         self._rows.clear()
+        self._moments.clear()
         self._owners.clear()
         # What remembers tensors is made anew: a closed session must not hold memory of a device.
         self._units, self._loss_signs = UnitSigns(self._sites), LossSigns(self._sites)
@@ -320,7 +323,9 @@ class VitalSigns:
             self._judge(watched, due)
         self._leftovers.remember(watched.name)
         if due:
-            self._see_rows(watched.steps, [entry.parameter for entry in watched.entries])
+            parameters = [entry.parameter for entry in watched.entries]
+            self._moments.see(watched.name, watched.optimizer, parameters)
+            self._see_rows(watched.steps, parameters)
 
     def _judge(self, watched: WatchedOptimizer, due: bool) -> None:
         parameters = [entry.parameter for entry in watched.entries]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sonde import vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.outputs import bounds, ends_in
+from sonde.diagnosis.outputs import bounds, ends_in, may_come_from
 from sonde.diagnosis.rule import Rule, above, below, fact
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.records import Finding
@@ -20,7 +20,7 @@ def check(case: Case) -> Finding | None:
         # Exact zeros come from a rectifier, whose outputs may happen to stay below 1.
         squashed = low.min() >= 0 and high.max() <= 1 and high.max() > 0 and not (low == 0).all()
         looks = thresholds.LOSS_LOOKS.value if ends_in(case, "Sigmoid") else 2 * thresholds.LOSS_LOOKS.value
-        if squashed and len(loss.values) >= looks:
+        if squashed and len(loss.values) >= looks and may_come_from(loss, "sigmoid", "softmax"):
             return _finding(case, loss, float(low.min()), float(high.max()))
     return None
 

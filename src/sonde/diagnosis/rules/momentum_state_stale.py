@@ -11,17 +11,17 @@ from sonde import schema, vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.ownership import held
-from sonde.diagnosis.rule import Rule, above, fact
-from sonde.diagnosis.track import Values
+from sonde.diagnosis.rule import Rule, above, below, fact
+from sonde.diagnosis.track import Track, Values
 from sonde.facts import OptimizerFacts
-from sonde.records import Finding, Site
+from sonde.records import Evidence, Finding, Site
 
 FIRST_STEPS: Final = 3
 RATE_MARGIN: Final = 0.03  # eps and weight decay take a little from the first step
 
 
 def check(case: Case) -> Finding | None:
-    """Find steps of Adam, beyond its first, that move every element by the same length: only a fresh state does."""
+    """Find an Adam whose memory counts fewer steps than before, or that moves as only a fresh one does."""
     written = case.vital(vitals.LOOP, vitals.WRITTEN)
     if case.final and written is not None and written.numbers()[-1] > 0 and case.facts.optimizers:
         return _another_steps(case, float(written.numbers()[-1]))
@@ -48,6 +48,31 @@ def _another_steps(case: Case, written: float) -> Finding:
 
 
 def _check_one(case: Case, optimizer: OptimizerFacts) -> Finding | None:
+    counted = case.vital(optimizer.name, vitals.STATE_STEPS)
+    if counted is not None and len(counted) > 1:
+        return _look_at_count(case, optimizer, counted)
+    return _look_at_updates(case, optimizer)
+
+
+def _look_at_count(case: Case, optimizer: OptimizerFacts, counted: Track) -> Finding | None:
+    """Find a memory that counts fewer steps than it did before."""
+    numbers = counted.numbers()
+    lost = np.flatnonzero(np.diff(numbers) < 0)
+    if not len(lost):
+        return None
+    at = int(lost[0])
+    return _finding(
+        case,
+        optimizer,
+        0.98,
+        int(counted.steps[at + 1]),
+        below("steps its memory counts then", numbers[at + 1], numbers[at], f"{counted.key} mean"),
+        fact("times that this happened", len(lost)),
+    )
+
+
+def _look_at_updates(case: Case, optimizer: OptimizerFacts) -> Finding | None:
+    """Find updates that only a fresh memory makes, where it does not say itself how old it is."""
     panel = case.panel("update")
     mine = set(held(optimizer))
     chosen = [at for at, site in enumerate(panel.sites) if site.name in mine and _is_telling(case, site)]
@@ -65,22 +90,29 @@ def _check_one(case: Case, optimizer: OptimizerFacts) -> Finding | None:
     count = int(fresh.sum())
     if not count or count > 0.2 * panel.read.any(axis=1).sum():  # optimizers of signs always move like this
         return None
+    return _finding(
+        case,
+        optimizer,
+        0.85,
+        int(panel.steps[fresh][0]),
+        above(
+            "typical update over the largest, at that step",
+            _ratio(typical, panel.stat("abs_max"), fresh),
+            thresholds.EVEN_UPDATE,
+        ),
+        fact("such steps among the last", count),
+    )
+
+
+def _finding(case: Case, optimizer: OptimizerFacts, confidence: float, step: int, *evidence: Evidence) -> Finding:
     return RULE.finding(
         case,
         "warning",
-        0.85,
+        confidence,
         sites=(optimizer.name,),
-        step=int(panel.steps[fresh][0]),
-        evidence=(
-            above(
-                "typical update over the largest, at that step",
-                _ratio(typical, panel.stat("abs_max"), fresh),
-                thresholds.EVEN_UPDATE,
-            ),
-            fact("such steps among the last", count),
-        ),
-        cause=f"Adam began anew at step {int(panel.steps[fresh][0])}: its moments were lost, as if it had just been "
-        "made.",
+        step=step,
+        evidence=evidence,
+        cause=f"{optimizer.kind} began anew at step {step}: its moments were lost, as if it had just been made.",
         fix="Make the optimizer once, before the loop, and load its state_dict when resuming.",
         refute="Print optimizer.state[p]['step'] around that step: if it goes on counting, nothing was lost.",
     )

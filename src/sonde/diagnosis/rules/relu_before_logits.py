@@ -5,7 +5,7 @@ from __future__ import annotations
 from sonde import vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.outputs import bounds, ends_in
+from sonde.diagnosis.outputs import bounds, ends_in, may_come_from
 from sonde.diagnosis.rule import Rule, above, below
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.records import Finding
@@ -20,7 +20,7 @@ def check(case: Case) -> Finding | None:
         low = bounds(recent)[0]
         zeros = float(recent.stat("zero_share").mean())
         enough = len(recent) >= thresholds.LOSS_LOOKS.value and bool((low == 0).all())
-        if enough and zeros >= thresholds.RELU_ZERO_SHARE.value:
+        if enough and zeros >= thresholds.RELU_ZERO_SHARE.value and may_come_from(loss, "relu"):
             return _finding(case, loss, zeros)
     return None
 
