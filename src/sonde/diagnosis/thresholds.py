@@ -101,6 +101,9 @@ GAIN_LOW = Threshold(0.05, "the same; the smallest of common recipes, GPT-2's fo
 OUTPUT_STD_HIGH = Threshold(10.0, "standard deviation of a layer's outputs at the first step")
 OUTPUT_STD_LOW = Threshold(0.01, "the same, in a layer that no norm follows")
 FADE = Threshold(1e-3, "over all hidden layers; torch's default, whose biases keep the signal up, stays above 0.05")
+CALL_GROWTH = Threshold(
+    30.0, "of a module's output from its first calls of a pass to its last; an orthogonal matrix has 1"
+)
 FADE_LAYERS = Threshold(0.75, "share of layers at which the signal fades: one narrow layer is no trend")
 # symmetric_init
 ROWS_APART = Threshold(1e-5, "spread between units over the spread of all: rounding only")

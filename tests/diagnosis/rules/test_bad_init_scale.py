@@ -31,3 +31,27 @@ def test_gains_that_are_small_only_together_are_found(tmp_path, gain, ill):
     model = deep(gain)
     found = train(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.02), *data(), steps=40)
     assert ("bad_init_scale" in kinds(found)) is ill
+
+
+class Unrolled(torch.nn.Module):
+    """Calls one layer for every step of time."""
+
+    def __init__(self, gain):
+        super().__init__()
+        self.read, self.carry, self.head = torch.nn.Linear(1, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 3)
+        torch.nn.init.orthogonal_(self.carry.weight, gain=gain)
+
+    def forward(self, x):
+        state = x.new_zeros(len(x), 16)
+        for time in range(x.shape[1]):
+            state = torch.relu(self.read(x[:, time : time + 1]) + self.carry(state))
+        return self.head(state)
+
+
+@pytest.mark.parametrize(("gain", "ill"), [(3.0, True), (1.0, False)])
+def test_a_layer_that_grows_from_call_to_call_is_found(tmp_path, gain, ill):
+    torch.manual_seed(0)
+    model = Unrolled(gain)
+    found = train(tmp_path, model, torch.optim.Adam(model.parameters(), lr=1e-3), *data(features=12), steps=12)
+    grown = [finding for finding in found if finding.kind == "bad_init_scale"]
+    assert [finding.sites for finding in grown] == ([("carry",)] if ill else [])

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import gravity
+from sonde.diagnosis.outlook import began_badly, gravity
 from sonde.diagnosis.rule import Rule, above, below, fact
 from sonde.diagnosis.weights import first_weights
 from sonde.records import Evidence, Finding
 
 MIN_DEPTH: Final = 4
+MIN_CALLS: Final = 8
 
 
 def check(case: Case) -> Finding | None:
     """Find weights whose initial size, for their number of inputs, blows the signal up or lets it fade."""
+    if (grown := _through_time(case)) is not None:
+        return grown
     gains = _gains(case)
     if len(gains) < 2:
         return None
@@ -60,6 +64,29 @@ def _through_depth(case: Case, gains: dict[str, float], outputs: dict[str, float
         evidence = above("spread of the last hidden output over that of the first", ratio, 1 / thresholds.FADE.value)
         names = [name for name, gain in gains.items() if gain >= usual[len(usual) // 2]]
         return _finding(case, names, "large", (evidence, fact("hidden layers", len(hidden))))
+    return None
+
+
+def _through_time(case: Case) -> Finding | None:
+    """Find a module that is called again and again in a pass, and whose output grows from call to call at the start."""
+    calls: dict[str, dict[int, float]] = {}
+    panel = case.first_panel("output")
+    sizes = panel.stat("rms") if panel.sites else np.zeros((0, 0))
+    passed = np.flatnonzero(np.isfinite(sizes).any(axis=1))
+    for site, size in zip(panel.sites, sizes[passed[0]] if len(passed) else (), strict=False):
+        if np.isfinite(size):
+            calls.setdefault(site.name, {})[site.call] = float(size)
+    for name, by_call in calls.items():
+        if len(by_call) < MIN_CALLS:
+            continue
+        # The first call may be given a state of zeros; the last stands for all that come after it.
+        outputs = np.array([by_call[call] for call in sorted(by_call)[1:-1]])
+        growth = float(outputs[-1] / outputs[0]) if outputs[0] > 0 else 0.0
+        grows = float((outputs[1:] > outputs[:-1]).mean())
+        if growth >= thresholds.CALL_GROWTH.value and grows >= thresholds.FADE_LAYERS.value:
+            evidence = above(f"output of {name}, last call of a pass over first", growth, thresholds.CALL_GROWTH)
+            found = _finding(case, [name], "large", (evidence, fact("calls compared", len(outputs))))
+            return replace(found, severity="warning") if began_badly(case) else found
     return None
 
 
