@@ -9,7 +9,10 @@ from sonde.taps.moments import Moments
 
 
 @pytest.mark.parametrize("ill", [True, False])
-def test_moments_that_were_dropped_are_seen_in_the_next_update(tmp_path, ill, sure=0.98):
+@pytest.mark.parametrize("counts", [True, False], ids=["the count tells", "the count is on a device, the updates tell"])
+def test_moments_that_were_dropped_are_noticed(tmp_path, monkeypatch, counts, ill):
+    if not counts:
+        monkeypatch.setattr(Moments, "see", lambda *_: None)
     model = perceptron()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     taken = []
@@ -22,7 +25,7 @@ def test_moments_that_were_dropped_are_seen_in_the_next_update(tmp_path, ill, su
     found = train(tmp_path, model, optimizer, *data(), steps=100, before_step=forget)
     stale = [finding for finding in found if finding.kind == "momentum_state_stale"]
     assert [finding.step for finding in stale] == ([21] if ill else [])
-    assert [finding.confidence for finding in stale] == ([sure] if ill else [])
+    assert [finding.confidence for finding in stale] == ([0.98 if counts else 0.85] if ill else [])
 
 
 def test_an_optimizer_of_signs_is_not_blamed(tmp_path):
@@ -50,9 +53,3 @@ def test_an_optimizer_that_joins_in_late_is_not_taken_for_one_that_forgot(tmp_pa
                     torch.nn.functional.cross_entropy(each(x), y).backward()
                     optimizer.step()
     assert "momentum_state_stale" not in kinds(session.findings)
-
-
-@pytest.mark.parametrize("ill", [True, False])
-def test_where_the_count_is_on_a_device_the_updates_tell(tmp_path, monkeypatch, ill):
-    monkeypatch.setattr(Moments, "see", lambda *_: None)
-    test_moments_that_were_dropped_are_seen_in_the_next_update(tmp_path, ill, sure=0.85)
