@@ -24,7 +24,7 @@ from sonde.plan import DEFAULT_WHAT, Helpers, Plan, What
 from sonde.records import Finding, Quantity, RunHeader, Sink
 from sonde.schedule import When, schedule
 from sonde.select import Where, check_each_matches, selector
-from sonde.session import CLOSE_TIMEOUT_S, Session
+from sonde.session import CLOSE_TIMEOUT_S, Session, T
 from sonde.stages import Stages
 from sonde.store import RunWriter
 from sonde.store.naming import place_of
@@ -173,6 +173,10 @@ class IdleSession(Session):
 
     def record(self, site: str, values: Any, *, quantity: Quantity = "value") -> None:
         """Do nothing."""
+
+    def loading(self, loader: Iterable[T]) -> Iterable[T]:
+        """Hand the loader back."""
+        return loader
 
     def event(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
         """Do nothing."""
