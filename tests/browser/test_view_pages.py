@@ -11,12 +11,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+pytest.importorskip("playwright.sync_api", reason="browser tests need the dev extra: pip install 'sonde[dev]'")
 pytest.importorskip("plotly", reason="the viewer needs the view extra: pip install 'sonde[view]'")
 pytest.importorskip("uvicorn", reason="the viewer needs the view extra: pip install 'sonde[view]'")
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
 
 from made_run import DYING, Recipe, write_run
+from playwright.sync_api import TimeoutError
 from serving import Window, go, serving, settle
 
 from sonde.records import Evidence, Finding
@@ -84,6 +86,11 @@ def test_the_list_of_runs_filters_sorts_and_remembers_both_in_its_link(page):
     page.wait_for_selector("tr[data-key='0-ill'] >> text=vanishing gradient")
     page.wait_for_selector("tr[data-key='0-ill'] .spark path")
     page.wait_for_selector("tr[data-key='0-well'] .spark path")
+    assert (
+        page.locator("tr[data-key='0-ill'] a.severity")
+        .evaluate("each => each.hash")
+        .endswith("?open=vanishing_gradient")
+    )
     page.get_by_role("button", name="Run", exact=True).click()
     assert page.locator("tbody tr").first.get_attribute("data-key") == "0-ill"
     page.get_by_role("button", name="Run").click()
@@ -179,18 +186,28 @@ def test_the_timeline_lists_events_and_findings(page):
     assert page.locator(".finding").count() == 2
 
 
+def click_point(page, trace, which, shows):
+    """Click a point of a plot until that shows something: a plot that is laid out meanwhile does not hear a click."""
+    for _ in range(20):
+        box = page.locator(".figure .scatterlayer .trace").nth(trace).locator(".point").nth(which).bounding_box()
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        try:
+            page.wait_for_selector(shows, timeout=4000)
+            return
+        except TimeoutError:
+            page.mouse.move(0, 0)
+    pytest.fail(f"clicks on the plot do not show {shows}")
+
+
 def test_a_click_on_the_timeline_leads_to_the_words(page):
     go(page, "#/run/0-ill/timeline")
     settle(page)
-    lane = page.locator(".figure .ytick", has_text="vanishing gradient").bounding_box()
-    end = page.locator(".figure .scatterlayer .trace").first.locator(".point").last.bounding_box()
-    page.mouse.click(end["x"] + end["width"] / 2, lane["y"] + lane["height"] / 2)
-    page.wait_for_selector(".finding[open][data-kind=vanishing_gradient] summary:focus")
-    event = page.locator(".figure .scatterlayer .trace").last.locator(".point").first.bounding_box()
-    page.mouse.click(event["x"] + event["width"] / 2, event["y"] + event["height"] / 2)
-    page.wait_for_selector("text=1 of 2 events")
-    assert query_of(page)["open"] == ["vanishing_gradient"]
-    assert query_of(page)["type"] == ["nonfinite"]
+    click_point(page, 0, -1, ".finding[open][data-kind=vanishing_gradient] summary:focus")
+    assert query_of(page) == {"open": ["vanishing_gradient"]}
+    go(page, "#/run/0-ill/timeline")  # anew: two clicks on one plot may count as a double one
+    settle(page)
+    click_point(page, -1, 0, "text=1 of 2 events")
+    assert query_of(page) == {"type": ["nonfinite"]}
     assert page.locator("tr.current").count() == 1
 
 

@@ -48,7 +48,7 @@ export async function show(place, context) {
     if (card.problem) return h("span", { class: "bad" }, card.problem);
     if (!card.worst) return h("span", { class: "quiet" }, "none");
     const more = card.findings > 1 ? h("span", { class: "quiet" }, ` and ${card.findings - 1} more`) : "";
-    return h("span", { class: `severity ${card.worst.severity}`, title: card.worst.cause }, card.worst.kind.replaceAll("_", " "), more);
+    return [h("a", { class: `severity ${card.worst.severity}`, title: card.worst.cause, href: link("overview", { run: row.id, query: { open: card.worst.kind } }) }, card.worst.kind.replaceAll("_", " ")), more];
   }
 
   function pick(id, wanted) {
