@@ -66,6 +66,10 @@ def test_a_mean_of_log_probabilities_without_a_minus_is_told_from_a_loss_and_fro
     for right in (logp.gather(1, y[:, None]).mean(), torch.diagonal(logp).mean(), logp[range(6), y].sum() / 6):
         assert raises_likelihood(right)
         assert not raises_likelihood(-right)
+        assert not raises_likelihood(right * -1.0)
+        assert raises_likelihood(right * 2.0)
+        assert raises_likelihood(right / 4)
+        assert not raises_likelihood(right * torch.randn(1))
     reward = torch.randn(6)
     assert not raises_likelihood((logp.gather(1, y[:, None]).squeeze(1) * reward).mean())
     assert not raises_likelihood((x - 1).square().mean())

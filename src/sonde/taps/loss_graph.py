@@ -75,6 +75,7 @@ class _Term:
     """`mean`, `sum`, or how else numbers became one: `divided`, `batchmean`."""
     weighted: bool = False
     sign: int = 1
+    """1, or -1 if it is subtracted; 0 if a factor hides it."""
 
 
 def read_loss(root: Tensor, outputs: Sequence[ModelOutput]) -> WrittenLoss | None:
@@ -106,7 +107,7 @@ def raises_likelihood(root: Tensor) -> bool:
     Log-probabilities times numbers of their own are what rewards are learnt by, and may have either sign.
     """
     terms = _terms(root.grad_fn)
-    if len(terms) != 1 or terms[0].weighted or terms[0].sign < 0:
+    if len(terms) != 1 or terms[0].weighted or terms[0].sign <= 0:
         return False
     node = terms[0].node
     for _ in range(MAX_NODES):
@@ -134,7 +135,7 @@ def _terms(root: Any) -> list[_Term]:
         elif name == "NegBackward0" or name in _VIEWS:
             waiting.append((children[0], -sign if name == "NegBackward0" else sign, divided))
         elif name in ("DivBackward0", "MulBackward0") and len(children) == 1:
-            waiting.append((children[0], sign, True))
+            waiting.append((children[0], sign * _sign_of(saved_by(node, "other")), True))
         elif name in ("AddBackward0", "SubBackward0"):
             waiting += [
                 (child, sign * (-1 if name[0] == "S" and at else 1), divided) for at, child in enumerate(children)
@@ -356,6 +357,16 @@ def _count(shape: tuple[int, ...]) -> int:
 def _size(node: Any) -> int:
     shape = shape_of(node)
     return -1 if shape is None else _count(shape)
+
+
+def _sign_of(factor: Any) -> int:
+    """Return the sign of a number that a loss is multiplied or divided by; 0 if it lies on a device or is none."""
+    is_known = isinstance(factor, int | float) or (
+        isinstance(factor, Tensor) and factor.dim() == 0 and factor.device.type == "cpu"
+    )
+    if not is_known:
+        return 0
+    return 1 if factor > 0 else -1
 
 
 def _is_number(value: Any) -> bool:
