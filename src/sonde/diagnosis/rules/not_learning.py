@@ -6,6 +6,7 @@ from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import chance_loss
 from sonde.diagnosis.rule import Rule, above, fact
+from sonde.diagnosis.targets import targets_move
 from sonde.records import Finding
 
 
@@ -23,7 +24,7 @@ def check(case: Case) -> Finding | None:
         return None  # it began well trained
     return RULE.finding(
         case,
-        "warning" if case.final else "info",
+        "warning" if case.final and not targets_move(case) else "info",
         0.8,
         sites=("(loop)",),
         step=1,
