@@ -1,4 +1,4 @@
-"""Whether what a model is to say stays the same. Where it makes its own targets, the loss says little about progress."""
+"""Whether what a model is to say stays the same. Where it makes its own targets, the loss says little."""
 
 from __future__ import annotations
 
