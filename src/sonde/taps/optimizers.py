@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sonde.signals import Recorder, is_capturing
 from sonde.taps.guard import Guard
+from sonde.taps.handles import remove_all
 from sonde.taps.parameters import ParameterTable, WatchedParameter
 
 # What is worth a curve of its own if a parameter group has it.
@@ -114,9 +115,7 @@ class OptimizerTap:
 
     def remove(self) -> None:
         """Stop listening and forget the optimizers."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_all(self._handles)
         self._watched.clear()
         self._orphans = []
 
