@@ -15,7 +15,7 @@ from programs import Program
 from torch import nn
 
 import sonde
-from sonde.taps.guard import Guard
+from sonde.guard import Guard
 
 Watcher = Callable[[Program, Path], contextlib.AbstractContextManager[Callable[[torch.Tensor], None]]]
 

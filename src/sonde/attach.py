@@ -20,6 +20,8 @@ from sonde.diagnosis.monitor import Monitor
 from sonde.errors import OptionError
 from sonde.forensics.watcher import GuardAction
 from sonde.forensics.wiring import ForensicsOptions
+from sonde.guard import OnError
+from sonde.names import is_wrapper, named_modules, named_parameters
 from sonde.plan import DEFAULT_WHAT, Helpers, Plan, What
 from sonde.records import Finding, Quantity, RunHeader, Sink
 from sonde.schedule import When, schedule
@@ -29,8 +31,6 @@ from sonde.stages import Stages
 from sonde.store import RunWriter
 from sonde.store.naming import place_of
 from sonde.taps.describe import describe_environment, describe_model
-from sonde.taps.guard import OnError
-from sonde.taps.names import is_wrapper, named_modules, named_parameters
 from sonde.version import VERSION
 
 logger = logging.getLogger("sonde")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from sonde.guard import OnError
 from sonde.schedule import Schedule
 from sonde.select import Selector
 from sonde.taps.describe import describe_helper
-from sonde.taps.guard import OnError
 
 What = Literal["parameters", "gradients", "updates", "outputs", "output_gradients", "optimizer_state"]
 DEFAULT_WHAT: Final[tuple[What, ...]] = ("parameters", "gradients", "updates", "outputs")

@@ -16,6 +16,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sonde.forensics.wiring import Forensics, ForensicsOptions
+from sonde.guard import Guard
+from sonde.names import named_modules, named_parameters, unwrap
 from sonde.pipe.book import SiteBook
 from sonde.pipe.packer import Packer
 from sonde.pipe.pool import ArenaPool
@@ -29,9 +31,7 @@ from sonde.select import Selector
 from sonde.signals import is_capturing
 from sonde.stats import kernel_for
 from sonde.store import RunWriter
-from sonde.taps.guard import Guard
 from sonde.taps.modules import ModuleTap, WatchedModule
-from sonde.taps.names import named_modules, named_parameters, unwrap
 from sonde.taps.optimizers import OptimizerTap, Wants
 from sonde.taps.parameters import ParameterTable, WatchedParameter
 from sonde.taps.reach import Reach

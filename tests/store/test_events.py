@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sonde import strict_json
 from sonde.records import Event
-from sonde.store import events, strict_json
+from sonde.store import events
 from sonde.store.events import EventFile
 
 anything = st.recursive(

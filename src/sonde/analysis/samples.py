@@ -17,8 +17,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde import strict_json
 from sonde.errors import OptionError, RunDamaged, RunNotFound
-from sonde.store import DebugOutputs, strict_json
+from sonde.store import DebugOutputs
 from sonde.store.pages import Datapoint
 
 Column = NDArray[np.float64]

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from sonde.checks.hooks import unless_compiling
+from sonde.guard import Guard
+from sonde.handles import remove_all
+from sonde.names import named_modules
 from sonde.probes.readings import Tally
 from sonde.records import Reading
-from sonde.taps.guard import Guard
-from sonde.taps.handles import remove_all
-from sonde.taps.names import named_modules
-from sonde.taps.unpack import unpack
+from sonde.unpack import unpack
 
 logger = logging.getLogger("sonde")
 

@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from sonde import measures, schema
+from sonde.names import named_parameters
 from sonde.probes.readings import readings_of
 from sonde.records import Reading
-from sonde.taps.names import named_parameters
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

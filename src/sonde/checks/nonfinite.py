@@ -25,12 +25,12 @@ from torch.utils.hooks import RemovableHandle
 from sonde import schema
 from sonde.checks.hooks import unless_compiling
 from sonde.checks.source_line import source_line
+from sonde.guard import Guard
+from sonde.handles import remove_all
+from sonde.names import ROOT_NAME, named_modules, named_parameters
 from sonde.probes.readings import Tally, readings_of
 from sonde.records import Reading
-from sonde.taps.guard import Guard
-from sonde.taps.handles import remove_all
-from sonde.taps.names import ROOT_NAME, named_modules, named_parameters
-from sonde.taps.unpack import unpack
+from sonde.unpack import unpack
 
 logger = logging.getLogger("sonde")
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sonde.debug.diagnostics_records import ModelArchitectureInfo
-from sonde.taps.names import unwrap
+from sonde.names import unwrap
 
 _SPATIAL: Final = (
     nn.Conv1d,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sonde.debug.hooks import HookManager
-from sonde.taps.names import is_wrapper, named_modules
+from sonde.names import is_wrapper, named_modules
 
 
 class LiveHooks:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from sonde import strict_json
 from sonde.errors import RunNotFound
-from sonde.store import strict_json
 
 logger = logging.getLogger("sonde")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sonde import strict_json
 from sonde.records import Finding
-from sonde.store import strict_json
 
 IssueSeverity = Literal["info", "warning", "critical"]
 

@@ -37,13 +37,13 @@ from sonde.debug.session_folder import Place, take_folder
 from sonde.debug.tensor_inspector import TensorInspector
 from sonde.debug.webhook import WebhookSender
 from sonde.errors import ClosedError, OptionError
+from sonde.names import own_wrapper_words, plain_name
 from sonde.plan import What
 from sonde.probes.module_times import ModuleTimes
 from sonde.records import Finding
 from sonde.schedule import Schedule
 from sonde.session import Session
 from sonde.store import open_run
-from sonde.taps.names import own_wrapper_words, plain_name
 
 logger = logging.getLogger("sonde")
 

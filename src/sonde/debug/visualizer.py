@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sonde import strict_json
 from sonde.debug.counts import check_count
 from sonde.debug.file_names import file_name
 from sonde.errors import OptionError, SelectionError
-from sonde.store import Run, strict_json
+from sonde.store import Run
 from sonde.views import figures
 from sonde.views.figures.curves import as_values
 from sonde.views.figures.theme import THEMES, Theme

@@ -9,8 +9,8 @@ import urllib.error
 import urllib.request
 from typing import Any, Final
 
+from sonde import strict_json
 from sonde.errors import OptionError
-from sonde.store import strict_json
 
 logger = logging.getLogger("sonde")
 

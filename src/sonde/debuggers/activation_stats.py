@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.samples import per_sample
 from sonde.probes import dense, sample_statistics
-from sonde.taps.unpack import unpack
+from sonde.unpack import unpack
 
 
 class ActivationStatsDebugger(ForwardDebugger):

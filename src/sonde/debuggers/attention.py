@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.samples import per_sample
 from sonde.probes import Attention, AttentionCalls, Choice, explain_module, find_returned, head_statistics
-from sonde.taps.unpack import unpack
+from sonde.unpack import unpack
 
 
 class _Inside(threading.local):

@@ -8,7 +8,7 @@ from torch import nn
 
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.probes import dense, pooled_features
-from sonde.taps.unpack import unpack
+from sonde.unpack import unpack
 
 
 class EmbeddingDebugger(ForwardDebugger):

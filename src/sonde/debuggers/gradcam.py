@@ -11,9 +11,9 @@ from sonde.debuggers.base_debugger import BaseDebugger
 from sonde.debuggers.samples import per_sample
 from sonde.debuggers.utils import require_layer
 from sonde.errors import OptionError
+from sonde.names import is_wrapper, unwrap
 from sonde.probes import Cam, CamError, brief_statistics, grad_cam
 from sonde.probes.grad_cam import Target
-from sonde.taps.names import is_wrapper, unwrap
 
 
 class GradCAMDebugger(BaseDebugger):

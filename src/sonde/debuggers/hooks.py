@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from sonde.capture import copy_outputs
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.utils import get_layer_by_name
-from sonde.taps.names import unwrap
+from sonde.names import unwrap
 
 # A layer that a pass calls more often than this (a cell in a long loop) is captured this often, and counted beyond it.
 MAX_CALLS: Final = 1024

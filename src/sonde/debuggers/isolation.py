@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from sonde.errors import OptionError
+from sonde.guard import Guard, OnError
 from sonde.probes import kept_random_state
-from sonde.taps.guard import Guard, OnError
 
 logger = logging.getLogger("sonde")
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.errors import OptionError
 from sonde.probes import dense, downsample
-from sonde.taps.unpack import unpack
+from sonde.unpack import unpack
 
 
 class LayerOutputDebugger(ForwardDebugger):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from sonde.names import named_modules, unwrap
 from sonde.select import check_each_matches
-from sonde.taps.names import named_modules, unwrap
 
 
 def get_layer_by_name(model: nn.Module, layer_name: str) -> nn.Module | None:

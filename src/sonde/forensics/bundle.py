@@ -22,12 +22,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from sonde import strict_json
 from sonde.errors import RunDamaged, RunNotFound
 from sonde.forensics.keeper import KeptPass, Precision, RandomState
 from sonde.forensics.nested import Packing, unpack
 from sonde.forensics.origin import Incident, Origin
 from sonde.records import Finding
-from sonde.store import strict_json
 from sonde.version import VERSION
 
 FORMAT: Final = 1

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sonde.source import Line, current_line
 from sonde.taps.nodes import next_sequence
-from sonde.taps.unpack import unpack
+from sonde.unpack import unpack
 
 # Micro-batches of one step that are kept at most; beyond them the oldest goes.
 MAX_PASSES: Final = 8

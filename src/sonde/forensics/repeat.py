@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from sonde.forensics.keeper import KeptPass, inputs_of
 from sonde.forensics.trace import Operation, Root, Trace, find_root
 from sonde.forensics.values import badness
+from sonde.names import named_parameters
 from sonde.probes.rerun import eager, recompute, untouched
-from sonde.taps.names import named_parameters
-from sonde.taps.unpack import unpack
+from sonde.unpack import unpack
 
 # Modules that talk to other processes in their forward: repeating one here would leave the others waiting.
 _COLLECTIVE: Final = {"SyncBatchNorm", "FullyShardedDataParallel"}

@@ -15,8 +15,8 @@ from sonde.forensics.findings import finding_of
 from sonde.forensics.origin import Origin, origin_of
 from sonde.forensics.repeat import repeat
 from sonde.forensics.values import badness
+from sonde.names import named_modules, named_parameters
 from sonde.records import Finding
-from sonde.taps.names import named_modules, named_parameters
 
 # How to get an operation's input back from the result that autograd kept.
 _INVERSE: Final[dict[str, Callable[[Tensor], Tensor]]] = {

@@ -23,8 +23,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonde.forensics.values import INF, NAN, badness, is_masking
+from sonde.handles import remove_all
 from sonde.source import Line, current_line
-from sonde.taps.handles import remove_all
 from sonde.taps.nodes import next_sequence, sequence_of
 
 Stage = Literal["forward", "backward"]

@@ -31,8 +31,8 @@ from sonde.forensics.recent import Recent
 from sonde.forensics.repeat import repeat
 from sonde.forensics.traps import LossTail
 from sonde.forensics.values import badness
+from sonde.names import named_modules, named_parameters
 from sonde.records import Finding, Quantity, Site
-from sonde.taps.names import named_modules, named_parameters
 
 GuardAction = Literal["skip", "stop"]
 MAX_ORIGINS: Final = 3

@@ -17,10 +17,10 @@ from sonde.forensics.bundle import Note, save_bundle
 from sonde.forensics.origin import Incident
 from sonde.forensics.recent import GUARD_SITE
 from sonde.forensics.watcher import MAX_ORIGINS, GuardAction, Surroundings, Watcher
+from sonde.guard import Guard
 from sonde.pipe.packer import Packer
 from sonde.records import Finding
 from sonde.taps.backward_calls import BackwardCalls
-from sonde.taps.guard import Guard
 from sonde.taps.root_passes import RootPasses
 from sonde.taps.step_edges import StepEdges
 

@@ -18,14 +18,14 @@ from torch.utils.hooks import RemovableHandle
 
 from sonde.errors import OptionError
 from sonde.growth import WARM_UP_SHARE, Growth
+from sonde.guard import Guard
+from sonde.handles import remove_all
 from sonde.probes.leaks import Leak, TensorWatch, find_leak, judge
 from sonde.probes.memory_history import MemoryHistory
 from sonde.probes.memory_snapshot import compare_snapshots, memory_snapshot, used_devices
 from sonde.probes.phases import LoopPhases, StepPhase
 from sonde.probes.process_memory import resident_bytes
 from sonde.probes.profiling import Timeline
-from sonde.taps.guard import Guard
-from sonde.taps.handles import remove_all
 
 logger = logging.getLogger("sonde")
 

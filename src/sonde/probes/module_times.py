@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-from sonde.taps.handles import remove_all
+from sonde.handles import remove_all
 
 _MOST_PENDING: Final = 100_000
 _MOST_FREE: Final = 1024

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
+from sonde.handles import remove_all
 from sonde.probes.wrapped_calls import BACKWARD, LOADING, Listener
-from sonde.taps.handles import remove_all
 
 T = TypeVar("T")
 StepPhase = Literal["data_wait", "to_device", "forward", "backward", "optimizer", "evaluation", "watching", "other"]

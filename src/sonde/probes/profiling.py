@@ -17,6 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from sonde.errors import OptionError
+from sonde.guard import Guard
+from sonde.handles import remove_all
 from sonde.probes.host_syncs import HostSync, host_syncs
 from sonde.probes.module_times import ModuleTime, ModuleTimes
 from sonde.probes.operators import Copies, Operator, copy_table, operator_table
@@ -31,8 +33,6 @@ from sonde.probes.profiling_windows import Windows
 from sonde.probes.trace_file import folded_lines, numbered, speedscope, write_json, write_text, write_trace
 from sonde.probes.verdict import Verdict, judge_copies, judge_patterns, judge_phases, judge_syncs
 from sonde.probes.wrapped_calls import BACKWARD, Listener
-from sonde.taps.guard import Guard
-from sonde.taps.handles import remove_all
 
 logger = logging.getLogger("sonde")
 

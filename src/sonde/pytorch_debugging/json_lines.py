@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sonde import strict_json
 from sonde.errors import OptionError
-from sonde.store import strict_json
 
 
 class JsonLines:

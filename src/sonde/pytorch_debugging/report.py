@@ -14,7 +14,7 @@ from sonde.pytorch_debugging.ranks import suffix, this_rank
 from sonde.pytorch_debugging.report_pages import compose
 from sonde.pytorch_debugging.report_writers import to_html, to_markdown
 from sonde.records import Reading
-from sonde.store.replacing import replacing
+from sonde.replacing import replacing
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger

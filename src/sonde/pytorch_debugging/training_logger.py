@@ -25,10 +25,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from sonde import strict_json
 from sonde.errors import OptionError
 from sonde.pytorch_debugging.json_lines import JsonLines
 from sonde.pytorch_debugging.ranks import suffix, this_rank
-from sonde.store import strict_json
 
 _MAX_TEXT_BYTES: Final = 10 << 20
 _KEPT_EPOCHS: Final = 10_000

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sonde import strict_json
 from sonde.errors import RunNotFound
 from sonde.pytorch_debugging.json_lines import read_lines
-from sonde.store import strict_json
 
 
 def load_training_logs(log_dir: str | Path, experiment_name: str) -> dict[str, Any]:

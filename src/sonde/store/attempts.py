@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from sonde import strict_json
 from sonde.errors import RunDamaged
-from sonde.store import strict_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
+from sonde import schema, strict_json
 from sonde.records import Block
-from sonde.store import strict_json
 
 MAGIC: Final = b"SNDJ"
 VERSION: Final = 1

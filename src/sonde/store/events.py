@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
+from sonde import strict_json
 from sonde.errors import RunDamaged
 from sonde.records import Event
-from sonde.store import strict_json
 from sonde.store.lines import LineFile
 
 _NUMBERS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
+from sonde import strict_json
 from sonde.errors import RunDamaged
 from sonde.records import SEVERITIES, Evidence, Finding
-from sonde.store import strict_json
 from sonde.store.appender import Appender
 from sonde.store.lines import LineFile, open_for_append
 

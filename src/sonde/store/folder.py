@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
+from sonde import schema, strict_json
 from sonde.errors import RunDamaged
 from sonde.records import Site
-from sonde.store import attempts, bulk, codec, journal, layout, sites, strict_json, table
+from sonde.store import attempts, bulk, codec, journal, layout, sites, table
 from sonde.store.attempts import Attempt
 from sonde.store.codec import Kind, Packed
 from sonde.store.segment import Maps, Segment, Stamp

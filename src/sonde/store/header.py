@@ -6,10 +6,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Final
 
+from sonde import strict_json
 from sonde.errors import RunDamaged, RunNotFound
 from sonde.records import RunHeader
 from sonde.schema import SCHEMA_VERSION
-from sonde.store import layout, strict_json
+from sonde.store import layout
 from sonde.store.nearby import instead_of
 
 FORMAT: Final = "sonde-run"

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from sonde import strict_json
 from sonde.errors import RunDamaged
-from sonde.store import layout, strict_json
+from sonde.store import layout
 
 State = Literal["live", "finished", "failed"]
 Status = Literal["live", "finished", "failed", "crashed"]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Final, Generic, TypeVar
 
+from sonde import strict_json
 from sonde.errors import RunDamaged
-from sonde.store import strict_json
 from sonde.store.appender import Appender
 
 _CHUNK: Final = 64 << 10

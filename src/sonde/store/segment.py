@@ -23,10 +23,10 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
+from sonde import schema, strict_json
 from sonde.errors import RunDamaged
 from sonde.records import Site
-from sonde.store import attempts, sites, strict_json
+from sonde.store import attempts, sites
 from sonde.store.attempts import Attempt
 from sonde.store.table import Blocks, Table
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sonde import strict_json
 from sonde.errors import RunDamaged
 from sonde.records import Site
-from sonde.store import strict_json
 
 
 def to_json(sites: Iterable[Site]) -> list[dict[str, Any]]:

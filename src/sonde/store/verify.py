@@ -9,8 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from sonde import strict_json
 from sonde.errors import RunDamaged
-from sonde.store import attempts, codec, header, journal, layout, lease, sites, strict_json
+from sonde.store import attempts, codec, header, journal, layout, lease, sites
 from sonde.store.codec import Kind
 from sonde.store.events import EventFile
 from sonde.store.findings import FindingFile

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.nn.utils import clip_grad
 
+from sonde.guard import Guard
 from sonde.signals import is_capturing
-from sonde.taps.guard import Guard
 from sonde.taps.patches import Patch
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import CLIP_MAX, CLIP_NORM, SCALED_CLIP

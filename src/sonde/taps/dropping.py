@@ -8,9 +8,9 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as functional
 
+from sonde.guard import Guard
 from sonde.records import Phase
 from sonde.signals import is_capturing
-from sonde.taps.guard import Guard
 from sonde.taps.patches import Patch
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import DROPPED, LOOP

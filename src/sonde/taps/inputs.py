@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sonde.records import Phase
 from sonde.taps.plain import MAX_ELEMENTS, is_plain, is_real, is_whole
-from sonde.taps.unpack import unpack
 from sonde.taps.vital_sites import VitalSites
+from sonde.unpack import unpack
 from sonde.vitals import COLUMN_OFFSET, COLUMN_SCALE
 
 FIRST_LOOKS: Final = 3

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from sonde.facts import LIKELIHOOD, LossFacts
+from sonde.guard import Guard
 from sonde.records import Phase
 from sonde.signals import Recorder, is_capturing
-from sonde.taps.guard import Guard
 from sonde.taps.loss_functions import FUNCTIONS, LossCall, LossFunction
 from sonde.taps.loss_graph import ModelOutput, raises_likelihood, read_loss, read_reduction
 from sonde.taps.patches import Heard, Patch
 from sonde.taps.plain import MAX_ELEMENTS, is_plain, is_real, some_elements
-from sonde.taps.unpack import unpack
+from sonde.unpack import unpack
 from sonde.vitals import LOOP, LOSS, ROOT, part_of
 
 # Losses of one step beyond this many share the last one's site.

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-from sonde.taps.handles import remove_all
+from sonde.handles import remove_all
 
 Entry = TypeVar("Entry")
 

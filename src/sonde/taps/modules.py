@@ -21,13 +21,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from sonde.guard import Guard
+from sonde.names import is_wrapper
 from sonde.records import Phase, Quantity
 from sonde.signals import Recorder
-from sonde.taps.guard import Guard
 from sonde.taps.module_calls import ModuleCalls
-from sonde.taps.names import is_wrapper
 from sonde.taps.reach import Reach
-from sonde.taps.unpack import unpack
+from sonde.unpack import unpack
 
 _in_backward = torch._C._current_graph_task_id
 

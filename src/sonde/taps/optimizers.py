@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from sonde.guard import Guard
+from sonde.handles import remove_all
 from sonde.signals import Recorder, is_capturing
-from sonde.taps.guard import Guard
-from sonde.taps.handles import remove_all
 from sonde.taps.parameters import ParameterTable, WatchedParameter
 
 # What is worth a curve of its own if a parameter group has it.

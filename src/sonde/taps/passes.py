@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.taps.unpack import unpack
+from sonde.unpack import unpack
 
 
 class PassTrace:

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from sonde.guard import Guard
+from sonde.names import is_wrapper
 from sonde.signals import is_capturing
-from sonde.taps.guard import Guard
 from sonde.taps.module_calls import ModuleCalls
-from sonde.taps.names import is_wrapper
 
 _in_backward = torch._C._current_graph_task_id
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sonde.guard import Guard
 from sonde.signals import Recorder
-from sonde.taps.guard import Guard
 from sonde.taps.optimizers import OptimizerTap
 
 

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from sonde.handles import remove_all
 from sonde.signals import is_capturing
-from sonde.taps.handles import remove_all
 
 OnStep = Callable[[Optimizer], None]
 

@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sonde import facts, vitals
+from sonde.guard import Guard
+from sonde.handles import remove_all
 from sonde.records import Phase
 from sonde.signals import Recorder, is_capturing
 from sonde.taps.backward_calls import BackwardCalls
@@ -20,8 +22,6 @@ from sonde.taps.clipping import ClippingTap
 from sonde.taps.dropping import DroppingTap
 from sonde.taps.facts import FactBook
 from sonde.taps.first_looks import FirstLooks
-from sonde.taps.guard import Guard
-from sonde.taps.handles import remove_all
 from sonde.taps.inputs import ModelInputs
 from sonde.taps.leftovers import Leftovers, spread
 from sonde.taps.loss_functions import LossCall

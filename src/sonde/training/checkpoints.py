@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 
 from sonde.errors import OptionError, RunError
-from sonde.store.replacing import replacing
+from sonde.replacing import replacing
 
 logger = logging.getLogger("sonde")
 

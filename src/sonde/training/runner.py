@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from sonde import strict_json
 from sonde.attach import IdleSession
 from sonde.errors import OptionError
+from sonde.guard import OnError
 from sonde.session import Session
-from sonde.store import strict_json
-from sonde.taps.guard import OnError
 from sonde.training import capturing
 from sonde.training.builder import build_from_config
 from sonde.training.config import SHARED_KEYS, check_config, check_count, describe

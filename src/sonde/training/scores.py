@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
+from sonde import strict_json
 from sonde.errors import OptionError
-from sonde.store import strict_json
 from sonde.training.datapoints import SampleId
 from sonde.training.metrics import aggregate, directions_of
 

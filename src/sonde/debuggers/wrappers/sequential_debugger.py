@@ -24,8 +24,8 @@ from sonde.debuggers.isolation import Isolation
 from sonde.debuggers.samples import SampleId, sample_ids, split_samples
 from sonde.debuggers.utils import get_layer_by_name
 from sonde.errors import ClosedError, OptionError
+from sonde.guard import OnError
 from sonde.probes import cuda_devices, eager, is_compiled, untouched
-from sonde.taps.guard import OnError
 from sonde.training.tensor_ops import apply_tensor_op
 
 logger = logging.getLogger("sonde")

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import Any, Final, cast
 
+from sonde import strict_json
 from sonde.errors import RunDamaged
-from sonde.store import journal, strict_json
+from sonde.store import journal
 from sonde.store.appender import Appender
 from sonde.store.pages import dtypes, names, record
 from sonde.store.pages.header import MAX_BYTES, Header, Item, check_version, make_item

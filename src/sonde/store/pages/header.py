@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from sonde import strict_json
 from sonde.errors import RunDamaged
-from sonde.store import strict_json
 from sonde.store.pages import dtypes
 from sonde.store.pages.record import FORMAT, VERSION, Entry, Place, parse
 

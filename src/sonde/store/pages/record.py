@@ -23,8 +23,9 @@ from typing import Any, Final, cast
 
 import numpy as np
 
+from sonde import strict_json
 from sonde.errors import OptionError, RunDamaged
-from sonde.store import codec, strict_json
+from sonde.store import codec
 from sonde.store.journal import Record
 from sonde.store.pages import dtypes, nodes, preview
 

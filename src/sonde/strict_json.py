@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import RunDamaged
-from sonde.store.replacing import replacing
+from sonde.replacing import replacing
 
 MAX_BYTES: Final = 64 << 20
 
