@@ -24,6 +24,7 @@ from sonde.records import Block, RunHeader, Site
 from sonde.store import RunWriter, layout, lease, list_runs, open_run, segment, table, verify
 from sonde.store.attempts import Attempt
 from sonde.store.header import write as write_header
+from sonde.store.segment_header import Origin
 from sonde.store.shelf import MAX_SEGMENT_BYTES
 
 HEADER = RunHeader(schema_version=1, created=time.time(), sonde_version="benchmark", model={"name": "synthetic"})
@@ -156,7 +157,7 @@ def build(path: Path, steps: int, sites: int) -> None:
                 step, step * 1.0, np.zeros(count, np.int64), np.zeros(count, bool), np.ones(count, np.uint32)
             ),
         )
-        origin = segment.Origin(sites=known, attempts=[Attempt(0, 0, 0.0)])
+        origin = Origin(sites=known, attempts=[Attempt(0, 0, 0.0)])
         segment.write(folder / layout.segment_name(number, number), sealed, origin)
     lease.write(folder, replace(lease.mine("finished", 0, time.time()), blocks=steps, last_step=steps - 1))
 

@@ -14,6 +14,7 @@ from sonde import schema
 from sonde.store import layout, lease, segment, table
 from sonde.store.attempts import Attempt
 from sonde.store.header import write as write_header
+from sonde.store.segment_header import Origin
 from sonde.store.shelf import MAX_SEGMENT_BYTES
 
 ELEMENTS = 768 * 768
@@ -40,7 +41,7 @@ def write_large(path: Path, steps: int, sites: int, budget: int) -> int:
     )
     per_segment = max(1, int(MAX_SEGMENT_BYTES * 0.7) // (sites * ROW_BYTES))
     firsts = np.arange(0, steps, window, dtype=np.int64)
-    origin = segment.Origin(sites=known, attempts=[Attempt(0, 0, 0.0)], window=window)
+    origin = Origin(sites=known, attempts=[Attempt(0, 0, 0.0)], window=window)
     rng = np.random.default_rng(0)
     for number, begin in enumerate(range(0, len(firsts), per_segment)):
         block_steps = firsts[begin : begin + per_segment]

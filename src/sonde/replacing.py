@@ -26,3 +26,17 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a loss of power, where the system can."""
+    try:
+        fd = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return  # some systems cannot open folders
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass  # some file systems cannot sync them
+    finally:
+        os.close(fd)

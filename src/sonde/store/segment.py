@@ -7,7 +7,6 @@ series can be read and checked without touching the rest.
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
@@ -15,7 +14,6 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, Final
@@ -26,23 +24,26 @@ from numpy.typing import NDArray
 from sonde import schema, strict_json
 from sonde.errors import RunDamaged
 from sonde.records import Site
-from sonde.store import attempts, sites
-from sonde.store.attempts import Attempt
+from sonde.replacing import sync_folder
+from sonde.store import attempts, segment_header
+from sonde.store.segment_header import Origin
+from sonde.store.slice_checks import (
+    HIST,
+    HIST_CUT,
+    MERGED,
+    NUM_SLICES,
+    SPAN,
+    STEP,
+    column_of,
+    hist_crcs,
+    piece_crcs,
+    raw,
+    slice_crcs,
+)
 from sonde.store.table import Blocks, Table
 
-FORMAT: Final = "sonde-segment"
-MAX_HEADER_BYTES: Final = 100 << 20  # what safetensors itself allows
-_PREFIX: Final = b'{"__metadata__":{"check":"'
-_CHECK_AT: Final = len(_PREFIX)
 _NEAR_BYTES: Final = 16 << 10
 """Pieces of a file that lie this near are asked for in one go: a disk reads the gap sooner than it seeks over it."""
-
-_DTYPES: Final = {"F64": "<f8", "I64": "<i8", "U64": "<u8", "U32": "<u4", "U8": "|u1", "BOOL": "|b1"}
-_NAMES: Final = {np.dtype(numpy): name for name, numpy in _DTYPES.items()}
-
-# Rows of `slice_crc` after those of the statistics.
-STEP, SPAN, MERGED, HIST_CUT, HIST = range(schema.NUM_COLUMNS, schema.NUM_COLUMNS + 5)
-NUM_SLICES: Final = HIST + 1
 
 _SMALL: Final = {
     "site": "<u4",
@@ -56,16 +57,6 @@ _SMALL: Final = {
 }
 _LARGE: Final = {"step": "<i8", "span": "<u4", "stats": "<f8"}
 _HIST: Final = {"hist_lo": "|u1", "hist_len": "|u1", "hist_offset": "<u8"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where the rows of a segment come from."""
-
-    sites: list[Site]
-    attempts: list[Attempt]
-    window: int = 1
-    """How many steps thinning has put together in a row, at most."""
 
 
 def write(path: Path, rows: Table, origin: Origin, *, may_finish: Callable[[], bool] = lambda: True) -> bool:
@@ -82,13 +73,13 @@ def write(path: Path, rows: Table, origin: Origin, *, may_finish: Callable[[], b
 
     """
     tensors = _tensors(rows)
-    head = _header(tensors, rows, origin)
+    head = segment_header.build(tensors, rows, origin)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb", buffering=0) as file:
             _write_all(file.fileno(), len(head).to_bytes(8, "little") + head)
             for tensor in tensors.values():
-                _write_all(file.fileno(), _raw(tensor))
+                _write_all(file.fileno(), raw(tensor))
             os.fsync(file.fileno())
         if not may_finish():
             temporary.unlink(missing_ok=True)
@@ -105,20 +96,6 @@ def _write_all(fd: int, part: bytes | memoryview) -> None:
     view = memoryview(part)
     while len(view):
         view = view[os.write(fd, view[: 1 << 30]) :]
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a loss of power, where the system can."""
-    try:
-        fd = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return  # some systems cannot open folders
-    try:
-        os.fsync(fd)
-    except OSError:
-        pass  # some file systems cannot sync them
-    finally:
-        os.close(fd)
 
 
 def _tensors(rows: Table) -> dict[str, NDArray[Any]]:
@@ -147,67 +124,6 @@ def _tensors(rows: Table) -> dict[str, NDArray[Any]]:
     little = {name: np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")) for name, a in named.items()}
     # Widest items first: the format allows no holes, and this way every array starts where its items align.
     return dict(sorted(little.items(), key=lambda item: -item[1].itemsize))
-
-
-def slice_crcs(rows: Table) -> NDArray[np.uint32]:
-    """Return the checksum of each column of each site."""
-    crcs = np.zeros((NUM_SLICES, len(rows.site)), dtype=np.uint32)
-    columns = dict(enumerate(rows.stats)) | {STEP: rows.step, SPAN: rows.span, MERGED: rows.merged}
-    bounds = rows.offset.tolist()
-    for number, column in columns.items():
-        raw, width = _raw(column), column.itemsize
-        crcs[number] = [zlib.crc32(raw[first * width : last * width]) for first, last in pairwise(bounds)]
-    if rows.hist_len.any():
-        for at, (first, last) in enumerate(pairwise(bounds)):
-            crcs[HIST_CUT, at], crcs[HIST, at] = _hist_crcs(rows, first, last)
-    return crcs
-
-
-def _hist_crcs(rows: Table, first: int, last: int) -> tuple[int, int]:
-    cut = zlib.crc32(_raw(rows.hist_len[first:last]), zlib.crc32(_raw(rows.hist_lo[first:last])))
-    low, high = int(rows.hist_offset[first]), int(rows.hist_offset[last])
-    return cut, zlib.crc32(_raw(rows.hist[low:high]))
-
-
-def _raw(array: NDArray[Any]) -> memoryview:
-    # A view with a zero in its shape cannot be cast.
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
-
-
-def _header(tensors: dict[str, NDArray[Any]], rows: Table, origin: Origin) -> bytes:
-    steps = rows.blocks.step
-    metadata = {
-        "check": "00000000",
-        "format": FORMAT,
-        "schema_version": str(schema.SCHEMA_VERSION),
-        "columns": ",".join(schema.COLUMNS),
-        "window": str(origin.window),
-        "first_step": str(int(steps[0])) if len(steps) else "",
-        "last_step": str(int(steps[-1])) if len(steps) else "",
-        "attempts": strict_json.dumps([attempt.to_json() for attempt in origin.attempts]).decode(),
-        "sites": strict_json.dumps(sites.to_json(origin.sites)).decode(),
-        "crc32": strict_json.dumps({name: zlib.crc32(_raw(tensor)) for name, tensor in tensors.items()}).decode(),
-    }
-    header: dict[str, Any] = {"__metadata__": metadata}
-    at = 0
-    for name, tensor in tensors.items():
-        end = at + tensor.nbytes
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return text[:_CHECK_AT] + f"{zlib.crc32(text):08x}".encode() + text[_CHECK_AT + 8 :]
-
-
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """Where a tensor lies in its file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-    crc: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +188,11 @@ class Segment:
         self._maps = maps
         with path.open("rb") as file:
             self.stamp = Stamp.of(os.fstat(file.fileno()))
-            header, start = _read_header(path, file, self.stamp.size)
-            self._extents, metadata = _parse_header(path, header, start, self.stamp.size)
+            header, start = segment_header.read(path, file, self.stamp.size)
+            self._extents, metadata = segment_header.parse(path, header, start, self.stamp.size)
             small = {name: self._read_small(file, name, dtype) for name, dtype in _SMALL.items()}
-        self.sites = _parse_sites(metadata, path, known_sites)
-        self.window = _parse_int(metadata, "window", path)
+        self.sites = segment_header.parse_sites(metadata, path, known_sites)
+        self.window = segment_header.parse_int(metadata, "window", path)
         self.site, self.offset, self.slice_crc = small["site"], small["offset"], small["slice_crc"]
         self.blocks = Blocks(*(small[f"block_{name}"] for name in ("step", "time", "epoch", "skipped", "span")))
         listed = strict_json.loads(metadata.get("attempts", "").encode(), f"{path}: attempts")
@@ -393,10 +309,10 @@ class Segment:
         first, last = int(self.offset[at]), int(self.offset[at + 1])
         for column in (*columns, STEP, SPAN, MERGED):
             if not self._checked[column, at]:
-                self._compare(at, column, zlib.crc32(_raw(_slice(rows, column)[first:last])))
+                self._compare(at, column, zlib.crc32(raw(column_of(rows, column)[first:last])))
         if bins and "hist" in self._extents and not self._checked[HIST, at]:
             _check_offsets(self.path, rows, first, last)
-            cut, counts = _hist_crcs(rows, first, last)
+            cut, counts = hist_crcs(rows, first, last)
             self._compare(at, HIST_CUT, cut)
             self._compare(at, HIST, counts)
 
@@ -408,7 +324,7 @@ class Segment:
         for column in (*columns, STEP, SPAN, MERGED):
             new = at[~self._checked[column, at]]
             if len(new):
-                crcs = _crcs(_slice(rows, column), self.offset[new].tolist(), self.offset[new + 1].tolist())
+                crcs = piece_crcs(column_of(rows, column), self.offset[new].tolist(), self.offset[new + 1].tolist())
                 self._checked[column, new] = crcs == self.slice_crc[column, new]
         bad = self.site[at[~self.is_sound(at, columns)]].tolist()
         return [f"{self.path}: the readings of site {site} do not match their checksum" for site in bad]
@@ -440,7 +356,7 @@ class Segment:
         found = [
             f"{self.path}: the tensor {name!r} (bytes {extent.start} to {extent.end}) does not match its checksum"
             for name, array in mapped.items()
-            if zlib.crc32(_raw(array)) != (extent := self._extents[name]).crc
+            if zlib.crc32(raw(array)) != (extent := self._extents[name]).crc
         ]
         _advise(self._maps.get(self).whole, "MADV_RANDOM")
         return found or _inconsistencies(self.path, rows, has_hist="hist" in self._extents)
@@ -455,14 +371,14 @@ class Segment:
         if extent is None:
             raise RunDamaged(f"{self.path} lacks the tensor {name!r}.")
         file.seek(extent.start)
-        raw = file.read(extent.end - extent.start)
-        if zlib.crc32(raw) != extent.crc:
+        content = file.read(extent.end - extent.start)
+        if zlib.crc32(content) != extent.crc:
             raise RunDamaged(
                 f"{self.path}: the tensor {name!r} (bytes {extent.start} to {extent.end}) does not match its checksum"
             )
         if extent.dtype != dtype:
             raise RunDamaged(f"{self.path}: the tensor {name!r} is {extent.dtype}, not {dtype}.")
-        return np.frombuffer(raw, dtype).reshape(extent.shape)
+        return np.frombuffer(content, dtype).reshape(extent.shape)
 
     def _check_shapes(self) -> None:
         num_sites, num_blocks = len(self.site), len(self.blocks)
@@ -499,16 +415,6 @@ class Segment:
             raise RunDamaged(f"{self.path}: its blocks are not in rising order.")
 
 
-def _crcs(column: NDArray[Any], first: list[int], last: list[int]) -> NDArray[np.uint32]:
-    """Return the checksums of many pieces of a column."""
-    if not all(column.strides):  # a constant, of which there is only one in memory
-        pieces = [_raw(column[begin:end]) for begin, end in zip(first, last, strict=True)]
-    else:
-        raw, width = _raw(column), column.itemsize
-        pieces = [raw[begin * width : end * width] for begin, end in zip(first, last, strict=True)]
-    return np.fromiter(map(zlib.crc32, pieces), np.uint32, len(pieces))
-
-
 def _advise(whole: mmap.mmap, advice: str) -> None:
     """Tell the system how a map will be used, where it listens."""
     if hasattr(mmap, advice):
@@ -517,13 +423,6 @@ def _advise(whole: mmap.mmap, advice: str) -> None:
 
 def _constant(value: int, length: int, dtype: type[Any]) -> NDArray[Any]:
     return np.broadcast_to(np.array(value, dtype=dtype), (length,))
-
-
-def _slice(rows: Table, column: int) -> NDArray[Any]:
-    if column < schema.NUM_COLUMNS:
-        chosen: NDArray[Any] = rows.stats[column]
-        return chosen
-    return rows.step if column == STEP else rows.span if column == SPAN else rows.merged
 
 
 def _check_offsets(path: Path, rows: Table, first: int, last: int) -> None:
@@ -545,76 +444,3 @@ def _inconsistencies(path: Path, rows: Table, *, has_hist: bool) -> list[str]:
     boundaries = rows.offset[1:-1].astype(np.intp) - 1
     falling[boundaries[(boundaries >= 0) & (boundaries < len(falling))]] = False
     return [f"{path}: the steps of a site are not in rising order"] if falling.any() else []
-
-
-def _read_header(path: Path, file: BinaryIO, size: int) -> tuple[bytes, int]:
-    length = int.from_bytes(file.read(8), "little")
-    if not _CHECK_AT + 8 < length <= min(MAX_HEADER_BYTES, size - 8):
-        raise RunDamaged(f"{path} is not a segment: of its {size} bytes, {length} should be a header.")
-    header = file.read(length)
-    blanked = header[:_CHECK_AT] + b"0" * 8 + header[_CHECK_AT + 8 :]
-    stated = header[_CHECK_AT : _CHECK_AT + 8]
-    if not header.startswith(_PREFIX) or stated != f"{zlib.crc32(blanked):08x}".encode():
-        raise RunDamaged(f"{path}: its header (bytes 8 to {8 + length}) does not match its checksum.")
-    return header, 8 + length
-
-
-def _parse_header(path: Path, header: bytes, start: int, size: int) -> tuple[dict[str, _Extent], dict[str, str]]:
-    plain = strict_json.loads(header, f"{path}: its header")
-    metadata = plain.pop("__metadata__", None) if isinstance(plain, dict) else None
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise RunDamaged(f"{path} is not a segment of a Sonde run.")
-    version = _parse_int(metadata, "schema_version", path)
-    if not 1 <= version <= schema.SCHEMA_VERSION:
-        raise RunDamaged(
-            f"{path} has schema version {version}; this Sonde reads 1 to {schema.SCHEMA_VERSION}. Update it."
-        )
-    crcs = strict_json.loads(metadata.get("crc32", "").encode(), f"{path}: crc32")
-    if not isinstance(crcs, dict):
-        raise RunDamaged(f"{path}: its checksums are no object.")
-    extents = {name: _parse_extent(path, name, entry, start, size, crcs.get(name)) for name, entry in plain.items()}
-    _check_no_holes(path, list(extents.values()), start, size)
-    return extents, metadata
-
-
-def _check_no_holes(path: Path, extents: list[_Extent], start: int, size: int) -> None:
-    at = start
-    for extent in sorted(extents, key=lambda extent: (extent.start, extent.end)):
-        if extent.start != at:
-            raise RunDamaged(f"{path}: its tensors overlap or leave a hole at byte {min(at, extent.start)}.")
-        at = extent.end
-    if at != size:
-        raise RunDamaged(f"{path} has {size} bytes, but its tensors end at byte {at}.")
-
-
-def _parse_extent(path: Path, name: str, entry: Any, start: int, size: int, crc: Any) -> _Extent:
-    dtype, shape, first, last = "", (), 0, 0
-    try:
-        dtype, shape, (first, last) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-        sane = all(type(n) is int and n >= 0 for n in (*shape, first, last, crc))
-        good = sane and math.prod(shape) * np.dtype(dtype).itemsize == last - first and start + last <= size
-    except (KeyError, TypeError, ValueError):
-        good = False
-    if not good:
-        raise RunDamaged(f"{path}: its header describes the tensor {name!r} as {entry!r:.150}, which cannot be.")
-    return _Extent(dtype, shape, start + first, start + last, crc)
-
-
-def _parse_int(metadata: dict[str, str], name: str, path: Path) -> int:
-    text = metadata.get(name)
-    if not isinstance(text, str) or not text.isdecimal() or len(text) > 18:
-        raise RunDamaged(f"{path}: {name} is {text!r:.50}, not a number.")
-    return int(text)
-
-
-def _parse_sites(metadata: dict[str, str], path: Path, known: dict[str, list[Site]] | None) -> list[Site]:
-    text = metadata.get("sites", "")
-    if not isinstance(text, str):
-        raise RunDamaged(f"{path}: its sites are no text.")
-    # Most segments of a run have the same sites: the text is parsed once.
-    found = known.get(text) if known is not None else None
-    if found is None:
-        found = sites.parse(text.encode(), f"{path}: sites")
-        if known is not None:
-            known[text] = found
-    return found

@@ -8,12 +8,12 @@ from typing import Any, Final, cast
 
 from sonde import strict_json
 from sonde.errors import RunDamaged
+from sonde.replacing import sync_folder
 from sonde.store import journal
 from sonde.store.appender import Appender
 from sonde.store.pages import dtypes, names, record
 from sonde.store.pages.header import MAX_BYTES, Header, Item, check_version, make_item
 from sonde.store.pages.record import ALIGN, FORMAT, VERSION, Datapoint, Draft, Entry, Kind
-from sonde.store.segment import sync_folder
 
 MAX_TENSORS: Final = 10_000  # of one page: a header is parsed whole
 _WRITE_BYTES: Final = 1 << 30  # the most that one call of the system takes
