@@ -14,6 +14,8 @@ from sonde.vitals import COUNTED_PADDING, LOSS
 
 FIRST_LOOKS: Final = 10
 MAX_TOKENS: Final = 1 << 18
+# Torch finds the most frequent of more numbers than this by a way that waits for the device.
+MAX_ROWS: Final = 2048
 
 
 class Padding:
@@ -26,7 +28,8 @@ class Padding:
 
     def see_tokens(self, tokens: Tensor) -> None:
         """Take the whole numbers that a training pass begins with; their labels come with the loss."""
-        if self._looks < FIRST_LOOKS and tokens.dim() == 2 and tokens.shape[1] > 1 and tokens.numel() <= MAX_TOKENS:
+        fits = tokens.dim() == 2 and tokens.shape[1] > 1 and len(tokens) <= MAX_ROWS and tokens.numel() <= MAX_TOKENS
+        if self._looks < FIRST_LOOKS and fits:
             self._waiting = tokens
 
     @torch.no_grad()
