@@ -181,3 +181,10 @@ def test_a_slow_fall_in_much_noise_is_learning_and_noise_alone_is_not(seed):
     noise = 0.35 * rng.standard_normal(150)
     assert judge(np.linspace(1.43, 0.85, 150) + noise).state == "improving"
     assert judge(1.43 + noise).state != "improving"
+
+
+def test_coming_back_from_where_the_first_steps_threw_it_is_no_learning():
+    rng = np.random.default_rng(0)
+    back = np.concatenate([[2.34], 2000 * 0.4 ** np.arange(10), 2.33 + 0.05 * rng.standard_normal(100)])
+    assert judge(back).state == "flat"
+    assert judge(back - np.linspace(0, 1, len(back))).state == "improving"

@@ -56,7 +56,8 @@ def judge(losses: Values) -> Learning:
     if len(losses) < MIN_POINTS:
         return Learning("unknown", points=points)
     initial = float(np.median(losses[:START]))
-    if initial > 2 * abs(losses[0]):  # the first steps threw it off: it began where the first loss was
+    thrown_off = initial > 2 * abs(losses[0])
+    if thrown_off:  # by the first steps: it began where the first loss was
         initial = float(losses[0])
     tail = losses[-max(START, len(losses) // 5) :]
     recent, best = float(np.median(tail)), float(np.median(np.sort(losses)[:START]))
@@ -65,8 +66,8 @@ def judge(losses: Values) -> Learning:
     # The difference of two medians is uncertain by about this much; below it nothing can be said to have moved.
     margin = max(RELATIVE * abs(initial), 2.5 * noise * 1.253 * np.sqrt(1 / START + 1 / len(tail)))
     state: State = "flat"
-    # A fall from where the first steps threw it to is none, unless it ends below where it began.
-    if recent < initial - margin or (recent < initial and _falls(losses, initial)):
+    # A fall from where the first steps threw it to is none, unless it ends well below where it began.
+    if recent < initial - margin or (not thrown_off and recent < initial and _falls(losses, initial)):
         state = "improving"
     elif recent > initial + margin:
         state = "worse"
