@@ -16,7 +16,7 @@ from sonde.signals import Recorder
 
 RSS: Final = "process.rss"
 AVAILABLE: Final = "system.available"
-HELD: Final = "sonde.held"
+HELD: Final = "process.sonde"
 # A sample every tenth step, and at least every tenth of a second if steps are slower than that.
 EVERY_STEPS: Final = 10
 EVERY_SECONDS: Final = 0.1
@@ -134,7 +134,7 @@ def _psutil(question: str) -> Any:
 class ProcessMemory:
     """Reports the process's resident memory, what is left, and what of it Sonde holds.
 
-    They are scalars: `process.rss`, `system.available`, `sonde.held`.
+    They are scalars: `process.rss`, `system.available`, `process.sonde`.
     """
 
     def __init__(

@@ -267,7 +267,7 @@ def test_what_sonde_holds_itself_is_no_leak_of_the_program():
     own = [float(step << 20) for step in range(200)]
     rss = [float((500 << 20) + each) for each in own]
     assert ask("retained_graph_leak", patient({"process.rss:scalar": rss})) is not None
-    assert ask("retained_graph_leak", patient({"process.rss:scalar": rss, "sonde.held:scalar": own})) is None
+    assert ask("retained_graph_leak", patient({"process.rss:scalar": rss, "process.sonde:scalar": own})) is None
 
 
 def test_memory_that_fills_a_cache_is_no_leak():

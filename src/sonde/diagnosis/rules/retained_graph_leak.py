@@ -13,7 +13,7 @@ from sonde.records import Finding
 
 _RSS = "process.rss"
 _MEMORIES = ("cuda.allocated", _RSS)
-_OWN = "sonde.held"
+_OWN = "process.sonde"
 _MIB = 1 << 20
 
 
