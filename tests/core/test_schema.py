@@ -172,3 +172,10 @@ def test_readings_merge_over_steps():
     window = Reading.of([1.0], step=4).merge(Reading.of([3.0], step=5))
     assert (window.step, window.span, window.mean, window.min, window.max) == (4, 2, 2.0, 1.0, 3.0)
     assert Event(event_type="a", message="b", timestamp=0.0).data == {}
+
+
+def test_one_row_merges_bit_for_bit_as_many_do():
+    rng = np.random.default_rng(0)
+    left, right = (schema.rows_of_values(rng.normal(scale=1e6, size=2000)) for _ in range(2))
+    together = schema.merge_rows(left, right)
+    np.testing.assert_array_equal(together, [schema.merge_rows(a, b) for a, b in zip(left, right, strict=True)])

@@ -37,9 +37,7 @@ def test_loader_workers_neither_record_nor_disturb(tmp_path, start):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = Squares()
     with sonde.watch({"model": model, "data": data.net}, optimizer, run=tmp_path / "run", on_error="raise") as session:
-        # A spawned worker imports all of torch again.
-        workers = 1 if start == "spawn" else 2
-        loader = DataLoader(data, batch_size=4, num_workers=workers, multiprocessing_context=start)
+        loader = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=start)
         for batch in loader:
             loss = model(batch).square().mean()
             optimizer.zero_grad()
