@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,6 +22,7 @@ from sonde.forensics.wiring import ForensicsOptions
 from sonde.guard import OnError
 from sonde.names import is_wrapper, named_modules, named_parameters
 from sonde.plan import DEFAULT_WHAT, Helpers, Plan, What
+from sonde.ranks import num_ranks, this_rank
 from sonde.records import Finding, Quantity, RunHeader, Sink
 from sonde.schedule import When, schedule
 from sonde.select import Where, check_each_matches, selector
@@ -125,13 +125,13 @@ def watch(
     _warn_if_compiled(models, plan)
     _warn_if_watched(models)
     writer = RunWriter(
-        place_of(run, resume=resume, shared=_world_size() > 1),
+        place_of(run, resume=resume, shared=num_ranks() > 1),
         _header(models, optimizers, plan, helpers, config, clock),
-        rank=_rank(rank),
+        rank=this_rank() if rank is None else rank,
         resume=resume,
         start_step=start_step,
         max_disk_bytes=None if max_disk_mb is None else _positive("max_disk_mb", max_disk_mb) << 20,
-        num_ranks=_world_size(),
+        num_ranks=num_ranks(),
         clock=clock,
     )
     steps_before = writer.last_step if start_step is None else start_step - 1
@@ -250,12 +250,12 @@ def open_session(
     plan = _plan({}, DEFAULT_WHAT, None, 1, True, "isolate", DEFAULT_MEMORY_MB, 1)
     helpers = Helpers()
     writer = RunWriter(
-        place_of(run, resume=resume, shared=_world_size() > 1),
+        place_of(run, resume=resume, shared=num_ranks() > 1),
         _header({}, [], plan, helpers, config, clock),
-        rank=_rank(rank),
+        rank=this_rank() if rank is None else rank,
         resume=resume,
         max_disk_bytes=None if max_disk_mb is None else _positive("max_disk_mb", max_disk_mb) << 20,
-        num_ranks=_world_size(),
+        num_ranks=num_ranks(),
         clock=clock,
     )
     return Notebook(Stages({}, [], writer, plan, helpers, steps_before=writer.last_step, clock=clock))
@@ -355,20 +355,6 @@ def _header(
         environment=describe_environment(),
         config={"watch": watching, "helpers": described, "user": dict(config or {})},
     )
-
-
-def _rank(rank: int | None) -> int:
-    if rank is not None:
-        return rank
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0"))
-
-
-def _world_size() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _warn_if_watched(models: dict[str, nn.Module]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,19 @@ class Growth:
     points: int
     steady: bool
     """It grows for sure, grows still, and not by one jump."""
+
+
+def less(steps: NDArray[Any], values: FloatArray, own_steps: NDArray[Any], own: FloatArray) -> FloatArray:
+    """Return a curve less another one, which says at some steps how much of it is somebody's own.
+
+    >>> less(np.array([1, 2, 3]), np.array([5.0, 6.0, 7.0]), np.array([2]), np.array([4.0])).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    if not len(own):
+        return values
+    at = np.searchsorted(own_steps, steps, side="right") - 1
+    rest: FloatArray = values - own[np.maximum(at, 0)]
+    return rest
 
 
 def growth(steps: FloatArray, values: FloatArray) -> Growth:

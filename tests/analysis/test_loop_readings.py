@@ -76,3 +76,13 @@ def test_memory_that_grows_steadily_is_found_by_place():
     assert set(slopes) == {"process", "cuda:0"}
     assert slopes["process"].per_step == pytest.approx(2e5)
     assert set(leaking(run)) == {"process"}
+
+
+def test_what_sonde_itself_holds_is_no_leak_of_the_process():
+    steps = np.arange(0, 1000, 10)
+    own = 1e6 * steps.astype(float)
+    curves = {"process.rss:scalar": (steps, 1e9 + own)}
+    assert set(leaking(MadeRun(curves))) == {"process"}
+    both = MadeRun(curves | {"process.sonde:scalar": (steps, own)})
+    assert leaking(both) == {}
+    assert memory_slopes(both)["process"].per_step == pytest.approx(0)

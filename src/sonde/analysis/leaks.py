@@ -7,12 +7,14 @@ from typing import Final
 import numpy as np
 
 from sonde.analysis.downsample import Steps, Values
-from sonde.growth import Growth, growth
+from sonde.growth import Growth, growth, less
 from sonde.store.reader import Run
+from sonde.store.series import Series
 
 # Growth over the run below this is not worth a word: allocators keep some of what they are given back.
 LEAST_BYTES: Final = 64 << 20
 _PROCESS: Final = "process.rss"
+_OWN: Final = "process.sonde:scalar"
 
 
 def memory_slope(steps: Steps, values: Values) -> Growth:
@@ -27,13 +29,22 @@ def memory_slopes(run: Run) -> dict[str, Growth]:
         place = _place(site.name) if site.quantity == "scalar" else ""
         if place:
             series = run.series(site.key, "mean")
-            found[place] = memory_slope(series.steps, series.values)
+            values = _without_sonde(run, series) if site.name == _PROCESS else series.values
+            found[place] = memory_slope(series.steps, values)
     return found
 
 
 def leaking(run: Run) -> dict[str, Growth]:
     """Return those memories of a run that grow steadily and by enough to matter."""
     return {place: slope for place, slope in memory_slopes(run).items() if slope.steady and slope.total >= LEAST_BYTES}
+
+
+def _without_sonde(run: Run, memory: Series) -> Values:
+    """Return the memory of the process less what Sonde held of it, which grows within its bounds."""
+    if not any(site.key == _OWN for site in run.sites):
+        return memory.values
+    own = run.series(_OWN, "mean")
+    return less(memory.steps, memory.values, own.steps, own.values)
 
 
 def _place(name: str) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sonde.debug.hooks import HookManager
+from sonde.handles import remove_all
 from sonde.names import is_wrapper, named_modules
 
 
@@ -53,9 +54,7 @@ class LiveHooks:
 
     def remove(self) -> None:
         """Let go of the model."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_all(self._handles)
         self._version = -1
 
     def _hook(self, name: str, backward: bool) -> Callable[[nn.Module, Any, Any], None]:

@@ -37,6 +37,7 @@ from sonde.debug.session_folder import Place, take_folder
 from sonde.debug.tensor_inspector import TensorInspector
 from sonde.debug.webhook import WebhookSender
 from sonde.errors import ClosedError, OptionError
+from sonde.handles import remove_all
 from sonde.names import own_wrapper_words, plain_name
 from sonde.plan import What
 from sonde.probes.module_times import ModuleTimes
@@ -396,9 +397,7 @@ class DebugSession:
         self.hooks.on_change = None
         if self._live is not None:
             self._live.remove()
-        for handle in self._step_handles:
-            handle.remove()
-        self._step_handles.clear()
+        remove_all(self._step_handles)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._times is not None:

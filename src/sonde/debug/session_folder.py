@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import torch
 
+from sonde.ranks import is_connected, num_ranks, this_rank
+
 _opened: Final[Counter[str]] = Counter()
 """How many sessions this process has opened in each folder; ranks agree on the n-th of theirs."""
 
@@ -68,17 +70,12 @@ def _make_free(parent: Path, suffix: str) -> Path:
 
 def _rank() -> int | None:
     """Return the rank of this process; None if it is the only one."""
-    if _is_initialized():
-        return torch.distributed.get_rank()
-    return int(os.environ["RANK"]) if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ else None
+    told = is_connected() or (num_ranks() > 1 and "RANK" in os.environ)
+    return this_rank() if told else None
 
 
 def _store() -> Any:
     """Return what ranks can leave words for each other in; None before they are connected."""
-    if not _is_initialized():
+    if not is_connected():
         return None
     return torch.distributed.distributed_c10d._get_default_store()
-
-
-def _is_initialized() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from sonde.capture import copy_outputs
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.utils import get_layer_by_name
+from sonde.handles import remove_all
 from sonde.names import unwrap
 
 # A layer that a pass calls more often than this (a cell in a long loop) is captured this often, and counted beyond it.
@@ -66,9 +67,7 @@ class LayerHooks:
 
     def remove(self) -> None:
         """Take all hooks off, and forget what this thread captured."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_all(self._handles)
         self.forget()
 
     def captures(self, name: str) -> list[Any]:

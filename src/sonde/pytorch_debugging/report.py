@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from sonde.errors import OptionError
 from sonde.pytorch_debugging.kept import Kept
 from sonde.pytorch_debugging.plain_values import plain, statistics
-from sonde.pytorch_debugging.ranks import suffix, this_rank
 from sonde.pytorch_debugging.report_pages import compose
 from sonde.pytorch_debugging.report_writers import to_html, to_markdown
+from sonde.ranks import suffix, this_rank
 from sonde.records import Reading
 from sonde.replacing import replacing
 

@@ -14,7 +14,7 @@ import torch
 from sonde.checks import NonFinite, NonFiniteScope, hear_anomaly_traces
 from sonde.probes.memory_scope import MemoryScope, memory_scope
 from sonde.probes.profiling import ProfileScope, profile_scope
-from sonde.pytorch_debugging.ranks import suffix, this_rank
+from sonde.ranks import suffix, this_rank
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger

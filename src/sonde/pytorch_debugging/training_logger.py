@@ -28,7 +28,7 @@ from typing import Any, Final, Self
 from sonde import strict_json
 from sonde.errors import OptionError
 from sonde.pytorch_debugging.json_lines import JsonLines
-from sonde.pytorch_debugging.ranks import suffix, this_rank
+from sonde.ranks import suffix, this_rank
 
 _MAX_TEXT_BYTES: Final = 10 << 20
 _KEPT_EPOCHS: Final = 10_000

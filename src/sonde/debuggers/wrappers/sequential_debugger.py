@@ -26,6 +26,7 @@ from sonde.debuggers.utils import get_layer_by_name
 from sonde.errors import ClosedError, OptionError
 from sonde.guard import OnError
 from sonde.probes import cuda_devices, eager, is_compiled, untouched
+from sonde.ranks import is_connected, this_rank
 from sonde.training.tensor_ops import apply_tensor_op
 
 logger = logging.getLogger("sonde")
@@ -351,8 +352,7 @@ def _is_stranger(debugger: BaseDebugger) -> bool:
 
 
 def _rank() -> int:
-    distributed = torch.distributed
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+    return this_rank() if is_connected() else 0
 
 
 def _finish(hooks: LayerHooks, capture: Capture) -> None:

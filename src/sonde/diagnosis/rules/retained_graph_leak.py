@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import Rule, above, fact
-from sonde.growth import growth
+from sonde.growth import growth, less
 from sonde.records import Finding
 
 _RSS = "process.rss"
@@ -23,8 +22,9 @@ def check(case: Case) -> Finding | None:
     if not curves:
         raise NotMeasured("process.rss")
     for name, (steps, values) in curves:
-        if name == _RSS:
-            values = values - _own_bytes(case, steps)
+        own = case.scalar(_OWN) if name == _RSS else None
+        if own is not None:  # what Sonde holds grows within its bounds as the first steps come in
+            values = less(steps, values, *own)
         # A slope over all pairs of points is dear; a curve that has not risen needs none.
         if np.nanmax(values) - np.nanmin(values) < thresholds.LEAK_BYTES.value:
             continue
@@ -54,16 +54,6 @@ def check(case: Case) -> Finding | None:
                 "kept.",
             )
     return None
-
-
-def _own_bytes(case: Case, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return what Sonde itself held, which grows within its bounds as the first steps come in."""
-    curve = case.scalar(_OWN)
-    if curve is None:
-        return np.zeros(len(steps))
-    at = np.searchsorted(curve[0], steps, side="right") - 1
-    own: NDArray[np.float64] = np.where(at >= 0, curve[1][at], curve[1][0])
-    return own
 
 
 def _names(case: Case) -> list[str]:
