@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.waiting import PATIENCE_S
 
-from sonde.capture import Capture, worker
+from sonde.capture import Capture, living
 from sonde.errors import ClosedError, OptionError, RunError, RunExists
 from sonde.store.pages import PageWriter, load_debug_outputs, verify_pages
 
@@ -366,7 +366,7 @@ def test_a_forgotten_capture_dies_and_its_folder_can_be_continued(tmp_path):
     del capture
     gc.collect()
     assert not threads()
-    assert not list(worker._live)
+    assert not list(living.living)
     with Capture(page_bytes=MIB) as other:
         other.open(tmp_path, resume=True)
         other.add(1, {"x": 1})

@@ -163,7 +163,8 @@ def test_a_sample_does_not_keep_its_batch_alive(tmp_path):
     capture = Capture(page_bytes=1 << 30)
     part = split_batch({"x": torch.zeros(64, 1000)}, 64)[5]
     capture.add(0, part)
-    held = capture._queue[0].outputs["x"]
+    ((_, outputs),) = capture.waiting
+    held = outputs["x"]
     assert held.untyped_storage().nbytes() == 4000
     capture.discard()
     capture.close()

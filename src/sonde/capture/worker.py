@@ -1,42 +1,25 @@
-"""The one thread that writes captures, and the bounded queue that feeds it."""
+"""The line of captures that wait in memory, bounded in bytes, and the one thread that writes them to pages."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import logging
-import os
-import shutil
-import tempfile
 import threading
-import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, Literal
-from weakref import WeakSet
-
-import torch
-from torch import Tensor
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from sonde.capture.fetch import Fetcher
-from sonde.capture.values import compact, map_leaves, num_bytes, to_plain_outputs
-from sonde.errors import ClosedError, OptionError, RunError, RunExists
-from sonde.store.pages import DebugOutputs, PageWriter
-from sonde.store.pages.keep import Keep, copy_datapoints, move_pages
-from sonde.store.pages.names import list_pages, rank_folder
-from sonde.store.pages.record import Datapoint, check_datapoint
+from sonde.capture.item import Item
+from sonde.capture.values import to_plain_outputs
+from sonde.store.pages import PageWriter
+from sonde.store.pages.record import Datapoint
 
 logger = logging.getLogger("sonde")
 
-SPILL: Final = "spill"
-"""Folders of this name and a rank, inside that of the pages, hold captures that wait for their scores."""
 MAX_FAILURES: Final = 100
-_EXIT_S: Final = 10.0
-
-_live: WeakSet[Capture] = WeakSet()
+"""How many failures are remembered; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,106 +31,28 @@ class Failure:
     traceback: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Item:
-    datapoint: Datapoint
-    outputs: dict[str, Any]
-    info: dict[str, Any]
-    nbytes: int
-    ready: list[torch.cuda.Event] = field(default_factory=list)
+class Worker:
+    """A line of captures and the thread that writes them, in turn. `Capture` adds where they go and which of them stay.
 
-
-class Capture:
-    """Takes captures from any thread and writes them to pages with a thread of its own.
-
-    Captures that come before a folder is known wait in memory; what exceeds `max_pending_bytes` waits in pages in a
-    temporary folder, and moves when `open` names the place. The thread lives only while there is something to write.
-    In a forked child every verb does nothing: files and thread belong to the parent.
-
-    Args:
-        page_bytes: How large a page grows.
-        save_dtype: Floating tensors are stored as this type.
-        max_pending_bytes: How many bytes of captures may wait in memory; those on a device wait there.
-        on_full: What `add` does when that is reached: wait for up to `block_timeout_s`, or drop the capture. Dropped
-            ones are counted.
-        block_timeout_s: After waiting this long a capture is dropped as well.
-        on_error: What happens to a capture that cannot be written. `"isolate"` reports the first one and counts all;
-            `"raise"` also makes the next `flush`, `seal` or `close` raise.
-        keep: Which captures stay once scores are known: `"worst:50"`, or `"worst:50+control:5"`. The control is drawn
-            from the good ones; without a word on it, it is a tenth. Captures wait in pages until `keep_only` is called.
-        seed: For drawing the control.
-        rank: The process of a distributed evaluation.
-        spill_folder: Where captures go that exceed the memory before a folder is known; the system's temporary one by
-            default.
-        sync: Force each page to the disk when it is sealed, so that it also survives a loss of power.
-        clock: Tells the time.
-
+    The thread lives only while there is something to write and somewhere to write it. Who looks at the line and then
+    acts on it holds `_changed` meanwhile.
     """
 
-    def __init__(
-        self,
-        *,
-        page_bytes: int,
-        save_dtype: torch.dtype | None = None,
-        max_pending_bytes: int = 256 << 20,
-        on_full: Literal["block", "drop"] = "block",
-        block_timeout_s: float = 30.0,
-        on_error: Literal["isolate", "raise"] = "isolate",
-        keep: str | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        spill_folder: str | Path | None = None,
-        sync: bool = True,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        _check("on_full", on_full, "block", "drop")
-        _check("on_error", on_error, "isolate", "raise")
-        if not (page_bytes >= 1 and max_pending_bytes >= 1):
-            raise OptionError(f"Sizes are positive; got {page_bytes=}, {max_pending_bytes=}.")
-        if save_dtype is not None and not save_dtype.is_floating_point:
-            raise OptionError(f"save_dtype is a floating type, such as torch.float16; got {save_dtype!r}.")
-        self.page_bytes = page_bytes
-        self.save_dtype = save_dtype
+    def __init__(self, max_pending_bytes: int) -> None:
         self.max_pending_bytes = max_pending_bytes
-        self.on_full = on_full
-        self.block_timeout_s = block_timeout_s
-        self.on_error = on_error
-        self.keep = Keep.parse(keep) if keep is not None else None
-        self.seed = seed
-        self.rank = rank
         self.written = 0
         """Captures that are safe on disk."""
-        self.dropped = 0
-        """Captures that found no room in time."""
         self.failed = 0
         """Captures that could not be written."""
-        self.discarded = 0
-        """Captures that `keep_only` let go."""
         self.failures: list[Failure] = []
         """The first of them."""
-        self._clock = clock
-        self._sync = sync
-        self._spill_root = spill_folder
-        self._folder: Path | None = None
-        self._writer: PageWriter | None = None
-        self._spill: Path | None = None
-        self._queue: deque[_Item] = deque()
+        self._line: deque[Item] = deque()
         self._pending_bytes = 0
         self._unraised: list[Failure] = []
+        self._writer: PageWriter | None = None
         self._fetcher = Fetcher()
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
-        self._verbs = threading.RLock()  # held by what opens, settles or closes; never by the thread
-        self._closed = False
-        self._abandoned = False
-        _live.add(self)
-
-    # What it holds
-
-    @property
-    def folder(self) -> Path | None:
-        """Where captures go, if that is known."""
-        return self._folder
 
     @property
     def pending_bytes(self) -> int:
@@ -157,314 +62,71 @@ class Capture:
     @property
     def num_pending(self) -> int:
         """Captures that wait in memory."""
-        return len(self._queue)
+        return len(self._line)
 
     @property
     def waiting(self) -> list[tuple[Datapoint, Mapping[str, Any]]]:
         """The captures that wait in memory, by datapoint, oldest first; for looking at, not for changing."""
         with self._changed:
-            return [(item.datapoint, item.outputs) for item in self._queue]
+            return [(item.datapoint, item.outputs) for item in self._line]
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether it takes no more captures."""
-        return self._closed or self._abandoned
+    def _has_room(self, nbytes: int) -> bool:
+        """Say whether so many bytes fit; what is larger than the bound by itself does when nothing else waits."""
+        return not self._pending_bytes or self._pending_bytes + nbytes <= self.max_pending_bytes
 
-    @property
-    def pages_written(self) -> int:
-        """Pages sealed in the folder that is open."""
-        writer = self._writer
-        return writer.pages_written if writer is not None else 0
-
-    @property
-    def current_page(self) -> int:
-        """The number of the page that is being filled."""
-        writer = self._writer
-        return writer.current_page if writer is not None else 0
-
-    @property
-    def current_page_bytes(self) -> int:
-        """Bytes of tensors in the page that is being filled."""
-        writer = self._writer
-        return writer.current_page_bytes if writer is not None else 0
-
-    @property
-    def stored(self) -> frozenset[Datapoint]:
-        """Datapoints on disk in the folder that is open, also from an attempt before: no need to capture them again."""
+    def _put(self, item: Item, wait_s: float) -> bool:
+        """Add to the end of the line, after waiting for room if need be; False if there was none in time."""
         with self._changed:
-            return frozenset(self._writer.datapoints) if self._writer is not None else frozenset()
-
-    # Verbs
-
-    def open(self, folder: str | Path, *, resume: bool = False) -> None:
-        """Say where captures go. What waits is written there; a folder that was open before is sealed.
-
-        Raises:
-            RunExists: The folder holds pages, and was not to be continued.
-            RunInUse: Another process writes it.
-
-        """
-        with self._verbs:
-            if not self._may_act():
-                return
-            path = Path(folder)
-            if self._folder is not None:
-                self.seal()
-            if self.keep is not None and list_pages(rank_folder(path, self.rank)) and not resume:
-                raise RunExists(f"{path} holds pages already. Pass resume=True to add to them.")
-            target = path if self.keep is None else self._waiting_room(path)
-            writer = self._make_writer(target, resume=resume)
-            with self._taken_back_spill() as spilled:
-                if spilled is not None:
-                    move_pages(spilled, writer)
-            with self._changed:
-                self._folder, self._writer = path, writer
-                self._wake()
-
-    def add(self, datapoint: Datapoint, outputs: Mapping[str, Any], *, info: Mapping[str, Any] | None = None) -> bool:
-        """Take what was captured for a datapoint; its tensors belong to this object from now on.
-
-        Returns:
-            Whether there was room for it.
-
-        """
-        if self._abandoned:
-            return False
-        item = self._prepare(check_datapoint(datapoint), outputs, info)
-        with self._changed:
-            if self._closed:
-                raise ClosedError("This capture is closed.")
-            if not self._make_room(item.nbytes):
-                self.dropped += 1
-                if self.dropped == 1:
-                    logger.warning("Captures are dropped: %s bytes wait to be written.", f"{self._pending_bytes:,}")
+            if not self._changed.wait_for(lambda: self._has_room(item.nbytes), wait_s):
                 return False
-            self._queue.append(item)
+            self._line.append(item)
             self._pending_bytes += item.nbytes
             self._wake()
         return True
 
-    def flush(self, timeout_s: float = 60.0) -> bool:
-        """Wait until all captures that were taken are on disk; False if that took too long, or no folder is known.
-
-        Raises:
-            RunError: With `on_error="raise"`: it took too long, or something could not be written.
-
-        """
-        if not self._may_act():
-            return False
-        done = self._drain(timeout_s)
-        if self.on_error == "raise":
-            unraised, self._unraised = self._unraised, []
-            if unraised:
-                first = f"the first, of datapoint {unraised[0].datapoint!r:.80}: {unraised[0].error}"
-                raise RunError(f"{len(unraised)} captures could not be written; {first}")
-            if not done and self._writer is not None:
-                raise RunError(f"{self.num_pending} captures are not written after {timeout_s:g} s.")
-        return done
-
-    def keep_only(
-        self, scores: Mapping[Datapoint, float], higher_is_better: bool, timeout_s: float = 60.0
-    ) -> frozenset[Datapoint]:
-        """Let only the captures stay that `keep` asks for, put them in their place, and finish the folder.
-
-        Args:
-            scores: By datapoint. One that is not a number is the worst of all; a capture without a score stays.
-            higher_is_better: The direction of the scores.
-            timeout_s: How long to wait for captures that are not written yet.
-
-        Returns:
-            The datapoints that stay.
-
-        Raises:
-            OptionError: There is no `keep`, or no folder was named.
-
-        """
-        with self._verbs:
-            if not self._may_act():
-                return frozenset()
-            keep, folder = self.keep, self._folder
-            if keep is None or folder is None:
-                raise OptionError("keep_only needs keep=... and a folder: call open(folder) first.")
-            self.flush(timeout_s)
-            writer = self._drop_writer(timeout_s)
-            if writer is None:
-                raise RunError(f"The captures in {folder} are still being written after {timeout_s:g} s; all stay.")
-            writer.close()
-            captured = DebugOutputs(writer.folder, ranks=False)
-            chosen = keep.choose(captured, scores, higher_is_better=higher_is_better, seed=self.seed)
-            with self._make_writer(folder, resume=True) as final:
-                copy_datapoints(captured, final, [each for each in captured if each in chosen])
-            self.discarded += len(captured) - len(chosen)
-            self._folder = None
-            shutil.rmtree(self._waiting_room(folder), ignore_errors=True)
-            return frozenset(chosen)
-
-    def seal(self, timeout_s: float = 60.0) -> bool:
-        """Write all that waits and finish the folder; captures that follow wait for the next `open`.
-
-        With `keep`, captures that never met their scores all stay.
-        """
-        with self._verbs:
-            if not self._may_act():
-                return False
-            folder = self._folder
-            if folder is None:
-                return not self._queue
-            try:
-                done = self.flush(timeout_s)
-            finally:
-                self._finish(folder, timeout_s)
-            return done
-
-    def discard(self) -> None:
-        """Forget the captures that wait for a folder."""
-        with self._verbs:
-            if not self._may_act() or self._folder is not None:
-                return
-            self._forget_waiting()
-            with self._taken_back_spill():
-                pass
-
-    def close(self, timeout_s: float = 60.0) -> bool:
-        """Seal and end; again is fine. Captures that never got a folder are lost, and counted as dropped."""
-        with self._verbs:
-            if self._abandoned or self._closed:
-                return True
-            try:
-                return self.seal(timeout_s)
-            finally:
-                self.dropped += self._forget_waiting()
-                with self._taken_back_spill():
-                    pass
-                with self._changed:
-                    self._closed = True
-                _live.discard(self)
-                thread = self._thread
-                if thread is not None:
-                    thread.join(timeout_s)
-
-    def __enter__(self) -> Capture:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # Taking
-
-    def _prepare(self, datapoint: Datapoint, outputs: Mapping[str, Any], info: Mapping[str, Any] | None) -> _Item:
-        devices: set[torch.device] = set()
-
-        def take(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            leaf = compact(leaf.detach())
-            if self.save_dtype is not None and leaf.is_floating_point():
-                leaf = leaf.to(self.save_dtype)
-            if leaf.is_cuda:
-                devices.add(leaf.device)
-            return leaf
-
-        taken = {str(name): map_leaves(value, take) for name, value in outputs.items()}
-        noted = {str(name): map_leaves(value, take) for name, value in (info or {}).items()}
-        # The thread copies from the device on a stream of its own, after what this stream has in hand.
-        ready = [torch.cuda.current_stream(device).record_event() for device in devices]
-        return _Item(datapoint, taken, noted, num_bytes(taken) + num_bytes(noted) + 256, ready)
-
-    def _make_room(self, nbytes: int) -> bool:
-        """Wait for room; a capture larger than the bound by itself gets in when nothing else waits."""
-
-        def has_room() -> bool:
-            return not self._pending_bytes or self._pending_bytes + nbytes <= self.max_pending_bytes
-
-        if has_room():
-            return True
-        if self._writer is None and self._begin_spill():
+    def _write_to(self, writer: PageWriter) -> None:
+        """Write what waits, and what comes, there."""
+        with self._changed:
+            self._writer = writer
             self._wake()
-        return (
-            self.on_full == "block"
-            and self._writer is not None
-            and self._changed.wait_for(has_room, self.block_timeout_s)
-        )
-
-    def _begin_spill(self) -> bool:
-        """Let captures wait on disk; False if that is not possible."""
-        try:
-            self._spill = Path(tempfile.mkdtemp(prefix="sonde-spill-", dir=self._spill_root))
-            self._writer = self._make_writer(self._spill, resume=False)
-        except (OSError, RunError) as error:
-            logger.warning("Captures that wait for a folder cannot be spilled: %s", error)
-            return False
-        return True
-
-    def _make_writer(self, folder: Path, *, resume: bool) -> PageWriter:
-        return PageWriter(
-            folder, page_bytes=self.page_bytes, rank=self.rank, resume=resume, sync=self._sync, clock=self._clock
-        )
-
-    # Settling
 
     def _drain(self, timeout_s: float) -> bool:
+        """Wait until nothing is left to write; False if that took too long, or there is nowhere to write."""
         with self._changed:
-            # Without a folder nobody writes, and waiting is in vain.
+            # Without a writer waiting is in vain.
             return self._changed.wait_for(lambda: not self._pending_bytes, timeout_s if self._writer else 0.0)
 
-    def _waiting_room(self, folder: Path) -> Path:
-        return folder / f"{SPILL}_{self.rank}"
-
-    def _forget_waiting(self) -> int:
-        with self._changed:
-            count = len(self._queue)
-            self._pending_bytes -= sum(item.nbytes for item in self._queue)
-            self._queue.clear()
-            self._changed.notify_all()
-        return count
-
-    @contextlib.contextmanager
-    def _taken_back_spill(self, timeout_s: float = 60.0) -> Iterator[Path | None]:
-        """Stop writing to the temporary folder, hand out what it holds, and remove it."""
-        spill, self._spill = self._spill, None
-        if spill is None:
-            yield None
-            return
-        self._drain(timeout_s)
-        writer = self._drop_writer(timeout_s)
-        if writer is not None:
-            writer.close()
-        try:
-            yield writer.folder if writer is not None else None
-        finally:
-            shutil.rmtree(spill, ignore_errors=True)
-
-    def _drop_writer(self, timeout_s: float) -> PageWriter | None:
-        """Let go of the writer once the thread has; None if the thread hangs in it."""
+    def _take_writer(self, timeout_s: float) -> PageWriter | None:
+        """Let go of the writer and return it once the thread has ended; None if the thread hangs in it."""
         with self._changed:
             writer, self._writer = self._writer, None
             idle = self._changed.wait_for(lambda: self._thread is None, timeout_s)
         return writer if idle else None
 
-    def _finish(self, folder: Path, timeout_s: float) -> None:
-        writer = self._drop_writer(timeout_s)
-        self._folder = None
-        # What this folder did not get in time must not end up in the next one.
-        left = self._forget_waiting()
-        if left:
-            self.dropped += left
-            logger.warning("%d captures for %s were dropped: they were not written in time.", left, folder)
-        if writer is None:
-            logger.warning("The last page of %s stays open: a write has hung for %g s.", folder, timeout_s)
-            return
-        writer.close()
-        if self.keep is not None:
-            with self._make_writer(folder, resume=True) as final:
-                move_pages(writer.folder, final)
-            shutil.rmtree(self._waiting_room(folder), ignore_errors=True)
+    def _forget(self) -> int:
+        """Throw away what waits in memory; returns how many captures that were."""
+        with self._changed:
+            count = len(self._line)
+            self._pending_bytes -= sum(item.nbytes for item in self._line)
+            self._line.clear()
+            self._changed.notify_all()
+        return count
 
-    # The thread
+    def _join(self, timeout_s: float) -> None:
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+
+    def _let_go(self) -> None:
+        """Begin anew, in a forked child: files and thread belong to its parent, and the lock may be held there."""
+        self._changed = threading.Condition()
+        self._line.clear()
+        self._pending_bytes = 0
+        self._thread = self._writer = None
 
     def _wake(self) -> None:
         """Start the thread if there is something to write and none runs."""
-        if self._thread is None and self._queue and self._writer is not None:
+        if self._thread is None and self._line and self._writer is not None:
             self._thread = threading.Thread(target=self._run, name="sonde-pages", daemon=True)
             self._thread.start()
 
@@ -472,11 +134,11 @@ class Capture:
         while True:
             with self._changed:
                 writer = self._writer
-                if not self._queue or writer is None:
+                if not self._line or writer is None:
                     self._thread = None
                     self._changed.notify_all()
                     return
-                item = self._queue.popleft()
+                item = self._line.popleft()
             failure = _write(writer, item, self._fetcher)
             with self._changed:
                 self._pending_bytes -= item.nbytes
@@ -500,51 +162,11 @@ class Capture:
         self._unraised.append(failure)
         del self._unraised[MAX_FAILURES:]
 
-    # The process
 
-    def _may_act(self) -> bool:
-        if self._abandoned:
-            return False
-        if self._closed:
-            raise ClosedError("This capture is closed.")
-        return True
-
-    def _abandon(self) -> None:
-        self._abandoned = True
-        self._queue.clear()
-        self._thread = self._writer = self._folder = self._spill = None
-        self._pending_bytes = 0
-        self._changed, self._verbs = threading.Condition(), threading.RLock()
-
-
-def _write(writer: PageWriter, item: _Item, fetcher: Fetcher) -> Failure | None:
+def _write(writer: PageWriter, item: Item, fetcher: Fetcher) -> Failure | None:
     try:
         outputs, info = fetcher.fetch(item.outputs, item.ready), fetcher.fetch(item.info, item.ready)
         writer.add(item.datapoint, to_plain_outputs(outputs), info=to_plain_outputs(info))
     except Exception as error:  # noqa: BLE001 - the edge of this thread: no capture's fault may end it
         return Failure(item.datapoint, f"{type(error).__name__}: {error}", traceback.format_exc())
     return None
-
-
-def _check(name: str, value: object, *choices: str) -> None:
-    if value not in choices:
-        raise OptionError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r:.80}.")
-
-
-def _abandon_in_child() -> None:
-    for capture in list(_live):
-        capture._abandon()
-    _live.clear()
-
-
-def _close_at_exit() -> None:
-    for capture in list(_live):
-        try:
-            capture.close(_EXIT_S)
-        except (OSError, RunError) as error:
-            logger.warning("Captures could not be finished: %s", error)
-
-
-# A forked child (a DataLoader worker) inherits files and locks but no thread: it must let go of them at once.
-os.register_at_fork(after_in_child=_abandon_in_child)
-atexit.register(_close_at_exit)
