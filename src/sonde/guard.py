@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import time
 import traceback
@@ -12,6 +13,8 @@ from typing import Any, Literal
 OnError = Literal["isolate", "raise"]
 Report = Callable[[str, str], None]
 """Takes the name of what failed and its traceback."""
+
+logger = logging.getLogger("sonde")
 
 
 class _Span:
@@ -76,3 +79,8 @@ class Guard:
                     span.seconds += clock() - span.began
 
         return guarded
+
+
+def warn_of_fault(part: str, trace: str) -> None:
+    """Report a fault where there is no run to note it in."""
+    logger.warning("%s failed and is switched off; training goes on without it.\n%s", part, trace.rstrip())

@@ -12,9 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from sonde.checks.hooks import unless_compiling
 from sonde.guard import Guard
-from sonde.handles import remove_all
+from sonde.handles import remove_all, unless_compiling
 from sonde.names import named_modules
 from sonde.probes.readings import Tally
 from sonde.records import Reading

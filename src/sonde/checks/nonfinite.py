@@ -7,7 +7,6 @@ every optimizer step. That is slow and waits for the device each time: it is for
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterable
@@ -18,21 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from sonde import schema
-from sonde.checks.hooks import unless_compiling
 from sonde.checks.source_line import source_line
-from sonde.guard import Guard
-from sonde.handles import remove_all
+from sonde.guard import Guard, warn_of_fault
+from sonde.handles import around_steps, remove_all, unless_compiling
 from sonde.names import ROOT_NAME, named_modules, named_parameters
 from sonde.probes.readings import Tally, readings_of
 from sonde.records import Reading
 from sonde.unpack import unpack
-
-logger = logging.getLogger("sonde")
 
 Place = Literal["forward", "gradient", "optimizer"]
 MAX_SIGHTINGS: Final = 64
@@ -83,7 +78,7 @@ class NonFiniteScope:
         self.spread = 0
         """Gradients that were not finite because of what had been told before."""
         self._report = report
-        self._guard = Guard("isolate", _tell_fault)
+        self._guard = Guard("isolate", warn_of_fault)
         self._here = _Here()
         self._known_roots: dict[int, nn.Module] = {}
         self._names: dict[int, tuple[str, str]] = {}
@@ -107,8 +102,7 @@ class NonFiniteScope:
         self._handles += [
             torch_module.register_module_forward_pre_hook(before),
             torch_module.register_module_forward_hook(after, with_kwargs=True, always_call=True),
-            register_optimizer_step_pre_hook(before_step),
-            register_optimizer_step_post_hook(after_step),
+            *around_steps(before_step, after_step),
         ]
         self._mode.__enter__()  # type: ignore[no-untyped-call] # torch
         return self
@@ -326,7 +320,3 @@ def _is_on_purpose(values: tuple[Any, ...], tensors: list[Tensor]) -> bool:
 
 
 def _nobody(found: NonFinite) -> None: ...
-
-
-def _tell_fault(part: str, trace: str) -> None:
-    logger.warning("%s failed and is switched off; training goes on without it.\n%s", part, trace.rstrip())

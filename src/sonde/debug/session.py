@@ -14,10 +14,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import psutil
-import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from sonde.attach import open_session, watch
@@ -37,7 +35,7 @@ from sonde.debug.session_folder import Place, take_folder
 from sonde.debug.tensor_inspector import TensorInspector
 from sonde.debug.webhook import WebhookSender
 from sonde.errors import ClosedError, OptionError
-from sonde.handles import remove_all
+from sonde.handles import around_steps, remove_all
 from sonde.names import own_wrapper_words, plain_name
 from sonde.plan import What
 from sonde.probes.module_times import ModuleTimes
@@ -165,8 +163,7 @@ class DebugSession:
             self.hooks.on_change = self._live.refresh
             if self._times is not None:
                 self._times.attach()
-            before, after = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
-            self._step_handles = [before(self._before_step), after(self._after_step)]
+            self._step_handles = around_steps(self._before_step, self._after_step)
         return self
 
     def stop(self) -> DebugReport:
@@ -407,7 +404,7 @@ class DebugSession:
             self.save_bundle(reason)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or not self._is_ours(optimizer):
+        if not self._is_ours(optimizer):
             return
         self.step += 1
         self.hooks.set_step(self.step + 1)  # the step under way, as the run counts it

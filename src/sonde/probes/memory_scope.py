@@ -13,13 +13,12 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from sonde.errors import OptionError
 from sonde.growth import WARM_UP_SHARE, Growth
-from sonde.guard import Guard
-from sonde.handles import remove_all
+from sonde.guard import Guard, warn_of_fault
+from sonde.handles import around_steps, remove_all
 from sonde.probes.leaks import Leak, TensorWatch, find_leak, judge
 from sonde.probes.memory_history import MemoryHistory
 from sonde.probes.memory_snapshot import compare_snapshots, memory_snapshot, used_devices
@@ -61,7 +60,7 @@ class MemoryScope:
         self._history = history
         self._clock = clock
         self._resident = resident
-        self._guard = Guard("isolate", _tell_fault)
+        self._guard = Guard("isolate", warn_of_fault)
         self._phases = LoopPhases(
             lambda _: True, clock=time.perf_counter, guard=self._guard.wrap, on_change=self._change_phase
         )
@@ -91,10 +90,10 @@ class MemoryScope:
         self._tensors.weigh()
         self._held = self._read()
         self._phases.attach()
-        self._handles = [
-            register_optimizer_step_pre_hook(self._guard.wrap("memory tracking", self._before_optimizer)),
-            register_optimizer_step_post_hook(self._guard.wrap("memory tracking", self._after_optimizer)),
-        ]
+        wrap = self._guard.wrap
+        self._handles = around_steps(
+            wrap("memory tracking", self._before_optimizer), wrap("memory tracking", self._after_optimizer)
+        )
         return self
 
     @property
@@ -125,15 +124,13 @@ class MemoryScope:
         self._by_hand = True
         self._end_step()
 
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._phases.begin("optimizer")
+    def _before_optimizer(self, *_: Any) -> None:
+        self._phases.begin("optimizer")
 
-    def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._phases.end("optimizer")
-            if not self._by_hand:
-                self._end_step()
+    def _after_optimizer(self, *_: Any) -> None:
+        self._phases.end("optimizer")
+        if not self._by_hand:
+            self._end_step()
 
     # ------------------------------------------------------------------ samples
 
@@ -237,10 +234,6 @@ class MemoryScope:
         if self._history is None:
             raise OptionError("no history is recorded; open the scope with history='memory.pickle' on a CUDA machine.")
         return self._history.dump(Path(path))
-
-
-def _tell_fault(part: str, trace: str) -> None:
-    logger.warning("%s failed and is switched off; training goes on without it.\n%s", part, trace.rstrip())
 
 
 def memory_scope(

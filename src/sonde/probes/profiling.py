@@ -13,12 +13,11 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from sonde.errors import OptionError
-from sonde.guard import Guard
-from sonde.handles import remove_all
+from sonde.guard import Guard, warn_of_fault
+from sonde.handles import around_steps, remove_all
 from sonde.probes.host_syncs import HostSync, host_syncs
 from sonde.probes.module_times import ModuleTime, ModuleTimes
 from sonde.probes.operators import Copies, Operator, copy_table, operator_table
@@ -77,7 +76,7 @@ class ProfileScope:
         self._windows = Windows(schedule, options)
         self._session = session
         self._clock = clock
-        self._guard = Guard("isolate", _tell_fault)
+        self._guard = Guard("isolate", warn_of_fault)
         wrap = self._guard.wrap
         self._phases = LoopPhases(lambda _: True, clock=clock, guard=wrap, on_change=self._change_phase)
         self._modules = ModuleTimes(clock=clock, guard=wrap) if modules else None
@@ -136,10 +135,10 @@ class ProfileScope:
             self._modules.attach()
             BACKWARD.attach(self._after_backward)
         self._loaders.attach()
-        self._handles = [
-            register_optimizer_step_pre_hook(self._guard.wrap("profiling", self._before_optimizer)),
-            register_optimizer_step_post_hook(self._guard.wrap("profiling", self._after_optimizer)),
-        ]
+        wrap = self._guard.wrap
+        self._handles = around_steps(
+            wrap("profiling", self._before_optimizer), wrap("profiling", self._after_optimizer)
+        )
 
     def _stop(self) -> None:
         self._phases.remove()
@@ -178,19 +177,17 @@ class ProfileScope:
     # ------------------------------------------------------------------ what happens inside
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._optimizer = {"optimizer": type(optimizer).__name__} | {
-                name: optimizer.defaults.get(name) for name in ("foreach", "fused") if name in optimizer.defaults
-            }
-            self._phases.begin("optimizer")
+        self._optimizer = {"optimizer": type(optimizer).__name__} | {
+            name: optimizer.defaults.get(name) for name in ("foreach", "fused") if name in optimizer.defaults
+        }
+        self._phases.begin("optimizer")
 
-    def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._phases.end("optimizer")
-            if not self._by_hand:
-                self._end_step()
-                # Torch is still inside its own range for this step: the profiler turns when the next thing begins.
-                self._step_ended = True
+    def _after_optimizer(self, *_: Any) -> None:
+        self._phases.end("optimizer")
+        if not self._by_hand:
+            self._end_step()
+            # Torch is still inside its own range for this step: the profiler turns when the next thing begins.
+            self._step_ended = True
 
     def _end_backward(self) -> None:
         if self._modules is not None:
@@ -307,10 +304,6 @@ class ProfileScope:
         # What torch's matcher says of a part that takes little time is right and not worth doing.
         found.sort(key=lambda each: -each.evidence.get("share", 0.0))
         return found + judge_patterns(self.patterns(), quiet=_SAID_BY_US)
-
-
-def _tell_fault(part: str, trace: str) -> None:
-    logger.warning("%s failed and is switched off; training goes on without it.\n%s", part, trace.rstrip())
 
 
 def profile_scope(
