@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sonde import schema
 from sonde.errors import ClosedError, OptionError
+from sonde.outcome import message_of, outcome_of
 from sonde.records import Finding, Quantity, Reading, Sink, summarise
 from sonde.stages import Stages
 
@@ -198,10 +199,12 @@ class Session:
     # ------------------------------------------------------------------ ends
 
     def _note_exception(self, error: BaseException) -> None:
-        self._stages.writer.final_state = "failed"
+        self._stages.writer.final_state = outcome = outcome_of(error)
+        if outcome == "finished":
+            return  # it left by sys.exit(): that is no news
         text = "".join(traceback.format_exception(error))
-        message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        self._stages.packer.put_event("exception", message, {"traceback": text[-8000:]})
+        kind = "exception" if outcome == "failed" else "interrupted"
+        self._stages.packer.put_event(kind, message_of(error), {"traceback": text[-8000:]})
 
     def _abandon(self) -> None:
         """Let go in a forked child: the run, its threads and its files belong to the parent."""

@@ -179,7 +179,8 @@ def test_a_training_that_raised_is_not_called_sound(sonde, tmp_path, strict):
     )
     assert "Nothing else is wrong that" in result.stdout
     answer = strict(sonde("diagnose", tmp_path / "broken", "--json").stdout)
-    assert answer["failure"]["step"] == 4
+    assert answer["ending"]["step"] == 4
+    assert (answer["ending"]["exception"], answer["ending"]["message"]) == ("RuntimeError", "no such shape")
     shown = sonde("show", tmp_path / "broken").stdout
     assert shown.count("no such shape") == 1, "said first, and once"
     events = strict(sonde("show", tmp_path / "broken", "--json").stdout)["events"]
@@ -191,4 +192,33 @@ def test_an_interrupted_training_is_called_so_and_is_no_failure(sonde, tmp_path)
         record(tmp_path / "stopped", 3, KeyboardInterrupt())
     result = sonde("diagnose", tmp_path / "stopped")
     assert result.exit_code == 0
+    assert "stopped · interrupted" in result.stdout
+    assert "· step 3: The training was interrupted." in result.stdout
+
+
+def test_every_verb_that_names_a_status_says_interrupted(sonde, tmp_path, strict):
+    with pytest.raises(KeyboardInterrupt):
+        record(tmp_path / "stopped", 3, KeyboardInterrupt())
+    (listed,) = strict(sonde("runs", tmp_path, "--json").stdout)["runs"]
+    assert listed["status"] == "interrupted"
+    assert "interrupted" in sonde("runs", tmp_path).stdout
+    shown = sonde("show", tmp_path / "stopped").stdout
+    assert "stopped · interrupted · 3 steps" in shown
+    assert shown.count("interrupted") == 2, "as its status and as how it ended, not among the events once more"
+    followed = sonde("tail", tmp_path / "stopped")
+    assert "interrupted after 3 steps" in followed.stdout
+    assert followed.exit_code == 1, "whoever waits for the training to finish must not go on"
+
+
+def test_a_run_from_before_there_was_a_word_for_it_is_read_as_it_is(sonde, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        record(tmp_path / "old", 3, KeyboardInterrupt())
+    for file, new, old in (("events.jsonl", "interrupted", "exception"),
+                           ("telemetry/r00000/writer.json", "interrupted", "failed")):  # fmt: skip
+        path = tmp_path / "old" / file
+        assert path.read_text().count(f'"{new}"') == 1
+        path.write_text(path.read_text().replace(f'"{new}"', f'"{old}"'))
+    result = sonde("diagnose", tmp_path / "old")
+    assert result.exit_code == 0
+    assert "old · failed" in result.stdout
     assert "· step 3: The training was interrupted." in result.stdout

@@ -45,8 +45,18 @@ def test_verbs_before_the_start_and_after_the_end_say_what_to_do():
         session.start()
 
 
-@pytest.mark.parametrize("error", [ValueError("boom"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
-def test_a_loop_that_raises_leaves_a_failed_run_with_a_report_and_the_error_goes_on(tmp_path, error):
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (ValueError("boom"), "failed", "exception"),
+        (SystemExit(3), "failed", "exception"),
+        (KeyboardInterrupt(), "interrupted", "interrupted"),
+    ],
+    ids=repr,
+)
+def test_a_loop_that_raises_leaves_a_run_that_says_so_with_a_report_and_the_error_goes_on(
+    tmp_path, error, status, kind
+):
     model, optimizer = made()
     with (
         pytest.raises(type(error)) as caught,
@@ -57,8 +67,8 @@ def test_a_loop_that_raises_leaves_a_failed_run_with_a_report_and_the_error_goes
     assert caught.value is error
     assert session.report.steps == 3
     run = sonde.open_run(session.report.run)
-    assert run.status == "failed"
-    (event,) = (event for event in run.events if event.event_type == "exception")
+    assert run.status == status
+    (event,) = (event for event in run.events if event.event_type == kind)
     assert event.message.startswith(type(error).__name__)
     assert (run.path / "debug_report.json").is_file()
     assert_no_taps(model)

@@ -53,8 +53,15 @@ def test_parameters_without_values_are_not_reported_as_none_at_all(make):
         make().check_model_parameters(nn.Linear(2, 2, device="meta"))
 
 
-@pytest.mark.parametrize("error", [ValueError("boom"), KeyboardInterrupt()], ids=repr)
-def test_a_session_that_ends_with_an_error_leaves_a_failed_run_that_names_it(tmp_path, error):
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (ValueError("boom"), "failed", "training_error"),
+        (KeyboardInterrupt(), "interrupted", "training_interrupted"),
+    ],
+    ids=repr,
+)
+def test_a_session_that_something_ends_leaves_a_run_that_names_it(tmp_path, error, status, kind):
     model, (x, y) = small_model(), batch()
     with (
         pytest.raises(type(error)),
@@ -63,8 +70,8 @@ def test_a_session_that_ends_with_an_error_leaves_a_failed_run_that_names_it(tmp
         nn.functional.cross_entropy(model(x), y).backward()
         raise error
     run = sonde.open_run(debugger.run)
-    assert run.status == "failed"
-    (event,) = (event for event in run.events if event.event_type == "training_error")
+    assert run.status == status
+    (event,) = (event for event in run.events if event.event_type == kind)
     assert event.data["error_type"] == type(error).__name__
     (report,) = tmp_path.glob("debug_report_*.json")
     assert json.loads(report.read_text())["debug_events"][-1]["message"] == event.message

@@ -52,8 +52,10 @@ def test_a_keyboard_interrupt_is_noted_and_goes_through(setup, tmp_path):
         train(model, optimizer, 2, session)
         raise KeyboardInterrupt
     run = sonde.open_run(tmp_path / "run")
-    assert run.status == "failed"
+    assert run.status == "interrupted"
     assert run.steps.tolist() == [0, 1, 2]
+    assert (run.events[-1].event_type, run.events[-1].message) == ("interrupted", "KeyboardInterrupt")
+    assert "raise KeyboardInterrupt" in run.events[-1].data["traceback"]
 
 
 def test_a_sink_that_raises_is_left_out_and_named(setup, tmp_path, caplog):

@@ -1,6 +1,7 @@
 """Tables, trends and comparisons over a run. Pure functions of plain arrays; no drawing, no torch."""
 
 from sonde.analysis.downsample import Steps, Values, any_in_columns, column_edges, columns, thin
+from sonde.analysis.ending import ENDING_EVENTS, Ending, ending_of
 from sonde.analysis.facts import RunFacts, count_steps, facts_of, find_learning_rate, find_loss
 from sonde.analysis.flow import FlowRow, gradient_flow
 from sonde.analysis.leaks import leaking, memory_slope, memory_slopes
@@ -25,6 +26,8 @@ from sonde.analysis.unusual import History, Level, Mark, mark_all, peer_group
 
 __all__ = [
     "DEFAULT_STATS",
+    "ENDING_EVENTS",
+    "Ending",
     "FlowRow",
     "History",
     "LayerSummary",
@@ -45,6 +48,7 @@ __all__ = [
     "columns",
     "count_steps",
     "describe",
+    "ending_of",
     "facts_of",
     "find_learning_rate",
     "find_loss",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sonde.records import RunHeader, Site
 from sonde.store import Run
+from sonde.store.lease import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class RunFacts:
 
     name: str
     path: str
-    status: str
+    status: Status
     model: str
     num_parameters: int | None
     device: str

@@ -10,10 +10,10 @@ from sonde.cli.guard import FOUND, OK
 from sonde.cli.options import AsJson, RunPath, Width
 
 if TYPE_CHECKING:
+    from sonde.analysis import Ending
     from sonde.diagnosis import Diagnosis
     from sonde.records import Severity
     from sonde.store import Run
-    from sonde.views.terminal.failure import Failure
 
 EXAMPLES = """
 sonde diagnose runs/first  # the findings, gravest first
@@ -32,20 +32,20 @@ def diagnose(run: RunPath, everything: All = False, width: Width = None, json: A
     not. Exits with 0 if nothing is wrong (notes do not count), with 1 if there are warnings or the training failed,
     with 2 if something is critical, and with 3 if the run cannot be read or the call is wrong.
     """
+    from sonde.analysis import ending_of
     from sonde.cli.opening import open_run
     from sonde.diagnosis import diagnose as judge
-    from sonde.views.terminal.failure import failure_of
 
     opened = open_run(run)
     diagnosis = judge(opened)
-    failure = failure_of(opened)
+    ending = ending_of(opened)
     if json:
         from sonde.cli.answer import print_json
 
-        print_json(describe_diagnosis(opened, diagnosis, failure))
+        print_json(describe_diagnosis(opened, diagnosis, ending))
     else:
-        _print(opened, diagnosis, failure, width=width, everything=everything)
-    failed = failure is not None and not failure.by_hand
+        _print(opened, diagnosis, ending, width=width, everything=everything)
+    failed = ending is not None and not ending.by_hand
     code = max(exit_code(diagnosis.severity), FOUND if failed else OK)
     if code:
         raise typer.Exit(code)
@@ -60,12 +60,12 @@ def exit_code(severity: Severity | None) -> int:
     return {"warning": 1, "critical": 2}.get(severity or "", 0)
 
 
-def describe_diagnosis(run: Run, diagnosis: Diagnosis, failure: Failure | None = None) -> dict[str, Any]:
+def describe_diagnosis(run: Run, diagnosis: Diagnosis, ending: Ending | None = None) -> dict[str, Any]:
     """Describe a diagnosis as JSON-ready values."""
     return {
         "run": str(run.path),
         "status": run.status,
-        "failure": None if failure is None else {"text": failure.text, "step": failure.step},
+        "ending": ending,
         "steps": diagnosis.steps,
         "severity": diagnosis.severity,
         "findings": [finding.to_json() for finding in diagnosis.findings],
@@ -75,7 +75,7 @@ def describe_diagnosis(run: Run, diagnosis: Diagnosis, failure: Failure | None =
     }
 
 
-def _print(run: Run, diagnosis: Diagnosis, failure: Failure | None, *, width: int | None, everything: bool) -> None:
+def _print(run: Run, diagnosis: Diagnosis, ending: Ending | None, *, width: int | None, everything: bool) -> None:
     from rich.text import Text
 
     from sonde.views.terminal import Look, make_console
@@ -86,5 +86,5 @@ def _print(run: Run, diagnosis: Diagnosis, failure: Failure | None, *, width: in
     look = Look.of(console)
     status = (run.status, STATUS_STYLES.get(run.status, ""))
     console.print(Text.assemble((run.path.name, TITLE), look.pick(" · ", " | "), status))
-    for part in render_diagnosis(diagnosis, look, everything=everything, failure=failure):
+    for part in render_diagnosis(diagnosis, look, everything=everything, ending=ending):
         console.print(part)

@@ -3,7 +3,7 @@
 Exit codes:
 
     0   done
-    1   found something: `verify` found damage, `tail` saw the run fail
+    1   found something: `verify` found damage, `tail` saw the run end before it finished
     2   wrong use, or a run that cannot be used
     130 interrupted
 

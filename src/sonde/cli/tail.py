@@ -40,7 +40,7 @@ def tail(
     """Follow a run as it trains, a line at a time.
 
     Each line is about the steps since the last look: loss, learning rate, what is not finite, the worst layer; beside
-    it stand new events and findings. Ends when the run does: with 0 when it finished, with 1 when it failed or crashed.
+    it stand new events and findings. Ends when the run does: with 0 when it finished, with 1 when it did not.
     Ctrl-C stops following; the run goes on.
     """
     from sonde.analysis import Newspaper
@@ -62,7 +62,7 @@ def tail(
     except KeyboardInterrupt:
         raise typer.Exit from None
     _tell_end(opened, width=width, json=json)
-    if opened.status in ("failed", "crashed"):
+    if opened.status not in ("live", "finished"):
         raise typer.Exit(FOUND)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from torch import nn
 
+from sonde.outcome import message_of, outcome_of
 from sonde.pytorch_debugging.debugger import PyTorchDebugger
 
 # Of a whole training a few steps after the first ones tell where the time goes, and the trace stays small.
@@ -84,7 +85,9 @@ class _NotingFailure:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            name = type(error).__name__
-            message = f"The training ended with {name}{f': {error}' if str(error) else ''}"
-            self._debugger._log_debug_event("training_error", message, {"error": str(error), "error_type": name})
+        outcome = outcome_of(error)
+        if error is None or outcome == "finished":
+            return
+        kind = "training_error" if outcome == "failed" else "training_interrupted"
+        data = {"error": str(error), "error_type": type(error).__name__}
+        self._debugger._log_debug_event(kind, f"The training ended with {message_of(error)}", data)

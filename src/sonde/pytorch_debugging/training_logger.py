@@ -27,6 +27,7 @@ from typing import Any, Final, Self
 
 from sonde import strict_json
 from sonde.errors import OptionError
+from sonde.outcome import message_of, outcome_of
 from sonde.pytorch_debugging.json_lines import JsonLines
 from sonde.ranks import suffix, this_rank
 
@@ -134,7 +135,7 @@ class TrainingLogger:
         data: dict[str, Any] = {} if context is None else {"context": context}
         message = str(error)
         if isinstance(error, BaseException):
-            message = f"{type(error).__name__}: {error}"
+            message = message_of(error)
             data["traceback"] = "".join(traceback.format_exception(error))[-8000:]
         self.errors.append({"timestamp": self._stamp(), "message": message, **data})
         self._text.error("%s", message)
@@ -190,7 +191,7 @@ class TrainingLogger:
         try:
             yield self
         except BaseException as error:
-            self.log_error(error, "training")
+            self._note_ending(error, "training")
             raise
         finally:
             self.duration = self._clock() - self._began
@@ -206,7 +207,7 @@ class TrainingLogger:
         try:
             yield self
         except BaseException as error:
-            self.log_error(error, f"epoch {epoch}")
+            self._note_ending(error, f"epoch {epoch}")
             raise
         finally:
             self.end_epoch(epoch, began, total_epochs)
@@ -219,7 +220,7 @@ class TrainingLogger:
         try:
             yield self
         except BaseException as error:
-            self.log_error(error, f"batch {batch}")
+            self._note_ending(error, f"batch {batch}")
             raise
         finally:
             data = {"batch": batch, "of": total_batches, "duration": self._clock() - began}
@@ -302,6 +303,14 @@ class TrainingLogger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _note_ending(self, error: BaseException, context: str) -> None:
+        """Log what ended a part of the training: an error, or that it was interrupted."""
+        outcome = outcome_of(error)
+        if outcome == "failed":
+            self.log_error(error, context)
+        elif outcome == "interrupted":
+            self.log_warning(f"{context} was interrupted: {message_of(error)}", {"context": context})
 
     def _file(self, ending: str) -> Path:
         return self.log_dir / f"{self.experiment_name}{suffix(self.rank)}{ending}"

@@ -17,7 +17,6 @@ from sonde.store.folder import RankFolder
 from sonde.store.lease import Lease
 
 MAX_DEPTH: Final = 4
-_WORST_FIRST: Final[tuple[lease.Status, ...]] = ("live", "failed", "crashed", "finished")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +85,7 @@ def summarise(path: Path, now: float) -> RunSummary:
     except (RunDamaged, OSError) as error:
         return RunSummary(path=path, status="crashed", created=None, updated=None, problem=str(error))
     leases = {rank: _lease(layout.rank_folder(path, rank)) for rank in layout.ranks(path)}
-    states = {lease.status(holder, now) for holder in leases.values()}
-    status: lease.Status = next((state for state in _WORST_FIRST if state in states), "crashed")
+    status = lease.together(lease.status(holder, now) for holder in leases.values())
     model = head.model.get("name", "")
     base = RunSummary(
         path=path, status=status, created=float(head.created), updated=None, model=model if type(model) is str else ""

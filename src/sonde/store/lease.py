@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from sonde import strict_json
 from sonde.errors import RunDamaged
+from sonde.outcome import Outcome
 from sonde.store import layout
 
-State = Literal["live", "finished", "failed"]
-Status = Literal["live", "finished", "failed", "crashed"]
+State = Literal["live"] | Outcome
+Status = State | Literal["crashed"]
 
 BEAT_S: Final = 5.0
 """A writer that writes says so at most this often."""
@@ -88,7 +90,7 @@ def _makes_sense(lease: Lease) -> bool:
     numbers: list[Any] = [lease.pid, lease.attempt, lease.journal, lease.blocks, lease.dropped_blocks]
     texts: list[Any] = [lease.host, lease.process_start, lease.token]
     return (
-        state in ("live", "finished", "failed")
+        state in ("live", *get_args(Outcome))
         and all(type(number) is int and number >= 0 for number in numbers)
         and all(isinstance(text, str) for text in texts)
         and strict_json.is_number(lease.beat)
@@ -113,6 +115,13 @@ def status(lease: Lease | None, now: float) -> Status:
     if lease.state == "live":
         return "live" if is_alive(lease, now) else "crashed"
     return lease.state
+
+
+def together(statuses: Iterable[Status]) -> Status:
+    """Say what became of a run from what became of its writers: it lives while one does, else the worst counts."""
+    found = set(statuses)
+    order: tuple[Status, ...] = ("live", "failed", "crashed", "interrupted", "finished")
+    return next((status for status in order if status in found), "crashed")
 
 
 def process_start(pid: int) -> str | None:

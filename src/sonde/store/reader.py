@@ -108,11 +108,9 @@ class Run:
 
     @property
     def status(self) -> lease.Status:
-        """What became of the writers: `live`, `finished`, `failed` or `crashed`. Looked up each time."""
+        """What became of the writers: `live`, `finished`, `interrupted`, `failed` or `crashed`. Looked up each time."""
         now = self._clock()
-        found = {_status(folder.path, now) for folder in self._folders.values()}
-        order: tuple[lease.Status, ...] = ("live", "failed", "crashed", "finished")
-        return next((status for status in order if status in found), "crashed")
+        return lease.together(_status(folder.path, now) for folder in self._folders.values())
 
     @property
     def ranks(self) -> list[int]:

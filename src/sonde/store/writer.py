@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from sonde import schema
 from sonde.errors import ClosedError, OptionError, RunError, RunInUse
+from sonde.outcome import Outcome
 from sonde.records import Block, Event, Finding, RunHeader, Site
 from sonde.store import codec, events, layout, lease, lines, retention, sites, table
 from sonde.store.appender import Appender
@@ -75,7 +76,7 @@ class RunWriter:
         self.rank = rank
         self.folder = layout.rank_folder(self.path, rank)
         self.health: Health = "well"
-        self.final_state: Literal["finished", "failed"] = "finished"
+        self.final_state: Outcome = "finished"
         """What `close` will say about the run."""
         self.dropped_blocks = 0
         """How many blocks could not be written."""

@@ -184,3 +184,51 @@ def test_a_report_of_no_run_says_where_runs_are(path):
     result = sonde("report", path.parent / "frist")
     assert result.exit_code == 2
     assert "first" in result.output
+
+
+def failed_run(path, message="shapes <b>do not</b> fit | at `all`"):
+    write_run(path)
+    trace = f'Traceback\n  File "/home/me/train.py", line 7, in <module>\n    step()\nRuntimeError: {message}\n'
+    event = {"event_type": "exception", "message": f"RuntimeError: {message}", "step": 60, "timestamp": 0.0}
+    with (path / "events.jsonl").open("a") as events:
+        events.write(json.dumps(event | {"data": {"traceback": trace}}) + "\n")
+    writer = path / "telemetry" / "r00000" / "writer.json"
+    writer.write_text(json.dumps(json.loads(writer.read_text()) | {"state": "failed"}))
+    return open_run(path)
+
+
+def test_the_report_of_a_failed_run_names_the_exception_its_step_its_line_and_where_the_traceback_is(tmp_path):
+    run = failed_run(tmp_path / "failed")
+    markdown = render_report(run, "md")
+    assert markdown.index("## How it ended") < markdown.index("## Findings")
+    words = r"RuntimeError: shapes &lt;b&gt;do not&lt;/b&gt; fit \| at \`all\` (train.py:7)."
+    assert f"At step 60: The training raised {words} The traceback is in the run's events.jsonl." in markdown
+    assert '      File "/home/me/train.py", line 7, in <module>\n' in markdown, "as code, which shows it as it is"
+    page = Tags(render_report(run, "html"))
+    assert (
+        "At step 60: The training raised RuntimeError: shapes <b>do not</b> fit | at `all` (train.py:7)." in page.text
+    )
+    assert 'File "/home/me/train.py", line 7' in page.text
+    assert not any(tag == "b" and not attributes for tag, attributes in page.tags[:5])
+    ending = json.loads(render_report(run, "json"))["ending"]
+    assert (ending["exception"], ending["step"], ending["place"]) == ("RuntimeError", 60, "train.py:7")
+    assert ending["message"] == "shapes <b>do not</b> fit | at `all`"
+    assert ending["traceback"].startswith("Traceback")
+
+
+def test_a_run_that_finished_has_no_ending_to_tell_of(path):
+    run = open_run(path)
+    assert "How it ended" not in render_report(run, "md")
+    assert json.loads(render_report(run, "json"))["ending"] is None
+
+
+def test_a_run_that_was_killed_or_stopped_is_told_in_a_sentence(tmp_path):
+    run = failed_run(tmp_path / "killed")
+    writer = run.path / "telemetry" / "r00000" / "writer.json"
+    (run.path / "events.jsonl").write_text("")
+    for state, words in (("live", "The process died without a word"), ("interrupted", "The training was interrupted.")):
+        plain = json.loads(writer.read_text()) | {"state": state, "pid": 2**22 + 1, "process_start": "0"}
+        writer.write_text(json.dumps(plain))
+        markdown = render_report(open_run(run.path), "md")
+        assert words in markdown
+        assert "traceback" not in markdown

@@ -22,6 +22,7 @@ def describe(report: Report) -> dict[str, Any]:
     return {
         "report_version": VERSION,
         "run": report.facts,
+        "ending": report.ending,
         "findings": [finding.to_json() for finding in report.findings],
         "metrics": [{"name": metric.name, **plain(metric.trend)} for metric in report.metrics],
         "layers": [_layer(layer) for layer in report.layers],

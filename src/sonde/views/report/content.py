@@ -10,11 +10,13 @@ from typing import Any, Final
 import numpy as np
 
 from sonde import vitals
-from sonde.analysis import FlowRow, LayerSummary, RunFacts, Trend, describe
+from sonde.analysis import Ending, FlowRow, LayerSummary, RunFacts, Trend, describe
 from sonde.records import SEVERITIES, Event, Finding
 from sonde.store import Run, Series
 from sonde.views.terminal.summary import Page, read_page
 
+TRACEBACK_IS: Final = "The traceback is in the run's events.jsonl."
+TRACEBACK_LINES: Final = 20
 _SETTINGS: Final = ("optimizer", "scheduler", "process.", "system.")
 
 
@@ -40,6 +42,8 @@ class Report:
 
     facts: RunFacts
     created: str
+    ending: Ending | None
+    """How it ended, if it did not finish."""
     findings: list[Finding]
     metrics: list[Metric]
     layers: list[LayerSummary]
@@ -57,6 +61,7 @@ def read_report(run: Run) -> Report:
     return Report(
         facts=page.facts,
         created=_time(run.header.created),
+        ending=page.ending,
         findings=ranked(run.findings),
         metrics=_metrics(run),
         layers=page.layers,
@@ -104,6 +109,23 @@ def _phases(run: Run) -> list[PhaseTime]:
     # A part that did not occur in a step took no time in it.
     steps = np.unique(np.concatenate([series.steps for series in seconds.values()])) if seconds else ()
     return [PhaseTime(name, float(np.nansum(series.values)) / len(steps)) for name, series in seconds.items()]
+
+
+def ending_words(ending: Ending) -> str:
+    """Say how a training ended that did not finish, and at which step.
+
+    >>> ending_words(Ending("The training was interrupted.", 40, by_hand=True))
+    'At step 40: The training was interrupted.'
+    """
+    words = ending.text if ending.text.endswith(".") else f"{ending.text}."
+    return words if ending.step is None else f"At step {ending.step:,}: {words}"
+
+
+def traceback_end(ending: Ending) -> str:
+    """Return the last lines of the traceback, without what cannot be printed; nothing if the training was stopped."""
+    trace = "" if ending.by_hand else ending.traceback or ""
+    lines = ["".join(sign if sign.isprintable() else " " for sign in line) for line in trace.splitlines()]
+    return "\n".join(lines[-TRACEBACK_LINES:])
 
 
 def words_of(kind: str) -> str:

@@ -13,7 +13,15 @@ from sonde.store import Run
 from sonde.views import figures
 from sonde.views.figures.library import Figure
 from sonde.views.plain import plain
-from sonde.views.report.content import Report, evidence_line, where_and_when, words_of
+from sonde.views.report.content import (
+    TRACEBACK_IS,
+    Report,
+    ending_words,
+    evidence_line,
+    traceback_end,
+    where_and_when,
+    words_of,
+)
 from sonde.views.terminal.numbers import count, duration, plural, short, size
 
 MOST_LAYERS: Final = 25
@@ -89,7 +97,17 @@ def _lead(report: Report) -> str:
     about = [facts.model, facts.device, f"{facts.num_sites:,} sites", size(facts.nbytes), f"started {report.created}"]
     line = f'<p class="quiet">{escape(" · ".join(part for part in about if part))}</p>'
     bad = "".join(f'<p class="bad">could not be read: {escape(problem)}</p>' for problem in report.problems)
-    return f'{line}{bad}<div class="tiles">{drawn}</div>'
+    return f'{line}{_ending(report)}{bad}<div class="tiles">{drawn}</div>'
+
+
+def _ending(report: Report) -> str:
+    ending = report.ending
+    if ending is None:
+        return ""
+    words = f'<p class="{"quiet" if ending.by_hand else "bad"}">{escape(ending_words(ending))}</p>'
+    trace = traceback_end(ending)
+    shown = f"<p class=quiet>{escape(TRACEBACK_IS)}</p><pre>{escape(trace)}</pre>"
+    return f"{words}<details><summary>its traceback</summary>{shown}</details>" if trace else words
 
 
 def _loss_tiles(report: Report) -> list[tuple[str, str]]:

@@ -9,7 +9,15 @@ from typing import Final
 
 from sonde.records import Finding
 from sonde.views.plain import plain
-from sonde.views.report.content import Report, evidence_line, where_and_when, words_of
+from sonde.views.report.content import (
+    TRACEBACK_IS,
+    Report,
+    ending_words,
+    evidence_line,
+    traceback_end,
+    where_and_when,
+    words_of,
+)
 from sonde.views.terminal.numbers import count, duration, short, size
 
 _MARKUP: Final = re.compile(r"([\\`*_\[\]|~])")
@@ -37,6 +45,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield _summary(report)
     yield ""
+    yield from _ending(report)
     yield "## Findings"
     yield ""
     if not report.findings:
@@ -60,6 +69,26 @@ def _summary(report: Report) -> str:
     parts += [text(facts.device)] if facts.device else []
     parts += [f"{facts.num_sites:,} sites", size(facts.nbytes), f"started {report.created}"]
     return ", ".join(parts)
+
+
+def _ending(report: Report) -> Iterator[str]:
+    """Say what ended a training that did not finish, and show the end of its traceback."""
+    ending = report.ending
+    if ending is None:
+        return
+    yield "## How it ended"
+    yield ""
+    trace = traceback_end(ending)
+    yield f"{text(ending_words(ending))} {TRACEBACK_IS if trace else ''}".rstrip()
+    yield ""
+    if trace:
+        yield from _code(trace)
+
+
+def _code(lines: str) -> Iterator[str]:
+    # Indented, not fenced: no line of a value can end it.
+    yield from (f"    {line}" for line in lines.splitlines())
+    yield ""
 
 
 def _finding(finding: Finding) -> Iterator[str]:
@@ -141,6 +170,4 @@ def _details(report: Report) -> Iterator[str]:
         if values:
             yield f"## {title}"
             yield ""
-            # Indented, not fenced: no line of a value can end it.
-            yield from (f"    {line}" for line in json.dumps(plain(values), indent=1, ensure_ascii=True).splitlines())
-            yield ""
+            yield from _code(json.dumps(plain(values), indent=1, ensure_ascii=True))

@@ -11,10 +11,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sonde.analysis import Ending
 from sonde.diagnosis import Diagnosis
 from sonde.records import Evidence, Finding, Severity
+from sonde.views.terminal.ending import ending_line
 from sonde.views.terminal.events import one_line
-from sonde.views.terminal.failure import Failure, failure_line
 from sonde.views.terminal.lacks import in_words
 from sonde.views.terminal.look import Look
 from sonde.views.terminal.numbers import plural, short
@@ -53,14 +54,14 @@ def _short_line(finding: Finding, look: Look) -> Text:
 
 
 def render_diagnosis(
-    diagnosis: Diagnosis, look: Look, *, everything: bool = False, failure: Failure | None = None
+    diagnosis: Diagnosis, look: Look, *, everything: bool = False, ending: Ending | None = None
 ) -> Iterator[RenderableType]:
     """Return the page about what is wrong, top to bottom; `everything` shows notes and unknowns in full."""
-    if failure is not None:
-        yield failure_line(failure, look)
+    if ending is not None:
+        yield ending_line(ending, look)
     grave = [finding for finding in diagnosis.findings if finding.severity != "info"]
     notes = [finding for finding in diagnosis.findings if finding.severity == "info"]
-    yield _headline(diagnosis, len(grave), len(notes), look, failure)
+    yield _headline(diagnosis, len(grave), len(notes), look, ending)
     for finding in grave:
         yield Text("")
         yield finding_card(finding, look)
@@ -168,13 +169,13 @@ def _clean(text: str) -> str:
     return one_line(text)
 
 
-def _headline(diagnosis: Diagnosis, grave: int, notes: int, look: Look, failure: Failure | None) -> Text:
+def _headline(diagnosis: Diagnosis, grave: int, notes: int, look: Look, ending: Ending | None) -> Text:
     steps = plural(diagnosis.steps, "step")
     if grave:
         style = STYLES[diagnosis.severity or "info"]
         noted = f" and {plural(notes, 'note')}" if notes else ""
         return Text.assemble((f"{plural(grave, 'finding')}{noted}", style), f" in {steps}")
-    failed = failure is not None and not failure.by_hand
+    failed = ending is not None and not ending.by_hand
     what = "Nothing else" if failed else "Nothing"
     words = f"{what} is wrong that {plural(diagnosis.asked, 'rule')} could tell from {steps}."
     noted = f" {plural(notes, 'note')}:" if notes else ""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rich.color import Color
 
 from sonde.analysis import Level
+from sonde.store.lease import Status
 
 BAD: Final = "bold red"
 ODD: Final = "yellow"
@@ -21,7 +22,13 @@ BAR: Final = "cyan"
 NAME: Final = "bold"
 
 LEVEL_STYLES: Final[dict[Level, str]] = {"bad": BAD, "odd": ODD, "fine": ""}
-STATUS_STYLES: Final = {"live": "bold cyan", "finished": "bold green", "failed": BAD, "crashed": BAD}
+STATUS_STYLES: Final[dict[Status, str]] = {
+    "live": "bold cyan",
+    "finished": "bold green",
+    "interrupted": ODD,
+    "failed": BAD,
+    "crashed": BAD,
+}
 
 # Anchors of a perceptually even ramp from dark to bright (after matplotlib's viridis): readable on dark and light
 # backgrounds, and in order also for people who do not tell red from green.

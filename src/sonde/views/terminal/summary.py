@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sonde.analysis import (
+    ENDING_EVENTS,
+    Ending,
     FlowRow,
     LayerSummary,
     ModelOrder,
@@ -23,6 +25,7 @@ from sonde.analysis import (
     column_edges,
     columns,
     describe,
+    ending_of,
     facts_of,
     find_loss,
     gradient_flow,
@@ -35,8 +38,8 @@ from sonde.analysis import (
 from sonde.facts import EVENT_TYPE as FACTS
 from sonde.records import Event, Finding
 from sonde.store import Run
+from sonde.views.terminal.ending import ending_line
 from sonde.views.terminal.events import event_table
-from sonde.views.terminal.failure import Failure, failure_line, failure_of
 from sonde.views.terminal.findings import finding_lines
 from sonde.views.terminal.flow_bars import flow_bars
 from sonde.views.terminal.heatmap import HeatMap, heat_map
@@ -69,7 +72,7 @@ class Page:
     flow: list[FlowRow]
     events: list[Event]
     findings: list[Finding] = field(default_factory=list)
-    failure: Failure | None = None
+    ending: Ending | None = None
 
 
 def read_page(run: Run, *, last: int | None = None) -> Page:
@@ -89,7 +92,7 @@ def read_page(run: Run, *, last: int | None = None) -> Page:
         # Epochs go by; they are in the curve's axis, not news.
         events=[event for event in run.events if event.event_type not in ("epoch", FACTS)],
         findings=[finding for finding in run.findings if finding.severity != "info"],
-        failure=failure_of(run),
+        ending=ending_of(run),
     )
 
 
@@ -115,8 +118,8 @@ def print_summary(run: Run, console: Console, *, last: int | None = None) -> Non
 def render(page: Page, look: Look) -> Iterator[RenderableType]:
     """Return the parts of the page about the run, top to bottom."""
     yield run_header(page.facts, look)
-    if page.failure is not None:
-        yield failure_line(page.failure, look)
+    if page.ending is not None:
+        yield ending_line(page.ending, look)
     if page.findings:
         yield finding_lines(page.findings, look)
     if not page.facts.num_steps:
@@ -131,7 +134,7 @@ def render(page: Page, look: Look) -> Iterator[RenderableType]:
         yield section_title("gradient flow, first layer to last", look)
         yield flow_bars(page.flow, look)
     # How a run ended is said first, and once.
-    events = [event for event in page.events if page.failure is None or event.event_type != "exception"]
+    events = [event for event in page.events if page.ending is None or event.event_type not in ENDING_EVENTS]
     if events:
         yield section_title("events", look)
         yield event_table(events)

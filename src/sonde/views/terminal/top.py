@@ -15,8 +15,8 @@ from sonde.analysis import column_edges, columns
 from sonde.analysis.phases import phase_shares
 from sonde.records import Site
 from sonde.store import Run
+from sonde.views.terminal.ending import ending_line
 from sonde.views.terminal.events import event_table
-from sonde.views.terminal.failure import failure_line
 from sonde.views.terminal.findings import finding_card, finding_lines
 from sonde.views.terminal.flow_bars import flow_bars
 from sonde.views.terminal.look import Look
@@ -115,8 +115,8 @@ class Screen:
             yield event_table(page.events) if page.events else Text("No events.", QUIET)
         else:
             yield run_header(page.facts, look)
-            if page.failure is not None:
-                yield failure_line(page.failure, look)
+            if page.ending is not None:
+                yield ending_line(page.ending, look)
             if page.findings:
                 yield finding_lines(page.findings, look)
             yield loss_part(page, look)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from starlette.routing import Route
 
 from sonde import measures
-from sonde.analysis import facts_of, find_learning_rate, find_loss, phase_shares
+from sonde.analysis import ending_of, facts_of, find_learning_rate, find_loss, phase_shares
 from sonde.analysis.dynamics import classify
 from sonde.records import Event, Finding, Site
 from sonde.store import Run
@@ -37,6 +37,7 @@ def _overview(opened: OpenRun, query: Query) -> dict[str, Any]:
         "name": opened.name,
         "version": opened.version,
         "facts": asdict(facts_of(run)) | {"status": opened.status},
+        "ending": ending_of(run),
         "findings": [describe_finding(run, finding) for finding in ranked(run.findings)],
         "judged": any(site.quantity == "vital" for site in run.sites) or bool(run.findings),
         "health": _health(run),

@@ -170,6 +170,7 @@ function soon(mine) {
 const TOLD = {
   live: "It is being written now.",
   crashed: "Its writer ended without a word: it was killed, or the machine went down.",
+  interrupted: "It was stopped before its end, by Ctrl-C or a signal.",
   failed: "It ended with an error.",
   deleted: "Its folder is gone. What was read before is still shown.",
 };

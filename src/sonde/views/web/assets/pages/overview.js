@@ -8,7 +8,7 @@ import { bytes, clock, count, lasting, percent, plural, shell, short } from "../
 
 export async function show(place, context) {
   const { run, signal } = context;
-  const top = h("div", { class: "controls" }), tiles = h("div", { class: "tiles" }), found = h("div", { class: "findings" });
+  const top = h("div", { class: "controls" }), ended = h("div"), tiles = h("div", { class: "tiles" }), found = h("div", { class: "findings" });
   const health = h("div"), phases = h("div"), events = h("div"), about = h("div");
   const at = (name) => runPath(run, `figure/${name}`);
   const figures = [
@@ -33,8 +33,9 @@ export async function show(place, context) {
     return told;
   }
 
-  function drawTop({ facts, name }) {
+  function drawTop({ facts, name, ending }) {
     replace(top, h("h1", {}, name), h("span", { class: `status ${facts.status}` }, facts.status), h("span", { class: "note" }, `${facts.model}, started ${clock(facts.created)} UTC`));
+    replace(ended, ending ? h("p", { class: ending.by_hand ? "note" : "problem" }, ending.step === null ? "" : `Step ${count(ending.step)}: `, ending.text) : null);
     const tile = (value, word) => h("div", { class: "tile" }, h("b", { title: value }, value), h("span", {}, word));
     replace(tiles, tile(count(facts.num_steps), "steps"), tile(lasting(facts.seconds), "time"),
       tile(facts.steps_per_second ? short(facts.steps_per_second) : "–", "steps a second"),
@@ -91,7 +92,7 @@ export async function show(place, context) {
   }
 
   const told = await read();
-  replace(place, top, tiles, found, h("div", { class: "split" }, figures[0], h("div", { class: "stack" }, health, phases, events)), h("div", { class: "columns" }, figures.slice(1)), about);
+  replace(place, top, ended, tiles, found, h("div", { class: "split" }, figures[0], h("div", { class: "stack" }, health, phases, events)), h("div", { class: "columns" }, figures.slice(1)), about);
   const cards = () => [...found.querySelectorAll("summary")];
   const step = (by) => {
     const all = cards(), at = all.indexOf(document.activeElement);

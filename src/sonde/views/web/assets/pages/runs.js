@@ -108,7 +108,7 @@ export async function show(place, context) {
   }
 
   function layOut() {
-    const statuses = ["live", "finished", "failed", "crashed", "damaged"];
+    const statuses = ["live", "finished", "interrupted", "failed", "crashed", "damaged"];
     replace(place, h("div", { class: "controls" }, h("h1", {}, "Runs"),
       search("Filter", context.query.get("filter") ?? "", "name, model, status or finding", (filter) => { context.keep({ filter }); draw(); }),
       choose("Status", [["", "all"], ...statuses], context.query.get("status") ?? "", (status) => { context.keep({ status }); draw(); }),

@@ -1,0 +1,130 @@
+"""How a run ended: who was asked to stop was interrupted, who left in peace has finished, all else has failed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+
+import pytest
+import torch
+
+import sonde
+from sonde.outcome import outcome_of
+from sonde.testing import tiny_mlp
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Train two steps, then do something; return the run."""
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run(then):
+        with contextlib.suppress(BaseException), sonde.watch(model, optimizer, run=tmp_path / "run"):
+            for _ in range(2):
+                model(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            then()
+        return sonde.open_run(tmp_path / "run")
+
+    return run
+
+
+@contextlib.contextmanager
+def handling(number, handler):
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+class Job:
+    """Ends a process in a method, as trainers do."""
+
+    def end(self, number, frame):
+        self.leave()
+
+    def leave(self):
+        sys.exit(0)
+
+
+class Preempted(Exception): ...
+
+
+def preempt(number, frame):
+    raise Preempted
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+@pytest.mark.parametrize("handler", [lambda *_: sys.exit(1), Job().end, preempt], ids=["exit 1", "method", "raises"])
+def test_a_signal_whose_handler_ends_the_training_interrupts_it(train, number, handler):
+    with handling(number, handler):
+        run = train(lambda: os.kill(os.getpid(), number))
+    assert run.status == "interrupted"
+    assert run.events[-1].event_type == "interrupted"
+    assert run.steps.tolist() == [0, 1, 2]
+
+
+def test_ctrl_c_interrupts_a_training(train):
+    run = train(lambda: signal.raise_signal(signal.SIGINT))
+    assert run.status == "interrupted"
+    assert run.events[-1].message == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_leaving_in_peace_is_no_failure_and_no_news(train, code):
+    run = train(lambda: sys.exit(code))
+    assert run.status == "finished"
+    assert not [event for event in run.events if event.event_type in ("exception", "interrupted")]
+
+
+@pytest.mark.parametrize("code", [1, 2, "no data"])
+def test_leaving_with_an_error_is_a_failure(train, code):
+    run = train(lambda: sys.exit(code))
+    assert run.status == "failed"
+    assert run.events[-1].message == f"SystemExit: {code}"
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_a_code_that_a_shell_gives_to_a_signal_is_an_interruption(train, code):
+    run = train(lambda: sys.exit(code))
+    assert (run.status, run.events[-1].message) == ("interrupted", f"SystemExit: {code}")
+
+
+def test_a_cancelled_task_is_interrupted():
+    async def cancelled():
+        await asyncio.sleep(0)
+
+    async def main():
+        task = asyncio.create_task(cancelled())
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError as error:
+            return outcome_of(error)
+
+    assert asyncio.run(main()) == "interrupted"
+
+
+def test_a_generator_that_nobody_asks_any_more_has_finished(tmp_path):
+    def losses():
+        model = tiny_mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with sonde.watch(model, optimizer, run=tmp_path / "run"):
+            while True:
+                loss = model(torch.randn(4, 8)).square().mean()
+                loss.backward()
+                optimizer.step()
+                yield loss
+
+    training = losses()
+    next(training)
+    next(training)
+    training.close()
+    run = sonde.open_run(tmp_path / "run")
+    assert (run.status, run.steps.tolist()) == ("finished", [0, 1, 2])
