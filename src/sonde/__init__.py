@@ -17,8 +17,9 @@ On the command line: sonde --help. docs/api.md lists all names, with examples.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from sonde.lazy import loader
 
 if TYPE_CHECKING:
     from sonde.attach import open_session, watch
@@ -108,17 +109,15 @@ __all__ = [
 ]
 
 
+_load = loader(__name__, _HOMES)
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from sonde.version import VERSION
 
         return VERSION
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'sonde' has no attribute {name!r}")
-    value = getattr(import_module(f"sonde.{home}"), name)
-    globals()[name] = value
-    return value
+    return _load(name)
 
 
 def __dir__() -> list[str]:

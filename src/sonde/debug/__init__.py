@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sonde.lazy import loader
 
 if TYPE_CHECKING:
     from sonde.debug.architecture import count_flops, describe_architecture, receptive_field
@@ -151,13 +152,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'sonde.debug' has no attribute {name!r}")
-    value = getattr(import_module(f"sonde.debug.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

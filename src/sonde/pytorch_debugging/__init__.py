@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sonde.lazy import loader
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger
@@ -67,13 +68,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'sonde.pytorch_debugging' has no attribute {name!r}")
-    value = getattr(import_module(f"sonde.pytorch_debugging.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
