@@ -188,8 +188,7 @@ class Segment:
         self._maps = maps
         with path.open("rb") as file:
             self.stamp = Stamp.of(os.fstat(file.fileno()))
-            header, start = segment_header.read(path, file, self.stamp.size)
-            self._extents, metadata = segment_header.parse(path, header, start, self.stamp.size)
+            self._extents, metadata = segment_header.read(path, file, self.stamp.size)
             small = {name: self._read_small(file, name, dtype) for name, dtype in _SMALL.items()}
         self.sites = segment_header.parse_sites(metadata, path, known_sites)
         self.window = segment_header.parse_int(metadata, "window", path)

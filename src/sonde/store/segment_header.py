@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 from sonde import schema, strict_json
 from sonde.errors import RunDamaged
 from sonde.records import Site
-from sonde.store import sites
+from sonde.store import checked_header, sites
 from sonde.store.attempts import Attempt
 from sonde.store.slice_checks import raw
 from sonde.store.table import Table
 
 FORMAT: Final = "sonde-segment"
 MAX_HEADER_BYTES: Final = 100 << 20  # what safetensors itself allows
-_PREFIX: Final = b'{"__metadata__":{"check":"'
-_CHECK_AT: Final = len(_PREFIX)
 
 _DTYPES: Final = {"F64": "<f8", "I64": "<i8", "U64": "<u8", "U32": "<u4", "U8": "|u1", "BOOL": "|b1"}
 _NAMES: Final = {np.dtype(numpy): name for name, numpy in _DTYPES.items()}
@@ -54,7 +52,7 @@ def build(tensors: dict[str, NDArray[Any]], rows: Table, origin: Origin) -> byte
     """Return the header of a file that holds these tensors in this order."""
     steps = rows.blocks.step
     metadata = {
-        "check": "00000000",
+        "check": checked_header.BLANK,
         "format": FORMAT,
         "schema_version": str(schema.SCHEMA_VERSION),
         "columns": ",".join(schema.COLUMNS),
@@ -73,34 +71,17 @@ def build(tensors: dict[str, NDArray[Any]], rows: Table, origin: Origin) -> byte
         at = end
     text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return text[:_CHECK_AT] + f"{zlib.crc32(text):08x}".encode() + text[_CHECK_AT + 8 :]
+    return checked_header.fill_in_check(text)
 
 
-def read(path: Path, file: BinaryIO, size: int) -> tuple[bytes, int]:
-    """Return the header of a file, and where its tensors begin.
-
-    Raises:
-        RunDamaged: It is not what was written.
-
-    """
-    length = int.from_bytes(file.read(8), "little")
-    if not _CHECK_AT + 8 < length <= min(MAX_HEADER_BYTES, size - 8):
-        raise RunDamaged(f"{path} is not a segment: of its {size} bytes, {length} should be a header.")
-    header = file.read(length)
-    blanked = header[:_CHECK_AT] + b"0" * 8 + header[_CHECK_AT + 8 :]
-    stated = header[_CHECK_AT : _CHECK_AT + 8]
-    if not header.startswith(_PREFIX) or stated != f"{zlib.crc32(blanked):08x}".encode():
-        raise RunDamaged(f"{path}: its header (bytes 8 to {8 + length}) does not match its checksum.")
-    return header, 8 + length
-
-
-def parse(path: Path, header: bytes, start: int, size: int) -> tuple[dict[str, Extent], dict[str, str]]:
-    """Return where each tensor lies, and the metadata.
+def read(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Extent], dict[str, str]]:
+    """Return where each tensor of a file of so many bytes lies, and the metadata.
 
     Raises:
-        RunDamaged: They make no sense.
+        RunDamaged: It is not what was written, or makes no sense.
 
     """
+    header, start = checked_header.read(path, file, size, what="segment", max_bytes=MAX_HEADER_BYTES)
     plain = strict_json.loads(header, f"{path}: its header")
     metadata = plain.pop("__metadata__", None) if isinstance(plain, dict) else None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
@@ -114,18 +95,8 @@ def parse(path: Path, header: bytes, start: int, size: int) -> tuple[dict[str, E
     if not isinstance(crcs, dict):
         raise RunDamaged(f"{path}: its checksums are no object.")
     extents = {name: _parse_extent(path, name, entry, start, size, crcs.get(name)) for name, entry in plain.items()}
-    _check_no_holes(path, list(extents.values()), start, size)
+    checked_header.check_no_holes(path, [(each.start, each.end) for each in extents.values()], start, size)
     return extents, metadata
-
-
-def _check_no_holes(path: Path, extents: list[Extent], start: int, size: int) -> None:
-    at = start
-    for extent in sorted(extents, key=lambda extent: (extent.start, extent.end)):
-        if extent.start != at:
-            raise RunDamaged(f"{path}: its tensors overlap or leave a hole at byte {min(at, extent.start)}.")
-        at = extent.end
-    if at != size:
-        raise RunDamaged(f"{path} has {size} bytes, but its tensors end at byte {at}.")
 
 
 def _parse_extent(path: Path, name: str, entry: Any, start: int, size: int, crc: Any) -> Extent:

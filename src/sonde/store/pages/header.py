@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from sonde import strict_json
 from sonde.errors import RunDamaged
+from sonde.store import checked_header
 from sonde.store.pages import dtypes
 from sonde.store.pages.record import FORMAT, VERSION, Entry, Place, parse
 
 MAX_BYTES: Final = strict_json.MAX_BYTES
-_PREFIX: Final = b'{"__metadata__":{"check":"'
-_CHECK_AT: Final = len(_PREFIX)
 _CLOSE: Final = b'"}'
 
 
@@ -25,7 +23,7 @@ class Header:
     def __init__(self, rank: int) -> None:
         head = {"format": FORMAT, "schema_version": str(VERSION), "rank": str(rank)}
         told = json.dumps(head, separators=(",", ":"))[1:-1]
-        self._head = _PREFIX + b"00000000" + f'",{told},"datapoints":"'.encode()
+        self._head = checked_header.PREFIX + f'{checked_header.BLANK}",{told},"datapoints":"'.encode()
         self._datapoints: list[bytes] = []
         self._tensors: list[bytes] = []
         self.num_tensors = 0
@@ -44,8 +42,7 @@ class Header:
         text = b"".join(parts)
         if 8 + len(text) > reserved:
             raise RunDamaged(f"A header of {len(text):,} bytes does not fit the {reserved:,} that its page reserved.")
-        text += b" " * (reserved - 8 - len(text))
-        text = text[:_CHECK_AT] + f"{zlib.crc32(text):08x}".encode() + text[_CHECK_AT + 8 :]
+        text = checked_header.fill_in_check(text + b" " * (reserved - 8 - len(text)))
         return len(text).to_bytes(8, "little") + text
 
 
@@ -92,18 +89,12 @@ def read(path: Path, file: BinaryIO, size: int) -> tuple[list[Entry], int]:
         RunDamaged: It is not what was written.
 
     """
-    length = int.from_bytes(file.read(8), "little")
-    if not _CHECK_AT + 8 < length <= min(MAX_BYTES, size - 8):
-        raise RunDamaged(f"{path} is not a page: of its {size:,} bytes, {length:,} should be a header.")
-    text = file.read(length)
-    blanked = text[:_CHECK_AT] + b"0" * 8 + text[_CHECK_AT + 8 :]
-    if not text.startswith(_PREFIX) or text[_CHECK_AT : _CHECK_AT + 8] != f"{zlib.crc32(blanked):08x}".encode():
-        raise RunDamaged(f"{path}: its header (bytes 8 to {8 + length}) does not match its checksum.")
+    text, start = checked_header.read(path, file, size, what="page", max_bytes=MAX_BYTES)
     plain = strict_json.loads(text, f"{path}: its header")
     metadata = plain.pop("__metadata__", None) if isinstance(plain, dict) else None
     entries = _entries(path, metadata)
-    _compare(path, entries, plain, 8 + length, size)
-    return entries, 8 + length
+    _compare(path, entries, plain, start, size)
+    return entries, start
 
 
 def _entries(path: Path, metadata: Any) -> list[Entry]:
@@ -124,19 +115,13 @@ def check_version(version: object, where: str) -> None:
 
 def _compare(path: Path, entries: list[Entry], plain: dict[str, Any], start: int, size: int) -> None:
     """Hold what the header tells other programs against what it tells us; no byte may be left over."""
-    at = 0
     extents = []
     for name, tensor in plain.items():
         offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
         if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(each) is int for each in offsets):
             raise RunDamaged(f"{path}: its header describes the tensor {name!r:.80} as {tensor!r:.150}.")
-        extents.append((offsets[0], offsets[1]))
-    for first, last in sorted(extents):
-        if first != at or last < first:
-            raise RunDamaged(f"{path}: its tensors overlap or leave a hole at byte {start + min(at, first)}.")
-        at = last
-    if start + at != size:
-        raise RunDamaged(f"{path} has {size:,} bytes, but its tensors end at byte {start + at:,}.")
+        extents.append((start + offsets[0], start + offsets[1]))
+    checked_header.check_no_holes(path, extents, start, size)
     for place in (place for entry in entries for place in entry.places):
         _compare_place(path, place, plain.get(place.name), start)
 
