@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -60,3 +62,19 @@ def test_it_can_be_traced_without_a_warning_about_us(watched):
     unwatched = torch.jit.trace(copy.deepcopy(model), x)
     assert str(traced.inlined_graph).count("aten::") == str(unwatched.inlined_graph).count("aten::")
     assert torch.equal(traced(x), model(x))
+
+
+@pytest.mark.parametrize("on_error", ["isolate", "raise"])
+def test_a_closed_session_holds_neither_model_nor_optimizer(tmp_path, on_error):
+    model = tiny_mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with sonde.watch(model, optimizer, run=tmp_path / "run", guard="skip", on_error=on_error) as session:
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(5, 8)), torch.randint(0, 4, (5,))).backward()
+            optimizer.step()
+    gone = [weakref.ref(model), weakref.ref(optimizer)]
+    del model, optimizer
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+    assert session.current_step == 3

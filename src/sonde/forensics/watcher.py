@@ -75,7 +75,7 @@ class Watcher:
         self.keeper = Keeper()
         self.recent = Recent()
         self.hold_back = HoldBack()
-        self._models = models
+        self._models = dict(models)
         self._around = around
         self._guard_action = guard
         self._left = max_origins
@@ -244,6 +244,8 @@ class Watcher:
             self._tell_from_readings()
         self.hold_back.release()
         self.keeper.forget()
+        self._models.clear()
+        self._names = None
 
     def look_again(self, kept: KeptPass) -> Incident:
         """Repeat a pass to see what it returns, without judging it."""

@@ -211,6 +211,8 @@ class VitalSigns:
         self._neighbours = Neighbours(self._sites)
         self._inputs = ModelInputs(self._sites, self._neighbours.see_input, self._see_tokens)
         self._first.clear()
+        self._book = None
+        self._subjects = Subjects(models={}, modules=[], table=self._subjects.table, optimizers=[])
 
     def _listen_for_backward(self) -> None:
         groups: dict[str, list[Parameter]] = {}
