@@ -73,3 +73,4 @@ def test_the_programs_cover_all_groups_architectures_and_tasks():
     assert 0.2 <= parts["held out"] / (parts["held out"] + parts["to tune on"]) <= 0.35
     assert parts["second hold-out"] >= 40
     assert parts["third hold-out"] >= 40
+    assert parts["fourth hold-out"] >= 40
