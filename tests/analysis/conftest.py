@@ -1,11 +1,5 @@
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from made_run import write_run
+from tests.analysis.made_run import write_run
 
 from sonde.store import open_run
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_run import Recipe, write_run
+from tests.analysis.made_run import Recipe, write_run
 
 from sonde import schema
 from sonde.analysis import divergence as module

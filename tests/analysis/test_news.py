@@ -1,5 +1,5 @@
 import numpy as np
-from made_run import BROKEN, START, Recipe, write_run
+from tests.analysis.made_run import BROKEN, START, Recipe, write_run
 
 from sonde.analysis import Newspaper
 from sonde.records import Event

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from made_run import BROKEN, DYING, Recipe, write_run
+from tests.analysis.made_run import BROKEN, DYING, Recipe, write_run
 
 from sonde.analysis import (
     ModelOrder,

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("plotly", reason="figures need the view extra: pip install 'sonde[view]'")
-sys.path.insert(0, str(Path(__file__).parents[1] / "views" / "report"))
 
-from hostile_run import write_hostile_run
+from tests.views.report.hostile_run import write_hostile_run
 
 from sonde.store import open_run
 

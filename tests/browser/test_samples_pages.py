@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -12,11 +10,10 @@ import pytest
 pytest.importorskip("plotly", reason="the viewer needs the view extra: pip install 'sonde[view]'")
 pytest.importorskip("uvicorn", reason="the viewer needs the view extra: pip install 'sonde[view]'")
 pytest.importorskip("torch", reason="the runs are trained here")
-sys.path.insert(0, str(Path(__file__).parent))
 
-from sampled_runs import ATTACK, train_digits, write_odd
-from serving import go as follow
-from serving import serving
+from tests.browser.sampled_runs import ATTACK, train_digits, write_odd
+from tests.browser.serving import go as follow
+from tests.browser.serving import serving
 
 from sonde.analysis.picking import pick
 from sonde.analysis.samples import find_evaluation, read_scores

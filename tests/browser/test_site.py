@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import http.server
-import sys
 import threading
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("plotly", reason="the viewer needs the view extra: pip install 'sonde[view]'")
 pytest.importorskip("starlette", reason="the viewer needs the view extra: pip install 'sonde[view]'")
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "views" / "report"))
 
-from hostile_run import write_hostile_run
-from made_run import Recipe, write_run
-from sampled_runs import write_odd
-from serving import go, settle, walk
+from tests.analysis.made_run import Recipe, write_run
+from tests.browser.sampled_runs import write_odd
+from tests.browser.serving import go, settle, walk
+from tests.views.report.hostile_run import write_hostile_run
 
 from sonde.views.site import Limits, write_site
 

@@ -11,10 +11,9 @@ import pytest
 
 pytest.importorskip("plotly", reason="the viewer needs the view extra: pip install 'sonde[view]'")
 pytest.importorskip("uvicorn", reason="the viewer needs the view extra: pip install 'sonde[view]'")
-sys.path.insert(0, str(Path(__file__).parent))
 
-from odd_runs import write_all, write_values
-from serving import Window, go, serving, settle, walk
+from tests.browser.odd_runs import write_all, write_values
+from tests.browser.serving import Window, go, serving, settle, walk
 
 MANY = 205
 

@@ -14,12 +14,10 @@ import pytest
 pytest.importorskip("playwright.sync_api", reason="browser tests need the dev extra: pip install 'sonde[dev]'")
 pytest.importorskip("plotly", reason="the viewer needs the view extra: pip install 'sonde[view]'")
 pytest.importorskip("uvicorn", reason="the viewer needs the view extra: pip install 'sonde[view]'")
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
 
-from made_run import DYING, Recipe, write_run
 from playwright.sync_api import TimeoutError
-from serving import Window, go, serving, settle
+from tests.analysis.made_run import DYING, Recipe, write_run
+from tests.browser.serving import Window, go, serving, settle
 
 from sonde.records import Evidence, Finding
 from sonde.store import open_run

@@ -5,21 +5,16 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
-import sys
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 pytest.importorskip("plotly", reason="the viewer needs the view extra: pip install 'sonde[view]'")
 pytest.importorskip("uvicorn", reason="the viewer needs the view extra: pip install 'sonde[view]'")
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "views" / "report"))
 
-from hostile_run import ATTACKS, write_hostile_run
-from made_run import Recipe, write_run
-from serving import go, serving, settle, walk
+from tests.analysis.made_run import Recipe, write_run
+from tests.browser.serving import go, serving, settle, walk
+from tests.views.report.hostile_run import ATTACKS, write_hostile_run
 
 from sonde.records import RunHeader
 from sonde.store import RunWriter

@@ -5,12 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.analysis.made_run import Recipe, write_run
 from tests.waiting import PATIENCE_S
 from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
-
-from made_run import Recipe, write_run
 
 from sonde.cli.main import app
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from made_run import Recipe, write_run
+from tests.analysis.made_run import Recipe, write_run
 
 import sonde as library
 from sonde.diagnosis import Diagnosis

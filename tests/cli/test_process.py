@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_run import Recipe, write_run
+from tests.analysis.made_run import Recipe, write_run
 from tests.waiting import PATIENCE_S
 
 

@@ -1,6 +1,6 @@
 import json
 
-from made_run import Recipe, write_run
+from tests.analysis.made_run import Recipe, write_run
 
 from sonde.debug.pause import PAUSED
 

@@ -1,4 +1,4 @@
-from made_run import Recipe, write_run
+from tests.analysis.made_run import Recipe, write_run
 
 
 def test_the_runs_of_a_folder_are_listed(sonde, folder):

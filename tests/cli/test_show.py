@@ -1,5 +1,5 @@
 import pytest
-from made_run import BROKEN, DYING
+from tests.analysis.made_run import BROKEN, DYING
 
 import sonde as library
 
@@ -137,3 +137,21 @@ def test_long_names_stay_on_one_line_and_keep_their_end(sonde, tmp_path):
         assert "loss: generator_loss" in shown
         assert shown.count("output_projection") == 6, "each once in either table"
         assert "stands out" not in shown, "a column of nothing"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1e308, -1e308, 1e308, 5e-324], [5e-324, 1.7e308, 3.0, 1e-300] * 3, [float("nan"), float("-inf")], [1.7e308]],
+    ids=["both ends", "all magnitudes", "nothing finite", "one value"],
+)
+def test_a_run_whose_numbers_are_at_the_ends_of_what_floats_hold_is_shown(sonde, tmp_path, values):
+    with library.open_session(run=tmp_path / "run") as session:
+        for value in values:
+            session.log(loss=value, other=-value)
+            session.step()
+    for verb in (["show"], ["show", "--site", "loss"], ["show", "--site", "*"], ["tail", "--once"],
+                 ["show", "--step", "1"], ["diagnose"], ["report", "--format", "md", "--out", "-"],
+                 ["report", "--format", "html", "--out", tmp_path / "report.html"]):  # fmt: skip
+        result = sonde(verb[0], tmp_path / "run", *verb[1:])
+        assert result.exit_code in (0, 1), (verb, result.output, result.exception)
+        assert result.exception is None or isinstance(result.exception, SystemExit), verb

@@ -1,5 +1,5 @@
 import pytest
-from made_run import START, Recipe, write_run
+from tests.analysis.made_run import START, Recipe, write_run
 
 from sonde.cli import tail as verb
 from sonde.records import Event, Finding

@@ -15,7 +15,7 @@ import termios
 import time
 
 import pytest
-from made_run import Recipe, write_run
+from tests.analysis.made_run import Recipe, write_run
 from tests.waiting import PATIENCE_S
 
 from sonde.views.terminal.top import PAGES, View

@@ -1,4 +1,4 @@
-from made_run import Recipe, write_run
+from tests.analysis.made_run import Recipe, write_run
 
 SMALL = Recipe(steps=5, layers=1, nan_at=None, dies_at=None)
 

@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+
+from tests.two_ranks import run_two_ranks
 
 import sonde
 from sonde.debug import DebugConfig, debug_session
 
+IMPORTS = "from sonde.debug import DebugConfig, HookAction, HookBuilder, HookTrigger, debug_session"
 RANKS = """
-import os, sys, torch
-import torch.distributed as dist
-from torch import nn
-from sonde.debug import DebugConfig, HookAction, HookBuilder, HookTrigger, debug_session
-torch.set_num_threads(1)
-child = os.fork()  # both ranks from one import of torch
-rank = int(child == 0)
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 hook = HookBuilder("keep").trigger(HookTrigger.EveryForward).action(HookAction.SaveSnapshot())
 hook = hook.layer_patterns(["glob:(model)"]).max_executions(1).build()
 for again in range(2):
-    with debug_session(model, optimizer, DebugConfig(output_dir=sys.argv[1])) as session:
+    with debug_session(model, optimizer, DebugConfig(output_dir=folder)) as session:
         session.hooks.register(hook)
         for _ in range(2 + rank):
             optimizer.zero_grad()
             (model.module if rank and session.step == 2 else model)(torch.full((3, 4), 1.0 + rank)).sum().backward()
             optimizer.step()
     if rank == 0:
-        with debug_session(config=DebugConfig(output_dir=sys.argv[1] + "/alone")) as alone:
+        with debug_session(config=DebugConfig(output_dir=folder + "/alone")) as alone:
             alone.log(loss=1.0)  # though the other rank has no such session
-dist.destroy_process_group()
-if child:
-    sys.exit(os.waitpid(child, 0)[1])
-os._exit(0)
 """
 
 
 def test_ranks_share_a_run_and_each_has_a_report_of_its_own(tmp_path):
     folder = tmp_path / "out"
-    subprocess.run([sys.executable, "-c", RANKS, str(folder), str(tmp_path / "meeting")], check=True, timeout=120)
+    run_two_ranks(IMPORTS, RANKS, folder)
     assert sorted(path.name for path in folder.iterdir()) == ["alone", "session-1", "session-2"]
     for name in ("session-1", "session-2"):
         run = sonde.open_run(folder / name)

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("plotly", reason="plots need the view extra: pip install 'sonde[view]'")
-sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
 
-from made_run import write_run
+from tests.analysis.made_run import write_run
 
 from sonde.debug import DebugVisualizer, VisualizationConfig
 from sonde.errors import OptionError, SelectionError

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed
 from tests.debuggers.conftest import datapoint, image
+from tests.two_ranks import run_two_ranks
 from torch import nn
 
 from sonde.debuggers import BaseDebugger, FeatureMapDebugger, ForwardDebugger, GradCAMDebugger, SequentialDebugger
@@ -338,15 +339,8 @@ def test_defect_17_a_compiled_model_is_captured_on_an_eager_pass(tmp_path, caplo
     assert sum("compiled" in record.message for record in caplog.records) == 1
 
 
+IMPORTS = "from sonde.debuggers import FeatureMapDebugger, GradCAMDebugger, SequentialDebugger"
 RANKS = """
-import os, sys, torch
-import torch.distributed as dist
-from torch import nn
-from sonde.debuggers import FeatureMapDebugger, GradCAMDebugger, SequentialDebugger
-child = os.fork()  # both ranks from one import of torch
-rank = int(child == 0)
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-torch.manual_seed(0)
 model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
 model = nn.parallel.DistributedDataParallel(model)
 config = [
@@ -359,17 +353,14 @@ with SequentialDebugger(config, model, strict=True) as debugger:
         x = torch.full((1, 1, 6, 6), float(idx))
         with torch.no_grad():
             debugger({"inputs": x, "outputs": model(x), "meta_info": {"idx": [idx]}}, model)
-    debugger.save_all(sys.argv[1])
+    debugger.save_all(folder)
 model(torch.randn(1, 1, 6, 6)).sum().backward()  # training goes on
-dist.destroy_process_group()
-if child:
-    sys.exit(os.waitpid(child, 0)[1])
 """
 
 
 def test_defect_17_ranks_write_beside_each_other(tmp_path):
     folder = tmp_path / "debugger"
-    subprocess.run([sys.executable, "-c", RANKS, str(folder), str(tmp_path / "meeting")], check=True, timeout=240)
+    run_two_ranks(IMPORTS, RANKS, folder)
     stored = load_debug_outputs(folder)
     assert {idx: stored.info(idx)["rank"] for idx in stored} == {idx: idx % 2 for idx in range(6)}
     assert all(stored[idx]["cam"]["gradcam"].shape == (1, 4, 4) for idx in stored)

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+
+from tests.two_ranks import run_two_ranks
 
 import sonde
 from sonde.pytorch_debugging import load_training_logs
 
+IMPORTS = "from sonde.pytorch_debugging import TrainingLogger, debug_training_session"
 RANKS = """
-import os, sys, torch
-import torch.distributed as dist
-from torch import nn
-from sonde.pytorch_debugging import TrainingLogger, debug_training_session
-torch.set_num_threads(1)
-child = os.fork()  # both ranks from one import of torch
-rank = int(child == 0)
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-flags = {"enable_anomaly_detection": False, "enable_memory_tracking": False, "log_dir": sys.argv[1]}
-with TrainingLogger(sys.argv[1], "both", enable_console_logging=False) as log, log.training_context():
+flags = {"enable_anomaly_detection": False, "enable_memory_tracking": False, "log_dir": folder}
+with TrainingLogger(folder, "both", enable_console_logging=False) as log, log.training_context():
     with debug_training_session(model, log, **flags) as debugger:
         dist.barrier()
         for _ in range(2 + rank):
@@ -30,16 +22,12 @@ with TrainingLogger(sys.argv[1], "both", enable_console_logging=False) as log, l
             wrapped = model if debugger.losses.total < 2 else model.module
             debugger.debug_training_step(wrapped, inputs, targets, nn.functional.mse_loss, optimizer)
         dist.barrier()  # both write their reports in the same second
-dist.destroy_process_group()
-if child:
-    sys.exit(os.waitpid(child, 0)[1])
-os._exit(0)
 """
 
 
 def test_ranks_keep_their_reports_runs_and_logs_apart(tmp_path):
     folder = tmp_path / "out"
-    subprocess.run([sys.executable, "-c", RANKS, str(folder), str(tmp_path / "meeting")], check=True, timeout=120)
+    run_two_ranks(IMPORTS, RANKS, folder)
     reports = {path.stem.endswith("_rank1"): json.loads(path.read_text()) for path in folder.glob("debug_report_*")}
     assert {report["rank"]: report["performance"]["loss"]["count"] for report in reports.values()} == {0: 2, 1: 3}
     assert all(set(report["parameters"]["parameter_ranges"]) == {"weight", "bias"} for report in reports.values())

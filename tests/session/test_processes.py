@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 import torch
+from tests.two_ranks import run_two_ranks
 from tests.waiting import PATIENCE_S
 from torch.utils.data import DataLoader, Dataset
 
@@ -74,32 +75,22 @@ def test_a_forked_child_lets_go_of_the_session(tmp_path):
     assert run.steps.tolist() == [0, 1, 2]
 
 
+IMPORTS = "import sonde; from sonde.testing import tiny_mlp"
 RANKED = """
-import os, sys, torch, sonde
-from sonde.testing import tiny_mlp
-torch.set_num_threads(1)
-child = os.fork()  # both ranks from one import of torch
-rank, path = int(child == 0), sys.argv[1]
-meeting = torch.distributed.FileStore(f"{path}.meeting", 2)  # a port could be taken by somebody else
-torch.distributed.init_process_group("gloo", store=meeting, rank=rank, world_size=2)
-torch.manual_seed(0)
 model = torch.nn.parallel.DistributedDataParallel(tiny_mlp())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with sonde.watch(model, optimizer, run=path, on_error="raise") as session:
+with sonde.watch(model, optimizer, run=folder, on_error="raise") as session:
     for _ in range(3):
         loss = model(torch.full((4, 8), float(rank))).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         session.log(loss=loss)
-torch.distributed.destroy_process_group()
-if child:
-    sys.exit(os.waitpid(child, 0)[1] != 0)
 """
 
 
 def test_ranks_of_a_distributed_run_write_their_own_folders_and_are_read_as_one(tmp_path):
-    subprocess.run([sys.executable, "-c", RANKED, str(tmp_path / "run")], check=True, timeout=PATIENCE_S)
+    run_two_ranks(IMPORTS, RANKED, tmp_path / "run")
     run = sonde.open_run(tmp_path / "run")
     assert run.ranks == [0, 1]
     assert run.steps.tolist() == [0, 1, 2, 3]

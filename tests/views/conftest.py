@@ -1,19 +1,15 @@
 import io
-import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
-
-from made_run import write_run
+from tests.analysis.made_run import write_run
 
 from sonde.store import open_run
 
 
 @pytest.fixture(scope="session")
 def run_path(tmp_path_factory):
+    """A run with a layer whose gradients die at step 30, and NaN in another from step 45."""
     path = tmp_path_factory.mktemp("runs") / "first"
     write_run(path)
     return path

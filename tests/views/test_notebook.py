@@ -5,15 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
-sys.path.insert(0, str(Path(__file__).parent / "report"))
-
-from hostile_run import ATTACKS, write_hostile_run
-from made_run import write_run
+from tests.analysis.made_run import write_run
+from tests.views.report.hostile_run import ATTACKS, write_hostile_run
 
 from sonde.errors import MissingExtra
 from sonde.store import open_run

@@ -2,8 +2,8 @@ import io
 
 import numpy as np
 import pytest
-from made_run import Recipe, write_run
 from rich.console import Console
+from tests.analysis.made_run import Recipe, write_run
 
 from sonde.analysis import describe
 from sonde.store import open_run

@@ -1,30 +1,14 @@
 import base64
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("plotly", reason="figures need the view extra: pip install 'sonde[view]'")
-sys.path.insert(0, str(Path(__file__).parents[2] / "analysis"))
 
-from made_run import Recipe, write_run
+from tests.analysis.made_run import Recipe, write_run
 
 from sonde.store import open_run
-
-
-@pytest.fixture(scope="session")
-def run_path(tmp_path_factory):
-    """A run with a layer whose gradients die at step 30, and NaN in another from step 45."""
-    path = tmp_path_factory.mktemp("runs") / "first"
-    write_run(path)
-    return path
-
-
-@pytest.fixture
-def run(run_path):
-    return open_run(run_path)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_run import BROKEN, DYING
+from tests.analysis.made_run import BROKEN, DYING
 
 from sonde import schema, vitals
 from sonde.analysis import column_edges

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("plotly", reason="HTML reports need the view extra: pip install 'sonde[view]'")
-sys.path.insert(0, str(Path(__file__).parents[2] / "analysis"))
-sys.path.insert(0, str(Path(__file__).parent))
 
-from hostile_run import ATTACKS, write_hostile_run
-from made_run import BROKEN, DYING, Recipe, write_run
+from tests.analysis.made_run import BROKEN, DYING, Recipe, write_run
+from tests.views.report.hostile_run import ATTACKS, write_hostile_run
 
 from sonde.cli.main import app
 from sonde.errors import OptionError

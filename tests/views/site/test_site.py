@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("plotly")
 pytest.importorskip("starlette")
-sys.path.insert(0, str(Path(__file__).parents[2] / "analysis"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 
-from hostile_run import write_hostile_run
-from made_run import Recipe, write_run
+from tests.analysis.made_run import Recipe, write_run
+from tests.views.report.hostile_run import write_hostile_run
 from typer.testing import CliRunner
 
 from sonde.cli.main import app

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import unquote, urlencode
 
-from made_run import Recipe
+from tests.analysis.made_run import Recipe
 
 from sonde.views.web import make_app
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("starlette", reason="the viewer needs the view extra: pip install 'sonde[view]'")
 pytest.importorskip("plotly", reason="the viewer needs the view extra: pip install 'sonde[view]'")
-sys.path.insert(0, str(Path(__file__).parents[2] / "analysis"))
-sys.path.insert(0, str(Path(__file__).parent))
 
-from asking import CALM, SMALL, client_of
-from made_run import write_run
+from tests.analysis.made_run import write_run
+from tests.views.web.asking import CALM, SMALL, client_of
 
 
 @pytest.fixture(scope="session")

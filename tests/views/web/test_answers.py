@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from asking import CALM, SMALL, client_of
-from made_run import write_run
+from tests.analysis.made_run import write_run
+from tests.views.web.asking import CALM, SMALL, client_of
 
 from sonde.store import RunWriter, open_run
 from sonde.views.web import library as shelf

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from asking import CALM, SMALL, TOKEN, client_of
-from made_run import write_run
+from tests.analysis.made_run import write_run
+from tests.views.web.asking import CALM, SMALL, TOKEN, client_of
 
 from sonde.errors import OptionError
 from sonde.views.web.serve import is_loopback, names_of, take_place

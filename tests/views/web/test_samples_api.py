@@ -1,14 +1,9 @@
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "browser"))
-
-from asking import client_of
-from sampled_runs import ATTACK, write_header, write_odd
+from tests.browser.sampled_runs import ATTACK, write_header, write_odd
+from tests.views.web.asking import client_of
 
 from sonde.analysis.picking import pick
 from sonde.store import DebugOutputs
