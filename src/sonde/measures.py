@@ -67,18 +67,30 @@ def std(rows: Rows) -> Values:
 
 def _square_sum(rows: Rows) -> Values:
     # Exact up to rounding: the sum of squares about 0 is the sum about the mean plus n * mean**2.
-    result: Values = rows[..., schema.M2] + schema.finite(rows) * rows[..., schema.MEAN] ** 2
+    with np.errstate(over="ignore"):
+        result: Values = rows[..., schema.M2] + schema.finite(rows) * rows[..., schema.MEAN] ** 2
     return result
+
+
+def _unless_beyond(values: Values, rows: Rows, count: Values) -> Values:
+    """Return the values; where a square was beyond the largest number, their root from the mean and deviation."""
+    if not np.isinf(values).any():
+        return values
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        deviation = np.sqrt(rows[..., schema.M2]) / np.sqrt(schema.finite(rows) / count)
+        other: Values = np.hypot(deviation, np.abs(rows[..., schema.MEAN]) * np.sqrt(count))
+    return np.where(np.isinf(values), other, values)
 
 
 def norm(rows: Rows) -> Values:
     """Return the Euclidean norm of the finite elements."""
-    return _where_finite(rows, np.sqrt(_square_sum(rows)))
+    return _where_finite(rows, _unless_beyond(np.sqrt(_square_sum(rows)), rows, schema.finite(rows)))
 
 
 def rms(rows: Rows) -> Values:
     """Return the root of the mean square."""
-    return np.sqrt(_ratio(_square_sum(rows), schema.finite(rows)))
+    mean_square = _ratio(_square_sum(rows), schema.finite(rows))
+    return _unless_beyond(np.sqrt(mean_square), rows, np.ones_like(mean_square))
 
 
 def abs_mean(rows: Rows) -> Values:

@@ -57,8 +57,15 @@ def columns(steps: Steps, values: Values, edges: Values) -> Values:
         part = values[start:stop]
         part = part[np.isfinite(part)]
         if len(part):
-            out[column] = np.median(part)
+            out[column] = _median(part)
     return out
+
+
+def _median(values: Values) -> float:
+    # Of two in the middle the halves are added: the sum may be beyond the largest number.
+    ordered = np.sort(values)
+    lower, upper = float(ordered[(len(ordered) - 1) // 2]), float(ordered[len(ordered) // 2])
+    return lower if lower == upper else lower / 2 + upper / 2
 
 
 def any_in_columns(steps: Steps, flags: NDArray[np.bool_], edges: Values) -> NDArray[np.bool_]:

@@ -18,6 +18,8 @@ _REFITS: Final = 3
 _NEIGHBOURS: Final = 7
 # Theil-Sen looks at all pairs; 200 points make 19,900 of them.
 _SLOPE_POINTS: Final = 200
+_TAME_EXPONENT: Final = 400
+_LARGEST: Final = float(np.finfo(np.float64).max)
 
 
 def smooth(values: Values, window: int) -> Values:
@@ -33,6 +35,7 @@ def smooth(values: Values, window: int) -> Values:
     known = np.isfinite(values)
     if known.sum() < 3 or window < 1:
         return np.where(known, values, np.nan)
+    values, exponent = _tamed(values)
     filled = np.where(known, values, 0.0)
     offsets = np.arange(-window, window + 1)
     kernel = (1 - np.abs(offsets / (window + 1)) ** 3) ** 3
@@ -42,7 +45,20 @@ def smooth(values: Values, window: int) -> Values:
     for _ in range(_REFITS):
         fitted = _local_lines(filled, trust, kernel, offsets)
         trust[known] = _bisquare((filled - fitted)[known])
-    return np.where(known, fitted, np.nan)
+    return np.where(known, _untamed(fitted, exponent), np.nan)
+
+
+def _tamed(values: Values) -> tuple[Values, int]:
+    """Return values near the ends of what floats can hold as a power of two apart, so that sums and squares fit in."""
+    exponent = int(np.frexp(np.abs(values[np.isfinite(values)]).max(initial=0.0))[1])
+    if abs(exponent) <= _TAME_EXPONENT:
+        return values, 0
+    return np.ldexp(values, -exponent), exponent
+
+
+def _untamed(values: Values, exponent: int) -> Values:
+    with np.errstate(over="ignore"):
+        return np.clip(np.ldexp(values, exponent), -_LARGEST, _LARGEST)
 
 
 def _local_lines(values: Values, trust: Values, kernel: Values, offsets: NDArray[np.int64]) -> Values:
@@ -85,13 +101,12 @@ def slope(steps: Steps, values: Values) -> float:
     """Return the median slope over all pairs of readings (Theil-Sen), per step; NaN below two readings."""
     known = np.isfinite(values)
     steps, values = thin(steps[known], values[known], _SLOPE_POINTS)
-    if len(steps) < 2:
-        return float("nan")
+    values, exponent = _tamed(values)
     i, j = np.triu_indices(len(steps), 1)
     apart = steps[j] > steps[i]
-    return (
-        float(np.median((values[j] - values[i])[apart] / (steps[j] - steps[i])[apart])) if apart.any() else float("nan")
-    )
+    if not apart.any():
+        return float("nan")
+    return float(_untamed(np.median((values[j] - values[i])[apart] / (steps[j] - steps[i])[apart]), exponent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +151,8 @@ def describe(steps: Steps, values: Values) -> Trend:
 def _direction(steps: Steps, values: Values, rate: float, ends_finite: bool) -> Direction:
     if not ends_finite:
         return "broken"
-    moved = rate * float(steps[-1] - steps[0])
+    values, exponent = _tamed(values)
+    moved = float(np.ldexp(rate, -exponent)) * float(steps[-1] - steps[0])
     # A move that the scatter around it would hide is no direction.
     scatter = float(np.median(np.abs(values - np.median(values))))
     if not np.isfinite(moved) or abs(moved) <= max(scatter, 0.01 * abs(float(np.median(values)))):

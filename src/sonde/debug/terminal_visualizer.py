@@ -32,6 +32,8 @@ _PARTS: Final = " ▏▎▍▌▋▊▉█"
 _STATISTICS: Final = ("count", "mean", "std", "min", "max", "norm", "abs_max", "zero_share", "nan", "inf")
 _LEAST_WIDTH: Final = 20
 _LEAST_HEIGHT: Final = 4
+_MOST_EXACT: Final = 2.0**53
+"""Below it every whole number is a float, and the other way round."""
 
 
 class TerminalVisualizer:
@@ -112,7 +114,7 @@ class TerminalVisualizer:
             raise OptionError(f"There are {len(places)} places and {len(values)} values to draw; they must be as many.")
         order = np.argsort(places, kind="stable")
         places = places[order]
-        if np.array_equal(places, np.round(places)):
+        if np.array_equal(places, np.round(places)) and (np.abs(places) < _MOST_EXACT).all():
             places = places.astype(np.int64)
         styles = ("bold cyan", "yellow", "magenta", "green", "blue")
         return Curve(cast(Any, places), values[order], name, styles[index % len(styles)])
@@ -202,9 +204,9 @@ def _check_size(width: Any, height: Any) -> None:
 
 def _edge_labels(edges: Any) -> list[str]:
     """Write the edges of bins with two digits of a bin's width, so that neighbours differ."""
-    with np.errstate(over="ignore"):
-        digits = 1 - int(np.floor(np.log10(np.minimum(edges[1] - edges[0], 1e300))))
-    if digits > 6 or np.abs(edges).max() >= 1e6:
+    large = np.abs(edges).max() >= 1e6
+    digits = 0 if large else 1 - int(np.floor(np.log10(edges[1] - edges[0])))
+    if large or digits > 6:
         return [short(float(edge)) for edge in edges]
     return [f"{edge:.{max(digits, 0)}f}" for edge in edges]
 

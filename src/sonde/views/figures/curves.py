@@ -18,6 +18,8 @@ from sonde.store.series import NEEDS, compute, ratio_of
 
 MOST_POINTS: Final = 1000
 MOST_COLUMNS: Final = 400
+_HUGE: Final = 1e307
+_LARGEST: Final = float(np.finfo(np.float64).max)
 T = TypeVar("T")
 
 
@@ -241,7 +243,7 @@ def _any_bad(line: Line, edges: Values) -> NDArray[np.bool_]:
 def wants_log(values: Values, *, span: float = 30.0) -> bool:
     """Say whether positive numbers are so far apart that only decades show their differences."""
     known = values[np.isfinite(values)]
-    return bool(len(known) and known.min() > 0 and known.max() / known.min() > span)
+    return bool(len(known) and known.min() > 0 and float(known.max()) / float(known.min()) > span)
 
 
 def check_bins(bins: Any, most: int = 1000) -> None:
@@ -256,13 +258,14 @@ def count_in_bins(values: Values, bins: int) -> tuple[NDArray[np.int64], Values]
     Values that are all but equal get bins around them, and a range beyond the largest float is no obstacle.
     """
     low, high = float(values.min()), float(values.max())
-    scale = 1.0 if np.isfinite(high - low) else 0.25
+    scale = 1.0 if max(abs(low), abs(high)) < _HUGE else 0.25
     low, high = low * scale, high * scale
     room = 2 * bins * float(np.spacing(max(abs(low), abs(high))))
     if high - low < room:
         low, high = low - max(room, 0.5), high + max(room, 0.5)
     counts, edges = np.histogram(values * scale, bins=bins, range=(low, high))
-    return counts.astype(np.int64), edges / scale
+    with np.errstate(over="ignore"):
+        return counts.astype(np.int64), np.clip(edges / scale, -_LARGEST, _LARGEST)
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:

@@ -195,7 +195,7 @@ def _by_values(
 ) -> tuple[dict[str, Any], list[str], str]:
     given = np.array([values.get(name, np.nan) for name in nodes])
     known = given[np.isfinite(given)]
-    log = bool(len(known) and (known > 0).all() and known.max() / known.min() > 10)
+    log = bool(len(known) and (known > 0).all() and float(known.max()) / float(known.min()) > 10)
     shown = np.log10(given) if log else given
     words = [f"{safe(what)}: {value:.3g}" if np.isfinite(value) else "not measured here" for value in given]
     bar: dict[str, Any] = {"title": {"text": safe(what), "side": "right"}, "thickness": 12, "outlinewidth": 0}

@@ -102,7 +102,7 @@ def log_axis(values: Any) -> dict[str, Any]:
     """Return a logarithmic axis: a label at each power of ten, and faint lines between, where there are several."""
     known = np.asarray(values, dtype=np.float64).reshape(-1)
     known = known[np.isfinite(known) & (known > 0)]
-    decades = float(np.log10(known.max() / known.min())) if len(known) else 0.0
+    decades = float(np.log10(known.max()) - np.log10(known.min())) if len(known) else 0.0
     if decades < 0.5:
         return {"type": "log", "tickformat": "~g", "nticks": 6}
     if decades < 2:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sonde.analysis import FlowRow
+from sonde.views.terminal.axis import power_of_ten
 from sonde.views.terminal.look import Look
 from sonde.views.terminal.numbers import short
 from sonde.views.terminal.palette import BAR, LEVEL_STYLES, QUIET
@@ -44,20 +45,21 @@ def flow_bars(flow: Sequence[FlowRow], look: Look, *, most: int = MOST_ROWS) -> 
 
 
 def _scale(values: Sequence[float]) -> tuple[float, float]:
+    """Return the logarithms of where bars begin and of where they are full."""
     known = np.array([value for value in values if np.isfinite(value) and value > 0])
     if not len(known):
-        return 1e-1, 1.0
+        return -1.0, 0.0
     logs = np.log10(known)
     # One layer that is far below the others must not flatten their differences: it gets no bar, which says enough.
     low = max(float(logs.min()) - 0.3, float(np.median(logs)) - _MOST_DECADES_BELOW)
     high = min(float(logs.max()), float(np.median(logs)) + _MOST_DECADES_BELOW)
-    return 10 ** min(low, high - 1.0), 10**high
+    return min(low, high - 1.0), high
 
 
 def _share(value: float, low: float, high: float) -> float:
     if not np.isfinite(value) or value <= 0:
         return 0.0
-    return float((np.log10(value) - np.log10(low)) / (np.log10(high) - np.log10(low)))
+    return float((np.log10(value) - low) / (high - low))
 
 
 def _thinned(flow: Sequence[FlowRow], most: int) -> list[FlowRow]:
@@ -69,4 +71,5 @@ def _thinned(flow: Sequence[FlowRow], most: int) -> list[FlowRow]:
 
 def _note(flow: Sequence[FlowRow], shown: Sequence[FlowRow], low: float, high: float) -> str:
     thinned = f"{len(shown)} of {len(flow)} layers; " if len(shown) < len(flow) else ""
-    return f"{thinned}rms of the gradient of the weight, bars from {short(low)} to {short(high)}, logarithmic"
+    ends = f"from {short(power_of_ten(low))} to {short(power_of_ten(high))}"
+    return f"{thinned}rms of the gradient of the weight, bars {ends}, logarithmic"

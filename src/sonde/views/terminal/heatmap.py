@@ -13,6 +13,7 @@ from rich.style import Style
 from rich.text import Text
 
 from sonde.analysis import Values
+from sonde.views.terminal.axis import power_of_ten, shares
 from sonde.views.terminal.look import CROSS, Look
 from sonde.views.terminal.numbers import short
 from sonde.views.terminal.palette import BAD, QUIET, ramp
@@ -40,25 +41,25 @@ class HeatMap:
 
 def heat_map(data: HeatMap, look: Look) -> Group:
     """Draw a heat map with a legend; one character per column."""
-    shares, low, high = _shares(data)
+    placed, low, high = _placed(data)
     bad = np.zeros(data.values.shape, dtype=np.bool_) if data.bad is None else data.bad
     gutter = min(max((len(name) for name in data.names), default=0), max(8, look.width // 3))
-    dense = look.colour and look.unicode and len(shares) > _ROOMY_ROWS
-    rows = range(0, len(shares), 2) if dense else range(len(shares))
+    dense = look.colour and look.unicode and len(placed) > _ROOMY_ROWS
+    rows = range(0, len(placed), 2) if dense else range(len(placed))
     lines = []
     for row in rows:
         style = data.styles[row] if row < len(data.styles) else ""
         line = Text.assemble((look.fit(data.names[row], gutter).ljust(gutter), style), " ", no_wrap=True)
-        for column in range(shares.shape[1]):
+        for column in range(placed.shape[1]):
             if dense:
-                line.append_text(_half_blocks(shares, bad, row, column))
+                line.append_text(_half_blocks(placed, bad, row, column))
             else:
-                line.append_text(cell(float(shares[row, column]), bool(bad[row, column]), look))
+                line.append_text(cell(float(placed[row, column]), bool(bad[row, column]), look))
         lines.append(line)
-    return Group(*lines, _under(data, gutter, shares.shape[1]), _legend(low, high, data, gutter, look))
+    return Group(*lines, _under(data, gutter, placed.shape[1]), _legend(low, high, data, gutter, look))
 
 
-def _shares(data: HeatMap) -> tuple[Values, float, float]:
+def _placed(data: HeatMap) -> tuple[Values, float, float]:
     values = data.values.astype(np.float64)
     if data.log:
         sizes = np.abs(values)
@@ -68,10 +69,10 @@ def _shares(data: HeatMap) -> tuple[Values, float, float]:
         return np.full(values.shape, np.nan), np.nan, np.nan
     low, high = _contrast(known) if data.log else (float(known.min()), float(known.max()))
     values = np.clip(values, low, high)
-    shares = (values - low) / (high - low) if high > low else np.where(np.isfinite(values), 0.5, np.nan)
+    placed = shares(values, low, high) if high > low else np.where(np.isfinite(values), 0.5, np.nan)
     # A zero is below every magnitude, not absent.
-    shares = np.where((data.values == 0) & data.log, 0.0, shares)
-    return shares, (10**low if data.log else low), (10**high if data.log else high)
+    placed = np.where((data.values == 0) & data.log, 0.0, placed)
+    return placed, *((power_of_ten(low), power_of_ten(high)) if data.log else (low, high))
 
 
 def _contrast(logs: Values) -> tuple[float, float]:
@@ -92,11 +93,11 @@ def cell(share: float, bad: bool, look: Look) -> Text:
     return Text(shades[min(int(share * len(shades)), len(shades) - 1)])
 
 
-def _half_blocks(shares: Values, bad: NDArray[np.bool_], row: int, column: int) -> Text:
-    below = row + 1 < len(shares)
+def _half_blocks(placed: Values, bad: NDArray[np.bool_], row: int, column: int) -> Text:
+    below = row + 1 < len(placed)
     if bad[row, column] or (below and bad[row + 1, column]):
         return Text(CROSS, BAD)
-    top, bottom = shares[row, column], shares[row + 1, column] if below else np.nan
+    top, bottom = placed[row, column], placed[row + 1, column] if below else np.nan
     if np.isnan(top) and np.isnan(bottom):
         return Text(" ")
     if np.isnan(top):

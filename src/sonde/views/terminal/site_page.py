@@ -33,7 +33,7 @@ def render_site(run: Run, row: SiteSummary, look: Look) -> Iterator[RenderableTy
     finite = row.values[np.isfinite(row.values)]
     if len(finite) > 1:
         yield _title(f"{row.stat} over steps", look)
-        spans_decades = bool(finite.min() > 0 and finite.max() / finite.min() > 10)
+        spans_decades = bool(finite.min() > 0 and float(finite.max()) / float(finite.min()) > 10)
         options = PlotOptions(9, log=row.stat not in _LINEAR and spans_decades, marks=_bad_steps(row))
         yield line_plot([Curve(row.steps, row.values)], look, options)
     steps, bins = run.histogram(row.site, start=int(row.steps[0]) if len(row.steps) else None)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from sonde.analysis import Values
+from sonde.views.terminal.axis import shares
 from sonde.views.terminal.look import CROSS, Look
 from sonde.views.terminal.palette import BAD, BAR
 
@@ -17,6 +18,7 @@ _ASCII_HEIGHTS: Final = "_.-=+*#@"
 # Below these spans a curve is drawn as level: noise of a few percent should not look like mountains.
 _LEAST_DECADES: Final = 0.2
 _LEAST_SHARE: Final = 0.02
+_LARGEST: Final = float(np.finfo(np.float64).max)
 
 
 def sparkline(
@@ -62,9 +64,9 @@ def _levels(values: Values, least: float | None, num_levels: int) -> NDArray[np.
     low, high = float(known.min()), float(known.max())
     room = max(least if least is not None else _LEAST_SHARE * max(abs(low), abs(high)), 1e-300)
     if high - low < room:
-        middle = (low + high) / 2
-        low, high = middle - room / 2, middle + room / 2
-    share = (np.where(np.isfinite(values), values, low) - low) / (high - low)
+        middle = low / 2 + high / 2
+        low, high = max(middle - room / 2, -_LARGEST), min(middle + room / 2, _LARGEST)
+    share = shares(np.where(np.isfinite(values), values, low), low, high)
     level = np.clip((share * num_levels).astype(np.int64), 0, num_levels - 1)
     return np.where(np.isfinite(values), level, -1)
 

@@ -38,6 +38,7 @@ from sonde.analysis import (
 from sonde.facts import EVENT_TYPE as FACTS
 from sonde.records import Event, Finding
 from sonde.store import Run
+from sonde.views.terminal.axis import MOST_POWER
 from sonde.views.terminal.ending import ending_line
 from sonde.views.terminal.events import event_table
 from sonde.views.terminal.findings import finding_lines
@@ -199,7 +200,10 @@ def loss_part(page: Page, look: Look) -> Group:
     # In decades a straight line is an exponential decay, so smoothing is done there too.
     shaped = np.log10(values, out=np.full(len(values), np.nan), where=values > 0) if log else values
     smoothed = smooth(shaped, max(2, len(values) // 25))
-    curves = [Curve(steps, values, style=RAW_CURVE), Curve(steps, 10**smoothed if log else smoothed, style=CURVE)]
+    curves = [
+        Curve(steps, values, style=RAW_CURVE),
+        Curve(steps, 10 ** np.minimum(smoothed, MOST_POWER) if log else smoothed, style=CURVE),
+    ]
     plot = line_plot(curves, look, PlotOptions(height=9, log=log, marks=_bad_steps(page)))
     return Group(title, _loss_words(page, look), plot)
 
