@@ -13,8 +13,6 @@ LOOP: Final = "(loop)"
 """The subject of what is about the loop as a whole."""
 LOSS: Final = "loss_fn"
 """The subject of what is about the loss function."""
-LOADER: Final = "loader"
-SCHEDULER: Final = "scheduler"
 
 # About the loop, every step.
 FORWARDS: Final = "forwards"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sonde.capture import Capture, copy_outputs, split_batch, to_plain
+from sonde.capture import Capture, copy_outputs, to_plain
 from sonde.store.pages import FromTorch, Unsupported, load_debug_outputs
 
 Pair = namedtuple("Pair", "left right")
@@ -137,32 +137,9 @@ def test_copying_passes_other_objects_on():
     assert copy_outputs(loop)[0] is marker
 
 
-def test_a_batch_is_split_by_sample():
-    output = {"map": torch.arange(12.0).reshape(3, 2, 2), "shared": torch.ones(5), "pair": (np.arange(3), "x"), "n": 3}
-    parts = split_batch(output, 3)
-    assert [part["map"].shape for part in parts] == [(1, 2, 2)] * 3
-    assert torch.cat([part["map"] for part in parts]).equal(output["map"])
-    assert all(part["shared"].equal(output["shared"]) for part in parts)
-    assert [part["pair"][0].tolist() for part in parts] == [[0], [1], [2]]
-    assert parts[2]["pair"][1] == "x"
-    single = {"map": torch.ones(1, 4)}
-    assert split_batch(single, 1)[0] is single
-
-
-def test_a_sample_looks_the_same_in_any_batch():
-    layer = torch.nn.Linear(4, 3)
-    batch = torch.randn(5, 4)
-    with torch.no_grad():
-        alone = [split_batch(layer(batch[at : at + 1]), 1)[0] for at in range(5)]
-        together = split_batch(layer(batch), 5)
-    assert all(torch.allclose(one, other) for one, other in zip(alone, together, strict=True))
-    assert all(one.shape == other.shape for one, other in zip(alone, together, strict=True))
-
-
 def test_a_sample_does_not_keep_its_batch_alive(tmp_path):
     capture = Capture(page_bytes=1 << 30)
-    part = split_batch({"x": torch.zeros(64, 1000)}, 64)[5]
-    capture.add(0, part)
+    capture.add(0, {"x": torch.zeros(64, 1000)[5:6]})
     ((_, outputs),) = capture.waiting
     held = outputs["x"]
     assert held.untyped_storage().nbytes() == 4000

@@ -24,10 +24,6 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def as_reals(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor.resolve_conj()).double() if tensor.is_complex() else tensor.double()
-
-
 def change_of(kernel, tensor, shadow, histogram=True):
     arena = kernel.arena(3)
     kernel.measure_change([tensor], [shadow], [0], [2], arena, histogram=histogram)

@@ -1,15 +1,14 @@
-"""Captures on their way to disk: copied at the hook, split by sample, written by one thread in bounded memory."""
+"""Captures on their way to disk: copied at the hook, written by one thread in bounded memory."""
 
 from sonde.capture.capture import Capture
 from sonde.capture.legacy import write_legacy_pages
-from sonde.capture.values import copy_outputs, split_batch, to_plain, to_plain_outputs
+from sonde.capture.values import copy_outputs, to_plain, to_plain_outputs
 from sonde.capture.worker import Failure
 
 __all__ = [
     "Capture",
     "Failure",
     "copy_outputs",
-    "split_batch",
     "to_plain",
     "to_plain_outputs",
     "write_legacy_pages",

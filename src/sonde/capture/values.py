@@ -1,4 +1,4 @@
-"""What debuggers return, of whatever kind: copied, split by sample, and made ready for the store."""
+"""What debuggers return, of whatever kind: copied, and made ready for the store."""
 
 from __future__ import annotations
 
@@ -25,24 +25,6 @@ def copy_outputs(outputs: Any) -> Any:
     built anew. Other objects are passed on as they are.
     """
     return map_leaves(outputs, _copy)
-
-
-def split_batch(outputs: Any, num_samples: int) -> list[Any]:
-    """Split the outputs of a batch by sample.
-
-    Every tensor and array whose first dimension is the number of samples is cut into slices of one, so that a sample
-    looks the same whatever the batch it came in: its first dimension is 1. Everything else is repeated.
-
-    >>> [part["x"].tolist() for part in split_batch({"x": torch.tensor([[1], [2]])}, 2)]
-    [[[1]], [[2]]]
-    """
-    if num_samples == 1:
-        return [outputs]
-
-    def cut(at: int) -> Callable[[Any], Any]:
-        return lambda leaf: leaf[at : at + 1] if leaf.ndim and leaf.shape[0] == num_samples else leaf
-
-    return [map_leaves(outputs, cut(at)) for at in range(num_samples)]
 
 
 def _copy(leaf: Any) -> Any:

@@ -73,7 +73,7 @@ def explain_attention(
         if choice.heads is not None:
             heads = list(choice.heads)
             key, value = key[..., heads, :, :], value[..., heads, :, :]
-        query, bias = choice.of(query), None if bias is None else _choose_bias(bias, query, choice)
+        query, bias = choice.of(query), None if bias is None else _choose_bias(bias, choice)
     scores = query.float() @ key.float().transpose(-2, -1)
     scores *= 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     weights = _softmax(scores if bias is None else scores + bias)
@@ -97,7 +97,7 @@ def _bias(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> T
     return mask.float()
 
 
-def _choose_bias(bias: Tensor, query: Tensor, choice: Choice) -> Tensor:
+def _choose_bias(bias: Tensor, choice: Choice) -> Tensor:
     if choice.heads is not None and bias.dim() > 2 and bias.shape[-3] > 1:
         bias = bias[..., list(choice.heads), :, :]
     if choice.rows is not None and bias.shape[-2] > 1:

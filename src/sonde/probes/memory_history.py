@@ -16,13 +16,12 @@ _MOST_ENTRIES: Final = 100_000
 class MemoryHistory:
     """Records allocations from `start` to `stop`; writes them on demand, and by itself when memory runs out."""
 
-    def __init__(self, path: Path, *, entries: int = _MOST_ENTRIES) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._entries = entries
 
     def start(self) -> None:
         """Begin to record. Python's stacks only: resolving native ones takes minutes."""
-        torch.cuda.memory._record_memory_history(max_entries=self._entries, stacks="python")
+        torch.cuda.memory._record_memory_history(max_entries=_MOST_ENTRIES, stacks="python")
 
     def stop(self, error: BaseException | None = None) -> None:
         """Stop recording; an error that says memory has run out is written down first."""

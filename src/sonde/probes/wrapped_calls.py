@@ -40,11 +40,6 @@ class WrappedCall:
         self._original: Any = None
         self._ours: Any = None
 
-    @property
-    def is_listened_to(self) -> bool:
-        """Whether anybody listens."""
-        return bool(self._listeners)
-
     def attach(self, listener: Listener) -> None:
         """Begin to call a listener."""
         with self._lock:

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from sonde import schema
 from sonde.store.codec import Counts, Packed
 
-Ints = NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:

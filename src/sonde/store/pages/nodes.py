@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from sonde.store.pages import dtypes
 
-Key = str | int
 Path = tuple[Any, ...]
 
 MAX_DEPTH: Final = 64

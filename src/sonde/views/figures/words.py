@@ -82,8 +82,3 @@ _STATS: Final = {
     "abs_max": "max |x|",
     "value": "value",
 }
-
-
-def step_word(steps: Sequence[int]) -> str:
-    """Say which steps a figure covers."""
-    return "" if not len(steps) else f"steps {int(steps[0]):,} to {int(steps[-1]):,}"

@@ -19,7 +19,6 @@ TITLE: Final = "bold"
 CURVE: Final = "bold cyan"
 RAW_CURVE: Final = "blue"
 BAR: Final = "cyan"
-NAME: Final = "bold"
 
 LEVEL_STYLES: Final[dict[Level, str]] = {"bad": BAD, "odd": ODD, "fine": ""}
 STATUS_STYLES: Final[dict[Status, str]] = {

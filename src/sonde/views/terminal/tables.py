@@ -18,7 +18,6 @@ from sonde.views.terminal.spark import sparkline
 
 WIDE = 110
 NARROW = 72
-_READING_STATS = ("mean", "std", "rms", "abs_max", "zero_share", "nonfinite")
 # Updates of about a thousandth of the weight are usual; a hundred times more or less deserves a look.
 _USUAL_RATIO = (1e-5, 1e-1)
 

@@ -17,7 +17,6 @@ from sonde.views.plain import plain
 from sonde.views.web.library import Library, OpenRun
 
 Answer: TypeAlias = Callable[[OpenRun, "Query"], Any]
-Endpoint: TypeAlias = Callable[[Request], Response]
 _STATUS: dict[type[SondeError], int] = {RunNotFound: 404, SelectionError: 404, OptionError: 400, RunDamaged: 422}
 
 
