@@ -62,6 +62,8 @@ class Packer:
         self._starved: set[torch.device] = set()
         self._unreported = 0
         self._ended = False
+        # Sites that were asked about last, and the places of their rows, on the device and on the host.
+        self._flagged: tuple[tuple[int, ...], Tensor, Tensor] | None = None
         self._lock = threading.RLock()
 
     @property
@@ -103,8 +105,12 @@ class Packer:
 
     def see(self, site: int, tensor: Tensor) -> None:
         """Summarise one tensor now."""
+        device = tensor.device
         with self._lock:
-            hold = self._hold(tensor.device, site)
+            chain = self._holds.get(device)
+            hold = chain[0] if chain else None
+            if hold is None or site >= hold.arena.capacity:  # the first one's base is 0
+                hold = self._hold(device, site)
             if hold is not None:
                 histogram = self._histogram and self._book.has_histogram(site)
                 hold.kernel.measure_one(tensor, site - hold.base, hold.arena, histogram=histogram)
@@ -195,6 +201,26 @@ class Packer:
                     found += [site for site in map(self._book.__getitem__, ids) if site.quantity == quantity]
             return [site for site in found if site.phase == "train"]
 
+    def nonfinite_flag(self, sites: Sequence[int]) -> Tensor | None:
+        """Return 1 if anything seen at `sites` in this step is not finite, else 0, as a number on their CUDA device.
+
+        None if their rows are not together on one.
+        """
+        with self._lock:
+            holds = [hold for chain in self._holds.values() for hold in chain]
+            if len(holds) != 1 or holds[0].device.type != "cuda" or not sites:
+                return None
+            rows, base = getattr(holds[0].arena, "rows", None), holds[0].base
+            if not isinstance(rows, Tensor) or min(sites) < base or max(sites) >= base + len(rows):
+                return None
+            if self._flagged is None or self._flagged[0] != (base, *sites):
+                # From pinned memory, since a copy from any other would wait for the device; only when sites change.
+                places = torch.tensor([site - base for site in sites]).pin_memory()
+                self._flagged = ((base, *sites), places.to(rows.device, non_blocking=True), places)
+            with torch.no_grad():
+                chosen = rows.index_select(0, self._flagged[1])
+                return chosen[:, schema.NAN : schema.NEG_INF + 1].any().to(torch.float32)
+
     def begin(self) -> None:
         """Open the next step if the last one has ended. Called whenever a pass or an optimizer step begins."""
         if self._packet.stepped and not is_capturing():
@@ -218,6 +244,7 @@ class Packer:
     def ship_rest(self) -> None:
         """Send what came after the last step has ended (a last evaluation) as a part of that step."""
         with self._lock:
+            self._flagged = None
             if self._ended and not self._packet.stepped:
                 self._packet.step -= 1
             self._ship(self._packet.step)

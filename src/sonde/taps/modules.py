@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -42,6 +42,12 @@ class WatchedModule:
     aliases: tuple[str, ...]
     wanted: bool
     is_root: bool
+    key: int = field(init=False)
+    """Stands for the module where holding it would keep it alive."""
+
+    def __post_init__(self) -> None:
+        """Take the key."""
+        object.__setattr__(self, "key", id(self.module))
 
 
 class PassObserver(Protocol):
@@ -65,23 +71,31 @@ class PassObserver(Protocol):
         """Take the end of a pass that is recorded, with the named arguments of its outermost module."""
 
 
-class _Pass(threading.local):
-    """Where this thread is in a forward pass."""
+class _Pass:
+    """Where one thread is in a forward pass."""
 
-    def __init__(self) -> None:
+    __slots__ = ("backward_seen", "calls", "last", "last_site", "last_version", "phase", "recording", "stack")
+
+    def __init__(self, calls: dict[int, int]) -> None:
         self.stack: list[int] = []
         self.phase: Phase = "train"
         self.recording = True
         self.backward_seen = 0
-        # Calls per module since numbering began anew, in the phase of this pass. The train numbers are kept while an
-        # evaluation runs in between.
-        self.train_calls: dict[int, int] = {}
-        self.calls = self.train_calls
+        # Calls per module since numbering began anew, in the phase of this pass.
+        self.calls = calls
         # The last recorded output, to notice a container that hands on its child's tensor. A weak reference, since a
         # strong one would keep the whole autograd graph alive.
         self.last: weakref.ref[Tensor] | None = None
         self.last_version = -1
         self.last_site = -1
+
+
+class _Passes(threading.local):
+    """The pass of each thread. The train numbers are kept while an evaluation runs in between."""
+
+    def __init__(self) -> None:
+        self.train_calls: dict[int, int] = {}
+        self.here = _Pass(self.train_calls)
 
 
 class ModuleTap:
@@ -112,13 +126,16 @@ class ModuleTap:
         self._before_pass = before_pass
         self._after_pass = after_pass
         self._observer = observer
-        self._wrappers = {id(entry.module) for entry in watched if is_wrapper(entry.module)}
-        self._pass = _Pass()
+        self._wrappers = {entry.key for entry in watched if is_wrapper(entry.module)}
+        self._passes = _Passes()
         self._sites: dict[tuple[int, Quantity, Phase, int, str], int] = {}
+        # The usual case of these, found quickly: outputs of first calls that are a tensor.
+        self._plain_sites: dict[Phase, dict[int, int]] = {"train": {}, "eval": {}}
         self._gradient = guard.wrap("output gradients", self._see_gradient)
+        self._enter_pass = guard.wrap("module calls", self._enter_guarded)
         self._calls = ModuleCalls(
-            {id(entry.module): entry for entry in watched},
-            guard.wrap("module calls", self._enter),
+            {entry.key: entry for entry in watched},
+            self._enter,
             guard.wrap("module outputs", self._leave),
         )
 
@@ -133,31 +150,38 @@ class ModuleTap:
     @property
     def is_recording(self) -> bool:
         """Whether the pass that runs, or ran last in this thread, is recorded."""
-        return self._pass.recording
+        return self._passes.here.recording
 
     def end_step(self) -> None:
         """Begin to number calls from 0 again, and to listen."""
-        here = self._pass
-        here.train_calls.clear()
-        here.stack.clear()
+        self._passes.train_calls.clear()
+        self._passes.here.stack.clear()
         self._calls.wake()
 
     def _enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
+        # Most calls are of modules inside a pass, in which there is nothing to do but to remember them.
+        here = self._passes.here
+        observer = self._observer
+        if here.stack and not entry.is_root and (observer is None or not observer.is_tracing) and _in_backward() == -1:
+            here.stack.append(entry.key)
+        else:
+            self._enter_pass(entry, args)
+
+    def _enter_guarded(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
         if _in_backward() != -1:
             return
-        here = self._pass
-        # A forward that raised leaves its stack behind; the model's own next call clears it.
+        here = self._passes.here
         observer = self._observer
+        # A forward that raised leaves its stack behind; the model's own next call clears it.
         if entry.is_root or not here.stack:
             inside_wrapper = bool(here.stack) and here.stack[-1] in self._wrappers
             self._begin_pass(here)
             if observer is not None and not inside_wrapper:
-                call = here.calls.get(id(entry.module), 0)
-                observer.begin_pass(entry, call, args, here.phase, here.recording)
+                observer.begin_pass(entry, here.calls.get(entry.key, 0), args, here.phase, here.recording)
             if not here.recording and here.phase == "train":
                 self._calls.rest()
                 return
-        here.stack.append(id(entry.module))
+        here.stack.append(entry.key)
         if observer is not None and observer.is_tracing and here.recording and here.phase == "train":
             observer.enter(entry, args)
 
@@ -169,7 +193,7 @@ class ModuleTap:
         if here.phase == "eval":
             here.calls = {}
             return
-        here.calls = here.train_calls
+        here.calls = self._passes.train_calls
         self._reach.settle()
         if here.backward_seen != self._reach.passes:
             here.calls.clear()
@@ -178,44 +202,48 @@ class ModuleTap:
     def _leave(self, entry: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if _in_backward() != -1:
             return
-        here = self._pass
-        key = id(entry.module)
-        while here.stack and here.stack.pop() != key:
+        here = self._passes.here
+        stack = here.stack
+        key = entry.key
+        while stack and stack.pop() != key:
             pass  # calls whose forward raised and was caught inside the model
         call = here.calls.get(key, 0)
         here.calls[key] = call + 1
-        if here.recording and entry.wanted and self._wants_tensors:
-            call = min(call, self._max_calls - 1)
-            for part, tensor in (("", output),) if isinstance(output, Tensor) else unpack(output):
-                self._see(here, entry, call, part, tensor)
-        if here.recording and self._observer is not None:
-            self._tell(self._observer, here, entry, call, args, kwargs, output)
-        if here.recording and not here.stack:
-            self._after_pass(here.phase)
-
-    def _tell(
-        self,
-        observer: PassObserver,
-        here: _Pass,
-        entry: WatchedModule,
-        call: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,
-    ) -> None:
-        if observer.is_tracing or id(entry.module) in observer.looked_at:
+        if not here.recording:
+            return
+        call = min(call, self._max_calls - 1)
+        if entry.wanted and self._wants_tensors:
+            if isinstance(output, Tensor):
+                self._see(here, entry, call, "", output)
+            else:
+                for part, tensor in unpack(output):
+                    self._see(here, entry, call, part, tensor)
+        observer = self._observer
+        if observer is not None and (observer.is_tracing or key in observer.looked_at):
             observer.leave(entry, call, here.phase, args, output)
-        if not here.stack:
-            observer.end_pass(entry, call, kwargs, here.phase)
+        if not stack:
+            self._end_pass(here, entry, call, kwargs)
+
+    def _end_pass(self, here: _Pass, entry: WatchedModule, call: int, kwargs: dict[str, Any]) -> None:
+        if self._observer is not None:
+            self._observer.end_pass(entry, call, kwargs, here.phase)
+        self._after_pass(here.phase)
 
     def _see(self, here: _Pass, entry: WatchedModule, call: int, part: str, tensor: Tensor) -> None:
-        version = -1 if tensor.is_inference() else tensor._version
-        if here.last is not None and here.last() is tensor and version == here.last_version != -1:
+        try:
+            version = tensor._version
+        except RuntimeError:  # made in inference mode
+            version = -1
+        last = here.last
+        if last is not None and last() is tensor and version == here.last_version != -1:
             self._site(entry, "output", here.phase, call, part, tensor, same_as=here.last_site)
             return
-        site = self._sites.get((id(entry.module), "output", here.phase, call, part), -1)
-        if site < 0:
+        plain = self._plain_sites[here.phase] if not call and not part else None
+        site = None if plain is None else plain.get(entry.key)
+        if site is None:
             site = self._site(entry, "output", here.phase, call, part, tensor)
+            if plain is not None:
+                plain[entry.key] = site
         here.last, here.last_version, here.last_site = weakref.ref(tensor), version, site
         if self._outputs:
             self._recorder.see(site, tensor)
@@ -237,7 +265,7 @@ class ModuleTap:
         tensor: Tensor,
         same_as: int | None = None,
     ) -> int:
-        key = (id(entry.module), quantity, phase, call, part)
+        key = (entry.key, quantity, phase, call, part)
         site = self._sites.get(key)
         if site is None:
             site = self._sites[key] = self._recorder.site(

@@ -71,6 +71,7 @@ class NativeKernel(DeviceKernel):
         self._change_blocks = properties.multi_processor_count * _CHANGE_BLOCKS_PER_PROCESSOR
         self._functions: dict[torch.dtype, _Functions] = {}
         self._plans: dict[_PlanKey, _Plan] = {}
+        self._shapes: dict[int, tuple[int, int]] = {}
         self._single = SingleBatch()
         # Argument blocks are refilled for every launch, and a launch lets other threads run while it is queued.
         self._lock = Lock()
@@ -91,24 +92,35 @@ class NativeKernel(DeviceKernel):
             functions is None
             or type(tensor) not in PLAIN_TYPES
             or tensor.get_device() != self.index
-            or current_device() != self.index
             or tensor.layout is not torch.strided
-            or not is_dense(tensor)
-            or tensor.is_neg()
+            or current_device() != self.index
         ):
+            return super().measure_one(tensor, row, arena, histogram=histogram)
+        numel = tensor.numel()
+        # A view with flipped signs is contiguous only if it has one element.
+        if not (tensor.is_contiguous() and numel > 1) and not _is_dense_and_signed(tensor):
             return super().measure_one(tensor, row, arena, histogram=histogram)
         if not self._enter(arena):
             return False
-        numel = tensor.numel()
-        chunk = batches.chunk_for(numel, self._blocks)
-        blocks = batches.blocks_of(numel, chunk)
         _check_rows(row, row, arena)
+        shape = self._shapes.get(numel)
+        if shape is None:
+            shape = self._shape_for(numel)
+        chunk, blocks = shape
         with self._lock:
             self._single.point(arena.addresses, chunk, tensor.data_ptr(), numel, row)
             functions.single[histogram].launch(
                 blocks, batches.SUMMARY_THREADS, arena.stream_handle, self._single.arguments
             )
         return True
+
+    def _shape_for(self, numel: int) -> tuple[int, int]:
+        """Return the chunk and the number of blocks of a launch for one tensor, and remember them."""
+        if len(self._shapes) >= _MOST_PLANS:
+            self._shapes.clear()
+        chunk = batches.chunk_for(numel, self._blocks)
+        shape = self._shapes[numel] = (chunk, batches.blocks_of(numel, chunk))
+        return shape
 
     def launch(self, dtype: torch.dtype, group: Group, arena: DeviceArena, histogram: bool) -> None:
         """Queue the summaries of a group on the current stream."""
@@ -163,6 +175,13 @@ class NativeKernel(DeviceKernel):
             summary=(module.function("summary"), module.function("summary_bins")),
             change=(module.function("change"), module.function("change_bins")),
         )
+
+
+def _is_dense_and_signed(tensor: Tensor) -> bool:
+    if tensor.is_neg():
+        return False
+    # Images first: asking for this layout is quicker than going through strides.
+    return (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)) or is_dense(tensor)
 
 
 def _check_rows(lowest: int, highest: int, arena: DeviceArena) -> None:
