@@ -6,8 +6,9 @@ later (an optimizer that was found, the loss that was called, how modules follow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from types import UnionType
 from typing import Any, Final, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -177,7 +178,7 @@ class Facts:
 
 def _read(kind: type[T], plain: Any) -> T:
     source = plain if isinstance(plain, Mapping) else {}
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     # Fields without a default are names: an empty one is better than none of the facts.
     known = {
         each.name: source.get(each.name, "")
@@ -185,6 +186,10 @@ def _read(kind: type[T], plain: Any) -> T:
         if each.name in source or (each.default is MISSING and each.default_factory is MISSING)
     }
     return kind(**{name: _shape(hints[name], value) for name, value in known.items()})
+
+
+# Reading annotations is slow, and facts are read again whenever they change, beside the training.
+_hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)
 
 
 def _shape(hint: Any, value: Any) -> Any:

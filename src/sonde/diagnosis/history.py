@@ -35,6 +35,7 @@ class Stretch:
         self.used = 0
         self.start = 0
         self._rows = np.zeros((length, 0, schema.NUM_COLUMNS))
+        self._order: NDArray[np.intp] | None = None
 
     def put(self, block: Block, capacity: int, length: int) -> None:
         """Take a block into the place of its step, or into a fresh one."""
@@ -50,14 +51,16 @@ class Stretch:
         return self.used * self._rows.shape[1] * _ROW_BYTES
 
     def order(self) -> NDArray[np.intp]:
-        """Return the places in order of their steps."""
-        return (self.start + np.arange(self.used)) % self.length
+        """Return the places in order of their steps. Asked for once per site and look, so it is kept."""
+        if self._order is None:
+            self._order = (self.start + np.arange(self.used)) % self.length
+        return self._order
 
-    def rows(self, site: int) -> Rows:
-        """Return the rows of a site in order of steps; empty where it was not read."""
+    def rows(self, site: int, places: NDArray[np.intp]) -> Rows:
+        """Return the rows of a site in these places; empty where it was not read."""
         if site >= self._rows.shape[1]:
-            return np.zeros((self.used, schema.NUM_COLUMNS))
-        rows: Rows = self._rows[self.order(), site]
+            return np.zeros((len(places), schema.NUM_COLUMNS))
+        rows: Rows = self._rows[places, site]
         return rows
 
     def table(self, sites: NDArray[np.intp], last: int) -> tuple[NDArray[np.int64], Rows]:
@@ -73,6 +76,7 @@ class Stretch:
             newest = (self.start + self.used - 1) % self.length
             if self.steps[newest] == step:
                 return int(newest)
+        self._order = None
         if self.used < self.length:
             place = (self.start + self.used) % self.length
             self.used += 1
@@ -91,6 +95,7 @@ class Stretch:
         steps[: len(kept)], skipped[: len(kept)] = self.steps[kept], self.skipped[kept]
         self._rows, self.steps, self.skipped = grown, steps, skipped
         self.length, self.used, self.start = length, len(kept), 0
+        self._order = None
 
 
 class Curve:
@@ -119,6 +124,7 @@ class History:
         self.head = Stretch(HEAD)
         self.recent = Stretch(MAX_RECENT)
         self.curves: dict[int, Curve] = {}
+        self._curve_sites = np.zeros(0, np.int64)
         self.first_bad: dict[int, int] = {}
         """By site: the first step in which NaN or a positive infinity was read there. Negative infinities are masks."""
         self.first_step: int | None = None
@@ -126,6 +132,7 @@ class History:
         self.num_steps = 0
         self.version = 0
         """Rises with everything that is taken."""
+        self._remembered: tuple[int, NDArray[np.int64], NDArray[np.intp]] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -153,10 +160,13 @@ class History:
         if self.head.used < HEAD or block.step == self.head.steps[(self.head.start + HEAD - 1) % HEAD]:
             self.head.put(block, capacity, HEAD)
         self.recent.put(block, capacity, length)
-        for at, site in enumerate(block.sites.tolist()):
-            curve = self.curves.get(site)
-            if curve is not None:
-                curve.put(block.step, _mean(block.rows[at]))
+        for at in np.flatnonzero(np.isin(block.sites, self._followed())).tolist():
+            self.curves[int(block.sites[at])].put(block.step, _mean(block.rows[at]))
+
+    def _followed(self) -> NDArray[np.int64]:
+        if len(self._curve_sites) != len(self.curves):
+            self._curve_sites = np.array(sorted(self.curves), np.int64)
+        return self._curve_sites
 
     def _note_bad(self, block: Block) -> None:
         bad = (block.rows[:, schema.NAN] > 0) | (block.rows[:, schema.POS_INF] > 0)
@@ -165,14 +175,24 @@ class History:
 
     def rows(self, site: int) -> tuple[NDArray[np.int64], Rows]:
         """Return steps and rows of a site: those of the first and of the last steps, in order, without empty ones."""
-        head, recent = self.head, self.recent
-        recent_steps = recent.steps[recent.order()]
-        head_steps = head.steps[head.order()]
-        early = head_steps < (recent_steps[0] if len(recent_steps) else np.inf)
-        steps = np.concatenate([head_steps[early], recent_steps])
-        rows = np.concatenate([head.rows(site)[early], recent.rows(site)])
+        steps, early = self._steps()
+        rows = self.recent.rows(site, self.recent.order())
+        if len(early):
+            rows = np.concatenate([self.head.rows(site, early), rows])
         read = rows[:, schema.SEEN] > 0
-        return steps[read], rows[read]
+        return (steps, rows) if read.all() else (steps[read], rows[read])
+
+    def _steps(self) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+        """Return all steps that are remembered, and the places of those that only the head remembers."""
+        if self._remembered is None or self._remembered[0] != self.version:
+            recent = self.recent.steps[self.recent.order()]
+            places = self.head.order()
+            first = self.head.steps[places]
+            early = first < (recent[0] if len(recent) else np.inf)
+            steps = np.concatenate([first[early], recent])
+            steps.flags.writeable = False  # all tracks share them
+            self._remembered = (self.version, steps, places[early])
+        return self._remembered[1:]
 
     def skipped_steps(self) -> NDArray[np.int64]:
         """Return those of the last steps in which the optimizer was held back."""

@@ -18,7 +18,7 @@ PER_BATCH: Final = 64
 MIN_SAMPLES: Final = 64
 # Words are counted in this many bins.
 WORDS: Final = 256
-# Batches after which to compare what there is, if samples are few.
+# Batches after which to compare what there is, if samples are few, or to give up, if labels never came with them.
 MAX_BATCHES: Final = 40
 
 
@@ -31,14 +31,15 @@ class Neighbours:
         self._labels: list[Tensor] = []
         self._waiting: Tensor | None = None
         self._batch_size = 0
-        self._batches = 0
+        self._offered = 0
         self._done = False
 
     @torch.no_grad()
     def see_input(self, values: Tensor) -> None:
         """Take the input of a training pass; its labels come with the loss."""
-        if self._done or values.dim() < 2:
+        if self._is_done() or values.dim() < 2:
             return
+        self._offered += 1
         features = values[:PER_BATCH].flatten(1)
         step = -(-features.shape[1] // MAX_FEATURES) if features.shape[1] else 1
         self._waiting = features[:, ::step].float().clone()
@@ -47,8 +48,9 @@ class Neighbours:
     @torch.no_grad()
     def see_tokens(self, tokens: Tensor) -> None:
         """Take rows of whole numbers: alike are those with the same words in them, in whatever order."""
-        if self._done or tokens.dim() != 2 or tokens.shape[1] < 2:
+        if self._is_done() or tokens.dim() != 2 or tokens.shape[1] < 2:
             return
+        self._offered += 1
         rows = tokens[:PER_BATCH].long()
         words = torch.zeros(len(rows), WORDS, device=rows.device)
         # What most rows end in is padding: that two texts are of one length makes them no more alike.
@@ -68,13 +70,20 @@ class Neighbours:
             return
         self._inputs.append(waiting)
         self._labels.append(target.detach()[:PER_BATCH].clone())
-        self._batches += 1
-        samples = sum(len(each) for each in self._inputs)
-        if samples >= MAX_SAMPLES or self._batches >= MAX_BATCHES:
-            if samples >= MIN_SAMPLES:
-                self._compare(torch.cat(self._inputs), torch.cat(self._labels))
-            self._done = True
-            self._inputs, self._labels = [], []
+        if len(self._inputs) >= MAX_BATCHES or sum(map(len, self._inputs)) >= MAX_SAMPLES:
+            self._finish()
+
+    def _is_done(self) -> bool:
+        # As in a language model, whose labels are not those of its rows.
+        if not self._done and self._offered >= 2 * MAX_BATCHES:
+            self._finish()
+        return self._done
+
+    def _finish(self) -> None:
+        if sum(map(len, self._inputs)) >= MIN_SAMPLES:
+            self._compare(torch.cat(self._inputs), torch.cat(self._labels))
+        self._done = True
+        self._inputs, self._labels, self._waiting = [], [], None
 
     def _compare(self, inputs: Tensor, labels: Tensor) -> None:
         with torch.autocast(inputs.device.type, enabled=False):
