@@ -142,7 +142,9 @@ def resnet(*, batch=128) -> Program:
             return F.cross_entropy(model(images), labels)
 
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, fused=True)
-    return Program(model, model, optimizer, loss, torch.amp.GradScaler("cuda"))
+    # The usual scale would overflow in the first step, and torch never fills the momentum of a fused SGD that skips its
+    # first step: everything would be NaN from then on.
+    return Program(model, model, optimizer, loss, torch.amp.GradScaler("cuda", init_scale=256.0))
 
 
 def many_tiny(*, tensors=500) -> Program:

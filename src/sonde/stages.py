@@ -110,7 +110,7 @@ class Stages:
             self.worker.publish,
             options,
             writer.path,
-            measured=self.optimizers.has_measured_gradients,
+            measured=self.optimizers.measured_gradients,
             clock=clock,
         )
         if options.enabled:

@@ -74,3 +74,25 @@ def test_writing_does_not_wait_for_what_training_queued_afterwards(capture, tmp_
     torch.cuda.synchronize()
     assert load_debug_outputs(tmp_path, tensors="torch")[1]["x"].equal((value * 2).half().cpu())
     assert torch.cuda.memory_allocated() == before
+
+
+def test_captures_hold_no_more_device_memory_than_stated(tmp_path):
+    """While nothing can be written, captures wait up to their bound; more are dropped and counted."""
+    size, bound = 1 << 20, 5 << 20
+    options = {"page_bytes": 1 << 26, "max_pending_bytes": bound, "on_full": "drop", "save_dtype": torch.float16}
+    with Capture(sync=False, on_error="raise", **options) as capture:
+        value = torch.randn(size // 4, device="cuda")
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        capture.open(tmp_path)
+        torch.cuda._sleep(2_000_000_000)  # a second in which the device gives nothing away
+        taken = [capture.add(at, {"x": value}) for at in range(30)]
+        assert capture.pending_bytes <= bound
+        assert torch.cuda.max_memory_allocated() - before <= bound + size, "half a capture each, in half precision"
+        assert taken[:9] == [True] * 9
+        assert capture.dropped == taken.count(False) > 0
+        assert capture.flush()
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() == before
+    assert len(load_debug_outputs(tmp_path)) == taken.count(True)

@@ -65,7 +65,7 @@ def origins(sink):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("guard", [None, "skip"])
+@pytest.mark.parametrize("guard", [None, "skip", "stop"])
 def test_a_healthy_training_waits_for_nothing(guard, tmp_path, no_waiting):
     model, optimizer = new(fused=True)
     data = batches([])
@@ -110,6 +110,49 @@ def test_stop_raises_before_the_weights_are_spoilt(tmp_path):
     with pytest.raises(NonFiniteError, match="`log`"):
         watched(tmp_path / "run", model, optimizer, batches([5]), guard="stop")
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_stop_with_a_fused_optimizer_comes_later_and_the_weights_are_whole(tmp_path, no_waiting):
+    model, optimizer = new(fused=True)
+    data = batches([2], count=40)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", guard="stop") as session:
+        train(model, optimizer, data[:2])
+        kept = [each.detach().clone() for each in model.parameters()]
+        with no_waiting():
+            train(model, optimizer, data[2:3])
+        assert all(torch.equal(one, two) for one, two in zip(kept, model.parameters(), strict=True))
+        assert session.flush()
+        with pytest.raises(NonFiniteError, match=r"step 3: .* the weights are as they were"):
+            train(model, optimizer, data[3:])
+    assert all(torch.equal(one, two) for one, two in zip(kept, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("bad", [0, 3])
+def test_a_fused_sgd_may_skip_its_very_first_step(tmp_path, bad):
+    """Torch leaves the momentum of a fused SGD unfilled in a first step that it skips itself."""
+    results = []
+    for watch in (True, False):
+        torch.manual_seed(0)
+        model = Net().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+        junk = [torch.full((5000,), float("nan"), device="cuda") for _ in range(50)]
+        del junk  # what memory holds that nobody fills
+        if watch:
+            watched(tmp_path / "run", model, optimizer, batches([bad]), guard="skip")
+        else:
+            train(model, optimizer, [x for index, x in enumerate(batches([])) if index != bad])
+        results.append(list(model.parameters()))
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_the_guard_reads_no_gradient_twice(tmp_path, no_waiting, monkeypatch):
+    model, optimizer = new(fused=True)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", guard="skip"):
+        train(model, optimizer, batches([], count=2))
+        monkeypatch.setattr("sonde.forensics.hold_back._flag", None)  # would read them
+        with no_waiting():
+            train(model, optimizer, [torch.rand(4, 3, device="cuda") for _ in range(3)])
 
 
 def test_without_a_guard_the_readings_name_the_module(tmp_path):

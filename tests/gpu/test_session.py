@@ -451,7 +451,7 @@ def graphs_and_breaks():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
 def test_compiled_models_get_no_more_graphs_or_breaks(watched, mode):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -657,6 +657,51 @@ def test_a_device_that_fails_leaves_a_readable_run(tmp_path):
     kinds = {event.event_type for event in run.events}
     assert {"exception", "fault"} <= kinds, f"{kinds} {result.stderr}"
     assert Path(tmp_path / "run").exists()
+
+
+def test_a_model_on_the_device_and_on_the_host(watched):
+    class Split(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 1).to(DEVICE)
+
+        def forward(self, x):
+            return self.second(self.first(x).to(DEVICE))
+
+    model = Split()
+    optimizer = adam(model)
+    with watched(model, optimizer, what=EVERYTHING) as seen:
+        for _ in range(4):
+            x = torch.randn(100, 64)
+            model(x).square().mean().backward()
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+            before = {name: p.detach().clone() for name, p in model.named_parameters()}
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, parameter in model.named_parameters():
+        expect(seen[f"{name}:gradient"][4], gradients[name])
+        expect(seen[f"{name}:parameter"][4], parameter)
+        expect(seen[f"{name}:update"][4], parameter.detach() - before[name])
+    assert seen["first:output"][4].count == 6400
+    assert seen["second:output"][4].count == 100
+
+
+def test_a_model_that_moves_to_the_device_in_mid_run(watched):
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    kept = []
+    with watched(model, optimizer) as seen:
+        for turn in range(6):
+            if turn == 3:
+                model.to(DEVICE)
+            x = torch.randn(20, 16, device=model[0].weight.device)
+            model(x).square().mean().backward()
+            kept.append(model[0].weight.grad.clone())
+            optimizer.step()
+            optimizer.zero_grad()
+    for index, gradient in enumerate(kept):
+        expect(seen["0.weight:gradient"][index + 1], gradient)
+    assert list(seen["2:output"]) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -25,17 +25,17 @@ class HoldBack:
         self._taken: list[tuple[Tensor, Tensor]] = []
         self._flagged: Optimizer | None = None
 
-    def begin(self, optimizer: Optimizer, known: bool | None, *, may_stay_on_device: bool) -> bool:
+    def begin(self, optimizer: Optimizer, bad: bool | Tensor | None) -> bool:
         """Hold this step back if a gradient is not finite; say whether it was held back, as far as that is known.
 
-        `known` says whether one is not finite, if that has been measured; else they are looked at.
+        `bad` says whether one is not finite, or is a number on the device that says so; None if nobody has looked.
         """
         self.release()
-        found = [] if known is False else list(gradients_of(optimizer))
+        found = [] if bad is False else list(gradients_of(optimizer))
         if not found or getattr(optimizer, "found_inf", None) is not None:
             return False  # a gradient scaler does this already
-        flag = torch.ones(()) if known else _flag([gradient for _, gradient in found])
-        if may_stay_on_device and flag.device.type == "cuda" and _is_fused(optimizer):
+        flag = _flag([gradient for _, gradient in found]) if bad is None else bad
+        if isinstance(flag, Tensor) and flag.device.type == "cuda" and _decides_itself(optimizer):
             optimizer.found_inf = flag  # type: ignore[attr-defined] # torch's own protocol with GradScaler
             self._flagged, self.flag = optimizer, flag
             return False
@@ -77,5 +77,13 @@ def _flag(gradients: list[Tensor]) -> Tensor:
         return (~torch.isfinite(together).all()).to(torch.float32)
 
 
-def _is_fused(optimizer: Optimizer) -> bool:
-    return all(group.get("fused") for group in optimizer.param_groups)
+def _decides_itself(optimizer: Optimizer) -> bool:
+    """Say whether an optimizer can be left to skip a step by a number on the device."""
+    if not all(group.get("fused") for group in optimizer.param_groups):
+        return False
+    # Torch makes the momentum of a fused SGD without filling it, and does not fill it in a step that is skipped: it may
+    # skip only if it has stepped before.
+    has_momentum = any(group.get("momentum") for group in optimizer.param_groups)
+    return not has_momentum or all(
+        "momentum_buffer" in optimizer.state.get(parameter, {}) for parameter, _ in gradients_of(optimizer)
+    )

@@ -23,9 +23,12 @@ class Recent:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sites: dict[int, Site] = {}
+        self._guard_site = -1
         self._blocks: deque[tuple[int, Any, Rows]] = deque(maxlen=NUM_STEPS)
         self.bad_step: int | None = None
         """The first step whose gradients or parameters were seen to be non-finite since `forget_bad`."""
+        self.guarded_step: int | None = None
+        """The first step in which a fused optimizer held itself back."""
         self._bad: list[Site] = []
 
     def history(self, name: str, quantity: Quantity = "output") -> list[dict[str, Any]]:
@@ -54,12 +57,16 @@ class Recent:
         """Take sites that are new."""
         with self._lock:
             self._sites |= {site.id: site for site in sites}
+            self._guard_site = next((site.id for site in sites if site.name == GUARD_SITE), self._guard_site)
 
     def take_block(self, block: Block) -> None:
         """Take the readings of one step."""
         with self._lock:
             self._blocks.append((block.step, block.sites, block.rows))
-            if self.bad_step is not None or (block.skipped and not self._is_guarded(block)):
+            guarded = block.skipped and self._is_guarded(block)
+            if guarded and self.guarded_step is None:
+                self.guarded_step = block.step
+            if self.bad_step is not None or (block.skipped and not guarded):
                 return  # a gradient scaler's business
             bad = block.rows[:, schema.NAN : schema.NEG_INF + 1].any(axis=1)
             if not bad.any():
@@ -69,7 +76,7 @@ class Recent:
                 self.bad_step, self._bad = block.step, sites
 
     def _is_guarded(self, block: Block) -> bool:
-        return any(self._sites[int(site)].name == GUARD_SITE for site in block.sites if int(site) in self._sites)
+        return self._guard_site in block.sites
 
     def take_event(self, event: Event) -> None:
         """Leave events to others."""

@@ -51,8 +51,10 @@ class Surroundings:
     step: Callable[[], int]
     nonfinite: Callable[[Quantity], list[Site] | None]
     """Sites of a quantity that are not finite in the present step; None if that cannot be read yet."""
-    measured: Callable[[Optimizer], bool]
-    """Whether the readings of the present step hold all gradients of an optimizer."""
+    nonfinite_flag: Callable[[list[int]], Tensor | None]
+    """Whether anything at these sites is not finite in the present step, as a number on a device; None elsewhere."""
+    measured: Callable[[Optimizer], list[int] | None]
+    """The sites of all gradients of an optimizer, if the readings of the present step hold them."""
     report: Callable[[Finding], None]
     event: Callable[[str, str, dict[str, Any]], None]
     flag: Callable[[Tensor], None]
@@ -159,20 +161,31 @@ class Watcher:
             self._hold_back(optimizer)
 
     def stop_if_asked(self) -> None:
-        """Raise if the step was held back and the user asked to stop; outside any guard.
+        """Raise if a step was held back and the user asked to stop; outside any guard.
+
+        A fused optimizer holds itself back on the device. That is known a step or two later, when its readings arrive.
 
         Raises:
             NonFiniteError: A gradient is not finite and `guard="stop"`.
 
         """
-        if self._guard_action == "stop" and self.hold_back.is_holding:
-            self.hold_back.release()
-            finding = self._last_finding
-            words = f" {finding.cause} {finding.fix}" if finding is not None else ""
-            raise NonFiniteError(
-                f"step {self._around.step()}: gradients are not finite, and guard='stop' held the optimizer back; the "
-                f"weights are as they were.{words}"
-            )
+        if self._guard_action != "stop":
+            return
+        step = self._around.step() if self.hold_back.is_holding else self.recent.guarded_step
+        if step is None:
+            return
+        self.hold_back.release()
+        self.recent.guarded_step = None
+        if self._is_armed and self._may_look():
+            self._tell_from_readings()
+        finding = self._last_finding
+        words = f" {finding.cause} {finding.fix}" if finding is not None else ""
+        later = self._around.step() - 1 - step
+        unchanged = f"those of {later} step(s) later" if later > 0 else "as they were"
+        raise NonFiniteError(
+            f"step {step}: gradients are not finite, and guard='stop' held the optimizer back; the weights are "
+            f"{unchanged}.{words}"
+        )
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Look at what the optimizer has written, and let go of the step."""
@@ -227,9 +240,12 @@ class Watcher:
             self._tell_from_readings()
 
     def _hold_back(self, optimizer: Optimizer) -> None:
-        sites = self._around.nonfinite("gradient") if self._around.measured(optimizer) else None
-        known = None if sites is None else bool(sites)
-        held = self.hold_back.begin(optimizer, known, may_stay_on_device=self._guard_action == "skip")
+        measured = self._around.measured(optimizer)
+        sites = None if measured is None else self._around.nonfinite("gradient")
+        bad: bool | Tensor | None = None if sites is None else bool(sites)
+        if bad is None and measured:
+            bad = self._around.nonfinite_flag(measured)
+        held = self.hold_back.begin(optimizer, bad)
         if self.hold_back.flag is not None:
             self._around.flag(self.hold_back.flag)
         if held and self._may_look() and sites is None:

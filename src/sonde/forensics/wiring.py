@@ -51,7 +51,7 @@ class Forensics:
         options: ForensicsOptions,
         run: Path,
         *,
-        measured: Callable[[Optimizer], bool],
+        measured: Callable[[Optimizer], list[int] | None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._options = options
@@ -60,6 +60,7 @@ class Forensics:
         around = Surroundings(
             step=lambda: packer.step,
             nonfinite=packer.nonfinite,
+            nonfinite_flag=packer.nonfinite_flag,
             measured=measured,
             report=self._report,
             event=packer.put_event,

@@ -119,12 +119,14 @@ class OptimizerTap:
         self._watched.clear()
         self._orphans = []
 
-    def has_measured_gradients(self, optimizer: Optimizer) -> bool:
-        """Say whether all gradients of an optimizer that is about to step have been reported in this step."""
+    def measured_gradients(self, optimizer: Optimizer) -> list[int] | None:
+        """Return the sites of all gradients of an optimizer that is about to step; None if not all were reported."""
         watched = self._watched.get(id(optimizer))
         if watched is None or not (watched.in_step and watched.recording and self._wants.gradients):
-            return False
-        return len(watched.entries) == watched.size
+            return None
+        if len(watched.entries) != watched.size:
+            return None
+        return [entry.gradient_site for entry in watched.entries if entry.parameter.grad is not None]
 
     def see_initial(self) -> None:
         """Report all parameters as they are before any step."""
