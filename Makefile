@@ -40,6 +40,7 @@ bench: $(BENCH) ## measure what watching costs, side by side with other tools
 	$(BIN)/python benchmarks/capture.py
 
 bench-faults: $(READY) ## measure who finds what is wrong: three seeds of every program in tests/faults
+	SONDE_ALL_PROGRAMS=1 $(BIN)/python -m pytest -q tests/faults
 	$(BIN)/python benchmarks/faults.py --seeds 3 --bare
 
 view: $(READY) ## open the viewer at the demo's runs in the browser

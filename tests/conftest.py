@@ -65,8 +65,10 @@ def pytest_runtest_setup():
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
+    if torch := sys.modules.get("torch"):
+        # Without a device, `torch.manual_seed` keeps the stack of every call for the day when one is used.
+        seeded = torch.manual_seed if torch.cuda.is_initialized() else torch.default_generator.manual_seed
+        seeded(seed)
 
 
 def pytest_collection_modifyitems(items):

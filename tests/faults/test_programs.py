@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,9 @@ import torch
 PROGRAMS = fault_programs.load()
 FAULTS = [program for program in PROGRAMS if program.kind]
 HEALTHY = [program for program in PROGRAMS if not program.kind]
+STRIDE = 1 if os.environ.get("SONDE_ALL_PROGRAMS") else 5
+"""`make test` trains every fifth program. They know nothing of Sonde, so that no change to Sonde can alter what they do;
+`make bench-faults` trains them all."""
 
 
 @pytest.fixture(autouse=True)
@@ -25,14 +29,13 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("program", FAULTS, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", FAULTS[::STRIDE], ids=lambda program: program.name)
 def test_the_fault_does_harm_and_its_repair_does_not(program):
-    assert program.well < program.ill
     assert program.run(fixed=False) >= program.ill
     assert program.run(fixed=True) <= program.well
 
 
-@pytest.mark.parametrize("program", HEALTHY, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", HEALTHY[::STRIDE], ids=lambda program: program.name)
 def test_a_healthy_program_learns(program):
     assert program.run() <= program.well
 
@@ -43,6 +46,7 @@ def test_a_twin_differs_in_one_expression(program):
     uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "fixed"]
     assert len(uses) == 1
     assert ast.get_docstring(tree.body[0])
+    assert program.well < program.ill
 
 
 def test_a_program_repeats_itself():
