@@ -17,7 +17,7 @@ PROGRAMS = fault_programs.load()
 FAULTS = [program for program in PROGRAMS if program.kind]
 HEALTHY = [program for program in PROGRAMS if not program.kind]
 STRIDE = 1 if os.environ.get("SONDE_ALL_PROGRAMS") else 5
-"""`make test` trains every fifth program. They know nothing of Sonde, so that no change to Sonde can alter what they do;
+"""`make test` trains every fifth program: they know nothing of Sonde, so no change to Sonde can alter what they do.
 `make bench-faults` trains them all."""
 
 
