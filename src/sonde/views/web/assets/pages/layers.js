@@ -2,7 +2,6 @@
 import { getJson, runPath } from "../api.js";
 import { choose, h, panel, replace, search } from "../dom.js";
 import { figure } from "../figure.js";
-import { link } from "../route.js";
 import { count, plural, short } from "../words.js";
 import { unescaped } from "./overview.js";
 
@@ -38,10 +37,10 @@ export async function show(place, context) {
   function pick(label) {
     const name = unescaped(String(label));
     const found = keys.find((key) => key === name) ?? keys.find((key) => key.startsWith(`${name}:`)) ?? keys.find((key) => key.startsWith(`${name}.`));
-    if (found) choosen([found]);
+    if (found) select([found]);
   }
 
-  function choosen(next) {
+  function select(next) {
     context.keep({ site: next }, { push: true });
     markList();
     drawSite();
@@ -60,7 +59,7 @@ export async function show(place, context) {
     replace(list, answer.sites.map((site) => h("button", { type: "button", role: "option", tabindex: "-1", "data-site": site.key, title: `${site.key}\n${site.kind} ${site.shape.join("×")} ${site.dtype}. Shift-click to add.`,
       onclick: (event) => {
         const before = sites(), has = before.includes(site.key);
-        choosen(event.shiftKey || event.ctrlKey || event.metaKey ? (has ? before.filter((each) => each !== site.key) : [...before, site.key]) : [site.key]);
+        select(event.shiftKey || event.ctrlKey || event.metaKey ? (has ? before.filter((each) => each !== site.key) : [...before, site.key]) : [site.key]);
       } }, nameParts(site.name || "(model)"), alike ? null : h("span", { class: "quiet" }, ending(site)))));
     markList();
   }
@@ -136,7 +135,7 @@ export async function show(place, context) {
     return h("section", { class: "panel", "aria-label": "One site" },
       h("div", { class: "head" }, h("h2", { class: "mono" }, chosen.length > 1 ? `${chosen[0]} and ${chosen.length - 1} more` : about.key),
         h("div", { class: "tools" }, others.length ? choose("Overlay the run", [["", "none"], ...others], other ?? "", (id) => { context.keep({ other: id }); drawSite(); }) : null,
-          h("a", { href: context.here({ site: [] }), onclick: (event) => { event.preventDefault(); choosen([]); } }, "Close"))),
+          h("a", { href: context.here({ site: [] }), onclick: (event) => { event.preventDefault(); select([]); } }, "Close"))),
       siteWords, siteFacts);
   }
 
@@ -228,9 +227,7 @@ export async function show(place, context) {
     if (!keys.length) return;
     const from = keys.indexOf(sites()[0]);
     const to = Math.min(Math.max(from < 0 ? (by > 0 ? 0 : keys.length - 1) : from + by, 0), keys.length - 1);
-    choosen([keys[to]]);
+    select([keys[to]]);
     list.children[to]?.scrollIntoView({ block: "nearest" });
   }
 }
-
-export const toLayer = (run, key) => link("layers", { run, query: { site: [key] } });
