@@ -1,6 +1,6 @@
 """Named statistics computed from rows: what `run.series(site, "std")` and the tables show.
 
-Each measure is a function of rows and, for quantiles, of bins. What cannot be known from a row is NaN, never a guess:
+Each is a function of rows and, for quantiles, of bins. What cannot be known from a row is NaN, never a guess:
 the mean of no elements, the standard deviation of one, a quantile without a histogram.
 """
 
@@ -148,7 +148,7 @@ NAMES: Final = (*FROM_ROWS, *QUANTILES)
 
 
 def check_name(name: str, also: tuple[str, ...] = ()) -> None:
-    """Raise if `name` is not a measure, naming the nearest ones."""
+    """Raise if `name` is no statistic, naming the nearest ones."""
     known = (*NAMES, *also)
     if name not in known:
         near = get_close_matches(name, known, n=3) or list(known)
@@ -156,7 +156,7 @@ def check_name(name: str, also: tuple[str, ...] = ()) -> None:
 
 
 def compute(name: str, rows: Rows, bins: Bins | None = None) -> Values:
-    """Compute one measure for every row.
+    """Compute one statistic for every row.
 
     >>> row = schema.row_of_value(3.0)
     >>> float(compute("norm", row))

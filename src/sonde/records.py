@@ -12,7 +12,7 @@ Sink     whatever takes sites, blocks and events: the store, a live monitor, a t
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, Protocol, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,21 +32,10 @@ Quantity = Literal[
     "value",  # what `session.record` was given
     "vital",  # a relation of the training loop that a diagnosis needs; see `sonde.vitals`
 ]
-QUANTITIES: Final[tuple[Quantity, ...]] = (
-    "parameter",
-    "gradient",
-    "update",
-    "output",
-    "output_gradient",
-    "input",
-    "state",
-    "scalar",
-    "value",
-    "vital",
-)
+QUANTITIES: Final[tuple[Quantity, ...]] = get_args(Quantity)
 Phase = Literal["train", "eval"]
 Severity = Literal["info", "warning", "critical"]
-SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
+SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -138,7 +127,7 @@ class Reading:
         return replace(self, row=schema.merge_rows(self.row, other.row), bins=bins, step=first, span=last - first)
 
     def get(self, name: str) -> float | None:
-        """Return a measure by name (see `sonde.measures.NAMES`), or None where it is not known."""
+        """Return a statistic by name (see `sonde.measures.NAMES`), or None where it is not known."""
         value = float(measures.compute(name, self.row, self.bins))
         return None if np.isnan(value) else value
 

@@ -15,7 +15,7 @@ from sonde.schema import Rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panel:
-    """Rows by step, site and column. A site that was not read in a step has an empty row: most measures are NaN."""
+    """Rows by step, site and column. A site that was not read in a step has an empty row: most statistics are NaN."""
 
     sites: tuple[Site, ...]
     steps: NDArray[np.int64]
@@ -38,7 +38,7 @@ class Panel:
         return result
 
     def stat(self, name: str) -> Values:
-        """Return a measure (those that need no histogram) by step and site. It must not be written to."""
+        """Return a statistic (those that need no histogram) by step and site. It must not be written to."""
         values = self._stats.get(name)
         if values is None:
             values = self._stats[name] = measures.compute(name, self.rows)

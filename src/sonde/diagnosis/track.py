@@ -36,7 +36,7 @@ class Track:
         return self.site.key
 
     def stat(self, name: str) -> Values:
-        """Return a measure (see `sonde.measures.NAMES`, those that need no histogram) at each step."""
+        """Return a statistic (see `sonde.measures.NAMES`, those that need no histogram) at each step."""
         return measures.compute(name, self.rows)
 
     def numbers(self) -> Values:
