@@ -19,6 +19,7 @@ from sonde.facts import LIKELIHOOD, LossFacts
 from sonde.guard import Guard
 from sonde.records import Phase
 from sonde.signals import Recorder, is_capturing
+from sonde.taps.belonging import Belonging
 from sonde.taps.loss_functions import FUNCTIONS, LossCall, LossFunction
 from sonde.taps.loss_graph import ModelOutput, raises_likelihood, read_loss, read_reduction
 from sonde.taps.patches import Heard, Patch
@@ -49,6 +50,7 @@ class LossTap:
         guard: Guard,
         *,
         outputs: bool,
+        belonging: Belonging,
         is_due: Callable[[Phase], bool],
         heard: Callable[[LossCall], None],
         stated: Callable[[LossFacts], None],
@@ -56,6 +58,7 @@ class LossTap:
         self.seen_in_step = False
         self._recorder = recorder
         self._outputs = outputs
+        self._belonging = belonging
         self._is_due = is_due
         self._heard = heard
         self._stated = stated
@@ -140,7 +143,7 @@ class LossTap:
         phase: Phase = "train" if torch.is_grad_enabled() else "eval"
         if _in_backward() != -1 or not is_plain(output) or (phase == "train" and not output.requires_grad):
             return
-        if is_capturing():
+        if is_capturing() or not self._is_ours(phase, output):
             return
         kind = function.kind
         call = function.read(args, kwargs, output, self._number(kind, self._calls[kind]))
@@ -151,6 +154,9 @@ class LossTap:
             self.seen_in_step = self._function_seen = True
         if self._is_due(phase):
             self._record(call, phase)
+
+    def _is_ours(self, phase: Phase, output: Tensor) -> bool:
+        return self._belonging.owns(output) if phase == "train" else self._belonging.owns_evaluation()
 
     def _number(self, kind: str, place: int) -> int:
         """Return a number by which losses of two kinds, taken in turns, do not share a site."""

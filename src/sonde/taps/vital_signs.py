@@ -18,6 +18,7 @@ from sonde.handles import remove_all
 from sonde.records import Phase
 from sonde.signals import Recorder, is_capturing
 from sonde.taps.backward_calls import BackwardCalls
+from sonde.taps.belonging import Belonging
 from sonde.taps.clipping import ClippingTap
 from sonde.taps.dropping import DroppingTap
 from sonde.taps.facts import FactBook
@@ -120,10 +121,12 @@ class VitalSigns:
         self._read_graph = guard.wrap("the graph of the loss", self._first.before_backward)
         self._inputs = ModelInputs(sites, self._neighbours.see_input, self._see_tokens)
         self._loss_signs = LossSigns(sites)
+        self._belonging = Belonging(self._subjects.models.values())
         self._losses = LossTap(
             recorder,
             guard,
             outputs=loss_outputs,
+            belonging=self._belonging,
             is_due=self._is_due,
             heard=self._heard_loss,
             stated=self._heard_facts,
@@ -212,6 +215,7 @@ class VitalSigns:
         self._inputs = ModelInputs(self._sites, self._neighbours.see_input, self._see_tokens)
         self._first.clear()
         self._book = None
+        self._belonging.forget()
         self._subjects = Subjects(models={}, modules=[], table=self._subjects.table, optimizers=[])
 
     def _listen_for_backward(self) -> None:
@@ -244,6 +248,8 @@ class VitalSigns:
             self._inputs.see(entry.name, phase, call, args)
         elif due and not self._forwards:
             self._begin_loose(entry, call, args, phase)
+        if entry.name != vitals.LOSS:
+            self._belonging.saw_pass(phase)
         if phase == "train":
             self._forwards += entry.is_root
             self._loose_forwards += not entry.is_root
@@ -298,7 +304,7 @@ class VitalSigns:
 
     def _before_backward(self, roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
         # A checkpoint that is recomputed runs a backward pass inside the one that counts.
-        if _in_backward() != -1 or is_capturing():
+        if _in_backward() != -1 or is_capturing() or not any(map(self._belonging.owns, roots)):
             return
         self._reach.settle()
         self._leftovers.before_backward()
@@ -348,6 +354,7 @@ class VitalSigns:
         self._forwards = self._loose_forwards = 0
         self._passes = self._reach.passes
         self._losses.end_step()
+        self._belonging.end_step()
         self._first.end_step()
         self._state_facts()
 
