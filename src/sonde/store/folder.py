@@ -17,7 +17,8 @@ from sonde.records import Site
 from sonde.store import attempts, bulk, codec, journal, layout, sites, table
 from sonde.store.attempts import Attempt
 from sonde.store.codec import Kind, Packed
-from sonde.store.segment import Maps, Segment, Stamp
+from sonde.store.segment import Segment
+from sonde.store.segment_maps import Maps, Stamp
 from sonde.store.series import Readings
 from sonde.store.table import Blocks, Table
 

@@ -21,7 +21,7 @@ from sonde.store.attempts import Attempt
 from sonde.store.events import EventFile
 from sonde.store.findings import FindingFile
 from sonde.store.folder import RankFolder, Snapshot
-from sonde.store.segment import Maps
+from sonde.store.segment_maps import Maps
 from sonde.store.series import ALL_COLUMNS, NEEDS, Readings, Series
 from sonde.store.sites import Directory
 from sonde.store.table import Blocks

@@ -15,8 +15,9 @@ from sonde.errors import RunDamaged
 from sonde.records import Event, Site
 from sonde.store import attempts, layout, retention, segment, table
 from sonde.store.folder import JournalSource
-from sonde.store.segment import Maps, Segment
+from sonde.store.segment import Segment
 from sonde.store.segment_header import Origin
+from sonde.store.segment_maps import Maps
 from sonde.store.shelf import MAX_SEGMENT_BYTES, Entry, plan_windows, to_compact, to_join, to_thin
 from sonde.store.table import Table
 

@@ -11,11 +11,8 @@ import math
 import mmap
 import os
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -27,6 +24,16 @@ from sonde.records import Site
 from sonde.replacing import sync_folder
 from sonde.store import attempts, segment_header
 from sonde.store.segment_header import Origin
+from sonde.store.segment_layout import (
+    BLOCK_COLUMNS,
+    GROWING,
+    SMALL,
+    check_offsets,
+    check_order,
+    check_shapes,
+    inconsistencies,
+)
+from sonde.store.segment_maps import Mapped, Maps, Stamp
 from sonde.store.slice_checks import (
     HIST,
     HIST_CUT,
@@ -44,19 +51,6 @@ from sonde.store.table import Blocks, Table
 
 _NEAR_BYTES: Final = 16 << 10
 """Pieces of a file that lie this near are asked for in one go: a disk reads the gap sooner than it seeks over it."""
-
-_SMALL: Final = {
-    "site": "<u4",
-    "offset": "<u8",
-    "slice_crc": "<u4",
-    "block_step": "<i8",
-    "block_time": "<f8",
-    "block_epoch": "<i8",
-    "block_skipped": "|b1",
-    "block_span": "<u4",
-}
-_LARGE: Final = {"step": "<i8", "span": "<u4", "stats": "<f8"}
-_HIST: Final = {"hist_lo": "|u1", "hist_len": "|u1", "hist_offset": "<u8"}
 
 
 def write(path: Path, rows: Table, origin: Origin, *, may_finish: Callable[[], bool] = lambda: True) -> bool:
@@ -126,60 +120,6 @@ def _tensors(rows: Table) -> dict[str, NDArray[Any]]:
     return dict(sorted(little.items(), key=lambda item: -item[1].itemsize))
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """Tells whether a file is still the same one."""
-
-    inode: int
-    size: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, stat: os.stat_result) -> Stamp:
-        """Return the stamp of a file."""
-        return cls(stat.st_ino, stat.st_size, stat.st_mtime_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """A segment in memory. The file is read as its arrays are touched."""
-
-    segment: Segment
-    rows: Table
-    whole: mmap.mmap
-
-
-class Maps:
-    """The mapped segments that were used last. Each holds a file open, and a process may hold only so many."""
-
-    def __init__(self, limit: int = 192) -> None:
-        self._limit = limit
-        self._mapped: OrderedDict[int, Mapped] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, segment: Segment) -> Mapped:
-        """Return a mapped segment, mapping it if it is not."""
-        with self._lock:
-            entry = self._mapped.get(id(segment))
-            if entry is not None:
-                self._mapped.move_to_end(id(segment))
-                return entry
-            entry = segment.map()
-            self._mapped[id(segment)] = entry
-            if len(self._mapped) > self._limit:
-                self._mapped.popitem(last=False)
-            return entry
-
-    def widen(self, limit: int) -> None:
-        """Allow more maps: those of a run whose segments are replaced faster than they can be mapped again."""
-        self._limit = max(self._limit, limit)
-
-    def drop(self, segment: Segment) -> None:
-        """Let go of a segment that is read no more."""
-        with self._lock:
-            self._mapped.pop(id(segment), None)
-
-
 class Segment:
     """A segment, open for reading. The header and the short tensors are read at once, the rest is mapped when used."""
 
@@ -189,16 +129,17 @@ class Segment:
         with path.open("rb") as file:
             self.stamp = Stamp.of(os.fstat(file.fileno()))
             self._extents, metadata = segment_header.read(path, file, self.stamp.size)
-            small = {name: self._read_small(file, name, dtype) for name, dtype in _SMALL.items()}
+            small = {name: self._read_small(file, name, dtype) for name, dtype in SMALL.items()}
         self.sites = segment_header.parse_sites(metadata, path, known_sites)
         self.window = segment_header.parse_int(metadata, "window", path)
         self.site, self.offset, self.slice_crc = small["site"], small["offset"], small["slice_crc"]
-        self.blocks = Blocks(*(small[f"block_{name}"] for name in ("step", "time", "epoch", "skipped", "span")))
+        self.blocks = Blocks(*(small[f"block_{name}"] for name in BLOCK_COLUMNS))
         listed = strict_json.loads(metadata.get("attempts", "").encode(), f"{path}: attempts")
         if not isinstance(listed, list):
             raise RunDamaged(f"{path}: its attempts are no list.")
         self.attempts = attempts.resolve((attempts.parse(plain, str(path)) for plain in listed), self.first_step)
-        self._check_shapes()
+        check_shapes(path, self._extents, len(self.site), len(self.blocks))
+        check_order(path, self.site, self.offset, self.blocks, self.num_rows)
         self._checked = np.zeros((NUM_SLICES, len(self.site)), dtype=bool)
         self._all_checked = False
 
@@ -215,7 +156,7 @@ class Segment:
     @property
     def fixed_bytes(self) -> int:
         """How many bytes do not grow with its rows."""
-        rows = (self._extents[name] for name in (*_LARGE, "merged", *_HIST, "hist") if name in self._extents)
+        rows = (self._extents[name] for name in GROWING if name in self._extents)
         return self.stamp.size - sum(extent.end - extent.start for extent in rows)
 
     def table(self) -> Table:
@@ -310,7 +251,7 @@ class Segment:
             if not self._checked[column, at]:
                 self._compare(at, column, zlib.crc32(raw(column_of(rows, column)[first:last])))
         if bins and "hist" in self._extents and not self._checked[HIST, at]:
-            _check_offsets(self.path, rows, first, last)
+            check_offsets(self.path, rows, first, last)
             cut, counts = hist_crcs(rows, first, last)
             self._compare(at, HIST_CUT, cut)
             self._compare(at, HIST, counts)
@@ -351,14 +292,14 @@ class Segment:
     def problems(self, rows: Table) -> list[str]:
         """Say which tensors are not what was written."""
         _advise(self._maps.get(self).whole, "MADV_SEQUENTIAL")
-        mapped = {name: getattr(rows, name) for name in (*_LARGE, "merged", *_HIST, "hist") if name in self._extents}
+        mapped = {name: getattr(rows, name) for name in GROWING if name in self._extents}
         found = [
             f"{self.path}: the tensor {name!r} (bytes {extent.start} to {extent.end}) does not match its checksum"
             for name, array in mapped.items()
             if zlib.crc32(raw(array)) != (extent := self._extents[name]).crc
         ]
         _advise(self._maps.get(self).whole, "MADV_RANDOM")
-        return found or _inconsistencies(self.path, rows, has_hist="hist" in self._extents)
+        return found or inconsistencies(self.path, rows, has_hist="hist" in self._extents)
 
     def _compare(self, at: int, column: int, crc: int) -> None:
         if int(self.slice_crc[column, at]) != crc:
@@ -379,40 +320,6 @@ class Segment:
             raise RunDamaged(f"{self.path}: the tensor {name!r} is {extent.dtype}, not {dtype}.")
         return np.frombuffer(content, dtype).reshape(extent.shape)
 
-    def _check_shapes(self) -> None:
-        num_sites, num_blocks = len(self.site), len(self.blocks)
-        rows = self._extents["step"].shape[0] if "step" in self._extents and self._extents["step"].shape else 0
-        expected: dict[str, tuple[int, ...]] = {
-            "site": (num_sites,),
-            "offset": (num_sites + 1,),
-            "slice_crc": (NUM_SLICES, num_sites),
-            "step": (rows,),
-            "span": (rows,),
-            "stats": (schema.NUM_COLUMNS, rows),
-            **{f"block_{name}": (num_blocks,) for name in ("step", "time", "epoch", "skipped", "span")},
-        }
-        if "merged" in self._extents:
-            expected["merged"] = (rows,)
-        if "hist" in self._extents:
-            expected |= {"hist_lo": (rows,), "hist_len": (rows,), "hist_offset": (rows + 1,)}
-        for name, shape in expected.items():
-            found = self._extents.get(name)
-            dtype = {**_SMALL, **_LARGE, **_HIST, "merged": "<u4"}[name]
-            if found is None or found.shape != shape or found.dtype != dtype:
-                what = "is missing" if found is None else f"is {found.dtype}{list(found.shape)}"
-                raise RunDamaged(f"{self.path}: the tensor {name!r} {what}; it should be {dtype}{list(shape)}.")
-        if "hist" in self._extents and (len(self._extents["hist"].shape) != 1 or self._extents["hist"].dtype[1] != "u"):
-            raise RunDamaged(f"{self.path}: the tensor 'hist' is not a list of counts.")
-        self._check_order(rows)
-
-    def _check_order(self, rows: int) -> None:
-        offset = self.offset
-        rising = bool((offset[1:] >= offset[:-1]).all()) and int(offset[0]) == 0 and int(offset[-1]) == rows
-        if not rising or not bool((self.site[1:] > self.site[:-1]).all()):
-            raise RunDamaged(f"{self.path}: its sites or their offsets are not in rising order.")
-        if not bool((self.blocks.step[1:] > self.blocks.step[:-1]).all()):
-            raise RunDamaged(f"{self.path}: its blocks are not in rising order.")
-
 
 def _advise(whole: mmap.mmap, advice: str) -> None:
     """Tell the system how a map will be used, where it listens."""
@@ -422,24 +329,3 @@ def _advise(whole: mmap.mmap, advice: str) -> None:
 
 def _constant(value: int, length: int, dtype: type[Any]) -> NDArray[Any]:
     return np.broadcast_to(np.array(value, dtype=dtype), (length,))
-
-
-def _check_offsets(path: Path, rows: Table, first: int, last: int) -> None:
-    offsets = rows.hist_offset[first : last + 1]
-    lengths = rows.hist_len[first:last]
-    # Checked before any use as a bound: an offset may point anywhere.
-    good = int(offsets[-1]) <= len(rows.hist) and bool((offsets[1:] - offsets[:-1] == lengths).all())
-    if not good or bool((rows.hist_lo[first:last].astype(np.uint16) + lengths > schema.NUM_BINS).any()):
-        raise RunDamaged(f"{path}: the histograms of rows {first} to {last} make no sense.")
-
-
-def _inconsistencies(path: Path, rows: Table, *, has_hist: bool) -> list[str]:
-    try:
-        if has_hist:
-            _check_offsets(path, rows, 0, len(rows))
-    except RunDamaged as error:
-        return [str(error)]
-    falling = rows.step[1:] <= rows.step[:-1]
-    boundaries = rows.offset[1:-1].astype(np.intp) - 1
-    falling[boundaries[(boundaries >= 0) & (boundaries < len(falling))]] = False
-    return [f"{path}: the steps of a site are not in rising order"] if falling.any() else []

@@ -15,7 +15,8 @@ from sonde.store import attempts, codec, header, journal, layout, lease, sites
 from sonde.store.codec import Kind
 from sonde.store.events import EventFile
 from sonde.store.findings import FindingFile
-from sonde.store.segment import Maps, Segment
+from sonde.store.segment import Segment
+from sonde.store.segment_maps import Maps
 from sonde.store.slice_checks import slice_crcs
 
 _MAX_LOOKS: Final = 20
