@@ -28,7 +28,7 @@ from sonde.probes.device_memory import DeviceMemory
 from sonde.probes.step_vitals import StepVitals
 from sonde.records import Finding, Judge, Phase
 from sonde.select import Selector
-from sonde.signals import is_capturing
+from sonde.signals import Kernel, is_capturing
 from sonde.stats import kernel_for
 from sonde.store import RunWriter
 from sonde.taps.modules import ModuleTap, WatchedModule
@@ -73,7 +73,7 @@ class Stages:
         parameters = _watched_parameters(models, plan.where)
         book = SiteBook(writer.sites)
         self.pool = ArenaPool(plan.ring_bytes)
-        self._kernels = functools.cache(kernel_for)
+        self._kernels = functools.cache(self._make_kernel)
         self.worker = Worker(writer, self.pool, book, histogram=plan.histogram, clock=clock)
         self.packer = Packer(
             book,
@@ -226,9 +226,14 @@ class Stages:
         devices = {entry.parameter.device for entry in self._table if entry.parameter.device.type != "meta"}
         for device in sorted(devices, key=str):
             self._kernels(device).warm_up(dtypes)
-            if device.type == "cuda":
-                self._timings.append(CudaTiming(device, self.packer))
-                self._memories.append(DeviceMemory(device, self.packer))
+
+    def _make_kernel(self, device: torch.device) -> Kernel:
+        """Return the kernel of a device that is met for the first time, perhaps in the middle of a run."""
+        kernel = kernel_for(device)
+        if device.type == "cuda":
+            self._timings.append(CudaTiming(device, self.packer))
+            self._memories.append(DeviceMemory(device, self.packer))
+        return kernel
 
     def _make_shadows(self) -> None:
         left_out = self._table.make_shadows(self._plan.max_memory_bytes - self._plan.ring_bytes)

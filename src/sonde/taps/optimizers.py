@@ -166,7 +166,10 @@ class OptimizerTap:
 
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         watched = self._watched.get(id(optimizer)) or self._adopt_if_ours(optimizer)
-        if watched is None or is_capturing():
+        if watched is None:
+            return
+        if is_capturing():
+            self._table.distrusts_versions = True  # replays of this step will not be counted
             return
         self._before_step()
         watched.in_step = True

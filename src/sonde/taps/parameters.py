@@ -43,6 +43,8 @@ class ParameterTable:
     def __init__(self, parameters: Iterable[WatchedParameter], recorder: Recorder) -> None:
         self._entries = {id(entry.parameter): entry for entry in parameters}
         self._recorder = recorder
+        self.distrusts_versions = False
+        """Whether parameters are written to without torch counting it, as by the replay of a CUDA graph."""
 
     def __iter__(self) -> Iterator[WatchedParameter]:
         return iter(self._entries.values())
@@ -117,8 +119,12 @@ class ParameterTable:
 
     def refresh_shadows(self, entries: list[WatchedParameter]) -> None:
         """Copy those parameters that were written to since their shadow was taken."""
+        self._move_shadows(entries)
         stale = [
-            entry for entry in entries if entry.shadow is not None and entry.shadow_version != entry.parameter._version
+            entry
+            for entry in entries
+            if entry.shadow is not None
+            and (self.distrusts_versions or entry.shadow_version != entry.parameter._version)
         ]
         if not stale:
             return
@@ -128,6 +134,13 @@ class ParameterTable:
                 torch._foreach_copy_(shadows, [entry.parameter.detach() for entry in group])
         for entry in stale:
             entry.shadow_version = entry.parameter._version
+
+    def _move_shadows(self, entries: list[WatchedParameter]) -> None:
+        """Follow parameters that were moved to another device or dtype in the middle of a run."""
+        for entry in entries:
+            shadow, parameter = entry.shadow, entry.parameter
+            if shadow is not None and (shadow.device != parameter.device or shadow.dtype is not parameter.dtype):
+                entry.shadow, entry.shadow_version = _shadow_of(parameter), -1
 
     def make_shadows(self, budget_bytes: int) -> list[WatchedParameter]:
         """Give parameters a shadow as far as the budget goes; return those that got none."""
@@ -141,11 +154,7 @@ class ParameterTable:
                 left_out.append(entry)
                 continue
             budget_bytes -= size
-            # Same layout as the parameter, so that both can be walked through in memory order. Not filled yet:
-            # version -1 marks it as stale.
-            entry.shadow = torch.empty_like(
-                parameter, requires_grad=False, memory_format=torch.preserve_format
-            ).detach()
+            entry.shadow = _shadow_of(parameter)
         return left_out
 
     def _name(self, entry: WatchedParameter) -> None:
@@ -161,6 +170,12 @@ class ParameterTable:
             site = self._recorder.site(entry.name, "state", part=f".{key}", kind=entry.kind, tensor=value)
             entry.state_sites[key] = site
         return site
+
+
+def _shadow_of(parameter: nn.Parameter) -> Tensor:
+    # Same layout as the parameter, so that both can be walked through in memory order. Not filled yet: version -1 marks
+    # it as stale.
+    return torch.empty_like(parameter, requires_grad=False, memory_format=torch.preserve_format).detach()
 
 
 def _can_shadow(parameter: nn.Parameter) -> bool:

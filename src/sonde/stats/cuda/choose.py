@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from subprocess import SubprocessError
 from threading import Lock
 from typing import Final
 
@@ -56,7 +57,8 @@ def _make(index: int, choices: tuple[str, ...]) -> DeviceKernel:
     for name in choices:
         try:
             kernel = _MAKERS[name](index)
-        except (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
+            kernel.check()
+        except _FAILURES as error:
             reasons.append(f"{name}: {type(error).__name__}: {error}")
             continue
         if reasons:
@@ -77,6 +79,19 @@ def _make_triton(index: int) -> DeviceKernel:
     return TritonKernel(index)
 
 
+# What importing, compiling, loading and launching were seen to raise; a compiler that Triton calls may fail as well.
+_FAILURES: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SubprocessError,
+    TypeError,
+    ValueError,
+)
 _MAKERS: Final[dict[str, Callable[[int], DeviceKernel]]] = {"cuda": _make_native, "triton": _make_triton}
 _kernels: dict[tuple[int, str], DeviceKernel] = {}
 _lock = Lock()

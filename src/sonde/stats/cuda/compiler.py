@@ -10,7 +10,6 @@ import ctypes
 import hashlib
 import os
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -28,19 +27,26 @@ class CompileError(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """Return where compiled code is kept."""
+    """Return where compiled code is kept.
+
+    Raises:
+        OSError: The user has no home, and nobody has chosen a place.
+
+    """
     chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen) if chosen else Path.home() / ".cache" / "sonde"
+    try:
+        return Path(chosen) if chosen else Path.home() / ".cache" / "sonde"
+    except RuntimeError as error:  # as for a number without a user, in some containers
+        raise FileNotFoundError(f"there is no home folder: {error}") from error
 
 
 def compiled(source: str, capability: tuple[int, int], options: Sequence[str]) -> bytes:
     """Return loadable code for a device of the compute capability, from the cache if it is there."""
-    path = _cache_path(source, capability, options)
     with suppress(OSError):
-        return _unpacked(path.read_bytes())
+        return _unpacked(_cache_path(source, capability, options).read_bytes())
     image = _compile(source, capability, options)
     with suppress(OSError):
-        _write_atomically(path, _packed(image))
+        _write_atomically(_cache_path(source, capability, options), _packed(image))
     return image
 
 
@@ -152,7 +158,7 @@ def _candidates() -> Iterator[str]:
         yield f"nvrtc64_{major}0_0.dll"
         return
     yield f"libnvrtc.so.{major}"
-    packages = Path(sysconfig.get_paths()["purelib"])
+    packages = Path(torch.__file__).parents[1]
     for pattern in ("torch/lib/libnvrtc-*.so*", "torch/lib/libnvrtc.so*", f"nvidia/*/lib/libnvrtc.so.{major}*"):
         yield from (str(path) for path in sorted(packages.glob(pattern)) if "builtins" not in path.name)
     yield "libnvrtc.so"

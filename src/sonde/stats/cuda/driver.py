@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Final
 
+import torch
+
 _INVALID_CONTEXT: Final = 201
 _RELAXED_CAPTURES: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _LIBRARY: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -81,6 +83,8 @@ def noting_failure() -> Iterator[None]:
     """Remember if a device refuses a call: after an error inside a kernel it refuses all that follow."""
     try:
         yield
+    except torch.OutOfMemoryError:  # the device works on
+        raise
     except RuntimeError:
         _failures.append(True)
         raise

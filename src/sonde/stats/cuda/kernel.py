@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import ClassVar, Final, TypeGuard
+from typing import ClassVar, Final, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from sonde.signals import Arena
 from sonde.stats.adapt import PLAIN_TYPES, is_dense, to_readable, widened
 from sonde.stats.cuda.arena import DeviceArena, DeviceShipment
 
+T = TypeVar("T")
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _DTYPE: Final = attrgetter("dtype")
 # Without torch's question whether CUDA has been started, which every tensor here answers.
@@ -30,7 +31,8 @@ current_device: Final[Callable[[], int]] = getattr(torch._C, "_cuda_getDevice", 
 _is_capturing: Final[Callable[[], bool]] = getattr(
     torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
 )
-WARM_UP_DTYPES: Final = (torch.float32, torch.bfloat16)
+# Whole numbers, such as tokens and labels, are measured as float64.
+WARM_UP_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float64)
 
 
 @dataclass(slots=True)
@@ -105,22 +107,39 @@ class DeviceKernel(ABC):
         assert isinstance(arena, DeviceArena)
         return arena.ship()
 
+    def check(self) -> None:
+        """Measure a few numbers and look at the result.
+
+        Raises:
+            RuntimeError: This kernel does not work on its device.
+
+        """
+        arena = self.arena(1)
+        self.measure_one(torch.full((3,), 2.0, device=self.device), 0, arena)
+        rows, bins = self.ship(arena).take()
+        if (rows[0, schema.COUNT], rows[0, schema.ABS_SUM], bins[0].sum()) != (3, 6, 3):
+            raise RuntimeError(f"the {self.name} kernel gives wrong results on {self.device}")
+
     def warm_up(self, dtypes: Collection[torch.dtype] = ()) -> None:
         """Compile, load and run everything once, so that no training step has to; waits for the device.
 
         This is for the usual element types and those given; others are compiled when they are first met.
         """
-        arena = self.arena(2)
-        for dtype in {*WARM_UP_DTYPES, *self.dtypes.intersection(dtypes)}:
+        arena = self.arena(4)
+        for dtype in self._usual(dtypes):
             # Large enough for several blocks per tensor, which is a way of its own through the kernels.
-            values = torch.zeros(1 << 17, device=self.device).to(dtype)
-            shadow = torch.zeros_like(values)
-            for histogram in (False, True):
-                self.measure_one(values, 0, arena, histogram=histogram)
-                self.measure_change([values], [shadow], [0], [1], arena, histogram=histogram)
+            values = [torch.zeros(size, device=self.device).to(dtype) for size in (1 << 17, 3)]
+            shadows = [each.clone() for each in values]
+            for histogram in (False, True):  # the driver loads each when it is launched first, and may wait for that
+                self.measure_one(values[0], 0, arena, histogram=histogram)
+                self.measure(values, (0, 1), arena, histogram=histogram)
+                self.measure_change(values, shadows, (0, 1), (2, 3), arena, histogram=histogram)
         self.ship(arena).take()
         arena.reset()
         torch.cuda.synchronize(self.device)
+
+    def _usual(self, dtypes: Collection[torch.dtype]) -> list[torch.dtype]:
+        return [*WARM_UP_DTYPES, *(self.dtypes.intersection(dtypes) - {*WARM_UP_DTYPES})]
 
     def _enter(self, arena: Arena) -> TypeGuard[DeviceArena]:
         """Order the current stream after the arena's work so far; False where nothing may be queued."""
@@ -137,6 +156,9 @@ class DeviceKernel(ABC):
         if plain is not None:
             self.launch(*plain, arena, histogram)
             return len(tensors)
+        parts = _by_dtype(tensors)
+        if len(parts) > 1:
+            return sum(self._measure(_at(tensors, part), _at(rows, part), arena, histogram) for part in parts)
         groups: dict[torch.dtype, Group] = {}
         # Converted tensors must live until the launch that reads them is queued; after that the allocator hands their
         # memory out in stream order only.
@@ -168,6 +190,12 @@ class DeviceKernel(ABC):
         if plain is not None and before is not None and _all_lie_alike(plain, before, tensors, shadows):
             plain[1].shadows, plain[1].change_rows = before[1].pointers, before[1].rows
             self.launch_change(*plain, arena, histogram)
+            return
+        parts = _by_dtype(tensors)
+        if len(parts) > 1:
+            for part in parts:
+                now, then = _at(tensors, part), _at(shadows, part)
+                self._measure_change(now, then, _at(rows, part), _at(change_rows, part), arena, histogram)
             return
         groups: dict[torch.dtype, Group] = {}
         for tensor, shadow, row, change_row in zip(tensors, shadows, rows, change_rows, strict=True):
@@ -217,20 +245,31 @@ class DeviceKernel(ABC):
         return dtype, Group(pointers, numels, list(rows))
 
     def _is_plain(self, tensor: Tensor) -> bool:
-        return (
-            type(tensor) in PLAIN_TYPES
-            and tensor.dtype in self.dtypes
-            and tensor.layout is torch.strided
-            and tensor.get_device() == self.index
-            and is_dense(tensor)
-            and not tensor.is_neg()
-        )
+        if type(tensor) not in PLAIN_TYPES or tensor.dtype not in self.dtypes or tensor.layout is not torch.strided:
+            return False
+        try:
+            has_memory = bool(tensor.data_ptr()) or not tensor.numel()
+            return has_memory and tensor.get_device() == self.index and is_dense(tensor) and not tensor.is_neg()
+        except RuntimeError:  # nested, or inside a functorch transform: there is no pointer to be had
+            return False
 
     def _converted(self, tensor: Tensor) -> tuple[Tensor | None, int]:
         readable = to_readable(tensor)
         if readable is None or readable.values.get_device() != self.index:
             return None, 0
         return readable.values, readable.implicit_zeros
+
+
+def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the places of tensors of each dtype: weights in half precision with norms in full are common."""
+    places: dict[torch.dtype, list[int]] = {}
+    for at, dtype in enumerate(map(_DTYPE, tensors)):
+        places.setdefault(dtype, []).append(at)
+    return list(places.values())
+
+
+def _at(items: Sequence[T], places: list[int]) -> list[T]:
+    return [items[place] for place in places]
 
 
 def _append(group: Group, values: Tensor, row: int) -> None:

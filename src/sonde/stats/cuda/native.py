@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -70,6 +72,7 @@ class NativeKernel(DeviceKernel):
         self._blocks = properties.multi_processor_count * blocks_per_processor
         self._change_blocks = properties.multi_processor_count * _CHANGE_BLOCKS_PER_PROCESSOR
         self._functions: dict[torch.dtype, _Functions] = {}
+        self._images: dict[torch.dtype, bytes] = {}
         self._plans: dict[_PlanKey, _Plan] = {}
         self._shapes: dict[int, tuple[int, int]] = {}
         self._single = SingleBatch()
@@ -88,31 +91,35 @@ class NativeKernel(DeviceKernel):
         This is what runs inside a module's hook, so the usual case goes straight to the launch.
         """
         functions = self._functions.get(tensor.dtype)
-        if (
-            functions is None
-            or type(tensor) not in PLAIN_TYPES
-            or tensor.get_device() != self.index
-            or tensor.layout is not torch.strided
-            or current_device() != self.index
-        ):
-            return super().measure_one(tensor, row, arena, histogram=histogram)
-        numel = tensor.numel()
-        # A view with flipped signs is contiguous only if it has one element.
-        if not (tensor.is_contiguous() and numel > 1) and not _is_dense_and_signed(tensor):
+        pointer = self._pointer(tensor) if functions is not None and current_device() == self.index else -1
+        if functions is None or pointer < 0:
             return super().measure_one(tensor, row, arena, histogram=histogram)
         if not self._enter(arena):
             return False
         _check_rows(row, row, arena)
+        numel = tensor.numel()
         shape = self._shapes.get(numel)
         if shape is None:
             shape = self._shape_for(numel)
         chunk, blocks = shape
         with self._lock:
-            self._single.point(arena.addresses, chunk, tensor.data_ptr(), numel, row)
+            self._single.point(arena.addresses, chunk, pointer, numel, row)
             functions.single[histogram].launch(
                 blocks, batches.SUMMARY_THREADS, arena.stream_handle, self._single.arguments
             )
         return True
+
+    def _pointer(self, tensor: Tensor) -> int:
+        """Return where the elements of a tensor lie; -1 if they cannot be read as they lie."""
+        if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided or tensor.get_device() != self.index:
+            return -1
+        try:
+            # A view with flipped signs is contiguous only if it has one element.
+            if (tensor.is_contiguous() and tensor.numel() > 1) or _is_dense_and_signed(tensor):
+                return tensor.data_ptr()
+        except RuntimeError:  # nested, or inside a functorch transform
+            pass
+        return -1
 
     def _shape_for(self, numel: int) -> tuple[int, int]:
         """Return the chunk and the number of blocks of a launch for one tensor, and remember them."""
@@ -162,14 +169,22 @@ class NativeKernel(DeviceKernel):
                 functions = self._functions[dtype] = self._compile(dtype)
         return functions
 
+    def warm_up(self, dtypes: Collection[torch.dtype] = ()) -> None:
+        """Compile all that is usual at the same time, then run it once."""
+        missing = [dtype for dtype in self._usual(dtypes) if dtype not in self._functions]
+        with ThreadPoolExecutor(thread_name_prefix="sonde-compiling") as pool:
+            self._images |= zip(missing, pool.map(self._image, missing), strict=True)
+        super().warm_up(dtypes)
+
+    def _image(self, dtype: torch.dtype) -> bytes:
+        return compiler.compiled(_source(), self._capability, _options(dtype))
+
     def _compile(self, dtype: torch.dtype) -> _Functions:
-        options = (f"-DELEMENT={_ELEMENTS[dtype]}",)
-        image = compiler.compiled(_source(), self._capability, options)
         try:
-            module = Module(image)
+            module = Module(self._images.pop(dtype, b"") or self._image(dtype))
         except DriverError:
-            compiler.forget(_source(), self._capability, options)
-            module = Module(compiler.compiled(_source(), self._capability, options))
+            compiler.forget(_source(), self._capability, _options(dtype))
+            module = Module(self._image(dtype))
         return _Functions(
             single=(module.function("single"), module.function("single_bins")),
             summary=(module.function("summary"), module.function("summary_bins")),
@@ -188,6 +203,10 @@ def _check_rows(lowest: int, highest: int, arena: DeviceArena) -> None:
     """Refuse rows that are not there: on the device they would overwrite somebody's memory."""
     if lowest < 0 or highest >= arena.capacity:
         raise IndexError(f"row {lowest if lowest < 0 else highest} is not among the arena's {arena.capacity}")
+
+
+def _options(dtype: torch.dtype) -> tuple[str, ...]:
+    return (f"-DELEMENT={_ELEMENTS[dtype]}",)
 
 
 @cache

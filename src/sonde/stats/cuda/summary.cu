@@ -512,10 +512,20 @@ struct Careful {
   __device__ __forceinline__ void finish() { tally.finite -= tally.nan + tally.pos_inf + tally.neg_inf; }
 };
 
-// The first ordinary candidate among the lanes, or 0: a shift for all of them.
+// The middle one of the ordinary candidates among the lanes, or 0: a shift for all of them. Not the first, which may be
+// far from all others: distances to it would lose their digits.
 __device__ Real common_shift(Real candidate) {
-  const u32 usable = __ballot_sync(~0u, magnitude_of(candidate) < ORDINARY);
-  return usable ? __shfl_sync(~0u, candidate, __ffs(usable) - 1) : Real(0);
+  const bool usable = magnitude_of(candidate) < ORDINARY;
+  const u32 those = __ballot_sync(~0u, usable), lane = threadIdx.x % LANES;
+  if (!those) return Real(0);
+  u32 rank = 0;
+#pragma unroll 1
+  for (u32 i = 0; i < LANES; i++) {
+    const Real other = __shfl_sync(~0u, candidate, i);
+    rank += (those >> i & 1) && (other < candidate || (other == candidate && i < lane));
+  }
+  const u32 middle = __ballot_sync(~0u, usable && rank == __popc(those) / 2);
+  return __shfl_sync(~0u, candidate, __ffs(middle) - 1);
 }
 
 // ------------------------------------------------------------------------------------------------------------- chunks
@@ -572,6 +582,7 @@ __device__ void merge_block(Part part, Part* of_warp) {
   __syncthreads();
   if (threadIdx.x < LANES) {
     part = of_warp[threadIdx.x % WARPS];
+    __syncwarp();
     part.merge_lanes(WARPS);
     if (threadIdx.x == 0) of_warp[0] = part;
   }

@@ -31,6 +31,13 @@ class TritonKernel(DeviceKernel):
         super().__init__(index)
         self._chunks = torch.cuda.get_device_properties(index).multi_processor_count * _CHUNKS_PER_PROCESSOR
 
+    def check(self) -> None:
+        """Measure a few numbers and look at the result; errors of Triton's own become plain ones."""
+        try:
+            super().check()
+        except programs.Failure as error:
+            raise RuntimeError(f"Triton cannot compile for {self.device}: {error}") from error
+
     def arena(self, capacity: int) -> DeviceArena:
         """Make an empty arena with `capacity` rows."""
         return DeviceArena(capacity, self.index, 2 * (2 * self._chunks + capacity))
@@ -50,7 +57,8 @@ class TritonKernel(DeviceKernel):
         chunks, tensors = tables(group, part, dtype.itemsize, self._chunks)
         if tensors[:, 2:].min() < 0 or tensors[:, 2:].max() >= arena.capacity:
             raise IndexError(f"some rows are not among the arena's {arena.capacity}")
-        table = _upload(np.concatenate((chunks.ravel(), tensors.ravel())), self.device)
+        gap = np.zeros(_lines_end(len(chunks)) - chunks.size, np.int64)
+        table = _upload(np.concatenate((chunks.ravel(), gap, tensors.ravel())), self.device)
         run_programs(
             table, len(chunks), len(tensors), arena.rows, arena.bins, arena.partials, dtype, ways == 2, histogram
         )
@@ -89,7 +97,7 @@ def run_programs(
     change: bool,
     histogram: bool,
 ) -> None:
-    """Queue both programs; `table` holds the lines of all chunks, then those of all tensors."""
+    """Queue both programs; `table` holds the lines of all chunks, then, from an even word on, those of all tensors."""
     element = _triton_dtype(dtype)
     programs.chunk_program[(chunks,)](
         table,
@@ -104,8 +112,14 @@ def run_programs(
     )
     ways = 2 if change else 1
     # One warp: the program reads and rewrites its row, which several warps would do out of step.
-    words = chunks * programs.ENTRY_WORDS.value
+    words = _lines_end(chunks)
     programs.merge_program[(tensors, ways)](table[words:], partials, rows, WAYS=ways, BLOCK=_MERGE_BLOCK, num_warps=1)
+
+
+def _lines_end(chunks: int) -> int:
+    """Return the word at which the tensors' lines begin: an even one, since Triton compiles anew for other places."""
+    words: int = chunks * programs.ENTRY_WORDS.value
+    return words + words % 2
 
 
 def _triton_dtype(dtype: torch.dtype) -> object:

@@ -8,7 +8,13 @@ Triton's dialect is not typed Python, so neither mypy nor the annotation rules a
 import triton
 import triton.language as tl
 
+try:
+    from triton import errors
+except ImportError:  # an older Triton
+    from triton.compiler import errors
+
 language = tl
+Failure = getattr(errors, "TritonError", None) or errors.CompilationError
 BINS = tl.constexpr(64)
 COLUMNS = tl.constexpr(12)
 ENTRY_WORDS = tl.constexpr(5)  # of a chunk: address, address of the shadow, length, row, change row
