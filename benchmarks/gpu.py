@@ -5,8 +5,11 @@
 Needs torch, numpy, safetensors and a CUDA device. Checks results first, then prints one table. Milliseconds are those
 between events at the starts of steps; the ratio is that of medians within a round (means where steps are sampled), its
 median over rounds and the range. Host milliseconds: until all calls of a step have returned, from an idle device.
-Device memory: how much higher the peak is than that of the bare step. Floor: what merely reading the elements would
-add at the bandwidth of a large copy.
+Device memory: how much higher the peak is than that of the bare step. Waits: operations per step that wait for the
+device, as torch's debug mode sees them in all threads, less those of the bare step. Floor: what merely reading the
+elements would add at the bandwidth of a large copy.
+
+"Sonde: ..." records and does nothing else (`diagnose=False`); "Sonde as it comes" is `sonde.watch(model, optimizer)`.
 
 GPT-2 small: 16 x 1024 tokens, bfloat16 autocast, fused AdamW; eager, and with torch.compile. ResNet-50: 128 images of
 224 x 224, channels-last, float16 autocast with a gradient scaler, fused SGD. 500 layers of 1 K weights each, and one
@@ -41,7 +44,8 @@ from sonde import records, schema
 from sonde.testing import MemorySink
 
 PG = ("parameters", "gradients")
-EVERYTHING = (*PG, "updates", "outputs", "output_gradients")
+DEFAULT = (*PG, "updates", "outputs")
+EVERYTHING = (*DEFAULT, "output_gradients")
 SYNC_STEPS = 1000
 SLOW_ROUNDS = 2  # for what is slow by itself
 MEMORY_MB = 16_384  # room for a copy of 1 G parameters
@@ -68,6 +72,7 @@ class Result:
     means: list[float] = field(default_factory=list)
     host: list[float] = field(default_factory=list)
     peak: int = 0
+    waits: float = 0.0
 
 
 # ------------------------------------------------------------------------------------------------------- the variants
@@ -162,18 +167,18 @@ FEW: dict[str, Variant] = {
     "Sonde: parameters, gradients": Variant(watched(*PG)),
     "Sonde: parameters, gradients, updates": Variant(watched(*PG, "updates")),
     "Sonde: parameters, gradients, 1 step in 10": Variant(watched(*PG, every=10), steps=20, warm_up=5, sampled=True),
+    "Sonde as it comes": Variant(watched(*DEFAULT, diagnose=True), warm_up=25),
+    "Sonde as it comes, 1 step in 10": Variant(
+        watched(*DEFAULT, diagnose=True, every=10), steps=20, warm_up=25, sampled=True
+    ),
 }
 ALL: dict[str, Variant] = FEW | {
     "naive hooks: parameters, gradients, outputs": Variant(
         by_hand(naive_statistics, outputs=True), steps=1, warm_up=1, most_rounds=SLOW_ROUNDS
     ),
     "Sonde: parameters, gradients, outputs": Variant(watched(*PG, "outputs")),
-    "Sonde: parameters, gradients, updates, outputs (default)": Variant(watched(*PG, "updates", "outputs")),
-    "Sonde: the same, with diagnosis": Variant(watched(*PG, "updates", "outputs", diagnose=True), warm_up=25),
+    "Sonde: parameters, gradients, updates, outputs": Variant(watched(*DEFAULT)),
     "Sonde: the same and output gradients": Variant(watched(*EVERYTHING)),
-    "Sonde: default, 1 step in 10": Variant(
-        watched(*PG, "updates", "outputs", every=10), steps=20, warm_up=5, sampled=True
-    ),
 }
 PROGRAMS: dict[str, tuple[str, Callable[[], Program], dict[str, Variant]]] = {
     "gpt": ("GPT-2 small", gpt, ALL),
@@ -223,6 +228,8 @@ def measure_once(program: Program, variant: Variant, folder: Path, result: Resul
         result.means.append(statistics.fmean(times))
         result.host.append(host_time(step, 10 if variant.sampled else min(4, variant.steps)))
         result.peak = max(result.peak, torch.cuda.max_memory_allocated())
+        if not result.waits:
+            result.waits = count_waits(step, 2) / 2
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -276,21 +283,24 @@ def bytes_of_outputs(program: Program) -> int:
     return size
 
 
-def count_waits(what: tuple[str, ...] | None, steps: int) -> int:
+def count_waits(step: Callable[[], object], steps: int) -> int:
     """Count operations that wait for the device, as torch's debug mode sees them, in all threads of the process."""
-    program = gpt(width=128, layers=2, heads=2, words=500, batch=4, context=64)
-    folder = Path(tempfile.mkdtemp(prefix="sonde-bench-")) / "run"
-    watcher = watched(*what) if what else bare
-    with watcher(program, folder) as after, warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for _ in range(3):
-            after(program.step())
-        caught.clear()
         torch.cuda.set_sync_debug_mode("warn")
         for _ in range(steps):
-            after(program.step())
+            step()
         torch.cuda.set_sync_debug_mode("default")
-        waits = sum("called a synchronizing" in str(warning.message) for warning in caught)
+    return sum("called a synchronizing" in str(warning.message) for warning in caught)
+
+
+def waits_of_many_steps(watcher: Watcher, steps: int) -> int:
+    program = gpt(width=128, layers=2, heads=2, words=500, batch=4, context=64)
+    folder = Path(tempfile.mkdtemp(prefix="sonde-bench-")) / "run"
+    with watcher(program, folder) as after:
+        for _ in range(3):
+            after(program.step())
+        waits = count_waits(lambda: after(program.step()), steps)
     shutil.rmtree(folder.parent, ignore_errors=True)
     return waits
 
@@ -351,7 +361,7 @@ def print_program(
         print(
             f"| {title} | {name} | {statistics.median(usual_of):.2f} | **{middle:.3f}** "
             f"({low:.3f} to {high:.3f}) | {statistics.median(result.host):.2f} "
-            f"| {more / 1e6:+.1f} ({100 * more / base.peak:+.2f} %) |",
+            f"| {more / 1e6:+.1f} ({100 * more / base.peak:+.2f} %) | {result.waits - base.waits:+.0f} |",
             flush=True,
         )
     size = 2 * sum(parameter.nbytes for parameter in program.model.parameters())
@@ -361,8 +371,8 @@ def print_program(
     for what, size in floors.items():
         more = 1e3 * size / speed
         row = f"| {title} | floor: reading {what} ({size / 1e9:.2f} GB) | {usual + more:.2f} | {1 + more / usual:.3f} "
-        print(f"{row}| | |")
-    print(f"| {title} | bare peak {base.peak / 1e9:.2f} GB | | | | |", flush=True)
+        print(f"{row}| | | |")
+    print(f"| {title} | bare peak {base.peak / 1e9:.2f} GB | | | | | |", flush=True)
 
 
 def measure(name: str, rounds: int, speed: float, *, quick: bool) -> None:
@@ -396,10 +406,13 @@ def main() -> int:
     speed = bandwidth()
     print(f"copy: {speed / 1e12:.2f} TB/s read and written")
     if options.waits:
-        print(f"waits for the device in {options.waits} steps: {count_waits(None, options.waits)} bare, ", end="")
-        print(f"{count_waits(EVERYTHING, options.waits)} with Sonde watching everything")
-    print("\n| program | variant | ms per step | ratio (range over rounds) | host ms | more device memory, MB |")
-    print("|---|---|--:|--:|--:|--:|", flush=True)
+        bare_waits = waits_of_many_steps(bare, options.waits)
+        waits = waits_of_many_steps(watched(*EVERYTHING, diagnose=True), options.waits)
+        print(f"waits for the device in {options.waits} steps: {bare_waits} bare, {waits} with everything watched")
+    print(
+        "\n| program | variant | ms per step | ratio (range over rounds) | host ms | more device memory, MB | waits |"
+    )
+    print("|---|---|--:|--:|--:|--:|--:|", flush=True)
     for name in options.only:
         measure(name, options.rounds, speed, quick=options.quick)
     return 0

@@ -19,12 +19,12 @@ from programs import GPT, Program
 import sonde
 
 
-def gpt() -> Program:
+def gpt(**options: bool) -> Program:
     torch.manual_seed(0)
     model = GPT(12, 768, 12, 50304, 512).cuda()
     model.forward = torch.autocast("cuda", dtype=torch.bfloat16)(model.forward)
     text = torch.randint(50304, (8, 513), device="cuda")
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-4, **options)
     return Program(model, optimizer, lambda: (text[:, :-1], text[:, 1:]))
 
 
@@ -37,40 +37,50 @@ def timed(program: Program, steps: int) -> float:
     return (time.perf_counter() - begin) / steps
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=20)
-    options = parser.parse_args()
-    program = gpt()
+def measure(kind: str, rounds: int, steps: int) -> None:
+    program = gpt(**{kind: True})
     program.model.position.forward = lambda index: torch.nn.functional.embedding(
         index.cuda(), program.model.position.weight
     )
     timed(program, 5)
-    variants = {"bare": None, "watched, guard='skip'": {"guard": "skip"}, "watched": {}}
+    guards = ("skip", "stop", "stop_late")
+    variants: dict[str, dict[str, str] | None] = {"bare": None, "bare again": None, "watched": {}}
+    variants |= {f"watched, guard={guard!r}": {"guard": guard} for guard in guards}
     times: dict[str, list[float]] = {name: [] for name in variants}
     hooks: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(options.rounds):
-        for name, given in variants.items():
+    for turn in range(rounds):
+        names = list(variants)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
                 spent: list[float] = []
-                if given is not None:
-                    session, spent = watch(program, Path(folder) / "run", diagnose=True, **given)
+                if variants[name] is not None:
+                    session, spent = watch(program, Path(folder) / "run", diagnose=True, **variants[name])
                     stack.enter_context(session)
                 timed(program, 3)
                 spent.clear()
                 by_part.clear()
-                times[name].append(timed(program, options.steps))
-                hooks[name].append(sum(spent) / options.steps)
-    bare = statistics.median(times["bare"])
-    print(f"torch {torch.__version__}, sonde {sonde.__version__}, {torch.cuda.get_device_name()}")
-    print("| variant | ms | ratio | watcher in the training thread, µs | share |")
-    print("|---|--:|--:|--:|--:|")
+                times[name].append(timed(program, steps))
+                hooks[name].append(sum(spent) / steps)
+    bare, watched = (statistics.median(times[name]) for name in ("bare", "watched"))
     for name in variants:
         middle, inside = statistics.median(times[name]), statistics.median(hooks[name])
-        print(f"| {name} | {middle * 1e3:.2f} | {middle / bare:.3f} | {inside * 1e6:.0f} | {inside / bare:.2%} |")
-    parts = {part: f"{seconds / options.steps * 1e6:.0f} µs" for part, seconds in by_part.items()}
-    print(f"parts, per step: {parts}")
+        print(
+            f"| {kind} | {name} | {middle * 1e3:.2f} | {middle / bare:.3f} | {middle / watched:.3f} "
+            f"| {inside * 1e6:.0f} | {inside / bare:.2%} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=20)
+    options = parser.parse_args()
+    print(f"torch {torch.__version__}, sonde {sonde.__version__}, {torch.cuda.get_device_name()}")
+    print("| AdamW | variant | ms | to bare | to watched | watcher in the training thread, µs | share |")
+    print("|---|---|--:|--:|--:|--:|--:|")
+    for kind in ("fused", "foreach"):
+        measure(kind, options.rounds, options.steps)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ worker thread once the copy has arrived.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,19 @@ def is_capturing() -> bool:
         return True
     # Asking torch first would start CUDA in a process that only uses the CPU.
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call] # torch
+
+
+def queue_of(device: torch.device) -> Hashable:
+    """Return where work for a device is queued now: the device, on CUDA with the current stream."""
+    return device if device.type != "cuda" else (device, _stream_handle(device.index))
+
+
+def _current_stream(index: int) -> int:
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+# The driver's handle of a device's current stream; without making a stream object where torch allows.
+_stream_handle: Final[Callable[[int], int]] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
 class Shipment(Protocol):

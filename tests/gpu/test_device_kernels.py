@@ -368,3 +368,88 @@ def test_compiled_code_is_kept_on_disk(tmp_path, monkeypatch):
     check_all(NativeKernel(0), [torch.randn(1000, device="cuda")])
     monkeypatch.setenv("SONDE_CACHE", "/proc/nowhere")
     check_all(NativeKernel(0), [torch.randn(1000, device="cuda")])
+
+
+def large_summary(tensor, piece=1 << 26):
+    """Sum up on the device in float64, piece by piece: an oracle for what takes too long on the host."""
+    flat, parts = tensor.view(-1), []
+    for start in range(0, flat.numel(), piece):
+        x = flat[start : start + piece].double()
+        exponents = torch.frexp(x.abs().clamp(2.0**-47, 2.0**16)).exponent - 1 + 47
+        bins = torch.bincount(exponents[x != 0].long(), minlength=schema.NUM_BINS)
+        parts.append((x.sum(), x.square().sum(), x.abs().sum(), x.min(), x.max(), (x == 0).sum(), bins))
+    sums, squares, sizes, lows, highs, zeros, bins = (torch.stack(each) for each in zip(*parts, strict=True))
+    count = flat.numel()
+    mean = sums.sum() / count
+    return {
+        schema.COUNT: count,
+        schema.ZERO: zeros.sum().item(),
+        schema.MIN: lows.min().item(),
+        schema.MAX: highs.max().item(),
+        schema.MEAN: mean.item(),
+        schema.M2: (squares.sum() - count * mean.square()).item(),
+        schema.ABS_SUM: sizes.sum().item(),
+    }, bins.sum(0).cpu().numpy()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "elements"),
+    [
+        (torch.float32, 50_000_017),
+        (torch.bfloat16, 50_000_017),
+        (torch.float32, 1 << 30),
+        (torch.bfloat16, (1 << 31) + 12_345),
+    ],
+)
+def test_tensors_of_many_chunks(kernel, dtype, elements):
+    """More partial rows than a block has threads, chunks of all sizes, and more elements than 32 bits count."""
+    if torch.cuda.mem_get_info()[0] < 12 * elements:
+        pytest.skip("needs more memory than this device has free")
+    torch.manual_seed(0)
+    tensor = torch.empty(elements, dtype=dtype, device="cuda").normal_(0.01, 0.02)
+    tensor[::1000] = 0
+    tensor[-1] = -3.0
+    expected, bins = large_summary(tensor)
+    arena = kernel.arena(3)
+    kernel.measure_one(tensor, 0, arena)
+    kernel.measure([tensor, tensor[:5]], [1, 2], arena)
+    rows, counts = kernel.ship(arena).take()
+    for row in (0, 1):
+        for column in (schema.COUNT, schema.ZERO, schema.MIN, schema.MAX):
+            assert rows[row, column] == expected[column]
+        np.testing.assert_array_equal(counts[row], bins)
+        mean_magnitude = expected[schema.ABS_SUM] / elements
+        assert abs(rows[row, schema.MEAN] - expected[schema.MEAN]) <= MEAN_BOUND * mean_magnitude
+        assert rows[row, schema.M2] == pytest.approx(expected[schema.M2], rel=M2_BOUND)
+        assert rows[row, schema.ABS_SUM] == pytest.approx(expected[schema.ABS_SUM], rel=ABS_SUM_BOUND)
+
+
+def test_an_outlier_in_the_first_place(kernel):
+    tensor = torch.full((40_000,), 0.37, device="cuda")
+    tensor[0], tensor[7] = 1e6, float("nan")
+    arena = kernel.arena(3)
+    kernel.measure_one(tensor, 0, arena)
+    kernel.measure_change([tensor], [torch.zeros_like(tensor)], [1], [2], arena)
+    rows, _ = kernel.ship(arena).take()
+    finite = tensor[tensor.isfinite()].double()
+    for row in range(3):
+        assert abs(rows[row, schema.MEAN] - finite.mean().item()) <= MEAN_BOUND * finite.abs().mean().item()
+        squares = (finite - finite.mean()).square().sum().item()
+        assert rows[row, schema.M2] == pytest.approx(squares, rel=M2_BOUND)
+
+
+def test_a_kernel_that_cannot_run_gives_way_to_the_next(monkeypatch):
+    from sonde.stats.cuda import choose
+
+    def broken(index):
+        made = cuda_kernel(index)
+        monkeypatch.setattr(made, "check", lambda: (_ for _ in ()).throw(RuntimeError("no such instruction")))
+        return made
+
+    made = cuda_kernel("cuda")
+    monkeypatch.setitem(choose._MAKERS, "cuda", lambda index: (_ for _ in ()).throw(RuntimeError("too old")))
+    with pytest.warns(UserWarning, match=r"slower triton kernel.*too old"):
+        assert choose._make(made.index, ("cuda", "triton")).name == "triton"
+    monkeypatch.setitem(choose._MAKERS, "triton", broken)
+    with pytest.raises(NoDeviceKernel, match=r"too old.*no such instruction"):
+        choose._make(made.index, ("cuda", "triton"))

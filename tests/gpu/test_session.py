@@ -276,6 +276,46 @@ def test_a_recomputed_checkpoint_is_not_counted_again(watched, no_waiting, reent
     assert not any("#" in key or "@eval" in key for key in seen.sink.keys)
 
 
+def test_gradients_of_samples_by_vmap_leave_recording_on(watched):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).to(DEVICE)
+    optimizer = adam(model, fused=True)
+    x = torch.randn(6, 8, device=DEVICE)
+
+    def loss_of_one(parameters, one):
+        return torch.func.functional_call(model, parameters, (one,)).square().mean()
+
+    with watched(model, optimizer) as seen:
+        for _ in range(3):
+            parameters = {name: each.detach() for name, each in model.named_parameters()}
+            torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0))(parameters, x)
+            step(model, optimizer, lambda model: model(x).square().mean())
+    assert list(seen["0:output"]) == [1, 2, 3]
+    assert seen["2:output"][3].count == 6
+
+
+def test_weights_of_two_dtypes(watched):
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8)).to(DEVICE)
+    model[0].to(torch.bfloat16), model[2].to(torch.bfloat16)
+    optimizer = adam(model, foreach=True)
+
+    def loss_of(model):
+        return model[3](model[2](model[1](model[0](x).float()).bfloat16()).float()).square().mean()
+
+    x = torch.randn(6, 8, device=DEVICE, dtype=torch.bfloat16)
+    with watched(model, optimizer) as seen:
+        for _ in range(3):
+            loss = loss_of(model)
+            loss.backward()
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+            before = {name: p.detach().clone() for name, p in model.named_parameters()}
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, parameter in model.named_parameters():
+        expect(seen[f"{name}:gradient"][3], gradients[name])
+        expect(seen[f"{name}:parameter"][3], parameter)
+        expect(seen[f"{name}:update"][3], parameter.detach().float() - before[name].float())
+
+
 # ------------------------------------------------------------------------------------------------- gradient scalers
 
 
@@ -442,6 +482,41 @@ def test_modules_on_different_streams(watched):
         assert seen["right:output_gradient"][index + 1].count == 6400
 
 
+def test_streams_that_do_not_wait_for_each_other_still_do_not(watched):
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.slow, self.quick, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 1)
+
+        def forward(self, x):
+            here = torch.cuda.current_stream()
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(400_000_000)
+                slow = self.slow(x)
+            quick = self.quick(x)
+            done = here.record_event()
+            while not done.query() and not side.query():
+                pass
+            overtaken.append(done.query() and not side.query())
+            here.wait_stream(side)
+            slow.record_stream(here)
+            return self.head(slow + quick)
+
+    side, overtaken, outputs = torch.cuda.Stream(), [], []
+    model = Branches().to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with watched(model, optimizer, what=EVERYTHING) as seen:
+        for _ in range(4):
+            handle = model.slow.register_forward_hook(lambda m, a, o: outputs.append(o.detach().clone()))
+            step(model, optimizer, lambda model: model(torch.randn(100, 64, device=DEVICE)).square().mean())
+            handle.remove()
+    assert overtaken[1:] == [True] * 3, "the first pass loads code"
+    for index, output in enumerate(outputs):
+        expect(seen["slow:output"][index + 1], output)
+        assert seen["quick:output_gradient"][index + 1].count == 6400
+
+
 # ------------------------------------------------------------------------------------------ compiled code and graphs
 
 
@@ -517,13 +592,17 @@ def test_a_graph_capture_is_left_alone_and_recording_goes_on(watched):
         graph.replay()
         assert not torch.equal(before, model[0].weight), "the graph trains"
         assert torch.isfinite(loss)
-        after_replay = model[0].weight.detach().clone()
-        gradient_free = whole_step()
-        seen.log(loss=gradient_free)
-        update = model[0].weight.detach() - after_replay
-    assert list(seen["0.weight:gradient"]) == [1, 2, 3, 4, 5], "neither capture nor replay is a step"
-    expect(seen["0.weight:update"][5], update)
-    assert seen["loss:scalar"][5].mean == pytest.approx(gradient_free.item())
+        updates = []
+        for _ in range(2):
+            graph.replay()
+            after_replay = model[0].weight.detach().clone()
+            gradient_free = whole_step()
+            seen.log(loss=gradient_free)
+            updates.append(model[0].weight.detach() - after_replay)
+    assert list(seen["0.weight:gradient"]) == [1, 2, 3, 4, 5, 6], "neither capture nor replay is a step"
+    expect(seen["0.weight:update"][5], updates[0])
+    expect(seen["0.weight:update"][6], updates[1])
+    assert seen["loss:scalar"][6].mean == pytest.approx(gradient_free.item())
 
 
 def test_graphed_callables_are_recorded_at_the_optimizer(watched):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +16,7 @@ from sonde.pipe.packet import Hold, Packet
 from sonde.pipe.pool import ArenaPool
 from sonde.records import Event, Phase, Quantity, Site
 from sonde.schema import Bins, Rows
-from sonde.signals import Kernel, LateNumbers, is_capturing
+from sonde.signals import Kernel, LateNumbers, is_capturing, queue_of
 
 # Room for sites that turn up in the middle of a step: the first evaluation, a branch not taken before.
 SLACK_ROWS: Final = 64
@@ -58,7 +58,8 @@ class Packer:
         self._histogram = histogram
         self._expected_sites = expected_sites
         self._packet = Packet(first_step)
-        self._holds: dict[torch.device, list[Hold]] = {}
+        # By where work is queued: if two streams shared an arena, one would have to wait for the other.
+        self._holds: dict[Hashable, list[Hold]] = {}
         self._starved: set[torch.device] = set()
         self._unreported = 0
         self._ended = False
@@ -107,7 +108,7 @@ class Packer:
         """Summarise one tensor now."""
         device = tensor.device
         with self._lock:
-            chain = self._holds.get(device)
+            chain = self._holds.get(queue_of(device))
             hold = chain[0] if chain else None
             if hold is None or site >= hold.arena.capacity:  # the first one's base is 0
                 hold = self._hold(device, site)
@@ -207,8 +208,9 @@ class Packer:
         None if their rows are not together on one.
         """
         with self._lock:
-            holds = [hold for chain in self._holds.values() for hold in chain]
-            if len(holds) != 1 or holds[0].device.type != "cuda" or not sites:
+            chains = [chain for chain in self._holds.values() if chain[0].device.type == "cuda"]
+            holds = [chain[0] for chain in chains if self._holds.get(queue_of(chain[0].device)) is chain]
+            if len(holds) != 1 or not sites:
                 return None
             rows, base = getattr(holds[0].arena, "rows", None), holds[0].base
             if not isinstance(rows, Tensor) or min(sites) < base or max(sites) >= base + len(rows):
@@ -308,11 +310,12 @@ class Packer:
     def _hold(self, device: torch.device, site: int, lowest: int | None = None) -> Hold | None:
         """Return the hold with room for the sites from `lowest` to `site`, or None if there is none."""
         lowest = site if lowest is None else lowest
-        chain = self._holds.get(device)
+        queue = queue_of(device)
+        chain = self._holds.get(queue)
         if chain is None:
             if device in self._starved or device.type == "meta":
                 return None
-            chain = self._holds[device] = []
+            chain = self._holds[queue] = []
         for hold in chain:
             if hold.base <= lowest and site < hold.base + hold.arena.capacity:
                 return hold
@@ -331,7 +334,7 @@ class Packer:
             if not capturing:
                 self._starved.add(device)
             if not chain:
-                del self._holds[device]
+                del self._holds[queue_of(device)]
             return None
         hold = Hold(kernel, arena, base, device)
         chain.append(hold)

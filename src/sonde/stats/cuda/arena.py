@@ -81,8 +81,8 @@ class DeviceArena:
         self._is_stale = True
 
     def ship(self) -> DeviceShipment:
-        """Queue the copy of all rows to pinned memory on the current stream."""
-        with noting_failure(), torch.cuda.device(self.device), torch.no_grad():
+        """Queue the copy of all rows to pinned memory on the stream that wrote them, so that no other waits."""
+        with noting_failure(), torch.cuda.stream(self._stream), torch.no_grad():
             self.enter()
             self.host.copy_(self._words, non_blocking=True)
             # Blocking: the worker thread that waits for it sleeps instead of burning a core.
