@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 
 import pytest
 from tests.analysis.made_run import write_run
@@ -163,6 +165,28 @@ def test_two_places_have_two_ports_and_two_tokens():
         assert len(one.token) >= 32
         with pytest.raises(OptionError, match=r"--port"):
             take_place(port=one.port)
+
+
+def test_answers_are_sent_at_once():
+    sends_at_once = []
+
+    class Asked(asyncio.Protocol):
+        def connection_made(self, transport):
+            asked = transport.get_extra_info("socket")
+            sends_at_once.append(bool(asked.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+            transport.close()
+
+    async def ask_once():
+        place = take_place(port=0)
+        server = await asyncio.get_running_loop().create_server(Asked, sock=place.socket)
+        reader, writer = await asyncio.open_connection(place.host, place.port)
+        assert await reader.read() == b""
+        for closing in (writer, server):
+            closing.close()
+            await closing.wait_closed()
+
+    asyncio.run(ask_once())
+    assert sends_at_once == [True]
 
 
 @pytest.mark.parametrize(
