@@ -8,7 +8,7 @@ from tests.store.making import make_block, make_sites, write_run
 
 from sonde.store import codec, journal, open_run, verify
 from sonde.store.codec import Kind
-from sonde.store.folder import JournalSource
+from sonde.store.journal_source import JournalSource
 
 
 @pytest.fixture

@@ -6,19 +6,15 @@ line that says `withdrawn` takes it back (the symptom turned out to have a cause
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from sonde import strict_json
 from sonde.errors import RunDamaged
 from sonde.records import SEVERITIES, Evidence, Finding
-from sonde.store.appender import Appender
-from sonde.store.lines import LineFile, open_for_append
-
-_MAX_WAITING: Final = 256  # kept while the disk refuses them
+from sonde.store.lines import LineFile
 
 
 def encode(finding: Finding) -> bytes:
@@ -78,38 +74,6 @@ def _number(value: Any) -> float:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-class FindingAppender:
-    """Writes findings to a file that is made with the first of them. What the disk refuses waits for the next."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._waiting: deque[bytes] = deque(maxlen=_MAX_WAITING)
-        self._appender: Appender | None = None
-
-    def put(self, finding: Finding) -> OSError | None:
-        """Write a finding, after those that wait; return why it has to wait as well."""
-        self._waiting.append(encode(finding))
-        return self._write()
-
-    def close(self) -> None:
-        """Write what waits, if it can be, and close the file."""
-        self._write()
-        if self._appender is not None:
-            self._appender.close()
-            self._appender = None
-
-    def _write(self) -> OSError | None:
-        try:
-            if self._waiting and self._appender is None:
-                self._appender = open_for_append(self._path)
-            while self._waiting and self._appender is not None:
-                self._appender.append(self._waiting[0])
-                self._waiting.popleft()
-        except OSError as error:
-            return error
-        return None
 
 
 class FindingFile(LineFile[Finding]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,92 +10,21 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema, strict_json
+from sonde import schema
 from sonde.errors import RunDamaged
 from sonde.records import Site
-from sonde.store import attempts, bulk, codec, journal, layout, sites, table
+from sonde.store import attempts, bulk, codec, layout, table
 from sonde.store.attempts import Attempt
-from sonde.store.codec import Kind, Packed
+from sonde.store.journal_source import JournalSource
 from sonde.store.segment import Segment
 from sonde.store.segment_maps import Maps, Stamp
 from sonde.store.series import Readings
+from sonde.store.snapshot import Snapshot
 from sonde.store.table import Blocks, Table
 
 # Files are renamed and deleted while a folder is read. Each turn of a writer's compaction can spoil one look at it;
 # none is so busy that it spoils this many.
 _MAX_LOOKS: Final = 200
-_MAX_WAITING_BYTES: Final = 64 << 20
-
-
-class JournalSource:
-    """Follows a journal: each `refresh` reads the records added since the last."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._inode = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self.end = 0
-        """Where the last whole record ends."""
-        self.sites: dict[int, Site] = {}
-        self.problems: list[str] = []
-        self.tables: list[Table] = []
-        self._stated: list[Attempt] = []
-
-    @property
-    def first_step(self) -> int | None:
-        """The first step of any row."""
-        return min((int(part.blocks.step[0]) for part in self.tables if len(part.blocks)), default=None)
-
-    @property
-    def attempts(self) -> list[Attempt]:
-        """The attempt that wrote it."""
-        return attempts.resolve(self._stated, self.first_step)
-
-    def refresh(self) -> bool:
-        """Read what is new; say whether there was anything."""
-        with self.path.open("rb") as file:
-            stat = os.fstat(file.fileno())
-            if self._inode not in (0, stat.st_ino) or stat.st_size < self.end:
-                self._begin()  # another file took its name
-            self._inode = stat.st_ino
-            before, packed, waiting = self.end, list[Packed](), 0
-            for item in journal.follow(file, self.end):
-                if isinstance(item, journal.Gap):
-                    self.problems.append(f"{self.path}: bytes {item.offset} to {item.end} are damaged")
-                    continue
-                self.end = item.end
-                if journal.is_known(item):
-                    self._take(item, packed)
-                waiting += item.end - item.offset
-                if waiting > _MAX_WAITING_BYTES:  # the blocks still hold on to what was read
-                    self._add(packed)
-                    packed, waiting = [], 0
-        self._add(packed)
-        return self.end > before
-
-    def _take(self, record: journal.Record, packed: list[Packed]) -> None:
-        where = f"{self.path} at byte {record.offset}"
-        try:
-            if record.kind == Kind.BLOCK:
-                packed.append(codec.decode_block(record.step, record.payload))
-            elif record.kind == Kind.SITES:
-                self.sites.update((site.id, site) for site in sites.parse(record.payload, where))
-            else:
-                self._stated.append(attempts.parse(strict_json.loads(record.payload, where), where))
-        except codec.BadPayload as error:
-            self.problems.append(f"{where}: {error}")
-        except RunDamaged as error:
-            self.problems.append(str(error))
-
-    def _add(self, packed: list[Packed]) -> None:
-        if not packed:
-            return
-        # Each table at least twice as long as the next, so following a run costs a logarithm of merges.
-        self.tables.append(table.from_blocks(packed))
-        while len(self.tables) > 1 and len(self.tables[-2]) < 2 * len(self.tables[-1]):
-            self.tables[-2:] = [table.merge(self.tables[-2:])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,55 +47,6 @@ class Part:
     def site(self) -> NDArray[np.uint32]:
         """Return the sites that have readings here."""
         return self.segment.site if self.segment is not None else self.rows().site
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
-    """One reading for each of some sites."""
-
-    site: NDArray[np.int64]
-    step: NDArray[np.int64]
-    span: NDArray[np.uint32]
-    rows: NDArray[np.float64]
-    bins: NDArray[np.uint64]
-    binned: NDArray[np.bool_]
-
-    @classmethod
-    def none(cls) -> Snapshot:
-        """Return the snapshot of no site."""
-        empty = np.zeros(0, np.int64)
-        rows, bins = np.zeros((0, schema.NUM_COLUMNS)), np.zeros((0, schema.NUM_BINS), np.uint64)
-        return cls(empty, empty, empty.astype(np.uint32), rows, bins, empty.astype(bool))
-
-    @classmethod
-    def of(cls, rows: Table, at: NDArray[np.intp], index: NDArray[np.intp]) -> Snapshot:
-        """Take the rows `index`, which belong to the sites `at`."""
-        length = rows.hist_len[index]
-        counts = table.gather_counts(rows.hist, rows.hist_offset[index], length)
-        bins, binned = codec.unpack_bins(rows.hist_lo[index], length, counts)
-        stats = np.ascontiguousarray(rows.stats[:, index].T)
-        return cls(rows.site[at].astype(np.int64), rows.step[index], rows.span[index], stats, bins, binned)
-
-    @classmethod
-    def join(cls, parts: list[Snapshot]) -> Snapshot:
-        """Put snapshots one after the other."""
-        names = ("site", "step", "span", "rows", "bins", "binned")
-        return cls(*(np.concatenate([getattr(part, name) for part in [cls.none(), *parts]]) for name in names))
-
-    def __len__(self) -> int:
-        return len(self.site)
-
-    def take(self, index: NDArray[Any]) -> Snapshot:
-        """Return the readings that `index` names."""
-        names = ("site", "step", "span", "rows", "bins", "binned")
-        return Snapshot(*(getattr(self, name)[index] for name in names))
-
-    def update(self, newer: Snapshot) -> Snapshot:
-        """Return this snapshot with what a newer one says."""
-        if not len(self):
-            return newer
-        joined = Snapshot.join([self, newer])
-        return joined.take(table.last_of_each([joined.site]))
 
 
 class RankFolder:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import BinaryIO, Final, Generic, TypeVar
 
 from sonde import strict_json
@@ -35,6 +37,67 @@ def _end_of_last_line(file: BinaryIO, size: int) -> int:
             return start + found + 1
         size = start
     return 0
+
+
+class LineWriter:
+    """Appends lines to a file that is made with the first of them. What the disk refuses waits for the next.
+
+    At most `max_waiting` lines wait; older ones are dropped and counted. Any thread may put a line.
+    """
+
+    def __init__(self, path: Path, max_waiting: int) -> None:
+        self.path = path
+        self.dropped = 0
+        """Lines that waited in vain."""
+        self._waiting: deque[bytes] = deque(maxlen=max_waiting)
+        self._appender: Appender | None = None
+        self._closed = False
+        self._lock = Lock()
+
+    def open(self) -> None:
+        """Make the file now.
+
+        Raises:
+            OSError: It cannot be.
+
+        """
+        self._appender = open_for_append(self.path)
+
+    def put(self, line: bytes) -> OSError | None:
+        """Write a line, after those that wait; return why it has to wait as well. Once closed, it does nothing."""
+        with self._lock:
+            if self._closed:
+                return None
+            if len(self._waiting) == self._waiting.maxlen:
+                self.dropped += 1
+            self._waiting.append(line)
+            return self._write()
+
+    def sync(self) -> None:
+        """Force what was written to the disk."""
+        if self._appender is not None:
+            self._appender.sync()
+
+    def close(self) -> None:
+        """Write what waits, if it can be, and close the file; again is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._write()
+            if self._appender is not None:
+                self._appender.close()
+
+    def _write(self) -> OSError | None:
+        try:
+            if self._waiting and self._appender is None:
+                self._appender = open_for_append(self.path)
+            while self._waiting and self._appender is not None:
+                self._appender.append(self._waiting[0])
+                self._waiting.popleft()
+        except OSError as error:
+            return error
+        return None
 
 
 class LineFile(Generic[T]):

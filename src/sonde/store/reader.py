@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import measures, schema
+from sonde import measures
 from sonde.errors import OptionError, RunDamaged
 from sonde.records import Block, Event, Finding, Reading, RunHeader, Site
 from sonde.schema import Bins
@@ -20,10 +20,11 @@ from sonde.store import export, findings, header, layout, lease, selection, seri
 from sonde.store.attempts import Attempt
 from sonde.store.events import EventFile
 from sonde.store.findings import FindingFile
-from sonde.store.folder import RankFolder, Snapshot
+from sonde.store.folder import RankFolder
 from sonde.store.segment_maps import Maps
 from sonde.store.series import ALL_COLUMNS, NEEDS, Readings, Series
 from sonde.store.sites import Directory
+from sonde.store.snapshot import Snapshot
 from sonde.store.table import Blocks
 
 if TYPE_CHECKING:
@@ -307,7 +308,7 @@ class Run:
             shots.append(Snapshot(np.array(ids, np.int64), shot.step, shot.span, shot.rows, shot.bins, shot.binned))
         joined = Snapshot.join(shots)
         joined = joined.take(np.flatnonzero(joined.site >= 0))
-        return joined if len(shots) == 1 else _merge(joined)
+        return joined if len(shots) == 1 else joined.merged()
 
     def stored(
         self,
@@ -389,7 +390,7 @@ class Run:
 
         Args:
             pattern: Which sites (see `find`); None for all.
-            stats: Measures to compute (see `sonde.measures.NAMES`); None for the stored columns.
+            stats: Statistics to compute (see `sonde.measures.NAMES`); None for the stored columns.
 
         """
         return export.to_pandas(self, self._chosen(pattern), stats)
@@ -402,24 +403,6 @@ class Run:
         chosen = self._directory.sites if pattern is None else self.find(pattern)
         # One that only passes on another's tensor would repeat its lines.
         return [site for site in chosen if site.same_as is None or pattern is not None]
-
-
-def _merge(shot: Snapshot) -> Snapshot:
-    """Merge the readings of the same site on several ranks."""
-    shot = shot.take(np.argsort(shot.site, kind="stable"))
-    if not len(shot):
-        return shot
-    starts = np.flatnonzero(np.append(True, shot.site[1:] != shot.site[:-1]))
-    end = np.maximum.reduceat(shot.step + shot.span, starts)
-    step = np.minimum.reduceat(shot.step, starts)
-    return Snapshot(
-        site=shot.site[starts],
-        step=step,
-        span=(end - step).astype(np.uint32),
-        rows=schema.merge_groups(shot.rows, starts),
-        bins=np.add.reduceat(shot.bins, starts, axis=0),
-        binned=np.logical_and.reduceat(shot.binned, starts),
-    )
 
 
 def _status(folder: Path, now: float) -> lease.Status:

@@ -14,7 +14,7 @@ from typing import Final
 from sonde.errors import RunDamaged
 from sonde.records import Event, Site
 from sonde.store import attempts, layout, retention, segment, table
-from sonde.store.folder import JournalSource
+from sonde.store.journal_source import JournalSource
 from sonde.store.segment import Segment
 from sonde.store.segment_header import Origin
 from sonde.store.segment_maps import Maps

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,16 +13,19 @@ from sonde import schema
 from sonde.errors import ClosedError, OptionError, RunError, RunInUse
 from sonde.outcome import Outcome
 from sonde.records import Block, Event, Finding, RunHeader, Site
-from sonde.store import codec, events, layout, lease, lines, retention, sites, table
+from sonde.store import codec, events, findings, layout, lease, retention, sites
 from sonde.store.appender import Appender
 from sonde.store.attempts import Attempt
 from sonde.store.claim import claim
 from sonde.store.codec import Kind
-from sonde.store.findings import FindingAppender
+from sonde.store.latest_loss import LatestLoss
+from sonde.store.lines import LineWriter
 from sonde.store.sealer import Sealer
 from sonde.store.shelf import MAX_SEGMENT_BYTES
 
-_MAX_WAITING_EVENTS: Final = 1000  # kept while the disk refuses them; older ones are dropped and counted
+# Kept while the disk refuses them; older ones are dropped.
+_MAX_WAITING_EVENTS: Final = 1000
+_MAX_WAITING_FINDINGS: Final = 256
 _BUDGET_SHARE: Final = 16  # no journal or segment takes more than this part of the budget, so thinning has a grain
 
 Health = Literal["well", "failing", "lost", "closed"]
@@ -80,7 +81,6 @@ class RunWriter:
         """What `close` will say about the run."""
         self.dropped_blocks = 0
         """How many blocks could not be written."""
-        self.dropped_events = 0
         self._clock = clock
         self._pid = os.getpid()
         self._sync = sync
@@ -93,16 +93,13 @@ class RunWriter:
         self._sites = dict(past.sites)
         self._unsaved: list[Site] = []
         self._attempt = Attempt(past.attempt, start_step, clock())
-        self._lock = threading.Lock()  # events come from the sealer as well
-        self._waiting: deque[bytes] = deque(maxlen=_MAX_WAITING_EVENTS)
+        self._events = LineWriter(layout.events_file(self.path, rank), _MAX_WAITING_EVENTS)
         self._events_refused = False
-        self._findings = FindingAppender(layout.findings_file(self.path, rank))
+        self._findings = LineWriter(layout.findings_file(self.path, rank), _MAX_WAITING_FINDINGS)
         self._reported = 0
         self._reason = ""
-        self._loss_site: int | None = None
-        self._loss: float | str | None = None
-        self._loss_block: Block | None = None
-        self._find_loss(past.sites.values())
+        self._loss = LatestLoss()
+        self._loss.meet(past.sites.values())
         self._sealer = Sealer(
             self.folder,
             budget=budget,
@@ -118,7 +115,7 @@ class RunWriter:
             last_step=past.last_step,
         )
         try:
-            self._events = lines.open_for_append(layout.events_file(self.path, rank))
+            self._events.open()
             self._journal = self._begin_journal(past.number)
             lease.write(self.folder, self._lease)
         except FileExistsError:
@@ -130,6 +127,11 @@ class RunWriter:
             self._sealer.submit(number)
         if past.attempt:
             self._report_resumed(start_step, past.last_step)
+
+    @property
+    def dropped_events(self) -> int:
+        """How many events could not be written."""
+        return self._events.dropped
 
     @property
     def next_site_id(self) -> int:
@@ -147,7 +149,7 @@ class RunWriter:
             return
         self._sites.update((site.id, site) for site in new)
         self._unsaved.extend(new)
-        self._find_loss(new)
+        self._loss.meet(new)
         if self.health != "lost":
             try:
                 self._save_sites()
@@ -186,20 +188,20 @@ class RunWriter:
         """Take an event. While the disk refuses, it waits for better times."""
         if not self._may_write():
             return
-        error = self._keep(event)
+        error = self._events.put(events.encode(event))
         was_refused, self._events_refused = self._events_refused, error is not None
         if error is not None and not was_refused and self.health == "well":
             reason = error.strerror or str(error)
-            raise RunError(f"{layout.events_file(self.path, self.rank)} could not be written: {reason}.") from error
+            raise RunError(f"{self._events.path} could not be written: {reason}.") from error
 
     def take_finding(self, finding: Finding) -> None:
         """Take a finding. While the disk refuses, it waits for better times."""
         if not self._may_write():
             return
-        error = self._findings.put(finding)
+        error = self._findings.put(findings.encode(finding))
         if error is not None and self.health == "well":
             reason = error.strerror or str(error)
-            raise RunError(f"{layout.findings_file(self.path, self.rank)} could not be written: {reason}.") from error
+            raise RunError(f"{self._findings.path} could not be written: {reason}.") from error
 
     def flush(self) -> None:
         """Make everything taken so far visible to others: it is, as soon as it was taken."""
@@ -223,8 +225,6 @@ class RunWriter:
             self._report_dropped()
             self._sealer.submit(self._number)
             self._sealer.close(deadline)
-        with self._lock:
-            self._write_waiting()
         self._events.close()
         self._findings.close()
         if health == "lost":
@@ -270,8 +270,7 @@ class RunWriter:
     def _accepted(self, block: Block) -> None:
         self._num_blocks += 1
         self.last_step = int(block.step)
-        if self._loss_site is not None and table.find_site(block.sites, self._loss_site) is not None:
-            self._loss_block = block
+        self._loss.see(block)
         if self.health == "failing":
             self.health = "well"
             self._report_dropped()
@@ -309,14 +308,13 @@ class RunWriter:
             self._refused(error)
 
     def _beat(self, state: lease.State) -> None:
-        self._note_loss()
         self._lease = replace(
             self._lease,
             state=state,
             beat=self._clock(),
             blocks=self._lease.blocks if state == "live" else self._num_blocks,
             last_step=self.last_step,
-            loss=self._loss,
+            loss=self._loss.value(),
             dropped_blocks=self.dropped_blocks,
         )
         lease.write(self.folder, self._lease)
@@ -330,26 +328,9 @@ class RunWriter:
             cure = "Nothing more is written." if is_gone else "Blocks are dropped and counted until it works again."
             raise RunError(f"{self.path} could not be written: {self._reason}. {cure}") from error
 
-    def _keep(self, event: Event) -> OSError | None:
-        """Write an event, after those that wait; return why it has to wait as well."""
-        with self._lock:
-            if len(self._waiting) == _MAX_WAITING_EVENTS:
-                self.dropped_events += 1
-            self._waiting.append(events.encode(event))
-            return self._write_waiting()
-
-    def _write_waiting(self) -> OSError | None:
-        try:
-            while self._waiting:
-                self._events.append(self._waiting[0])
-                self._waiting.popleft()
-        except OSError as error:
-            return error
-        return None
-
     def _report(self, event: Event) -> None:
         """Take an event of the store's own; what cannot be written waits, and nobody is told."""
-        self._keep(event)
+        self._events.put(events.encode(event))
 
     def _report_dropped(self) -> None:
         missing = self.dropped_blocks - self._reported
@@ -365,21 +346,6 @@ class RunWriter:
 
     def _event(self, event_type: str, message: str, **data: Any) -> Event:
         return Event(event_type=event_type, message=message, step=self.last_step, timestamp=self._clock(), data=data)
-
-    def _find_loss(self, new: Iterable[Site]) -> None:
-        """Remember the scalar that a list of runs shows."""
-        for site in new:
-            if self._loss_site is None and site.quantity == "scalar" and "loss" in site.name.lower():
-                self._loss_site = site.id
-
-    def _note_loss(self) -> None:
-        block = self._loss_block
-        if self._loss_site is None or block is None:
-            return
-        at = table.find_site(block.sites, self._loss_site)
-        if at is not None:
-            row = block.rows[at]
-            self._loss = float(row[schema.MEAN]) if schema.finite(row) > 0 else "nan"
 
 
 def _check(block: Block) -> None:

@@ -1,0 +1,88 @@
+"""Following a journal while it grows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from sonde import strict_json
+from sonde.errors import RunDamaged
+from sonde.records import Site
+from sonde.store import attempts, codec, journal, sites, table
+from sonde.store.attempts import Attempt
+from sonde.store.codec import Kind, Packed
+from sonde.store.table import Table
+
+_MAX_WAITING_BYTES: Final = 64 << 20
+
+
+class JournalSource:
+    """Follows a journal: each `refresh` reads the records added since the last."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.end = 0
+        """Where the last whole record ends."""
+        self.sites: dict[int, Site] = {}
+        self.problems: list[str] = []
+        self.tables: list[Table] = []
+        self._stated: list[Attempt] = []
+
+    @property
+    def first_step(self) -> int | None:
+        """The first step of any row."""
+        return min((int(part.blocks.step[0]) for part in self.tables if len(part.blocks)), default=None)
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The attempt that wrote it."""
+        return attempts.resolve(self._stated, self.first_step)
+
+    def refresh(self) -> bool:
+        """Read what is new; say whether there was anything."""
+        with self.path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            if self._inode not in (0, stat.st_ino) or stat.st_size < self.end:
+                self._begin()  # another file took its name
+            self._inode = stat.st_ino
+            before, packed, waiting = self.end, list[Packed](), 0
+            for item in journal.follow(file, self.end):
+                if isinstance(item, journal.Gap):
+                    self.problems.append(f"{self.path}: bytes {item.offset} to {item.end} are damaged")
+                    continue
+                self.end = item.end
+                if journal.is_known(item):
+                    self._take(item, packed)
+                waiting += item.end - item.offset
+                if waiting > _MAX_WAITING_BYTES:  # the blocks still hold on to what was read
+                    self._add(packed)
+                    packed, waiting = [], 0
+        self._add(packed)
+        return self.end > before
+
+    def _take(self, record: journal.Record, packed: list[Packed]) -> None:
+        where = f"{self.path} at byte {record.offset}"
+        try:
+            if record.kind == Kind.BLOCK:
+                packed.append(codec.decode_block(record.step, record.payload))
+            elif record.kind == Kind.SITES:
+                self.sites.update((site.id, site) for site in sites.parse(record.payload, where))
+            else:
+                self._stated.append(attempts.parse(strict_json.loads(record.payload, where), where))
+        except codec.BadPayload as error:
+            self.problems.append(f"{where}: {error}")
+        except RunDamaged as error:
+            self.problems.append(str(error))
+
+    def _add(self, packed: list[Packed]) -> None:
+        if not packed:
+            return
+        # Each table at least twice as long as the next, so following a run costs a logarithm of merges.
+        self.tables.append(table.from_blocks(packed))
+        while len(self.tables) > 1 and len(self.tables[-2]) < 2 * len(self.tables[-1]):
+            self.tables[-2:] = [table.merge(self.tables[-2:])]
