@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, dataloader
 
 import sonde
-from sonde.probes.phases import LoopPhases, PhaseClock, is_one_of
+from sonde.probes.phases import LoopPhases, PhaseClock
 from sonde.probes.process_memory import ProcessMemory
 from sonde.probes.step_vitals import StepVitals
 from sonde.probes.wrapped_calls import BACKWARD
@@ -104,7 +104,7 @@ def test_every_phase_gets_its_own_seconds_and_they_add_up():
 def test_micro_batches_add_up_and_evaluation_is_told_apart():
     clock = FakeClock()
     model = Timed(clock)
-    phases = LoopPhases(is_one_of([model]), clock=clock)
+    phases = LoopPhases([model], clock=clock)
     phases.attach()
     phases.end_step()
     for _ in range(3):
@@ -139,7 +139,7 @@ def test_a_loader_of_the_users_own_can_be_wrapped():
             clock.advance(5.0)
             yield torch.ones(1)
 
-    phases = LoopPhases(is_one_of([]), clock=clock)
+    phases = LoopPhases([], clock=clock)
     phases.end_step()
     found = [phases.end_step()[1]["data_wait"] for _ in phases.loading(batches())]
     assert found == [5.0, 5.0]
@@ -174,7 +174,7 @@ def test_a_forward_inside_a_backward_is_a_checkpoint_recomputed():
 def test_a_forward_that_raises_does_not_swallow_what_follows():
     clock = FakeClock()
     model = Timed(clock)
-    phases = LoopPhases(is_one_of([model]), clock=clock)
+    phases = LoopPhases([model], clock=clock)
     phases.attach()
     with pytest.raises(TypeError):
         model("no tensor")
@@ -186,7 +186,7 @@ def test_a_forward_that_raises_does_not_swallow_what_follows():
 
 def test_another_threads_loader_is_not_what_the_loop_waits_for():
     clock = FakeClock()
-    phases = LoopPhases(is_one_of([]), clock=clock)
+    phases = LoopPhases([], clock=clock)
     phases.attach()
     phases.end_step()
     thread = threading.Thread(target=lambda: list(DataLoader(Slow(clock, 1.0))))
@@ -198,7 +198,7 @@ def test_another_threads_loader_is_not_what_the_loop_waits_for():
 
 
 def test_nested_listeners_leave_in_any_order():
-    first, second = (LoopPhases(is_one_of([]), clock=FakeClock()) for _ in range(2))
+    first, second = (LoopPhases([], clock=FakeClock()) for _ in range(2))
     first.attach()
     second.attach()
     first.remove()
@@ -208,7 +208,7 @@ def test_nested_listeners_leave_in_any_order():
 
 
 def test_a_wrapper_that_somebody_put_over_ours_stays():
-    phases = LoopPhases(is_one_of([]), clock=FakeClock())
+    phases = LoopPhases([], clock=FakeClock())
     phases.attach()
     ours = torch.autograd.backward
 
@@ -220,7 +220,7 @@ def test_a_wrapper_that_somebody_put_over_ours_stays():
         phases.remove()
         assert torch.autograd.backward is theirs
         torch.ones(1, requires_grad=True).sum().backward()
-        again = LoopPhases(is_one_of([]), clock=FakeClock())
+        again = LoopPhases([], clock=FakeClock())
         again.attach()
         again.remove()
         assert torch.autograd.backward is theirs
@@ -233,7 +233,7 @@ def test_a_wrapper_that_somebody_put_over_ours_stays():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_can_leave_even_if_a_lock_was_held():
-    phases = LoopPhases(is_one_of([]), clock=FakeClock())
+    phases = LoopPhases([], clock=FakeClock())
     phases.attach()
     with BACKWARD._lock:
         child = os.fork()
@@ -313,7 +313,7 @@ def test_nothing_is_wrapped_without_a_diagnosis(tmp_path):
 def test_what_is_done_to_a_batch_before_the_forward_counts_as_bringing_it_to_the_device():
     clock = FakeClock(0.0)
     model = tiny_mlp()
-    phases = LoopPhases(is_one_of([model]), clock=clock)
+    phases = LoopPhases([model], clock=clock)
 
     def batches():
         for _ in range(2):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
+import pytest
 import torch
 from torch.nn.modules import module as torch_module
 
 import sonde
-from sonde.taps.module_calls import ModuleCalls
+from sonde import module_calls
+from sonde.guard import Guard
+from sonde.module_calls import ModuleCalls
+from sonde.taps.root_passes import RootPasses
 from sonde.testing import MemorySink, tiny_mlp
 
 
@@ -55,6 +62,93 @@ def test_if_all_rest_there_is_no_hook_at_all():
         each.remove()
     first.wake()
     assert num_hooks() == (0, 0)
+
+
+def test_who_listens_to_all_modules_hears_each_by_itself():
+    model, heard = tiny_mlp(), []
+    calls = ModuleCalls(
+        None,
+        lambda module, args: heard.append(module),
+        lambda module, args, kwargs, output: heard.append(output),
+    )
+    calls.attach()
+    output = model(torch.ones(2, 8))
+    calls.remove()
+    modules = [each for each in heard if isinstance(each, torch.nn.Module)]
+    assert modules == [model, *model]
+    assert heard[-1] is output
+    assert num_hooks() == (0, 0)
+
+
+def test_a_call_that_raises_is_told_of_at_every_module_it_ends():
+    model, heard = tiny_mlp(), []
+    chosen = ModuleCalls(
+        {id(model): "model", id(model[0]): "first", id(model[1]): "second"},
+        lambda entry, args: heard.append(("before", entry)),
+        lambda entry, args, kwargs, output: heard.append(("after", entry)),
+        lambda entry: heard.append(("raised", entry)),
+    )
+    everything = ModuleCalls(None, lambda module, args: None, lambda *call: None, heard.append)
+    deaf = listen(model, [], "hears of no raise")
+    for each in (chosen, everything, deaf):
+        each.attach()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.ones(2, 3))
+    for each in (chosen, everything, deaf):
+        each.remove()
+    assert heard == [
+        ("before", "model"),
+        ("before", "first"),
+        ("raised", "first"),
+        model[0],
+        ("raised", "model"),
+        model,
+    ]
+
+
+def test_a_pass_that_raised_does_not_hide_the_passes_of_another_model():
+    told = []
+
+    class Listener:
+        def begin_pass(self, model, args):
+            told.append(("begin", model))
+
+        def end_pass(self, model, args, kwargs, output):
+            told.append(("end", model))
+
+    first, second = tiny_mlp(), tiny_mlp()
+    passes = RootPasses([first, second], Listener(), Guard("raise", lambda *fault: None))
+    passes.attach()
+    with pytest.raises(RuntimeError):
+        first(torch.ones(2, 3))
+    second(torch.ones(2, 8))
+    passes.remove()
+    assert told == [("begin", first), ("begin", second), ("end", second)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_can_leave_even_if_the_lock_was_held():
+    calls = listen(tiny_mlp(), [], "model")
+    calls.attach()
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with module_calls._PAIR.lock:
+            held.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        calls.remove()
+        os._exit(7 if num_hooks() == (0, 0) else 1)
+    done.set()
+    holder.join()
+    calls.remove()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def watch(model, optimizer, path, every):

@@ -61,9 +61,7 @@ class MemoryScope:
         self._clock = clock
         self._resident = resident
         self._guard = Guard("isolate", warn_of_fault)
-        self._phases = LoopPhases(
-            lambda _: True, clock=time.perf_counter, guard=self._guard.wrap, on_change=self._change_phase
-        )
+        self._phases = LoopPhases(None, clock=time.perf_counter, guard=self._guard.wrap, on_change=self._change_phase)
         self._devices: list[int] = []
         self._held: dict[str, int] = {}
         self._by_phase: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))

@@ -13,10 +13,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
-from torch.utils.hooks import RemovableHandle
 
-from sonde.handles import remove_all
+from sonde.module_calls import ModuleCalls
 from sonde.probes.wrapped_calls import BACKWARD, LOADING, Listener
 
 T = TypeVar("T")
@@ -103,14 +101,14 @@ class PhaseClock(threading.local):
 class LoopPhases:
     """Listens to data loaders, models and backward passes. The optimizer's part is told by whoever watches optimizers.
 
-    `is_root` says which modules are models: their outermost call is the forward, or an evaluation if gradients are
-    disabled there. `own_seconds` tells how long Sonde's own hooks have run in this thread so far, which is taken out of
-    the phases they ran in. Process-wide hooks and wrapped calls are taken back by `remove`.
+    `roots` are the models, or None if any module may be one: their outermost call is the forward, or an evaluation if
+    gradients are disabled there. `own_seconds` tells how long Sonde's own hooks have run in this thread so far, which
+    is taken out of the phases they ran in. Process-wide hooks and wrapped calls are taken back by `remove`.
     """
 
     def __init__(
         self,
-        is_root: Callable[[nn.Module], bool],
+        roots: Collection[nn.Module] | None,
         *,
         clock: Callable[[], float],
         guard: Callable[[str, Callable[..., None]], Callable[..., None]] = lambda _, function: function,
@@ -118,7 +116,6 @@ class LoopPhases:
         own_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.saw_loader = False
-        self._is_root = is_root
         self._clock = PhaseClock(clock, on_change, own_seconds)
         self._depth = _Depth()
         self._begin = guard("step phases", self._clock.begin)
@@ -127,7 +124,9 @@ class LoopPhases:
         self._got_batch = got_batch
         self._loading = Listener(self._begin_loading, lambda: self._end("data_wait"), done=got_batch)
         self._backward = Listener(lambda: self._begin("backward"), lambda: self._end("backward"))
-        self._handles: list[RemovableHandle] = []
+        # The entries stand for the modules without keeping them alive.
+        entries = None if roots is None else dict.fromkeys(map(id, roots), True)
+        self._calls: ModuleCalls[Any] = ModuleCalls(entries, self._enter, self._leave, self._leave)
 
     @property
     def phase(self) -> StepPhase:
@@ -136,31 +135,13 @@ class LoopPhases:
 
     def attach(self) -> None:
         """Begin to listen."""
-        is_root, begin, end, depth = self._is_root, self._begin, self._end, self._depth
-
-        # Under torch.compile the first test is constant, so nothing of Sonde enters the graph.
-        def before_forward(module: nn.Module, args: Any) -> None:
-            if not torch.compiler.is_compiling() and is_root(module):
-                depth.phases.append("forward" if torch.is_grad_enabled() else "evaluation")
-                if len(depth.phases) == 1:
-                    begin(depth.phases[0])
-
-        def after_forward(module: nn.Module, args: Any, output: Any) -> None:
-            if not torch.compiler.is_compiling() and is_root(module) and depth.phases:
-                phase = depth.phases.pop()
-                if not depth.phases:
-                    end(phase)
-
-        self._handles = [
-            torch_module.register_module_forward_pre_hook(before_forward),
-            torch_module.register_module_forward_hook(after_forward, always_call=True),
-        ]
+        self._calls.attach()
         LOADING.attach(self._loading)
         BACKWARD.attach(self._backward)
 
     def remove(self) -> None:
         """Stop listening."""
-        remove_all(self._handles)
+        self._calls.remove()
         LOADING.remove(self._loading)
         BACKWARD.remove(self._backward)
 
@@ -194,6 +175,19 @@ class LoopPhases:
             self._got_batch()
             yield batch
 
+    def _enter(self, _: object, args: Any) -> None:
+        phases = self._depth.phases
+        phases.append("forward" if torch.is_grad_enabled() else "evaluation")
+        if len(phases) == 1:
+            self._begin(phases[0])
+
+    def _leave(self, _: object, *returned: Any) -> None:
+        phases = self._depth.phases
+        if phases:
+            phase = phases.pop()
+            if not phases:
+                self._end(phase)
+
     def _begin_loading(self) -> None:
         self.saw_loader = True
         self._begin("data_wait")
@@ -204,9 +198,3 @@ class _Depth(threading.local):
 
     def __init__(self) -> None:
         self.phases: list[StepPhase] = []
-
-
-def is_one_of(modules: Collection[nn.Module]) -> Callable[[nn.Module], bool]:
-    """Return a test for being one of these very modules."""
-    ids = {id(module) for module in modules}
-    return lambda module: id(module) in ids

@@ -78,7 +78,7 @@ class ProfileScope:
         self._clock = clock
         self._guard = Guard("isolate", warn_of_fault)
         wrap = self._guard.wrap
-        self._phases = LoopPhases(lambda _: True, clock=clock, guard=wrap, on_change=self._change_phase)
+        self._phases = LoopPhases(None, clock=clock, guard=wrap, on_change=self._change_phase)
         self._modules = ModuleTimes(clock=clock, guard=wrap) if modules else None
         self._after_backward = Listener(lambda: None, wrap("module times", self._end_backward))
         self._loaders = LoaderWatch()

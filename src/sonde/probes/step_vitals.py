@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch import nn
 
 from sonde import vitals
-from sonde.probes.phases import LoopPhases, is_one_of
+from sonde.probes.phases import LoopPhases
 from sonde.probes.process_memory import ProcessMemory
 from sonde.signals import Recorder
 
@@ -34,7 +34,7 @@ class StepVitals:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._recorder = recorder
-        self._phases = LoopPhases(is_one_of(roots), clock=clock, guard=guard, own_seconds=own_seconds)
+        self._phases = LoopPhases(roots, clock=clock, guard=guard, own_seconds=own_seconds)
         self._memory = ProcessMemory(recorder, clock=clock, held=own_bytes)
         self._sites: dict[str, int] = {}
         self.mark = guard("step phases", self._mark)

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from sonde.guard import Guard
+from sonde.module_calls import ModuleCalls
 from sonde.names import is_wrapper
 from sonde.records import Phase, Quantity
 from sonde.signals import Recorder
-from sonde.taps.module_calls import ModuleCalls
 from sonde.taps.reach import Reach
 from sonde.unpack import unpack
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from sonde.guard import Guard
+from sonde.module_calls import ModuleCalls
 from sonde.names import is_wrapper
 from sonde.signals import is_capturing
-from sonde.taps.module_calls import ModuleCalls
 
 _in_backward = torch._C._current_graph_task_id
 
@@ -44,14 +44,15 @@ class RootPasses:
         self._begin = guard.wrap("keeping passes", listener.begin_pass)
         self._end = guard.wrap("keeping passes", listener.end_pass)
         self._here = _Here()
-        self._calls = ModuleCalls({id(root): root for root in map(_called_model, models)}, self._enter, self._leave)
+        entries = {id(root): root for root in map(_called_model, models)}
+        self._calls = ModuleCalls(entries, self._enter, self._leave, self._raised)
 
     def attach(self) -> None:
         """Begin to listen."""
         self._calls.attach()
 
     def _enter(self, model: nn.Module, args: tuple[Any, ...]) -> None:
-        # A forward that raised leaves its model behind; its own next call shows that it is over.
+        # A forward that was interrupted leaves its model behind; its own next call shows that it is over.
         if _is_training() and self._here.model in (None, model):
             self._here.model = model
             self._begin(model, args)
@@ -60,6 +61,10 @@ class RootPasses:
         if self._here.model is model and _in_backward() == -1:
             self._here.model = None
             self._end(model, args, kwargs, output)
+
+    def _raised(self, model: nn.Module) -> None:
+        if self._here.model is model:
+            self._here.model = None
 
     def remove(self) -> None:
         """Stop listening and forget the models."""
