@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+import torch
 from tests.two_ranks import run_two_ranks
 
 import sonde
-from sonde.pytorch_debugging import load_training_logs
+from sonde.errors import OptionError
+from sonde.pytorch_debugging import create_enhanced_training_optimizer, load_training_logs
+from sonde.training.checkpoints import LATEST, load_checkpoint
 
 IMPORTS = "from sonde.pytorch_debugging import TrainingLogger, debug_training_session"
 RANKS = """
@@ -39,3 +43,46 @@ def test_ranks_keep_their_reports_runs_and_logs_apart(tmp_path):
         assert logs["report"]["rank"] == rank
         events = [event["event_type"] for event in logs["events"]]
         assert (events.count("training_start"), events.count("training_end")) == (1, 1)
+
+
+TRAINING_IMPORTS = "import glob, time\nfrom sonde.pytorch_debugging import create_enhanced_training_optimizer"
+TRAINING = """
+targets = torch.arange(8) % 3
+batches = [(torch.randn(8, 4) + rank, targets) for _ in range(3)]
+time.strftime = lambda *_: f"training-{rank}"  # the clocks of two ranks
+for parent, name in (("clock", None), ("named", "mine")):
+    where = f"{folder}/{parent}"
+    options = {"log_dir": where + "/logs", "checkpoint_dir": where + "/runs", "log_level": "ERROR"}
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 3))
+    while rank and not glob.glob(where + "/runs/*/run.json"):
+        time.sleep(0.01)  # until the first rank has begun
+    for epochs in (1, 2):
+        training = create_enhanced_training_optimizer(
+            model, batches, batches, experiment_name=name, max_epochs=epochs, **options)
+        assert training.train(resume_from=epochs == 2)["steps"] == 3 * epochs, rank
+        training.cleanup()
+        name = training.experiment_name
+"""
+
+
+def test_ranks_of_a_training_write_one_run_and_keep_their_checkpoints_apart(tmp_path):
+    folder = tmp_path / "out"
+    run_two_ranks(TRAINING_IMPORTS, TRAINING, folder)
+    for parent in ("clock", "named"):
+        (path,) = (folder / parent / "runs").iterdir()
+        run = sonde.open_run(path)
+        assert run.ranks == [0, 1]
+        assert [int(run.series("weight:gradient", "norm", rank=rank).steps[-1]) for rank in (0, 1)] == [6, 6]
+        assert sonde.verify(path).ok
+        for own in (path, path / "rank1"):
+            assert (own / "epoch_1" / "validation_scores.json").is_file()
+            assert load_checkpoint(own / LATEST)["step"] == 6
+        names = {each.name for each in (folder / parent / "logs").glob("*_report.json")}
+        assert names == {f"{path.name}_report.json", f"{path.name}_rank1_report.json"}
+
+
+def test_ranks_that_cannot_agree_on_a_name_are_told_to_give_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(OptionError, match=r"experiment_name is missing, and 2 processes.*init_process_group before"):
+        create_enhanced_training_optimizer(torch.nn.Linear(4, 3), [(torch.zeros(2, 4), torch.zeros(2))])

@@ -17,6 +17,7 @@ from sonde.pytorch_debugging.debugger import PyTorchDebugger
 from sonde.pytorch_debugging.training_logger import TrainingLogger
 from sonde.pytorch_debugging.training_options import TrainingOptions
 from sonde.pytorch_debugging.training_run import PendingTraining, TrainingResults, begin
+from sonde.ranks import agree, is_connected, num_ranks
 from sonde.training import Glimpse, Moment, SupervisedTrainer, load_checkpoint
 from sonde.training.checkpoints import BEST, LATEST, model_state, save_checkpoint
 
@@ -42,7 +43,8 @@ class EnhancedTrainingOptimizer:
         model: The model.
         train_loader: Gives `(inputs, targets)`, or dicts with `inputs` and `labels`.
         val_loader: The same for validation; without one there is no early stopping.
-        experiment_name: What the run and its logs are called; the time of the start by default.
+        experiment_name: What the run and its logs are called; the time of the start by default, on which the
+            ranks of a distributed training agree.
         log_dir: Where the logs go.
         log_level: What the text log shows.
         device: `"auto"` takes CUDA if there is one.
@@ -76,7 +78,7 @@ class EnhancedTrainingOptimizer:
         _check_parts(model, train_loader)
         self.options = TrainingOptions.from_arguments(kwargs)
         self.model = model
-        self.experiment_name = experiment_name or _free_name(Path(self.options.checkpoint_dir))
+        self.experiment_name = experiment_name or _choose_name(Path(self.options.checkpoint_dir))
         self.work_dir = Path(self.options.checkpoint_dir) / self.experiment_name
         self.debug_mode = debug_mode
         # Before any file is opened: an option that means nothing must leave nothing behind.
@@ -164,7 +166,8 @@ class EnhancedTrainingOptimizer:
 
     def _prepare(self, resume_from: str | os.PathLike[str] | bool | None) -> bool:
         """Return whether to go on with the run in the work_dir; load weights that come from elsewhere."""
-        if not resume_from and (self.work_dir / "run.json").exists():
+        # Further ranks leave this to the first, which may have begun its run already.
+        if not resume_from and self.logger.rank == 0 and (self.work_dir / "run.json").exists():
             raise RunExists(
                 f"{self.work_dir} holds the run of an earlier training. Go on with it by train(resume_from=True), or "
                 "choose another experiment_name."
@@ -228,7 +231,7 @@ class EnhancedTrainingOptimizer:
             self.logger.log_metrics({"gradient_norm": norm}, step=step, epoch=glimpse.epoch)
 
     def _see_checkpoint(self, glimpse: Glimpse) -> None:
-        self.logger.log_checkpoint(self.work_dir / f"epoch_{glimpse.epoch}" / "checkpoint.pt", glimpse.epoch)
+        self.logger.log_checkpoint(self.trainer.work_dir / f"epoch_{glimpse.epoch}" / "checkpoint.pt", glimpse.epoch)
 
     def _end_epoch(self, glimpse: Glimpse) -> None:
         self._log_loss()
@@ -259,8 +262,8 @@ class EnhancedTrainingOptimizer:
         if best is not None:
             results |= {"best_epoch": best, "best_metrics": dict(history.get(best, {}))}
         for name, link in (("best_checkpoint", BEST), ("latest_checkpoint", LATEST)):
-            if (self.work_dir / link).exists():
-                results[name] = str(self.work_dir / link)
+            if (trainer.work_dir / link).exists():
+                results[name] = str(trainer.work_dir / link)
         return results
 
 
@@ -293,6 +296,18 @@ async def train_model_with_logging(
         return await optimizer.train(resume_from)
     finally:
         optimizer.cleanup()
+
+
+def _choose_name(folder: Path) -> str:
+    """Return a name that no run in the folder has: the time. The ranks of a training agree on one."""
+    if num_ranks() == 1:
+        return _free_name(folder)
+    if not is_connected():
+        raise OptionError(
+            f"experiment_name is missing, and {num_ranks()} processes train together (WORLD_SIZE): each would take the "
+            "time of its own start. Pass experiment_name, or call torch.distributed.init_process_group before."
+        )
+    return agree(f"training/{folder}", lambda: _free_name(folder)) or _free_name(folder)
 
 
 def _free_name(folder: Path) -> str:

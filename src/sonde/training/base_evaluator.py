@@ -107,7 +107,7 @@ class BaseEvaluator(Runner):
         return open_session(
             self.model,
             None,
-            self.work_dir,
+            self.run_dir,
             self.watch_options,
             steps_done=0,
             loader=self.eval_dataloader,

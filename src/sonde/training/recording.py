@@ -62,14 +62,15 @@ def was_cut_off(work_dir: Path) -> bool:
 
 
 def open_session(
-    model: nn.Module, optimizer: Any, work_dir: Path, options: Mapping[str, Any], *, steps_done: int, **more: Any
+    model: nn.Module, optimizer: Any, run_dir: Path, options: Mapping[str, Any], *, steps_done: int, **more: Any
 ) -> Session:
-    """Begin to record into `work_dir`, or go on after `steps_done` steps of a run that is there."""
-    resume = (work_dir / "run.json").is_file()
+    """Begin to record into `run_dir`, or go on after `steps_done` steps of a run that is there."""
+    # In further ranks a run that is there may have been begun by the first a moment ago: going on is right for both.
+    resume = (run_dir / "run.json").is_file()
     return watch(
         model,
         optimizer,
-        run=work_dir,
+        run=run_dir,
         resume=resume,
         start_step=steps_done + 1 if resume else None,
         **more,

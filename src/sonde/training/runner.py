@@ -13,6 +13,7 @@ from sonde import strict_json
 from sonde.attach import IdleSession
 from sonde.errors import OptionError
 from sonde.guard import OnError
+from sonde.ranks import folder_of, this_rank
 from sonde.session import Session
 from sonde.training import capturing
 from sonde.training.builder import build_from_config
@@ -41,12 +42,15 @@ class Runner:
 
     def __init__(self, config: Mapping[str, Any], device: str | torch.device | None = None) -> None:
         self.config = check_config(config, required=self.REQUIRED, known=self.KNOWN)
-        self.work_dir = Path(self.config["work_dir"])
+        self.run_dir = Path(self.config["work_dir"])
+        """The run, which the ranks of a distributed training write together."""
+        self.work_dir = folder_of(this_rank(), self.run_dir)
+        """Where this process keeps its checkpoints and scores: the run's folder, or one below it in further ranks."""
         self.device = _device(device or self.config.get("device"))
         self.eval_n_jobs = check_count(self.config, "eval_n_jobs", 1)
         self.precision = Precision(self.config.get("amp"), self.device)
         self.sample_options = sample_options(self.config.get("save_samples"))
-        self.session: Session = IdleSession(self.work_dir)
+        self.session: Session = IdleSession(self.run_dir)
         self.moments = Moments()
         self.model: nn.Module
         self.metric: Any = None

@@ -130,7 +130,7 @@ class TrainerParts(Runner):
         return open_session(
             self.model,
             self.optimizer,
-            self.work_dir,
+            self.run_dir,
             self.watch_options,
             steps_done=self.cum_steps,
             loader=self.train_dataloader,
