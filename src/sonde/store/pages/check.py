@@ -10,7 +10,7 @@ from sonde.errors import RunDamaged
 from sonde.store import journal
 from sonde.store.pages import header, names, record
 from sonde.store.pages.file import read_start
-from sonde.store.pages.reader import read_content
+from sonde.store.pages.page import read_content
 from sonde.store.pages.record import Entry, Kind
 from sonde.store.verify import Problem, Report
 

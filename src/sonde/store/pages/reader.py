@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, Final, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Literal
 
 from sonde.errors import RunDamaged, RunNotFound
-from sonde.store import journal
-from sonde.store.codec import HEADER
-from sonde.store.pages import header, names, nodes, preview, record
+from sonde.store.pages import names, node_paths, nodes, preview
 from sonde.store.pages.as_torch import to_torch
-from sonde.store.pages.file import read_start
-from sonde.store.pages.record import Datapoint, Entry, Kind, Place
-
-_MAX_LOOKS: Final = 5
-
-Restore = Callable[[NDArray[Any], str], Any]
+from sonde.store.pages.page import Page, Restore
+from sonde.store.pages.record import Datapoint, Entry, Place
 
 
 def load_debug_outputs(folder: str | Path, *, tensors: Literal["numpy", "torch"] = "numpy") -> DebugOutputs:
@@ -58,8 +46,8 @@ class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
         self._restore = restore
         self._ranks = ranks
         self._lock = Lock()
-        self._pages: dict[tuple[Path, int], _Page] = {}
-        self._where: dict[Datapoint, tuple[_Page, int | Entry]] = {}
+        self._pages: dict[tuple[Path, int], Page] = {}
+        self._where: dict[Datapoint, tuple[Page, int | Entry]] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -109,9 +97,9 @@ class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
 
         """
         page, entry = self._entry(datapoint)
-        keys = nodes.from_text(path) if isinstance(path, str) else tuple(path)
+        keys = node_paths.from_text(path) if isinstance(path, str) else tuple(path)
         try:
-            node = nodes.find(entry.outputs[debugger], keys)
+            node = node_paths.find(entry.outputs[debugger], keys)
         except KeyError:
             known = [_label(name, where) for name, where, _ in _tensors(entry)]
             raise KeyError(
@@ -124,7 +112,7 @@ class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
         page, entry = self._entry(datapoint)
         found: dict[str, dict[str, preview.Preview]] = {name: {} for name in entry.outputs}
         for debugger, path, number in _tensors(entry):
-            found[debugger][nodes.to_text(path)] = page.preview(entry, number)
+            found[debugger][node_paths.to_text(path)] = page.preview(entry, number)
         return found
 
     def info(self, datapoint: Datapoint) -> dict[str, Any]:
@@ -138,12 +126,12 @@ class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
         page, entry = self._entry(datapoint)
         return entry, page.read_raw
 
-    def _entry(self, datapoint: Datapoint) -> tuple[_Page, Entry]:
+    def _entry(self, datapoint: Datapoint) -> tuple[Page, Entry]:
         page, where = self._where[datapoint]
         return page, where if isinstance(where, Entry) else page.entry(datapoint, where)
 
     def _take(self, folder: Path, files: names.Page) -> None:
-        page = self._pages.setdefault((folder, files.number), _Page(folder, files.number))
+        page = self._pages.setdefault((folder, files.number), Page(folder, files.number))
         try:
             for datapoint, where in page.refresh():
                 self._where[datapoint] = (page, where)
@@ -157,17 +145,17 @@ class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
         self.problems += page.problems
 
 
-def _is_found(known: tuple[_Page, int | Entry] | None, page: _Page) -> bool:
+def _is_found(known: tuple[Page, int | Entry] | None, page: Page) -> bool:
     return known is not None and known[0] is page
 
 
 def _label(debugger: str, path: nodes.Path) -> str:
-    return "/".join([debugger, nodes.to_text(path)]) if path else debugger
+    return "/".join([debugger, node_paths.to_text(path)]) if path else debugger
 
 
 def _tensors(entry: Entry) -> Iterator[tuple[str, nodes.Path, int]]:
     for debugger, node in entry.outputs.items():
-        for path, number in nodes.tensors(node):
+        for path, number in node_paths.tensors(node):
             if type(number) is int and 0 <= number < len(entry.places):
                 yield debugger, path, number
 
@@ -175,7 +163,7 @@ def _tensors(entry: Entry) -> Iterator[tuple[str, nodes.Path, int]]:
 class _Outputs(Mapping[str, Any]):
     """The outputs of one datapoint. A debugger's are read when they are asked for."""
 
-    def __init__(self, page: _Page, entry: Entry, restore: Restore | None) -> None:
+    def __init__(self, page: Page, entry: Entry, restore: Restore | None) -> None:
         self._page = page
         self._entry = entry
         self._restore = restore
@@ -194,196 +182,3 @@ class _Outputs(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<outputs of datapoint {self._entry.datapoint!r}: {', '.join(self)}>"
-
-
-@dataclass(slots=True, eq=False)
-class _Page:
-    """A page, sealed or not. Its files may be renamed at any time by the writer."""
-
-    folder: Path
-    number: int
-    problems: list[str] = field(default_factory=list)
-    is_whole: bool = False
-    """Whether all records are known: an index ends with a record that says so."""
-    _end: int = 0
-
-    def refresh(self) -> Iterator[tuple[Datapoint, int]]:
-        """Yield the datapoints that are new, and where their records begin."""
-        if self.is_whole:
-            return
-        try:
-            file = self._open(names.INDEX, names.JOURNAL)
-        except FileNotFoundError:
-            # Lost, or renamed to nothing: the page itself may tell.
-            if not names.page_file(self.folder, self.number, names.SEALED).exists():
-                raise RunDamaged(f"{self._name()}: there is neither an index nor a journal.") from None
-            return
-        with file:
-            table = _read_table(file) if not self._end else None
-            if table is None:
-                yield from self._follow(file)
-            else:
-                self.is_whole = True
-                yield from table
-
-    def _follow(self, file: Any) -> Iterator[tuple[Datapoint, int]]:
-        damaged = False
-        for item in journal.follow(file, self._end):
-            where = f"{file.name} at byte {item.offset}"
-            self._end = item.end
-            if isinstance(item, journal.Gap):
-                damaged = True
-                self.problems.append(f"{where}: {item.end - item.offset} bytes are damaged.")
-            elif item.kind == Kind.PAGE:
-                read_start(item.payload, where)
-            elif item.kind == Kind.DATAPOINT:
-                yield record.read_key(item, where), item.offset
-            elif item.kind == Kind.END:
-                self.is_whole = not damaged
-
-    def read_header(self) -> list[Entry]:
-        """Return the datapoints that the page itself lists: its index was lost or cut, and it can do without."""
-        path = names.page_file(self.folder, self.number, names.SEALED)
-        with path.open("rb") as file:
-            entries, _ = header.read(path, file, os.fstat(file.fileno()).st_size)
-        self.is_whole = True
-        return entries
-
-    def entry(self, datapoint: Datapoint, at: int) -> Entry:
-        """Read the record of a datapoint, which begins at a byte of the index; if that is damaged, ask the page."""
-        try:
-            return self._entry_at(at)
-        except (RunDamaged, FileNotFoundError) as error:
-            if not names.page_file(self.folder, self.number, names.SEALED).exists():
-                raise RunDamaged(str(error)) from None
-            found = {each.datapoint: each for each in self.read_header()}
-            if datapoint not in found:
-                raise RunDamaged(str(error)) from None
-            return found[datapoint]
-
-    def _entry_at(self, at: int) -> Entry:
-        with self._open(names.INDEX, names.JOURNAL) as file:
-            where = f"{file.name} at byte {at}"
-            found = _record_at(file, at)
-        if found is None:
-            raise RunDamaged(f"{where}: the record of a datapoint is not what it was.")
-        return record.decode(found.payload, where)
-
-    def decode(self, entry: Entry, node: Any, restore: Restore | None) -> Any:
-        """Return the value of a node."""
-        try:
-            return nodes.Decoder(lambda number: self._tensor(entry, number, restore)).decode(node)
-        except nodes.BadNode as error:
-            raise RunDamaged(f"{self._name()}: the record of {entry.datapoint!r:.80} makes no sense: {error}") from None
-
-    def preview(self, entry: Entry, number: int) -> preview.Preview:
-        """Return the preview of a tensor; measured anew only if it was lost."""
-        place = entry.places[number]
-        dtype = place.described if isinstance(place.described, str) else str(place.dtype)
-        if entry.previews is None:
-            return preview.measure(self._array(place))
-        found = preview.unpack(entry.previews[number], place.shape, dtype)
-        if found is None:
-            raise RunDamaged(f"{self._name()}: the preview of {place.name!r:.80} makes no sense.")
-        return found
-
-    def read_raw(self, place: Place) -> memoryview:
-        """Read the bytes of a tensor, and check them.
-
-        Raises:
-            RunDamaged: They are not what was written.
-
-        """
-        with self._open(names.SEALED, names.OPEN) as file:
-            return read_content(file, place)
-
-    def _array(self, place: Place) -> NDArray[Any]:
-        if not place.nbytes:
-            return np.empty(place.shape, place.dtype)
-        content = np.frombuffer(self.read_raw(place), np.uint8)
-        if place.dtype.fields is None and place.dtype.byteorder == ">":
-            return content.view(place.dtype.newbyteorder("<")).astype(place.dtype).reshape(place.shape)
-        return content.view(place.dtype).reshape(place.shape)
-
-    def _tensor(self, entry: Entry, number: int, restore: Restore | None) -> Any:
-        if number >= len(entry.places):
-            raise nodes.BadNode(f"there is no tensor {number}")
-        place = entry.places[number]
-        array = self._array(place)
-        if place.origin == nodes.LIST:
-            return array.tolist()
-        if place.origin == nodes.BYTES:
-            return array.tobytes()
-        if place.origin == nodes.TEXT:
-            return array.tobytes().decode("utf-8", "surrogatepass")
-        if place.origin.startswith(nodes.TORCH) and restore is not None:
-            return restore(array, place.origin)
-        return array
-
-    def _name(self) -> Path:
-        return names.page_file(self.folder, self.number, "*")
-
-    def _open(self, *suffixes: str) -> Any:
-        """Open the first of these files that is there, and look again if it was renamed meanwhile."""
-        for _ in range(_MAX_LOOKS):
-            for suffix in suffixes:
-                try:
-                    return names.page_file(self.folder, self.number, suffix).open("rb", buffering=0)
-                except FileNotFoundError:
-                    continue
-        raise FileNotFoundError(f"{self._name()} is gone")
-
-
-def read_content(file: BinaryIO, place: Place) -> memoryview:
-    """Read the bytes of a tensor from its page, and check them.
-
-    Raises:
-        RunDamaged: They are not what was written.
-
-    """
-    size = os.fstat(file.fileno()).st_size
-    # Checked before room is made: a hostile index may name any size.
-    if place.end > size:
-        raise RunDamaged(f"{file.name} has {size:,} bytes; {place.name!r:.80} should end at {place.end:,}.")
-    content = np.empty(place.nbytes, np.uint8)
-    view = content.data
-    file.seek(place.start)
-    while len(view):
-        read = file.readinto(view)  # type: ignore[attr-defined]
-        if not read:
-            raise RunDamaged(f"{file.name} was cut short while {place.name!r:.80} was read.")
-        view = view[read:]
-    if zlib.crc32(content.data) != place.crc:
-        span = f"bytes {place.start} to {place.end}"
-        raise RunDamaged(f"{file.name}: {place.name!r:.80} ({span}) does not match its checksum.")
-    return content.data
-
-
-def _read_table(file: Any) -> list[tuple[Datapoint, int]] | None:
-    """Return where the records of an index begin, from its last record; None if it is not finished, or damaged."""
-    size = file.seek(0, 2)
-    if size < 8:
-        return None
-    file.seek(size - 8)
-    at = int.from_bytes(file.read(8), "little")
-    if not 0 < at < size - HEADER.size:
-        return None
-    found = _record_at(file, at)
-    if found is None or found.kind != Kind.END or found.end != size:
-        return None
-    return record.read_end(found.payload, f"{file.name} at byte {at}")
-
-
-def _record_at(file: Any, at: int) -> journal.Record | None:
-    size = os.fstat(file.fileno()).st_size
-    file.seek(at)
-    head = file.read(HEADER.size)
-    if len(head) < HEADER.size:
-        return None
-    length = HEADER.unpack(head)[4]
-    if length > size - at:
-        return None
-    file.seek(at)
-    for found in journal.scan(file.read(HEADER.size + length), at):
-        return found if isinstance(found, journal.Record) and found.offset == at else None
-    return None

@@ -27,7 +27,7 @@ from sonde import strict_json
 from sonde.errors import OptionError, RunDamaged
 from sonde.store import codec
 from sonde.store.journal import Record
-from sonde.store.pages import dtypes, nodes, preview
+from sonde.store.pages import dtypes, node_paths, nodes, preview
 
 FORMAT: Final = "sonde-page"
 VERSION: Final = 1
@@ -127,7 +127,7 @@ def _encode(encoder: nodes.Encoder, value: object, path: nodes.Path) -> str:
 
 def _blob(key: Datapoint, leaf: nodes.Leaf, array: Any) -> Blob:
     content = dtypes.raw(array)
-    label = "/".join(nodes.escape(part) for part in (key, *leaf.path))
+    label = "/".join(node_paths.escape(part) for part in (key, *leaf.path))
     return Blob(
         label=label,
         dtype=dtypes.describe(leaf.array.dtype),
