@@ -27,10 +27,11 @@ class ModeSigns:
         self._sites = sites
         self._last: dict[tuple[int, Phase], bool] = {}
 
-    def see(self, module: nn.Module, name: str, phase: Phase, step: int) -> None:
-        """Take a call of a module."""
+    def see(self, module: nn.Module, name: str, phase: Phase, step: int) -> bool:
+        """Take a call of a module; say whether there is nothing to write before its mode changes."""
         key = (id(module), phase)
         training = module.training
         if step <= FIRST_STEPS or self._last.get(key) is not training:
             self._last[key] = training
             self._sites.put(name, TRAINING, training, phase=phase)
+        return step > FIRST_STEPS

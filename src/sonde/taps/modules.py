@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,8 +55,8 @@ class PassObserver(Protocol):
 
     is_tracing: bool
     """Whether to tell of every module; else only of those in `looked_at`."""
-    looked_at: set[int]
-    """Ids of modules."""
+    looked_at: dict[int, bool | None]
+    """Keys of modules. With None `leave` is told of every call, with a mode only of calls in the other one."""
 
     def begin_pass(self, entry: WatchedModule, call: int, args: tuple[Any, ...], phase: Phase, due: bool) -> None:
         """Take the beginning of a pass at this module."""
@@ -219,7 +219,7 @@ class ModuleTap:
                 for part, tensor in unpack(output):
                     self._see(here, entry, call, part, tensor)
         observer = self._observer
-        if observer is not None and (observer.is_tracing or key in observer.looked_at):
+        if observer is not None and (observer.is_tracing or _is_told(entry, observer.looked_at)):
             observer.leave(entry, call, here.phase, args, output)
         if not stack:
             self._end_pass(here, entry, call, kwargs)
@@ -282,3 +282,10 @@ class ModuleTap:
             if quantity == "output_gradient":
                 self.gradient_sites.append(site)
         return site
+
+
+def _is_told(entry: WatchedModule, looked_at: Mapping[int, bool | None]) -> bool:
+    if entry.key not in looked_at:
+        return False
+    mode = looked_at[entry.key]
+    return mode is None or entry.module.training is not mode

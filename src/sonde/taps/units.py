@@ -23,6 +23,15 @@ _ATTENTION_SAMPLES: Final = 4
 _CHANNELS_FIRST: Final = ("Conv", "BatchNorm", "InstanceNorm", "GroupNorm", "MaxPool", "AvgPool")
 
 
+def is_look(number: int) -> bool:
+    """Say whether to look at units in the step with this number, counting those recorded from 1.
+
+    >>> [number for number in range(15, 45) if is_look(number)]
+    [15, 16, 17, 18, 19, 20, 30, 40]
+    """
+    return number <= FIRST_LOOKS or number % LOOK_EVERY == 0
+
+
 def is_rectifier(module: nn.Module) -> bool:
     """Say whether a module cuts off below zero, so that a unit may be dead."""
     return isinstance(module, nn.ReLU | nn.ReLU6)
@@ -44,14 +53,13 @@ class _Units:
 
     name: str
     call: int
-    looks: int = 0
     active: Tensor | None = None
     samples: int = 0
     unwritten: bool = field(default=False)
 
 
 class UnitSigns:
-    """Looks at rectifiers, squashing functions and attention: each of the first 20 passes, then each tenth."""
+    """Looks at rectifiers, squashing functions and attention, in the steps that `is_look` chooses."""
 
     def __init__(self, sites: VitalSites) -> None:
         self._sites = sites
@@ -64,9 +72,6 @@ class UnitSigns:
         units = self._units.get((id(module), call))
         if units is None:
             units = self._units[id(module), call] = _Units(name, call)
-        units.looks += 1
-        if units.looks > FIRST_LOOKS and units.looks % LOOK_EVERY:
-            return
         if is_rectifier(module):
             self._see_units(units, output, producer)
         elif is_squashing(module):

@@ -36,7 +36,7 @@ from sonde.taps.optimizers import WatchedOptimizer
 from sonde.taps.parameters import ParameterTable
 from sonde.taps.passes import PassTrace
 from sonde.taps.reach import Reach
-from sonde.taps.units import UnitSigns, is_attention, is_rectifier, is_squashing
+from sonde.taps.units import UnitSigns, is_attention, is_look, is_rectifier, is_squashing
 from sonde.taps.vital_sites import VitalSites
 from sonde.taps.weight_rows import WeightRows
 
@@ -91,6 +91,7 @@ class VitalSigns:
         self._make_parts(recorder, loss_outputs)
         self._listen_to(subjects.modules)
         self._rounds = 0
+        self._looks = 0
         self._forwards = self._loose_forwards = 0
         self._passes = 0
         """How many backward passes had reached a parameter when the last step ended."""
@@ -147,15 +148,18 @@ class VitalSigns:
         self._only_root = roots[0] if len(roots) == 1 else ""
         self._called_by_hand: set[int] = set()
         self._leaves: set[int] = set()
-        self.looked_at: set[int] = set()
-        """Modules whose calls `leave` is to be told of."""
+        self._unit_keys: set[int] = set()
+        self.looked_at: dict[int, bool | None] = {}
+        """Modules whose calls `leave` is to be told of, and in which mode they are known to be."""
         for entry in modules:
             module = entry.module
             if not any(True for _ in module.children()):
                 self._leaves.add(id(module))
-            has_signs = _has_units(module) or cares(module)
-            if entry.is_root or (entry.wanted and has_signs):
-                self.looked_at.add(id(module))
+            if entry.is_root or (entry.wanted and cares(module)):
+                self.looked_at[entry.key] = None
+            elif entry.wanted and _has_units(module):
+                self._unit_keys.add(entry.key)
+        self.looked_at |= dict.fromkeys(self._unit_keys)
 
     # ------------------------------------------------------------------ beginning and end
 
@@ -257,7 +261,8 @@ class VitalSigns:
     def _begin_loose(self, entry: WatchedModule, call: int, args: tuple[Any, ...], phase: Phase) -> None:
         """Take a part of a model that is called by hand: the first is given what the model is, the last answers."""
         self._called_by_hand.add(id(entry.module))
-        self.looked_at.add(id(entry.module))
+        self.looked_at[entry.key] = None
+        self._unit_keys.discard(entry.key)
         if phase == "train" and not self._loose_forwards and self._only_root:
             self._inputs.see(self._only_root, phase, call, args)
 
@@ -283,9 +288,14 @@ class VitalSigns:
         if phase == "train" and (entry.is_root or id(module) in self._called_by_hand):
             self._losses.keep_output(output)
         if entry.is_root or cares(module):
-            self._modes.see(module, entry.name, phase, self._step())
+            self._see_mode(entry, phase)
         elif phase == "train" and _has_units(module):
             self._units.see(module, entry.name, call, args, output, self._producers.get(entry.name, ""))
+
+    def _see_mode(self, entry: WatchedModule, phase: Phase) -> None:
+        is_known = self._modes.see(entry.module, entry.name, phase, self._step())
+        if is_known and phase == "train" and not entry.is_root and entry.key not in self._called_by_hand:
+            self.looked_at[entry.key] = entry.module.training
 
     # ------------------------------------------------------------------ losses and backward passes
 
@@ -350,6 +360,7 @@ class VitalSigns:
             self._sites.put(vitals.LOOP, vitals.FORWARDS, self._forwards or self._loose_forwards)
             self._sites.put(vitals.LOOP, vitals.BACKWARDS, self._reach.passes - self._passes)
             self._units.end_step()
+            self._choose_units()
             self._end_round()
         self._forwards = self._loose_forwards = 0
         self._passes = self._reach.passes
@@ -357,6 +368,15 @@ class VitalSigns:
         self._belonging.end_step()
         self._first.end_step()
         self._state_facts()
+
+    def _choose_units(self) -> None:
+        """Look at units in the next step, or do not."""
+        self._looks += 1
+        if is_look(self._looks + 1):
+            self.looked_at |= dict.fromkeys(self._unit_keys)
+        else:
+            for key in self._unit_keys:
+                self.looked_at.pop(key, None)
 
     def _end_unstepped(self) -> None:
         """Write what is known of a run that ends without any step."""
