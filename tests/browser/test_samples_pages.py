@@ -15,8 +15,9 @@ from tests.browser.sampled_runs import ATTACK, train_digits, write_odd
 from tests.browser.serving import go as follow
 from tests.browser.serving import serving
 
+from sonde.analysis.evaluations import find_evaluation
 from sonde.analysis.picking import pick
-from sonde.analysis.samples import find_evaluation, read_scores
+from sonde.analysis.scores import read_scores
 
 
 @pytest.fixture(scope="module")

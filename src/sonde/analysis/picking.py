@@ -10,16 +10,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.analysis.evaluations import Evaluation, find_evaluation, find_evaluations
+from sonde.analysis.notes import Notes, read_notes
 from sonde.analysis.query import Columns, parse
-from sonde.analysis.samples import (
-    Evaluation,
-    Notes,
-    ScoreTable,
-    find_evaluation,
-    find_evaluations,
-    read_notes,
-    read_scores,
-)
+from sonde.analysis.scores import ScoreTable, read_scores
 from sonde.errors import OptionError, RunNotFound
 from sonde.store.pages import Datapoint
 

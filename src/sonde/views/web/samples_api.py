@@ -10,18 +10,12 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 from starlette.routing import Route
 
+from sonde.analysis.across_runs import average, common_failures, repeats_of
 from sonde.analysis.contrast import Contrast, Separation, contrast
+from sonde.analysis.evaluations import CAPTURES, KEPT, Evaluation
 from sonde.analysis.picking import EXTRA, columns_of, describe_rows, failed_mask, name_of, worst_rows
 from sonde.analysis.query import FUNCTIONS, parse
-from sonde.analysis.samples import (
-    CAPTURES,
-    KEPT,
-    Evaluation,
-    ScoreTable,
-    average,
-    common_failures,
-    repeats_of,
-)
+from sonde.analysis.scores import ScoreTable
 from sonde.errors import OptionError, RunError
 from sonde.store.pages import Datapoint
 from sonde.views.web import sample_api
