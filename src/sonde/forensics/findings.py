@@ -22,6 +22,7 @@ _BY_REASON: Final = {
     "fp16_overflow": "fp16_overflow",
     "no_valid_target": "empty_target",
 }
+_WATCH_ON: Final = 'Train with guard="skip": it keeps the weights whole and names the operation when it comes again.'
 _REFUTE: Final = "Repeat the step with the named operation bounded: if it is still not finite, the origin is elsewhere."
 
 
@@ -84,11 +85,12 @@ def _cause(origin: Origin, reason: Reason | None) -> str:
         return words(origin)
     where = _where(origin)
     made = "NaN" if origin.makes == "nan" else "infinity"
-    what = (
-        f"`{origin.function}`{where} made the first {made}" if origin.function else f"the first {made} appears{where}"
-    )
+    what = f"`{origin.function}`{where} made the first {made}"
     if origin.stage == "backward":
-        what = f"the backward of {what}; the forward and the loss are finite"
+        what = f"the backward of {what}" if origin.function else f"the first {made} appears in the backward{where}"
+        what += "; the forward and the loss are finite"
+    elif not origin.function:
+        what = f"the first {made} appears{where}"
     because = f": {reason.words}" if reason is not None else ""
     return _sentence(what + because + _who(origin))
 
@@ -127,7 +129,7 @@ def _fix(origin: Origin, reason: Reason | None) -> str:
         "optimizer": "Lower the learning rate, give Adam an eps above 0 (1e-8), and clip gradients "
         "(torch.nn.utils.clip_grad_norm_).",
     }
-    return fixes.get(origin.stage) or (reason.fix if reason is not None else "")
+    return fixes.get(origin.stage) or (reason.fix if reason is not None else _WATCH_ON)
 
 
 def _where(origin: Origin) -> str:

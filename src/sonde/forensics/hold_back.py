@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from sonde.forensics.values import any_nonfinite
 
 
 class HoldBack:
@@ -34,7 +34,7 @@ class HoldBack:
         found = [] if bad is False else list(gradients_of(optimizer))
         if not found or getattr(optimizer, "found_inf", None) is not None:
             return False  # a gradient scaler does this already
-        flag = _flag([gradient for _, gradient in found]) if bad is None else bad
+        flag = any_nonfinite(gradient for _, gradient in found) if bad is None else bad
         if isinstance(flag, Tensor) and flag.device.type == "cuda" and _decides_itself(optimizer):
             optimizer.found_inf = flag  # type: ignore[attr-defined] # torch's own protocol with GradScaler
             self._flagged, self.flag = optimizer, flag
@@ -64,17 +64,6 @@ def gradients_of(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
         for parameter in group["params"]:
             if parameter.grad is not None:
                 yield parameter, parameter.grad
-
-
-def _flag(gradients: list[Tensor]) -> Tensor:
-    """Return 1 if any element is not finite, else 0, as a tensor on the first gradient's device."""
-    with torch.no_grad():
-        dense = [each._values() if each.is_sparse else each for each in gradients]
-        device = dense[0].device
-        # The largest magnitude of each, all in few launches; unlike a sum it cannot overflow.
-        largest = torch._foreach_norm([each for each in dense if each.numel()], math.inf)
-        together = torch.stack([each.to(device, torch.float32) for each in largest])
-        return (~torch.isfinite(together).all()).to(torch.float32)
 
 
 def _decides_itself(optimizer: Optimizer) -> bool:

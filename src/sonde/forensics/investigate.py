@@ -16,7 +16,7 @@ from sonde.forensics.loss_graph import GraphNode, find_loss_origin, graph_of
 from sonde.forensics.origin import Incident, Origin, of_values, origin_of
 from sonde.forensics.repeat import can_repeat, repeat
 from sonde.forensics.trace import Given, Root
-from sonde.forensics.traps import LossTail
+from sonde.forensics.traps import LossTail, LossTails
 from sonde.forensics.values import badness, first_indices, samples
 from sonde.source import Line, users_frame
 
@@ -47,7 +47,7 @@ def investigate_output(kept: KeptPass, names: dict[int, str]) -> Incident | None
 
 
 def investigate_gradients(
-    passes: list[KeptPass], tails: list[LossTail], names: dict[int, str], frame: FrameType | None
+    passes: list[KeptPass], tails: LossTails, names: dict[int, str], frame: FrameType | None
 ) -> Incident | None:
     """Find why gradients are not finite, before the optimizer steps."""
     for kept in passes:
@@ -100,7 +100,7 @@ def _look_at_forward(
     if root is None:
         return _Looked(None, repetition.outputs)
     source = root.source
-    if isinstance(source, Given) and source.tensor.grad_fn is not None:
+    if isinstance(source, Given) and id(source.tensor) in kept.computed:
         # The input is no data: the program computed it. Its graph is the loss's.
         found = find_loss_origin(roots, None, [])
         if found is not None:
@@ -131,9 +131,9 @@ def _with_line(
     return replace(origin, line=lines[0], candidates=lines[1:]) if lines else origin
 
 
-def _loss_backward(kept: KeptPass, tails: list[LossTail], frame: FrameType | None) -> tuple[Origin, dict[str, Tensor]]:
+def _loss_backward(kept: KeptPass, tails: LossTails, frame: FrameType | None) -> tuple[Origin, dict[str, Tensor]]:
     """Describe a non-finite gradient that came out of the loss's own code."""
-    tail = next((each for each in tails if each.sequence == kept.sequence), tails[-1] if tails else None)
+    tail = tails.of_pass(kept.sequence)
     trap = next(iter(tail.traps()), None) if tail is not None else None
     gradient = next(each for each in kept.gradients.values() if badness(each))
     # On a device nobody has looked at the loss itself yet.

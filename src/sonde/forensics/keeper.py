@@ -1,6 +1,11 @@
 """What is needed to repeat the present step: its batch, random numbers and precision, held by reference.
 
-Nothing is copied but the states of the random number generators (5 KB each), and nothing outlives the step.
+Nothing is copied but the states of the random number generators (5 KB each), and nothing outlives the step. Until it
+ends this keeps alive, on whatever device it lies:
+
+- the inputs of the last pass, which the program mostly holds itself, and those of up to 7 micro-batches before it, up
+  to 256 MB of storage in all; without the graphs that computed them;
+- the gradients that came to the models' outputs, up to 64 MB in all, the last pass first: they would have been freed.
 """
 
 from __future__ import annotations
@@ -15,13 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sonde.forensics.values import storage_of
 from sonde.source import Line, current_line
 from sonde.taps.nodes import next_sequence
 from sonde.unpack import unpack
 
 # Micro-batches of one step that are kept at most; beyond them the oldest goes.
 MAX_PASSES: Final = 8
-# What a gradient at the model's output may weigh to be kept until the step ends: it would have been freed before.
+# What the inputs of all passes but the last may weigh together; beyond it the oldest pass goes.
+MAX_INPUT_BYTES: Final = 256 << 20
+# What the gradients at the outputs of all passes may weigh together; beyond it those of the oldest pass go.
 MAX_GRADIENT_BYTES: Final = 64 << 20
 
 
@@ -87,8 +95,13 @@ class KeptPass:
     outputs: list[weakref.ref[Tensor]] = field(default_factory=list)
     gradients: dict[int, Tensor] = field(default_factory=dict)
     """The gradients that came to the outputs, by their place in them."""
-    too_large: bool = False
-    """A gradient at the output was too large to keep."""
+    gradient_bytes: int = 0
+    lacks_gradients: bool = False
+    """Gradients came that there was no room for."""
+    storages: dict[int, int] = field(default_factory=dict)
+    """What its inputs keep alive, in bytes by storage."""
+    computed: set[int] = field(default_factory=set)
+    """By id: inputs that are no data, since the program computed them with a graph."""
     sequence: int = 0
     """The number the next autograd node would have had when the pass ended: later ones belong to the loss."""
     backwards: int = 0
@@ -123,26 +136,65 @@ class Keeper:
             return  # it computes no values that could go bad
         kept = KeptPass(model, step, RandomState.now(device), Precision.now(device.type), current_line())
         kept.versions = _versions(unpack(args))
-        self.passes = [each for each in self.passes if each.returned][-(MAX_PASSES - 1) :]
-        self.passes.append(kept)
+        self.passes = [*self._earlier(), kept]
 
     def end(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note what the pass was called with and what it returned."""
         kept = self.passes[-1] if self.passes else None
         if kept is None or kept.model is not model or kept.returned:
             return
-        kept.args, kept.kwargs, kept.returned = args, kwargs, True
         # Arguments by keyword are not known before the pass has ended.
         kept.versions += _versions([(key, tensor) for key, _, tensor in _keywords(kwargs)])
+        kept.args, kept.kwargs = _without_graphs((args, kwargs), kept.computed)
+        kept.storages = dict(storage_of(tensor) for _, tensor in kept.inputs)
+        kept.returned = True
         for index, (_, tensor) in enumerate(unpack(output)):
             kept.outputs.append(weakref.ref(tensor))
             if tensor.requires_grad:
-                _listen(kept, index, tensor)
+                self._listen(kept, index, tensor)
         kept.sequence = next_sequence()
 
     def forget(self, models: set[int] | None = None) -> None:
         """Let go of the passes of these models (by id), or of all."""
         self.passes = [] if models is None else [each for each in self.passes if id(each.model) not in models]
+
+    def _earlier(self) -> list[KeptPass]:
+        """Return the passes to keep beside one that begins: the last ones, as far as there is room for their inputs."""
+        chosen: list[KeptPass] = []
+        storages: dict[int, int] = {}
+        for kept in reversed([each for each in self.passes if each.returned]):
+            storages |= kept.storages
+            if len(chosen) == MAX_PASSES - 1 or sum(storages.values()) > MAX_INPUT_BYTES:
+                break
+            chosen.insert(0, kept)
+        return chosen
+
+    def _listen(self, kept: KeptPass, index: int, tensor: Tensor) -> None:
+        # The hook belongs to the tensor and must keep neither the pass nor the keeper alive.
+        keeper, reference = weakref.ref(self), weakref.ref(kept)
+
+        def keep(gradient: Tensor) -> None:
+            here, kept = keeper(), reference()
+            if here is not None and kept is not None:
+                here._take_gradient(kept, index, gradient)
+
+        tensor.register_hook(keep)  # type: ignore[no-untyped-call] # torch
+
+    def _take_gradient(self, kept: KeptPass, index: int, gradient: Tensor) -> None:
+        if index in kept.gradients:
+            kept.gradient_bytes -= storage_of(kept.gradients.pop(index))[1]
+        _, size = storage_of(gradient)
+        room = MAX_GRADIENT_BYTES - size - sum(each.gradient_bytes for each in self.passes)
+        older = self.passes[: next((at for at, each in enumerate(self.passes) if each is kept), 0)]
+        if room + sum(each.gradient_bytes for each in older) < 0:
+            kept.lacks_gradients = True
+            return
+        for each in older:
+            if room < 0 and each.gradient_bytes:
+                room += each.gradient_bytes
+                each.gradients, each.gradient_bytes, each.lacks_gradients = {}, 0, True
+        kept.gradients[index] = gradient
+        kept.gradient_bytes += size
 
 
 def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
@@ -150,24 +202,31 @@ def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, 
     return unpack(args) + [(f"{key}{part}", tensor) for key, part, tensor in _keywords(kwargs)]
 
 
-def _listen(kept: KeptPass, index: int, tensor: Tensor) -> None:
-    # The hook belongs to the tensor and must not keep the pass alive.
-    reference = weakref.ref(kept)
+def _without_graphs(value: Any, computed: set[int]) -> Any:
+    """Return nested inputs, those with a graph cut off from it and noted in `computed`.
 
-    def keep(gradient: Tensor) -> None:
-        kept = reference()
-        if kept is None:
-            return
-        if gradient.numel() * gradient.element_size() > MAX_GRADIENT_BYTES:
-            kept.too_large = True
-        else:
-            kept.gradients[index] = gradient
-
-    tensor.register_hook(keep)  # type: ignore[no-untyped-call] # torch
+    Held as they are, they would keep all activations of their graph, also where no backward comes that frees them.
+    """
+    if isinstance(value, Tensor):
+        if value.grad_fn is None:
+            return value
+        cut = value.detach().requires_grad_()
+        computed.add(id(cut))
+        return cut
+    if type(value) is dict:
+        return {key: _without_graphs(item, computed) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_without_graphs(item, computed) for item in value)
+    return value
 
 
 def _versions(tensors: list[tuple[str, Tensor]]) -> list[tuple[Tensor, int]]:
-    return [(tensor, tensor._version) for _, tensor in tensors if not tensor.is_inference()]
+    # Without its graph a tensor still counts what is written to it.
+    return [
+        (tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
+        for _, tensor in tensors
+        if not tensor.is_inference()
+    ]
 
 
 def _keywords(kwargs: dict[str, Any]) -> list[tuple[str, str, Tensor]]:

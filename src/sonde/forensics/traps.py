@@ -2,12 +2,14 @@
 
 A backward pass frees the graph behind it. When a non-finite gradient shows that something in the loss's own code went
 wrong, the graph is gone; so the few nodes that can be the origin are noted before, with the small tensors they hold.
+Until the step ends these tensors stay alive, up to 16 MB of storage for all backward passes together, the last one
+first. What a hook of the program's would have to unpack (a checkpoint, an offload) is not looked at.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,11 +17,16 @@ import torch
 from torch import Tensor
 
 from sonde.forensics.loss_graph import nodes_since, operation_name
+from sonde.forensics.values import storage_of
 from sonde.source import Line, current_line
-from sonde.taps.nodes import sequence_of
+from sonde.taps.nodes import saved_by, sequence_of
 
 MAX_NODES: Final = 64
-MAX_BYTES: Final = 4 << 20
+# Backward passes of one step whose losses are remembered.
+MAX_TAILS: Final = 8
+# What one tensor may weigh, and all of a step together.
+MAX_TENSOR_BYTES: Final = 4 << 20
+MAX_BYTES: Final = 16 << 20
 
 
 def _at_zero(name: str) -> Callable[[dict[str, Any]], Tensor]:
@@ -98,6 +105,8 @@ class LossTail:
         self.sequence = sequence
         self.customs: list[str] = []
         """Custom autograd functions in the loss's code, by class."""
+        self.storages: dict[int, int] = {}
+        """What is kept alive, in bytes by storage."""
         self._noted: list[_Noted] = []
         for node in nodes_since(roots, sequence, MAX_NODES):
             self._note(node)
@@ -116,11 +125,50 @@ class LossTail:
     def _note(self, node: Any) -> None:
         name = _name(type(node), node)
         if name in _CHECKS:
-            saved = {each: _small(getattr(node, f"_saved_{each}", None)) for each in _CHECKS[name][0]}
-            if all(value is not None for value in saved.values()):
+            saved = {each: _plain(saved_by(node, each)) for each in _CHECKS[name][0]}
+            if all(value is not None for value in saved.values()) and self._has_room(saved.values()):
                 self._noted.append(_Noted(node.name(), name, sequence_of(node), saved))
         elif hasattr(node, "_forward_cls"):
             self.customs.append(name)
+
+    def _has_room(self, values: Iterable[Any]) -> bool:
+        """Say whether these tensors are small enough to be kept, and count them if so."""
+        storages = dict(storage_of(value) for value in values if isinstance(value, Tensor))
+        together = self.storages | storages
+        if any(size > MAX_TENSOR_BYTES for size in storages.values()) or sum(together.values()) > MAX_BYTES:
+            return False
+        self.storages = together
+        return True
+
+
+class LossTails:
+    """The tails of the present step, within one bound for all."""
+
+    def __init__(self) -> None:
+        self._tails: list[LossTail] = []
+
+    def add(self, roots: tuple[Tensor, ...], sequence: int) -> None:
+        """Note a loss's operations before its backward pass."""
+        tails = [*self._tails[-(MAX_TAILS - 1) :], LossTail(roots, sequence)]
+        while len(tails) > 1 and _held_by(tails) > MAX_BYTES:
+            del tails[0]
+        self._tails = tails
+
+    def of_pass(self, sequence: int) -> LossTail | None:
+        """Return the tail of the pass that ended at this number, or else the last one."""
+        last = self._tails[-1] if self._tails else None
+        return next((each for each in self._tails if each.sequence == sequence), last)
+
+    def clear(self) -> None:
+        """Let go of all."""
+        self._tails = []
+
+
+def _held_by(tails: list[LossTail]) -> int:
+    storages: dict[int, int] = {}
+    for tail in tails:
+        storages |= tail.storages
+    return sum(storages.values())
 
 
 _names: dict[type, str] = {}
@@ -135,7 +183,7 @@ def _name(kind: type, node: Any) -> str:
     return name
 
 
-def _small(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach() if value.numel() * value.element_size() <= MAX_BYTES else None
+        return value.detach()
     return value if isinstance(value, int | float) and not math.isnan(value) else None

@@ -6,6 +6,7 @@ For use while a step is repeated, when waiting for a device no longer matters.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
@@ -17,9 +18,13 @@ MAX_SHOWN: Final = 8
 
 
 def badness(value: Any) -> int:
-    """Return 0 for what is finite, else which of `NAN` and `INF` it holds."""
+    """Return 0 for what is finite, else which of `NAN` and `INF` it holds.
+
+    Of a tensor that is spread over processes this looks at the part that lies here, and asks nobody.
+    """
     if not _has_values(value):
         return 0
+    value = _local(value)
     if value.numel() == 1 and not value.is_complex():
         number = float(value.detach())
         return NAN if math.isnan(number) else INF if math.isinf(number) else 0
@@ -28,6 +33,34 @@ def badness(value: Any) -> int:
         if bool(torch.isfinite(plain).all()):
             return 0
         return (NAN if bool(torch.isnan(plain).any()) else 0) | (INF if bool(torch.isinf(plain).any()) else 0)
+
+
+def storage_of(tensor: Tensor) -> tuple[int, int]:
+    """Return what tells the storage of a tensor from others, and its bytes: what holding the tensor keeps alive.
+
+    A tensor may be a small view of it. One without a plain storage (sparse, a subclass) is taken for its elements.
+    """
+    try:
+        storage = tensor.untyped_storage()
+        return int(storage._cdata), storage.nbytes()
+    except RuntimeError:  # NotImplementedError is one
+        return id(tensor), tensor.numel() * tensor.element_size()
+
+
+def any_nonfinite(tensors: Iterable[Tensor]) -> Tensor:
+    """Return 1 if any element is not finite, else 0, as a number on the first tensor's device. Nothing waits for it.
+
+    Of a tensor that is spread over processes this looks at the part that lies here, and asks nobody.
+    """
+    with torch.no_grad():
+        plain = [_elements(each) for each in tensors if each.is_floating_point() or each.is_complex()]
+        full = [each for each in plain if each.numel() and each.device.type != "meta"]
+        if not full:
+            return torch.zeros(())
+        # The largest magnitude of each, all in few launches; unlike a sum it cannot overflow.
+        largest = torch._foreach_norm(full, math.inf)
+        together = torch.stack([each.to(full[0].device, torch.float32) for each in largest])
+        return (~torch.isfinite(together).all()).to(torch.float32)
 
 
 def is_masking(value: Tensor) -> bool:
@@ -102,6 +135,16 @@ def _has_values(value: Any) -> bool:
         and (value.is_floating_point() or value.is_complex())
         and value.numel() > 0
     )
+
+
+def _elements(tensor: Tensor) -> Tensor:
+    local = _local(tensor.detach())
+    return local._values() if local.is_sparse else local
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor that is spread over several. All else about it may wait for the others."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -29,7 +29,7 @@ from sonde.forensics.keeper import Keeper, KeptPass
 from sonde.forensics.origin import Incident, Origin
 from sonde.forensics.recent import Recent
 from sonde.forensics.repeat import repeat
-from sonde.forensics.traps import LossTail
+from sonde.forensics.traps import LossTails
 from sonde.forensics.values import badness
 from sonde.names import named_modules, named_parameters
 from sonde.records import Finding, Quantity, Site
@@ -40,8 +40,6 @@ MAX_ORIGINS: Final = 3
 MAX_CALIBRATION: Final = 3
 # Steps on a device for which to wait until something non-finite comes up again, to see it closely.
 PATIENCE: Final = 8
-# Backward passes of one step whose losses are remembered.
-MAX_TAILS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +84,7 @@ class Watcher:
         self._is_poisoned = False
         self._patience = PATIENCE
         self._skips = 0
-        self._tails: list[LossTail] = []
+        self._tails = LossTails()
         self._seen: set[tuple[Any, ...]] = set()
         self._last_finding: Finding | None = None
         self._names: dict[int, str] | None = None
@@ -142,7 +140,7 @@ class Watcher:
 
     def _remember(self, roots: tuple[Tensor, ...], passes: list[KeptPass]) -> None:
         if passes and self._left > 0:
-            self._tails = [*self._tails[-(MAX_TAILS - 1) :], LossTail(roots, passes[-1].sequence)]
+            self._tails.add(roots, passes[-1].sequence)
 
     def _are_ours(self, roots: tuple[Tensor, ...]) -> bool:
         return bool(self.keeper.passes) or any(root.requires_grad for root in roots)
