@@ -21,4 +21,4 @@ def test_the_nearest_run_is_named(tmp_path):
     assert told(tmp_path).endswith("It holds runs: first.")
     assert "has no run.json" in told(tmp_path / "first" / "telemetry")
     assert told(tmp_path / "a" / "b").endswith(f"There is no folder {tmp_path / 'a'} either.")
-    assert told(tmp_path / "unlike") == f"There is no run at {tmp_path / 'unlike'}."
+    assert told(tmp_path / "unlike") == f"There is no run at {tmp_path / 'unlike'}. Runs beside it: first."

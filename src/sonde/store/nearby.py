@@ -14,19 +14,26 @@ _MOST: Final = 4
 def instead_of(path: Path) -> str:
     """Say what is at a path that is no run, or beside it; a sentence, or two."""
     if path.is_dir():
-        inside = sorted(_runs_in(path))
+        inside = _runs_in(path)
         if inside:
-            more = f" and {len(inside) - _MOST} more" if len(inside) > _MOST else ""
-            return f"It holds runs: {', '.join(inside[:_MOST])}{more}."
+            return f"It holds runs: {_listed(inside)}."
         return f"The folder has no {layout.HEADER}; a run is made by sonde.watch(model, run=...)."
     if not path.parent.is_dir():
         return f"There is no folder {path.parent} either."
-    near = get_close_matches(path.name, _runs_in(path.parent), n=3)
-    return f"Nearest: {', '.join(str(path.parent / name) for name in near)}." if near else ""
+    beside = _runs_in(path.parent)
+    near = get_close_matches(path.name, beside, n=3)
+    if near:
+        return f"Nearest: {', '.join(str(path.parent / name) for name in near)}."
+    return f"Runs beside it: {_listed(beside)}." if beside else ""
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f"{', '.join(names[:_MOST])}{more}"
 
 
 def _runs_in(folder: Path) -> list[str]:
     try:
-        return [child.name for child in folder.iterdir() if (child / layout.HEADER).is_file()]
+        return sorted(child.name for child in folder.iterdir() if (child / layout.HEADER).is_file())
     except OSError:  # a folder that may not be listed has no hints to give
         return []
