@@ -11,15 +11,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sonde.analysis.across_runs import average, common_failures, repeats_of
-from sonde.analysis.contrast import Contrast, Separation, contrast
+from sonde.analysis.contrast import contrast
 from sonde.analysis.evaluations import CAPTURES, KEPT, Evaluation
 from sonde.analysis.picking import EXTRA, columns_of, describe_rows, failed_mask, name_of, worst_rows
-from sonde.analysis.query import FUNCTIONS, parse
+from sonde.analysis.query import parse
+from sonde.analysis.query_tree import FUNCTIONS
 from sonde.analysis.scores import ScoreTable
 from sonde.errors import OptionError, RunError
 from sonde.store.pages import Datapoint
 from sonde.views.web import sample_api
 from sonde.views.web.answers import Query, as_bytes, as_json, raw_route
+from sonde.views.web.contrast_words import describe_contrast
 from sonde.views.web.figures_api import pack
 from sonde.views.web.library import Library, OpenRun
 from sonde.views.web.sample_figures import draw_scores
@@ -28,9 +30,6 @@ from sonde.views.web.sample_store import SampleStore, few_enough, sample_text
 _MOST_ROWS: Final = 500
 _MOST_RUNS: Final = 40
 _MOST_READ: Final = 8  # evaluations whose scores tell metrics and ranges of colours
-_MOST_SEPARATIONS: Final = 60
-_DRAWN: Final = 12
-_EXAMPLES: Final = 8
 
 Answer = Callable[[OpenRun, Query], Response]
 
@@ -60,48 +59,26 @@ class _Api:
 
     def evaluations(self, opened: OpenRun, query: Query) -> Response:
         """List the evaluations, the metrics they have, and the runs that can be laid beside."""
-        found: list[dict[str, Any]] = []
-        metrics: dict[str, int] = {}
-        guessed: set[str] = set()
-        ranges: dict[str, list[float]] = {}
-        all_of_them = self._store.evaluations(opened)
-        read = {each.name for each in few_enough(all_of_them, _MOST_READ, lambda each: False)}
-        for each in all_of_them:
-            row: dict[str, Any] = {
-                "name": each.name,
-                "words": name_of(each),
-                "epoch": each.epoch,
-                "scored": each.has_scores,
-                "captured": each.has(CAPTURES),
-                "kept": each.has(KEPT),
-            }
-            found.append(row)
-            if each.name not in read:
-                continue
-            try:
-                table = self._store.table(each)
-            except RunError as error:
-                row |= {"scored": False, "problem": str(error)}
-            else:
-                row |= {"samples": len(table.ids)}
-                metrics |= table.directions
-                guessed |= set(table.guessed)
-                for name, column in table.columns.items():
-                    ranges.setdefault(name, []).extend(_range(column))
+        found = self._store.evaluations(opened)
+        read = {each.name for each in few_enough(found, _MOST_READ, lambda each: False)}
+        rows, tables = [], []
+        for each in found:
+            row = _about(each)
+            if each.name in read:
+                try:
+                    table = self._store.table(each)
+                except RunError as error:
+                    row |= {"scored": False, "problem": str(error)}
+                else:
+                    row["samples"] = len(table.ids)
+                    tables.append(table)
+            rows.append(row)
+        metrics = _metrics(tables)
         return as_json(
             {
-                "evaluations": found,
-                "metrics": [
-                    {
-                        "name": name,
-                        "direction": way,
-                        "guessed": name in guessed,
-                        "low": min(ranges[name], default=None),
-                        "high": max(ranges[name], default=None),
-                    }
-                    for name, way in metrics.items()
-                ],
-                "columns": [*metrics, *EXTRA],
+                "evaluations": rows,
+                "metrics": metrics,
+                "columns": [*(each["name"] for each in metrics), *EXTRA],
                 "functions": FUNCTIONS,
                 "repeats": self._repeats(opened),
             }
@@ -218,19 +195,7 @@ class _Api:
             failed = failed_mask(table, metric, _percentile(query))
         order = table.worst_first(metric)
         found = contrast(outputs, _named(table, order[failed[order]]), _named(table, order[~failed[order]]))
-        return {
-            "metric": metric,
-            "failed": len(found.failed),
-            "good": len(found.good),
-            "all_failed": int(failed.sum()),
-            "features": found.features,
-            "rough": found.is_rough,
-            "separations": [
-                _separation(each, found.values[each.feature] if rank < _DRAWN else None, len(found.failed))
-                for rank, each in enumerate(found.separations[:_MOST_SEPARATIONS])
-            ],
-            "examples": _examples(found),
-        }
+        return {"metric": metric, "all_failed": int(failed.sum()), **describe_contrast(found)}
 
     def _picked(self, evaluation: Evaluation, query: Query) -> NDArray[np.bool_]:
         """Return which samples all filters pick."""
@@ -274,6 +239,37 @@ class _Api:
         return [opened.id]
 
 
+def _about(evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "name": evaluation.name,
+        "words": name_of(evaluation),
+        "epoch": evaluation.epoch,
+        "scored": evaluation.has_scores,
+        "captured": evaluation.has(CAPTURES),
+        "kept": evaluation.has(KEPT),
+    }
+
+
+def _metrics(tables: list[ScoreTable]) -> list[dict[str, Any]]:
+    """Return every metric of these tables, which way it is better, and between which values its scores lie."""
+    directions = {name: way for table in tables for name, way in table.directions.items()}
+    guessed = {name for table in tables for name in table.guessed}
+    ranges: dict[str, list[float]] = {}
+    for table in tables:
+        for name, column in table.columns.items():
+            ranges.setdefault(name, []).extend(_range(column))
+    return [
+        {
+            "name": name,
+            "direction": way,
+            "guessed": name in guessed,
+            "low": min(ranges[name], default=None),
+            "high": max(ranges[name], default=None),
+        }
+        for name, way in directions.items()
+    ]
+
+
 def _percentile(query: Query) -> float:
     return float(query.number("percentile", 10, least=1, most=99) or 10)
 
@@ -291,33 +287,6 @@ def _floats(values: NDArray[np.float64]) -> bytes:
 
 def _named(table: ScoreTable, rows: NDArray[np.int64]) -> list[Datapoint]:
     return [table.ids[row] for row in rows]
-
-
-def _separation(each: Separation, values: NDArray[np.float64] | None, failed: int) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        "words": each.feature.words,
-        "debugger": each.feature.debugger,
-        "path": each.feature.path,
-        "statistic": each.feature.statistic,
-        "channel": each.feature.channel,
-        "effect": each.effect,
-        "d": each.cohens_d,
-        "p": each.p,
-        "q": each.q,
-        "failed_median": each.failed_median,
-        "good_median": each.good_median,
-    }
-    if values is not None:
-        plain |= {"failed_values": values[:failed], "good_values": values[failed:]}
-    return plain
-
-
-def _examples(found: Contrast) -> dict[str, list[str]]:
-    """Return the worst of the failed and the best of the good."""
-    return {
-        "failed": [sample_text(each) for each in found.failed[:_EXAMPLES]],
-        "good": [sample_text(each) for each in found.good[::-1][:_EXAMPLES]],
-    }
 
 
 def _grouped(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
