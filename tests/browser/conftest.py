@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,25 +10,16 @@ import pytest
 
 pytest.importorskip("playwright.sync_api", reason="browser tests need the dev extra: pip install 'sonde[dev]'")
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from tests.browser import chromium
 
 PATIENCE_MS = 120_000
 """How long a page may take, which Playwright bounds by 30 s: a busy machine can use that up."""
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
 
 
-def _chromium() -> Any:
-    spec = importlib.util.spec_from_file_location("sonde_chromium", Path(__file__).with_name("chromium.py"))
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """The distribution's Chromium, started once. Skips, saying so, where there is none."""
-    chromium = _chromium()
     path = chromium.find()
     if path is None:
         pytest.skip(chromium.MISSING)

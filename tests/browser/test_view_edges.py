@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("plotly", reason="the viewer needs the view extra: pip install 'sonde[view]'")
 pytest.importorskip("uvicorn", reason="the viewer needs the view extra: pip install 'sonde[view]'")
 
+from tests.browser.live_training import live_training
 from tests.browser.odd_runs import write_all, write_values
 from tests.browser.serving import Window, go, serving, settle, walk
 
@@ -156,12 +154,8 @@ def test_a_viewer_that_was_stopped_is_said_not_to_answer_and_what_was_drawn_stay
 
 def test_compare_and_the_slider_follow_a_training_and_a_killed_writer_has_crashed(browser, tmp_path):
     write_values(tmp_path / "other", {"loss": [2.0] * 5}).close()
-    script = Path(__file__).with_name("trained_live.py")
-    training = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        train(training, 12)
+    with live_training(tmp_path / "run") as training:
+        training.train(12)
         with serving(tmp_path) as viewer:
             compared, layers = Window(browser, viewer), Window(browser, viewer)
             go(compared.page, "#/compare?run=0-run&run=0-other")
@@ -171,28 +165,15 @@ def test_compare_and_the_slider_follow_a_training_and_a_killed_writer_has_crashe
             slider = layers.page.get_by_label("Step", exact=True)
             assert slider.get_attribute("max") == "13"  # step 0 is the state before the first
             compared.page.wait_for_selector("[data-parting]")  # from then on it follows
-            train(training, 8)
+            training.train(8)
             compared.page.wait_for_function(
                 "() => document.querySelector('[aria-label=Runs] tbody').innerText.includes('20')"
             )
             layers.page.wait_for_selector("input[aria-label=Step][max='21']")
             assert layers.page.locator("label:has(input[aria-label=Step]) output").inner_text() == "5"
             training.kill()
-            training.wait()
             layers.page.wait_for_selector("#pulse[data-status=crashed]")
             compared.page.wait_for_selector("[aria-label=Runs] .status.crashed")
             for window in (compared, layers):
                 assert window.errors == []
                 window.context.close()
-    finally:
-        training.kill()
-        training.wait()
-        training.stdin.close()
-        training.stdout.close()
-
-
-def train(training, steps):
-    """Let a training go on for some steps, and wait until they are written."""
-    training.stdin.write(f"{steps}\n")
-    training.stdin.flush()
-    assert training.stdout.readline() == f"at {steps}\n"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -17,6 +14,7 @@ pytest.importorskip("uvicorn", reason="the viewer needs the view extra: pip inst
 
 from playwright.sync_api import TimeoutError
 from tests.analysis.made_run import DYING, Recipe, write_run
+from tests.browser.live_training import live_training
 from tests.browser.serving import Window, go, serving, settle
 
 from sonde.records import Evidence, Finding
@@ -418,12 +416,8 @@ def test_every_control_has_a_name_and_every_plot_a_label(page):
 
 
 def test_windows_follow_a_training_that_goes_on_by_stream_or_by_asking(browser, tmp_path):
-    script = Path(__file__).with_name("trained_live.py")
-    training = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        train(training, 20)
+    with live_training(tmp_path / "run") as training:
+        training.train(20)
         with serving(tmp_path) as viewer:
             windows = {how: Window(browser, viewer) for how in ("stream", "asking")}
             windows["asking"].page.goto(f"{viewer.base}?poll=1")
@@ -431,25 +425,13 @@ def test_windows_follow_a_training_that_goes_on_by_stream_or_by_asking(browser, 
                 go(window.page, "#/run/0-run/overview")
                 window.page.wait_for_selector("#pulse[data-step='20'][data-status=live]")
                 assert window.page.locator(".tile b").first.inner_text() == "20"
-            train(training, 15)
+            training.train(15)
             for how, window in windows.items():
                 window.page.wait_for_selector("#pulse[data-step='35']")
                 window.page.wait_for_selector(".tile b:text-is('35')")
                 assert window.page.locator("#pulse").get_attribute("data-how") == how
-            training.stdin.close()
-            assert training.wait(120) == 0
+            training.finish()
             for window in windows.values():
                 window.page.wait_for_selector("#pulse[data-status=finished]")
                 assert window.errors == []
                 window.context.close()
-    finally:
-        training.kill()
-        training.wait()
-        training.stdout.close()
-
-
-def train(training, steps):
-    """Let a training go on for some steps, and wait until they are written."""
-    training.stdin.write(f"{steps}\n")
-    training.stdin.flush()
-    assert training.stdout.readline() == f"at {steps}\n"
