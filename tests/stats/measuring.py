@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.oracles.rows import FLOAT32_SUMS, FLOAT64_SUMS, Bounds
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonde.signals import Kernel
 from sonde.stats import GenericKernel, NativeKernel, TorchKernel, library
@@ -50,3 +51,15 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def bounds_for(kernel: Kernel, dtype: torch.dtype) -> Bounds:
     """Return how exact a kernel must be for a dtype."""
     return FLOAT64_SUMS if dtype == torch.float64 or kernel.name == "generic" else FLOAT32_SUMS
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function._schema.name)
+        return function(*args, **(kwargs or {}))

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.stats.measuring import CPU
-from torch.utils._python_dispatch import TorchDispatchMode
+from tests.stats.measuring import CPU, Operations
 
 import sonde.stats
 from sonde.stats import GenericKernel
@@ -24,18 +23,6 @@ WAITING = {
     "aten::unique_consecutive",
     "aten::_unique2",
 }
-
-
-class Operations(TorchDispatchMode):
-    """Notes the names of all operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.add(function._schema.name)
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32], ids=str)
@@ -62,7 +49,7 @@ def test_the_list_of_waiting_operations_would_catch_one():
 
 READS_BACK = {"item", "tolist", "cpu", "synchronize"}
 # On the CPU a scalar costs no waiting; and a shipment may wait, in the worker's thread.
-MAY_READ = {("fallback.py", "item"), ("fallback.py", "tolist"), ("generic.py", "synchronize")}
+MAY_READ = {("fallback.py", "item"), ("fallback.py", "tolist"), ("generic_arena.py", "synchronize")}
 
 
 def test_no_other_code_reads_values_back():
