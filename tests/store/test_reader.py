@@ -252,9 +252,9 @@ def test_a_query_survives_compaction_that_it_has_not_heard_of(tmp_path):
     for step in range(6):
         write_run(tmp_path / "run", range(step, step + 1), 2, resume=True)
     run = open_run(tmp_path / "run")
-    names = set(run._folders[0].segments)
+    names = set(run._ranks.folders[0].segments)
     write_run(tmp_path / "run", range(6, 60), 2, resume=True, journal_bytes=1 << 12)
-    assert not names & {path.name for path in run._folders[0].path.iterdir()}
+    assert not names & {path.name for path in run._ranks.folders[0].path.iterdir()}
     wanted = [make_block(step, 2).rows[0][9] for step in range(60)]
     np.testing.assert_array_equal(run.series("layer0.weight", "mean").values, wanted)
     assert len(run.at(3)) == 2

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,12 @@ from sonde import measures
 from sonde.errors import OptionError, RunDamaged
 from sonde.records import Block, Event, Finding, Reading, RunHeader, Site
 from sonde.schema import Bins
-from sonde.store import export, findings, header, layout, lease, selection, series, table
+from sonde.store import export, findings, header, layout, lease, selection, series
+from sonde.store.all_ranks import AllRanks
 from sonde.store.attempts import Attempt
 from sonde.store.events import EventFile
 from sonde.store.findings import FindingFile
-from sonde.store.folder import RankFolder
-from sonde.store.segment_maps import Maps
 from sonde.store.series import ALL_COLUMNS, NEEDS, Readings, Series
-from sonde.store.sites import Directory
-from sonde.store.snapshot import Snapshot
 from sonde.store.table import Blocks
 
 if TYPE_CHECKING:
@@ -33,11 +30,7 @@ if TYPE_CHECKING:
 
 RATIO: Final = "ratio"
 VALUE: Final = "value"
-_MAX_TRIES: Final = 50  # a writer can put a new file in the place of one that is being read, but not this often
 _MOST_ROWS: Final = 400_000  # readings that are gathered in one go: some 30 MB for a usual statistic
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def open_run(path: str | Path, *, clock: Callable[[], float] = time.time) -> Run:
@@ -61,14 +54,10 @@ class Run:
         self.path = Path(path)
         self.header: RunHeader = header.read(self.path)
         self._clock = clock
-        self._lock = threading.RLock()  # a viewer asks from several threads
-        self._maps = Maps()
-        self._folders: dict[int, RankFolder] = {}
+        self._lock = threading.Lock()  # a viewer asks from several threads
+        self._ranks = AllRanks(self.path)
         self._event_files: dict[int, EventFile] = {}
         self._finding_files: dict[int, FindingFile] = {}
-        self._sites_by_rank: dict[int, dict[int, Site]] = {}
-        self._directory = Directory()
-        self._blocks = table.empty_blocks()
         self.refresh()
 
     def __repr__(self) -> str:
@@ -79,59 +68,39 @@ class Run:
     def refresh(self) -> bool:
         """Read what was written since; say whether there was anything. A live run is followed by calling this."""
         with self._lock:
-            return self._refresh()
-
-    def _refresh(self) -> bool:
-        changed = False
-        for rank in layout.ranks(self.path):
-            folder = self._folders.setdefault(rank, RankFolder(layout.rank_folder(self.path, rank), self._maps))
-            try:
-                changed |= folder.refresh()
-            except FileNotFoundError:
-                continue  # deleted meanwhile; what was read stays
-        for rank in {0, *self._folders}:
-            file = self._event_files.setdefault(rank, EventFile(layout.events_file(self.path, rank)))
-            changed |= file.refresh()
-            found = self._finding_files.setdefault(rank, FindingFile(layout.findings_file(self.path, rank)))
-            changed |= found.refresh()
-        if changed:
-            self._arrange()
-        return changed
-
-    def _arrange(self) -> None:
-        found = {rank: folder.sites for rank, folder in self._folders.items()}
-        if found != self._sites_by_rank:
-            self._sites_by_rank = found
-            self._directory = Directory.merge(found)
-        # The lowest rank comes last, so its word on a step counts.
-        joined = table.concat_blocks([folder.blocks for _, folder in sorted(self._folders.items(), reverse=True)])
-        self._blocks = joined.take(table.last_of_each([joined.step]))
+            changed = self._ranks.refresh()
+            for rank in {0, *self._ranks.folders}:
+                file = self._event_files.setdefault(rank, EventFile(layout.events_file(self.path, rank)))
+                changed |= file.refresh()
+                found = self._finding_files.setdefault(rank, FindingFile(layout.findings_file(self.path, rank)))
+                changed |= found.refresh()
+            return changed
 
     @property
     def status(self) -> lease.Status:
         """What became of the writers: `live`, `finished`, `interrupted`, `failed` or `crashed`. Looked up each time."""
         now = self._clock()
-        return lease.together(_status(folder.path, now) for folder in self._folders.values())
+        return lease.together(_status(folder.path, now) for folder in self._ranks.folders.values())
 
     @property
     def ranks(self) -> list[int]:
         """The ranks that wrote."""
-        return sorted(self._folders)
+        return sorted(self._ranks.folders)
 
     @property
     def sites(self) -> list[Site]:
         """All sites, each once however many ranks have it. Their ids count over the whole run."""
-        return list(self._directory.sites)
+        return list(self._ranks.directory.sites)
 
     @property
     def blocks(self) -> Blocks:
         """One line a step: `step`, `time`, `epoch` (-1: none), `skipped`, `span`."""
-        return self._blocks
+        return self._ranks.blocks
 
     @property
     def steps(self) -> NDArray[np.int64]:
         """The steps that were recorded, in order."""
-        return self._blocks.step
+        return self.blocks.step
 
     @property
     def events(self) -> list[Event]:
@@ -149,7 +118,7 @@ class Run:
     @property
     def attempts(self) -> list[Attempt]:
         """The stretches of writing, by the word of the lowest rank: one, and one for each time it was continued."""
-        return self._folders[min(self._folders)].attempts if self._folders else []
+        return self._ranks.folders[min(self._ranks.folders)].attempts if self._ranks.folders else []
 
     @property
     def problems(self) -> list[str]:
@@ -157,7 +126,7 @@ class Run:
         bad = [file.bad_lines for file in self._event_files.values()]
         bad += [file.bad_lines for file in self._finding_files.values()]
         lines = [what for lines in bad for _, what in lines]
-        return [*(problem for rank in self.ranks for problem in self._folders[rank].problems), *lines]
+        return [*(problem for rank in self.ranks for problem in self._ranks.folders[rank].problems), *lines]
 
     @property
     def dropped(self) -> int:
@@ -169,7 +138,7 @@ class Run:
     def nbytes(self) -> int:
         """How many bytes the files of the run hold; a run's folder may hold other things, which do not count."""
         top = [self.path / layout.HEADER, layout.events_file(self.path, 0), layout.findings_file(self.path, 0)]
-        inside = (file for folder in self._folders.values() for file in folder.path.glob("*"))
+        inside = (file for folder in self._ranks.folders.values() for file in folder.path.glob("*"))
         return sum(_size(file) for file in (*top, *inside))
 
     def show(self, *, height: int = 760) -> Any:
@@ -189,7 +158,7 @@ class Run:
             SelectionError: Nothing matches, or the regular expression cannot be read.
 
         """
-        return selection.find(self._directory.sites, pattern, self.path)
+        return selection.find(self._ranks.directory.sites, pattern, self.path)
 
     def site(self, which: Site | str) -> Site:
         """Return the one site that `which` means.
@@ -199,12 +168,12 @@ class Run:
 
         """
         key = which.key if isinstance(which, Site) else which
-        known = self._directory.by_key.get(key)
-        return known if known is not None else selection.find_one(self._directory.sites, key, self.path)
+        known = self._ranks.directory.by_key.get(key)
+        return known if known is not None else selection.find_one(self._ranks.directory.sites, key, self.path)
 
     def ranks_of(self, site: Site) -> list[int]:
         """Return the ranks that recorded a site."""
-        return sorted(self._directory.places[self._directory.source(self.site(site)).key])
+        return sorted(self._ranks.places(self.site(site)))
 
     # ------------------------------------------------------------------ readings
 
@@ -268,13 +237,13 @@ class Run:
 
     def at(self, step: int, *, rank: int | None = None) -> dict[Site, Reading]:
         """Return what every site read at a step; a reading of merged steps stands for each of them."""
-        shot = self._again(self._at, step, rank)
+        shot = self._ranks.at(step, rank)
         spans = zip(shot.step.tolist(), shot.span.tolist(), strict=True)
         known = {
             number: Reading(shot.rows[i], shot.bins[i] if shot.binned[i] else None, *when)
             for i, (number, when) in enumerate(zip(shot.site.tolist(), spans, strict=True))
         }
-        directory = self._directory
+        directory = self._ranks.directory
         sources = (
             (site, directory.source(site).id if site.same_as is not None else site.id) for site in directory.sites
         )
@@ -282,33 +251,22 @@ class Run:
 
     def block(self, step: int, *, rank: int | None = None) -> Block:
         """Return what every site read at a step as arrays, as a recorder would hand it to a sink; maybe empty."""
-        shot = self._again(self._at, step, rank)
+        shot = self._ranks.at(step, rank)
         order = np.argsort(shot.site, kind="stable")
-        line = int(np.searchsorted(self._blocks.step, step))
-        known = line < len(self._blocks.step) and int(self._blocks.step[line]) == step
-        epoch = int(self._blocks.epoch[line]) if known else -1
+        blocks = self.blocks
+        line = int(np.searchsorted(blocks.step, step))
+        known = line < len(blocks.step) and int(blocks.step[line]) == step
+        epoch = int(blocks.epoch[line]) if known else -1
         return Block(
             step=step,
-            time=float(self._blocks.time[line]) if known else float("nan"),
+            time=float(blocks.time[line]) if known else float("nan"),
             sites=shot.site[order].astype(np.uint32),
             rows=shot.rows[order],
             bins=shot.bins[order],
             binned=shot.binned[order],
             epoch=None if epoch < 0 else epoch,
-            skipped=bool(self._blocks.skipped[line]) if known else False,
+            skipped=bool(blocks.skipped[line]) if known else False,
         )
-
-    def _at(self, step: int, rank: int | None) -> Snapshot:
-        """Return a snapshot in which sites have the ids of the whole run."""
-        shots = []
-        for number in self.ranks if rank is None else [rank]:
-            shot = self._folders[number].at(step) if number in self._folders else Snapshot.none()
-            keys = (self._directory.keys.get((number, site)) for site in shot.site.tolist())
-            ids = [-1 if key is None else self._directory.by_key[key].id for key in keys]
-            shots.append(Snapshot(np.array(ids, np.int64), shot.step, shot.span, shot.rows, shot.bins, shot.binned))
-        joined = Snapshot.join(shots)
-        joined = joined.take(np.flatnonzero(joined.site >= 0))
-        return joined if len(shots) == 1 else joined.merged()
 
     def stored(
         self,
@@ -321,22 +279,7 @@ class Run:
         stop: int | None = None,
     ) -> Readings:
         """Return the stored readings of a site as arrays, reading only some columns: all else is made of these."""
-        return self._again(self._stored, site, columns, bins=bins, rank=rank, start=start, stop=stop)
-
-    def _stored(
-        self, site: Site, columns: tuple[int, ...], *, bins: bool, rank: int | None, start: int | None, stop: int | None
-    ) -> Readings:
-        places = self._directory.places[self._directory.source(self.site(site)).key]
-        wanted = {number: ids for number, ids in sorted(places.items()) if rank in (None, number)}
-        if len(wanted) > 1:
-            columns = ALL_COLUMNS  # merging takes them all
-        parts = [
-            self._folders[number].readings(ids, columns, bins=bins, start=start, stop=stop)
-            for number, ids in wanted.items()
-        ]
-        if not parts:
-            return RankFolder(self.path).readings([], columns, bins=bins, start=start, stop=stop)
-        return parts[0] if len(parts) == 1 else series.merge_overlapping(parts)
+        return self._ranks.stored(self.site(site), columns, bins=bins, rank=rank, start=start, stop=stop)
 
     def stored_many(
         self,
@@ -350,38 +293,8 @@ class Run:
         """Yield the stored readings of many sites, as `stored` returns those of one, without bins; some at a time."""
         together = max(1, _MOST_ROWS // max(len(self.steps), 1))
         for first in range(0, len(sites), together):
-            some = sites[first : first + together]
-            yield from self._again(self._stored_many, some, columns, rank=rank, start=start, stop=stop)
-
-    def _stored_many(
-        self, sites: Sequence[Site], columns: tuple[int, ...], *, rank: int | None, start: int | None, stop: int | None
-    ) -> list[Readings]:
-        found: dict[int, Readings] = {}
-        by_rank: dict[int, list[tuple[int, list[int]]]] = {}
-        for place, site in enumerate(sites):
-            ids = self._directory.places[self._directory.source(self.site(site)).key]
-            wanted = [number for number in ids if rank in (None, number)]
-            if len(wanted) == 1:
-                by_rank.setdefault(wanted[0], []).append((place, ids[wanted[0]]))
-            else:
-                found[place] = self._stored(site, columns, bins=False, rank=rank, start=start, stop=stop)
-        for number, asked in by_rank.items():
-            folder = self._folders[number]
-            read = folder.readings_of([ids for _, ids in asked], columns, start=start, stop=stop)
-            found |= {place: each for (place, _), each in zip(asked, read, strict=True)}
-        return [found[place] for place in range(len(sites))]
-
-    def _again(self, query: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Ask, and ask again when a segment was put together with others or thinned in between."""
-        for number in range(_MAX_TRIES):
-            with self._lock:
-                try:
-                    return query(*args, **kwargs)
-                except FileNotFoundError:
-                    if number > 1:
-                        self._maps.widen(2 * sum(len(folder.segments) for folder in self._folders.values()))
-                    self._refresh()
-        raise RunDamaged(f"{self.path}: its segments vanish as they are read.")
+            some = [self.site(site) for site in sites[first : first + together]]
+            yield from self._ranks.stored_many(some, columns, rank=rank, start=start, stop=stop)
 
     # ------------------------------------------------------------------ tables
 
@@ -400,7 +313,7 @@ class Run:
         return export.to_arrow(self, self._chosen(pattern), stats)
 
     def _chosen(self, pattern: str | None) -> list[Site]:
-        chosen = self._directory.sites if pattern is None else self.find(pattern)
+        chosen = self._ranks.directory.sites if pattern is None else self.find(pattern)
         # One that only passes on another's tensor would repeat its lines.
         return [site for site in chosen if site.same_as is None or pattern is not None]
 
