@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sonde import schema
+from sonde.arguments import mapping, whole_number, with_methods
 from sonde.diagnosis.monitor import Monitor
 from sonde.errors import OptionError
 from sonde.forensics.watcher import GuardAction
@@ -99,7 +100,9 @@ def watch(
         diagnose: Whether to record the vital signs that a diagnosis needs, and to judge them while the run goes on, in
             the worker's thread: `session.findings`.
         guard: What to do when gradients are not finite: "skip" makes that optimizer step do nothing, "stop" raises
-            `sonde.NonFiniteError` before anything is written. By default nothing is held back.
+            `sonde.NonFiniteError` before anything is written. With an optimizer that is not fused both make the host
+            wait for a GPU once per step. "stop_late" never waits and holds nothing back: it raises in the first step
+            after the readings have shown it, on the CPU before anything is written. By default nothing is held back.
         bundles: Whether to save what is needed to repeat a step that went non-finite, in `run/bundles`.
         max_bundle_mb: Bound of one bundle; if the weights do not fit, it is saved without them.
         enabled: False attaches nothing and writes nothing; every verb of the session then does nothing.
@@ -120,17 +123,18 @@ def watch(
     plan = replace(
         _plan(models, what, where, every, histogram, on_error, max_memory_mb, max_calls), diagnose=bool(diagnose)
     )
-    helpers = Helpers(loss_fn=loss_fn, loader=loader, scheduler=scheduler, scaler=scaler)
-    forensics = _forensics(diagnose, guard, bundles, max_bundle_mb)
+    helpers = _helpers(loss_fn, loader, scheduler, scaler)
+    _check_start(start_step, resume)
+    forensics = _forensics(diagnose, guard, bundles, max_bundle_mb, plan.what)
     _warn_if_compiled(models, plan)
     _warn_if_watched(models)
     writer = RunWriter(
         place_of(run, resume=resume, shared=num_ranks() > 1),
         _header(models, optimizers, plan, helpers, config, clock),
-        rank=this_rank() if rank is None else rank,
+        rank=this_rank() if rank is None else whole_number("rank", rank, least=0),
         resume=resume,
         start_step=start_step,
-        max_disk_bytes=None if max_disk_mb is None else _positive("max_disk_mb", max_disk_mb) << 20,
+        max_disk_bytes=None if max_disk_mb is None else whole_number("max_disk_mb", max_disk_mb) << 20,
         num_ranks=num_ranks(),
         clock=clock,
     )
@@ -252,9 +256,9 @@ def open_session(
     writer = RunWriter(
         place_of(run, resume=resume, shared=num_ranks() > 1),
         _header({}, [], plan, helpers, config, clock),
-        rank=this_rank() if rank is None else rank,
+        rank=this_rank() if rank is None else whole_number("rank", rank, least=0),
         resume=resume,
-        max_disk_bytes=None if max_disk_mb is None else _positive("max_disk_mb", max_disk_mb) << 20,
+        max_disk_bytes=None if max_disk_mb is None else whole_number("max_disk_mb", max_disk_mb) << 20,
         num_ranks=num_ranks(),
         clock=clock,
     )
@@ -276,13 +280,31 @@ def _models(model: Models) -> dict[str, nn.Module]:
 def _optimizers(optimizer: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
     if optimizer is None:
         return []
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    given: Any = optimizer
+    optimizers = list(given) if isinstance(given, Iterable) else [given]
     for each in optimizers:
         if not isinstance(each, Optimizer):
             raise OptionError(
                 f"optimizer takes torch optimizers; got {type(each).__name__}. Leave it out to find them."
             )
     return optimizers
+
+
+def _helpers(loss_fn: Any, loader: Any, scheduler: Any, scaler: Any) -> Helpers:
+    if loss_fn is not None and not callable(loss_fn):
+        raise OptionError(f"loss_fn takes a function or a module; got {loss_fn!r:.80}.")
+    if isinstance(loader, str | bytes) or not (loader is None or hasattr(loader, "__iter__")):
+        raise OptionError(f"loader takes what the loop iterates over, such as a DataLoader; got {loader!r:.80}.")
+    with_methods("scheduler", scheduler, "a learning-rate scheduler", ["step"])
+    with_methods("scaler", scaler, "a torch.amp.GradScaler", ["is_enabled", "step", "get_scale"])
+    return Helpers(loss_fn=loss_fn, loader=loader, scheduler=scheduler, scaler=scaler)
+
+
+def _check_start(start_step: int | None, resume: bool) -> None:
+    if start_step is not None:
+        whole_number("start_step", start_step)
+        if not resume:
+            raise OptionError(f"start_step={start_step} is for a run that is resumed: pass resume=True as well.")
 
 
 def _plan(
@@ -295,7 +317,7 @@ def _plan(
     max_memory_mb: int,
     max_calls: int,
 ) -> Plan:
-    chosen = [what] if isinstance(what, str) else list(what)
+    chosen = [what] if isinstance(what, str) else list(what or ())
     unknown = [item for item in chosen if item not in get_args(What)]
     if unknown or not chosen:
         raise OptionError(f"what={chosen!r}: choose from {', '.join(get_args(What))}.")
@@ -310,26 +332,26 @@ def _plan(
         when=schedule(every),
         histogram=bool(histogram),
         on_error=on_error,
-        max_memory_bytes=_positive("max_memory_mb", max_memory_mb) << 20,
-        max_calls=_positive("max_calls", max_calls),
+        max_memory_bytes=whole_number("max_memory_mb", max_memory_mb) << 20,
+        max_calls=whole_number("max_calls", max_calls),
     )
 
 
-def _forensics(diagnose: bool, guard: GuardAction | None, bundles: bool, max_bundle_mb: int) -> ForensicsOptions:
+def _forensics(
+    diagnose: bool, guard: GuardAction | None, bundles: bool, max_bundle_mb: int, what: frozenset[str]
+) -> ForensicsOptions:
     if guard is not None and guard not in get_args(GuardAction):
-        raise OptionError(f"guard={guard!r}: choose 'skip' or 'stop', or leave it out to hold nothing back.")
+        raise OptionError(
+            f"guard={guard!r}: choose 'skip', 'stop' or 'stop_late', or leave it out to hold nothing back."
+        )
+    if guard == "stop_late" and not what & {"gradients", "parameters", "updates"}:
+        raise OptionError("guard='stop_late' goes by readings of gradients or parameters: add 'gradients' to what.")
     return ForensicsOptions(
         enabled=diagnose or guard is not None,
         guard=guard,
         bundles=bool(bundles),
-        max_bundle_bytes=_positive("max_bundle_mb", max_bundle_mb) << 20,
+        max_bundle_bytes=whole_number("max_bundle_mb", max_bundle_mb) << 20,
     )
-
-
-def _positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or int(value) != value or value < 1:
-        raise OptionError(f"{name} takes a whole number of at least 1; got {value!r}.")
-    return int(value)
 
 
 def _header(
@@ -353,7 +375,7 @@ def _header(
         sonde_version=VERSION,
         model=describe_model(models),
         environment=describe_environment(),
-        config={"watch": watching, "helpers": described, "user": dict(config or {})},
+        config={"watch": watching, "helpers": described, "user": mapping("config", config)},
     )
 
 

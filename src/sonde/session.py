@@ -20,9 +20,10 @@ import numpy as np
 from torch import Tensor
 
 from sonde import schema
+from sonde.arguments import mapping, whole_number, with_methods
 from sonde.errors import ClosedError, OptionError
 from sonde.outcome import message_of, outcome_of
-from sonde.records import Finding, Quantity, Reading, Sink, summarise
+from sonde.records import QUANTITIES, Finding, Quantity, Reading, Sink, summarise
 from sonde.stages import Stages
 
 logger = logging.getLogger("sonde")
@@ -95,6 +96,7 @@ class Session:
         just values: a gradient that you hand in is shown beside those that Sonde saw itself.
         """
         self._check_open("record")
+        _check_site(site, quantity)
         if isinstance(values, Tensor):
             self._stages.packer.see(self._stages.packer.site(site, quantity, tensor=values), values.detach())
         elif isinstance(values, Reading):
@@ -119,14 +121,16 @@ class Session:
     def event(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
         """Note something that happened on the run's timeline."""
         self._check_open("event")
-        self._stages.packer.put_event(event_type, message, dict(data or {}))
+        _check_word("event", "what happened, such as 'note'", event_type)
+        self._stages.packer.put_event(event_type, str(message), mapping("event(data=...)", data))
 
     def epoch(self, number: int) -> None:
         """Say which epoch the following steps belong to."""
         self._check_open("epoch")
+        number = whole_number("epoch(...)", number, least=0)
         self._stages.packer.begin()
-        self._stages.packer.epoch = int(number)
-        self._stages.packer.put_event("epoch", f"epoch {number}", {"epoch": int(number)})
+        self._stages.packer.epoch = number
+        self._stages.packer.put_event("epoch", f"epoch {number}", {"epoch": number})
 
     def step(self) -> None:
         """End a step by hand, in a loop without a torch optimizer. With one, steps are found from it."""
@@ -146,6 +150,8 @@ class Session:
     def subscribe(self, sink: Sink) -> None:
         """Hand everything recorded from now on to `sink` too, in the worker thread."""
         self._check_open("subscribe")
+        verbs = ("take_sites", "take_block", "take_event", "take_finding", "flush", "close")
+        with_methods("subscribe(...)", sink, "a sink, an object with " + ", ".join(verbs), verbs)
         self._stages.worker.subscribe(sink)
 
     def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
@@ -183,6 +189,8 @@ class Session:
             logger.warning("found in %s: %s. Run: sonde diagnose %s", self.path, ", ".join(found), self.path)
 
     def __enter__(self) -> Self:
+        if self._closed:
+            raise ClosedError(f"The session of {self.path} is closed. Call sonde.watch again to record more.")
         return self
 
     def __exit__(
@@ -229,8 +237,21 @@ def _number(name: str, value: Any) -> float:
         raise OptionError(f"log({name}=...) takes a number or a tensor with one element; got {value!r:.80}.") from error
 
 
+def _check_word(verb: str, purpose: str, word: Any) -> None:
+    if not isinstance(word, str) or not word:
+        raise OptionError(f"{verb}(...) takes a word for {purpose}; got {word!r:.80}.")
+
+
+def _check_site(site: Any, quantity: Any) -> None:
+    _check_word("record", "where the values are from, such as 'scores'", site)
+    if quantity not in QUANTITIES:
+        raise OptionError(f"record({site!r}, ...) has no quantity {quantity!r}: choose from {', '.join(QUANTITIES)}.")
+
+
 def _numbers(site: str, values: Any) -> schema.Rows:
     try:
+        if values is None:
+            raise TypeError  # numpy would make a NaN of it
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise OptionError(

@@ -28,6 +28,25 @@ from sonde.testing import tiny_mlp
         ({"max_disk_mb": -1}, OptionError, "max_disk_mb"),
         ({"max_calls": 0}, OptionError, "max_calls"),
         ({"optimizer": "sgd"}, OptionError, "optimizer takes torch optimizers"),
+        (
+            {"optimizer": torch.optim.SGD},
+            OptionError,
+            "optimizer takes torch optimizers; got type",
+        ),
+        ({"what": None}, OptionError, "choose from"),
+        ({"max_calls": None}, OptionError, "max_calls takes a whole number of at least 1; got None"),
+        ({"max_memory_mb": "many"}, OptionError, "max_memory_mb takes a whole number"),
+        ({"max_disk_mb": float("inf")}, OptionError, "max_disk_mb takes a whole number"),
+        ({"config": 3}, OptionError, "config takes a dict; got int: 3"),
+        ({"rank": -1}, OptionError, "rank takes a whole number of at least 0; got -1"),
+        ({"rank": "first"}, OptionError, "rank takes a whole number of at least 0; got 'first'"),
+        ({"start_step": 5}, OptionError, "start_step=5 is for a run that is resumed: pass resume=True"),
+        ({"start_step": -4, "resume": True}, OptionError, "start_step takes a whole number of at least 1; got -4"),
+        ({"loss_fn": "mse"}, OptionError, "loss_fn takes a function or a module; got 'mse'"),
+        ({"loader": "train"}, OptionError, "loader takes what the loop iterates over"),
+        ({"loader": 3}, OptionError, "loader takes what the loop iterates over"),
+        ({"scheduler": [1]}, OptionError, r"scheduler takes a learning-rate scheduler; list has no step\(\)"),
+        ({"scaler": 3}, OptionError, r"scaler takes a torch.amp.GradScaler; int has no is_enabled\(\)"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_attached(tmp_path, options, error, says):
@@ -139,3 +158,47 @@ def test_a_run_that_this_process_still_writes_is_told_apart(tmp_path):
         pytest.raises(RunInUse, match="by a session of this process"),
     ):
         sonde.watch(nn.Linear(2, 2), run=tmp_path / "run")
+
+
+@pytest.mark.parametrize("run", [None, "", " ", 5])
+def test_a_run_without_a_name_is_refused_and_nothing_is_written(tmp_path, monkeypatch, run):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match='run takes the folder to write, such as "runs/first"; got'):
+        sonde.watch(tiny_mlp(), run=run)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_reason():
+    with pytest.raises(RunError, match=r"cannot be written to /proc/none/run: .+\. Choose a folder that you may write"):
+        sonde.watch(tiny_mlp(), run="/proc/none/run")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda session: session.record(3, [1.0]),
+            "takes a word for where the values are from, such as 'scores'; got 3",
+        ),
+        (lambda session: session.record("x", [1.0], quantity="grad"), "has no quantity 'grad': choose from parameter,"),
+        (lambda session: session.record("x", None), "takes a tensor, array or list of numbers; got NoneType"),
+        (lambda session: session.event(3), "takes a word for what happened, such as 'note'; got 3"),
+        (lambda session: session.event("x", "y", [1]), r"event\(data=...\) takes a dict; got list"),
+        (lambda session: session.epoch("one"), r"epoch\(...\) takes a whole number of at least 0; got 'one'"),
+        (lambda session: session.epoch(1.5), "at least 0; got 1.5"),
+        (lambda session: session.subscribe(3), r"takes a sink, .*; int has no take_sites\(\)"),
+    ],
+)
+def test_what_a_verb_cannot_take_is_named_and_the_session_goes_on(tmp_path, call, says):
+    with sonde.watch(tiny_mlp(), run=tmp_path / "run") as session:
+        with pytest.raises(OptionError, match=says):
+            call(session)
+        session.log(loss=1.0)
+    assert sonde.open_run(tmp_path / "run").status == "finished"
+
+
+def test_a_session_that_is_closed_is_not_entered_again(tmp_path):
+    session = sonde.watch(tiny_mlp(), run=tmp_path / "run")
+    session.close()
+    with pytest.raises(ClosedError, match=r"The session of .*run is closed\. Call sonde\.watch again"), session:
+        pass

@@ -53,7 +53,9 @@ def claim(path: Path, rank: int, run_header: RunHeader, *, resume: bool, start_s
     except (FileExistsError, NotADirectoryError):
         raise RunError(f"{path} cannot hold a run: a file is in the way. Choose another path.") from None
     except OSError as error:
-        raise RunError(f"A run cannot be written to {path}: {error.strerror or error}.") from error
+        raise RunError(
+            f"A run cannot be written to {path}: {error.strerror or error}. Choose a folder that you may write."
+        ) from error
 
 
 def _refuse_live_writer(path: Path, folder: Path, now: float) -> None:

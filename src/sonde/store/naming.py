@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from sonde.errors import OptionError
 
@@ -23,6 +24,9 @@ def place_of(run: str | os.PathLike[str], *, resume: bool = False, shared: bool 
         OptionError: The star stands where it cannot be replaced.
 
     """
+    given: Any = run
+    if not isinstance(given, str | os.PathLike) or not str(given).strip():
+        raise OptionError(f'run takes the folder to write, such as "runs/first"; got {run!r:.80}.')
     path = Path(run)
     if STAR not in str(path):
         return path

@@ -1,0 +1,37 @@
+"""Arguments as people hand them in, checked: what is wrong is named before anything is attached or written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sonde.errors import OptionError
+
+
+def whole_number(name: str, value: Any, *, least: int = 1) -> int:
+    """Return a whole number; `name` is what the user calls it.
+
+    >>> whole_number("epoch", 3.0, least=0)
+    3
+    """
+    try:
+        is_whole = not isinstance(value, bool | str) and int(value) == value
+    except (TypeError, ValueError, OverflowError):
+        is_whole = False
+    if not is_whole or value < least:
+        raise OptionError(f"{name} takes a whole number of at least {least}; got {value!r:.80}.")
+    return int(value)
+
+
+def mapping(name: str, value: Any) -> dict[Any, Any]:
+    """Return a mapping as a dict, an empty one for None."""
+    if value is not None and not isinstance(value, Mapping):
+        raise OptionError(f"{name} takes a dict; got {type(value).__name__}: {value!r:.80}.")
+    return dict(value or {})
+
+
+def with_methods(name: str, value: Any, what: str, methods: Iterable[str]) -> None:
+    """Refuse an object that lacks a method; None is nothing to refuse."""
+    missing = [method for method in methods if not callable(getattr(value, method, None))]
+    if value is not None and missing:
+        raise OptionError(f"{name} takes {what}; {type(value).__name__} has no {missing[0]}().")
