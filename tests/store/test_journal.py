@@ -66,7 +66,7 @@ def test_no_flipped_bit_is_read_as_data(small):
 
 def _contents(run):
     opened = open_run(run)
-    folder = opened._folders[0]
+    folder = opened._ranks.folders[0]
     return {
         int(step): np.stack(
             [part.rows().stats[:, part.rows().step == step] for part in folder.parts if step in part.blocks.step]
