@@ -98,7 +98,7 @@ def test_without_a_guard_the_update_is_written(tmp_path):
 
 
 def test_a_guard_that_means_nothing_is_refused(tmp_path):
-    with pytest.raises(OptionError, match="choose 'skip' or 'stop'"):
+    with pytest.raises(OptionError, match="choose 'skip', 'stop' or 'stop_late'"):
         sonde.watch(nn.Linear(1, 1), run=tmp_path / "run", guard="halt")
 
 

@@ -14,7 +14,7 @@ from sonde.forensics.keeper import KeptPass
 from sonde.forensics.lines import find_call
 from sonde.forensics.loss_graph import GraphNode, find_loss_origin, graph_of
 from sonde.forensics.origin import Incident, Origin, of_values, origin_of
-from sonde.forensics.repeat import can_repeat, repeat
+from sonde.forensics.repeat import repeat_alone
 from sonde.forensics.trace import Given, Root
 from sonde.forensics.traps import LossTail, LossTails
 from sonde.forensics.values import badness, first_indices, samples
@@ -51,17 +51,17 @@ def investigate_gradients(
 ) -> Incident | None:
     """Find why gradients are not finite, before the optimizer steps."""
     for kept in passes:
-        if not kept.gradients or not can_repeat(kept.model):
+        if not kept.gradients and not kept.lacks_gradients:
             continue
-        is_loss = any(badness(gradient) for gradient in kept.gradients.values())
-        repetition = repeat(kept, names, backward=not is_loss)
-        root = repetition.forward_root()
-        if root is None and is_loss:
-            origin, operands = _loss_backward(kept, tails, frame)
-            return Incident(origin, kept, repetition.outputs, operands)
-        root = root or repetition.backward_root()
+        repetition = repeat_alone(kept, names, backward=True)
+        if repetition is None:
+            continue
+        root = repetition.forward_root() or repetition.backward_root()
         if root is not None:
             return Incident(_of_root(root, kept), kept, repetition.outputs)
+        if any(badness(gradient) for gradient in kept.gradients.values()):
+            origin, operands = _loss_backward(kept, tails, frame)
+            return Incident(origin, kept, repetition.outputs, operands)
     return None
 
 
@@ -93,9 +93,9 @@ class _Looked:
 def _look_at_forward(
     kept: KeptPass, names: dict[int, str], roots: tuple[Tensor, ...], frame: FrameType | None
 ) -> _Looked:
-    if not can_repeat(kept.model):
+    repetition = repeat_alone(kept, names, backward=False)
+    if repetition is None:
         return _Looked(None, [])
-    repetition = repeat(kept, names, backward=False)
     root = repetition.forward_root()
     if root is None:
         return _Looked(None, repetition.outputs)

@@ -148,7 +148,7 @@ def _given(source: Given, kept: KeptPass) -> Origin:
     module = source.name.rpartition(".")[0] or "(model)" if stage == "weights" else ""
     return replace(
         about,
-        stage="backward" if source.role == "gradient" else stage,
+        stage=stage,
         module=module,
         tensor=source.name,
         line=kept.called_at,

@@ -27,9 +27,10 @@ class Recent:
         self._blocks: deque[tuple[int, Any, Rows]] = deque(maxlen=NUM_STEPS)
         self.bad_step: int | None = None
         """The first step whose gradients or parameters were seen to be non-finite since `forget_bad`."""
-        self.guarded_step: int | None = None
-        """The first step in which a fused optimizer held itself back."""
         self._bad: list[Site] = []
+        self._guarded: int | None = None
+        self._spoilt: int | None = None
+        self._taken_until = -1
 
     def history(self, name: str, quantity: Quantity = "output") -> list[dict[str, Any]]:
         """Return how large a module's outputs (or other readings by that name) were, step by step."""
@@ -53,6 +54,28 @@ class Recent:
         with self._lock:
             self.bad_step, self._bad = None, []
 
+    def take_guarded(self) -> int | None:
+        """Return the first step in which a fused optimizer held itself back, once."""
+        with self._lock:
+            step, self._guarded = self._guarded, None
+            return step
+
+    def note_spoilt(self, step: int) -> None:
+        """Take a step as one whose gradients or parameters are not finite."""
+        with self._lock:
+            self._note_spoilt(step)
+
+    def take_spoilt(self, until: int) -> int | None:
+        """Return the first step whose gradients or parameters are not finite, once.
+
+        Readings of steps up to `until` that arrive later tell of the same, and are not taken for another.
+        """
+        with self._lock:
+            step, self._spoilt = self._spoilt, None
+            if step is not None:
+                self._taken_until = until
+            return step
+
     def take_sites(self, sites: list[Site]) -> None:
         """Take sites that are new."""
         with self._lock:
@@ -62,21 +85,35 @@ class Recent:
     def take_block(self, block: Block) -> None:
         """Take the readings of one step."""
         with self._lock:
+            guarded = block.skipped and self._guard_site in block.sites
+            if guarded and self._guarded is None:
+                self._guarded = block.step
+            if guarded or not block.skipped:  # else it is a gradient scaler's business
+                self._judge(block, guarded)
             self._blocks.append((block.step, block.sites, block.rows))
-            guarded = block.skipped and self._is_guarded(block)
-            if guarded and self.guarded_step is None:
-                self.guarded_step = block.step
-            if self.bad_step is not None or (block.skipped and not guarded):
-                return  # a gradient scaler's business
-            bad = block.rows[:, schema.NAN : schema.NEG_INF + 1].any(axis=1)
-            if not bad.any():
-                return
-            sites = [self._sites[int(site)] for site in block.sites[bad] if int(site) in self._sites]
-            if any(site.quantity in ("gradient", "parameter", "update") for site in sites):
-                self.bad_step, self._bad = block.step, sites
 
-    def _is_guarded(self, block: Block) -> bool:
-        return self._guard_site in block.sites
+    def _judge(self, block: Block, guarded: bool) -> None:
+        bad = _is_bad(block.rows)
+        if not bad.any():
+            return
+        numbers = [int(site) for site in block.sites[bad] if int(site) in self._sites]
+        sites = [self._sites[number] for number in numbers]
+        if not any(site.quantity == "gradient" or self._was_finite(site) for site in sites):
+            return
+        if not guarded:
+            self._note_spoilt(block.step)
+        if self.bad_step is None:
+            self.bad_step, self._bad = block.step, sites
+
+    def _note_spoilt(self, step: int) -> None:
+        if step > self._taken_until:
+            self._spoilt = step if self._spoilt is None else min(step, self._spoilt)
+
+    def _was_finite(self, site: Site) -> bool:
+        """Say whether a parameter was finite before: one that never was is a mask of infinities that are meant."""
+        return site.quantity == "parameter" and any(
+            bool((~_is_bad(rows[sites == site.id])).any()) for _, sites, rows in self._blocks
+        )
 
     def take_event(self, event: Event) -> None:
         """Leave events to others."""
@@ -91,6 +128,10 @@ class Recent:
         """Let go of the readings."""
         with self._lock:
             self._blocks.clear()
+
+
+def _is_bad(rows: Rows) -> Any:
+    return rows[:, schema.NAN : schema.NEG_INF + 1].any(axis=1)
 
 
 def _worst(rows: Rows) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from sonde.forensics.keeper import KeptPass, inputs_of
-from sonde.forensics.trace import Operation, Root, Trace, find_root
+from sonde.forensics.trace import NotAlone, Operation, Root, Trace, find_root
 from sonde.forensics.values import badness
+from sonde.handles import remove_all
 from sonde.names import named_parameters
 from sonde.probes.rerun import eager, recompute, untouched
 from sonde.unpack import unpack
 
-# Modules that talk to other processes in their forward: repeating one here would leave the others waiting.
+# Modules that talk to other processes in their forward: repeating one here would leave the others waiting. All others
+# that do are seen only when they try, by their operations.
 _COLLECTIVE: Final = {"SyncBatchNorm", "FullyShardedDataParallel"}
 
 
@@ -41,14 +43,35 @@ class Repetition:
 
 
 def can_repeat(model: nn.Module) -> bool:
-    """Say whether a forward of this model can be repeated by one process alone."""
-    return not any(type(module).__name__ in _COLLECTIVE for module in model.modules())
+    """Say whether a forward of this model can be repeated by one process alone.
+
+    FSDP marks the modules whose parameters it gathers, also where only a wrapper around the model does so; those of
+    `fully_shard` and of tensor parallelism are spread over processes.
+    """
+    return not any(
+        type(module).__name__ in _COLLECTIVE or getattr(module, "_is_fsdp_managed_module", False)
+        for module in model.modules()
+    ) and not any(hasattr(parameter, "to_local") for parameter in model.parameters())
+
+
+def repeat_alone(kept: KeptPass, names: dict[int, str], *, backward: bool) -> Repetition | None:
+    """Repeat a pass, or return None if one process alone cannot."""
+    if not can_repeat(kept.model):
+        return None
+    try:
+        return repeat(kept, names, backward=backward)
+    except NotAlone:
+        return None
 
 
 def repeat(kept: KeptPass, names: dict[int, str], *, backward: bool) -> Repetition:
     """Run a pass once more, as it was: same inputs, random numbers and precision. `names` are by id.
 
     Sonde's own taps take it for the recomputation of a checkpoint and leave it out. Gradients go nowhere.
+
+    Raises:
+        NotAlone: The model was about to talk to other processes.
+
     """
     model = kept.model
     trace = Trace(names, frozenset({_call_model.__code__, _gradients.__code__}))
@@ -88,26 +111,35 @@ def _call_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _gradients(repetition: Repetition) -> list[tuple[str, Tensor]]:
     kept = repetition.kept
+    # What is not finite at an output is the loss's doing, or comes about again by itself.
     ends = [
         (tensor, kept.gradients[index])
         for index, (_, tensor) in enumerate(repetition.outputs)
-        if index in kept.gradients and tensor.requires_grad
+        if index in kept.gradients and tensor.requires_grad and not badness(kept.gradients[index])
     ]
     parameters = [(name, each) for name, each, _ in named_parameters({"": kept.model}) if each.requires_grad]
     if not ends or not parameters:
         return []
-    for _, gradient in ends:
-        repetition.trace.give("gradient", "the gradient at the model's output", gradient)
-    found = torch.autograd.grad(
-        [tensor for tensor, _ in ends],
-        [each for _, each in parameters],
-        [gradient for _, gradient in ends],
-        allow_unused=True,
-    )
+    # One output may lead to another, as hidden states do: then its gradient holds what came through that one already.
+    # It is put in place of what arrives there, so that nothing counts twice.
+    handles = [tensor.register_hook(_always(gradient)) for tensor, gradient in ends]  # type: ignore[no-untyped-call] # torch
+    try:
+        found = torch.autograd.grad(
+            [tensor for tensor, _ in ends],
+            [each for _, each in parameters],
+            [gradient for _, gradient in ends],
+            allow_unused=True,
+        )
+    finally:
+        remove_all(handles)
     gradients: list[tuple[str, Tensor | None]] = [
         (name, gradient) for (name, _), gradient in zip(parameters, found, strict=True)
     ]
     return [(name, gradient) for name, gradient in gradients if gradient is not None]
+
+
+def _always(gradient: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda _: gradient
 
 
 def _give(trace: Trace, kept: KeptPass, names: dict[int, str], copies: list[tuple[str, Tensor]]) -> None:

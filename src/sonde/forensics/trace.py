@@ -22,12 +22,18 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sonde.errors import SondeError
 from sonde.forensics.values import INF, NAN, badness, is_masking
 from sonde.handles import remove_all
 from sonde.source import Line, current_line
 from sonde.taps.nodes import next_sequence, sequence_of
 
 Stage = Literal["forward", "backward"]
+
+# Operations that talk to other processes.
+_COLLECTIVES: Final = frozenset(
+    {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"}
+)
 
 # These make room and leave in it whatever was there.
 _UNFILLED: Final = frozenset(
@@ -39,11 +45,15 @@ _OVERWRITING: Final = frozenset(
 )
 
 
+class NotAlone(SondeError):
+    """A computation that is repeated was about to talk to other processes, which do not repeat it and would hang."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
     """A tensor that was there before the computation began: an input, a parameter, a buffer, a constant."""
 
-    role: Literal["input", "parameter", "buffer", "gradient", "other"]
+    role: Literal["input", "parameter", "buffer", "other"]
     name: str
     tensor: Tensor
     badness: int
@@ -136,7 +146,7 @@ class Trace:
 
     def give(
         self,
-        role: Literal["input", "parameter", "buffer", "gradient"],
+        role: Literal["input", "parameter", "buffer"],
         name: str,
         tensor: Tensor,
         copy: Tensor | None = None,
@@ -175,7 +185,14 @@ class Trace:
                 self._sequence_calls.append(call)
 
     def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation, and note it if its result is not finite."""
+        """Run an operation, and note it if its result is not finite.
+
+        Raises:
+            NotAlone: It would talk to other processes.
+
+        """
+        if op.namespace in _COLLECTIVES:
+            raise NotAlone(f"{op} talks to other processes: this step cannot be repeated by one of them alone.")
         self.count += 1
         name = op._schema.name.partition("::")[2]
         inputs, written = _inputs(op, args, kwargs)

@@ -28,13 +28,14 @@ from sonde.forensics.investigate import (
 from sonde.forensics.keeper import Keeper, KeptPass
 from sonde.forensics.origin import Incident, Origin
 from sonde.forensics.recent import Recent
-from sonde.forensics.repeat import repeat
+from sonde.forensics.repeat import can_repeat, repeat_alone
 from sonde.forensics.traps import LossTails
-from sonde.forensics.values import badness
+from sonde.forensics.values import any_nonfinite, badness
 from sonde.names import named_modules, named_parameters
 from sonde.records import Finding, Quantity, Site
+from sonde.signals import is_capturing
 
-GuardAction = Literal["skip", "stop"]
+GuardAction = Literal["skip", "stop", "stop_late"]
 MAX_ORIGINS: Final = 3
 # A gradient scaler begins with a scale that is too large and skips steps until it fits; that is no fault.
 MAX_CALIBRATION: Final = 3
@@ -57,12 +58,17 @@ class Surroundings:
     event: Callable[[str, str, dict[str, Any]], None]
     flag: Callable[[Tensor], None]
     """Takes a number on a device that says whether the optimizer holds itself back."""
+    skip: Callable[[], None]
+    """Ends the present step as one that was not taken."""
     save: Callable[[Incident, Finding], None]
     """Saves what is needed to repeat the step."""
 
 
 class Watcher:
-    """Listens to passes, backward calls and optimizer steps of the watched models."""
+    """Listens to passes, backward calls and optimizer steps of the watched models.
+
+    While a CUDA graph is captured it looks at nothing: to read a number would break the capture.
+    """
 
     def __init__(
         self,
@@ -93,12 +99,15 @@ class Watcher:
 
     def begin_pass(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         """Keep what is needed to repeat a training pass that begins."""
+        if is_capturing():
+            return
         self._look_at_unused_pass()
         self.keeper.begin(model, args, self._around.step())
 
     def end_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Keep what a training pass was called with."""
-        self.keeper.end(model, args, kwargs, output)
+        if not is_capturing():
+            self.keeper.end(model, args, kwargs, output)
 
     def _look_at_unused_pass(self) -> None:
         # A program may test its loss itself and leave the backward out: nobody has looked at that pass yet.
@@ -117,6 +126,8 @@ class Watcher:
 
     def before_backward(self, roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
         """Look at the loss in the last moment at which its graph is whole."""
+        if is_capturing():
+            return
         unused = [kept for kept in self.keeper.passes if not kept.backwards]
         passes = unused or self.keeper.passes[-1:]
         for kept in passes:
@@ -131,12 +142,10 @@ class Watcher:
         elif self._may_look() and self._are_ours(roots):
             self._begin_look()
             incident = investigate_loss(roots, passes, self._all_names(), sys._getframe(1))
-            if incident.origin.stage == "weights" and self._is_armed:
-                self._tell_from_readings()  # the step in which it began is over
-            elif _is_scaled_away(incident.origin, roots):
+            if _is_scaled_away(incident.origin, roots):
                 self._is_ill = False
             else:
-                self._tell(incident)
+                self._tell_first(incident)
 
     def _remember(self, roots: tuple[Tensor, ...], passes: list[KeptPass]) -> None:
         if passes and self._left > 0:
@@ -149,44 +158,53 @@ class Watcher:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Look at the gradients while nothing has been written yet."""
+        if is_capturing():
+            return
         if self._may_look():
             sites = self._around.nonfinite("gradient")
             if sites is None and self._is_armed:
                 sites = self._measure(optimizer)
             if sites and not _is_scaled(optimizer):
                 self._look_at_gradients(sites)
-        if self._guard_action is not None:
+        if self._guard_action == "stop_late":
+            self._notice(optimizer)
+        elif self._guard_action is not None:
             self._hold_back(optimizer)
 
     def stop_if_asked(self) -> None:
-        """Raise if a step was held back and the user asked to stop; outside any guard.
+        """Raise if something is not finite and the user asked to stop; outside any guard.
 
-        A fused optimizer holds itself back on the device. That is known a step or two later, when its readings arrive.
+        What a device computes is known a step or two later, when its readings arrive: whether a fused optimizer held
+        itself back, and everything that `stop_late` goes by.
 
         Raises:
-            NonFiniteError: A gradient is not finite and `guard="stop"`.
+            NonFiniteError: A gradient or a weight is not finite, and `guard` is "stop" or "stop_late".
 
         """
-        if self._guard_action != "stop":
+        now = self._around.step()
+        if self._guard_action == "stop":
+            step = now if self.hold_back.is_holding else self.recent.take_guarded()
+            words = _held_words(now - 1 - step) if step is not None else ""
+        elif self._guard_action == "stop_late":
+            step = self.recent.take_spoilt(now)
+            words = _late_words(step, now - step) if step is not None else ""
+        else:
             return
-        step = self._around.step() if self.hold_back.is_holding else self.recent.guarded_step
         if step is None:
             return
         self.hold_back.release()
-        self.recent.guarded_step = None
         if self._is_armed and self._may_look():
             self._tell_from_readings()
+        # Otherwise a program that catches this and goes on would find its bad gradients in the next step, too.
+        self._around.skip()
         finding = self._last_finding
-        words = f" {finding.cause} {finding.fix}" if finding is not None else ""
-        later = self._around.step() - 1 - step
-        unchanged = f"those of {later} step(s) later" if later > 0 else "as they were"
-        raise NonFiniteError(
-            f"step {step}: gradients are not finite, and guard='stop' held the optimizer back; the weights are "
-            f"{unchanged}.{words}"
-        )
+        told = f" {finding.cause} {finding.fix}" if finding is not None else ""
+        raise NonFiniteError(f"step {step}: {words}{told}")
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Look at what the optimizer has written, and let go of the step."""
+        if is_capturing():
+            return
         held = self.hold_back.is_holding
         self._is_poisoned |= self._is_ill and not held
         self.hold_back.release()
@@ -197,6 +215,8 @@ class Watcher:
 
     def after_skip(self) -> None:
         """Look at a step that a gradient scaler has held back."""
+        if is_capturing():
+            return
         self._skips += 1
         if self._skips == MAX_CALIBRATION + 1 and self._may_look():
             sites = self._around.nonfinite("gradient")
@@ -213,7 +233,7 @@ class Watcher:
             name = sites[-1].name if sites else ""
             origin = Origin(stage="backward", module=name.rpartition(".")[0], tensor=name, repeated=False)
             incident = Incident(origin, self.keeper.passes[-1] if self.keeper.passes else None)
-        self._tell(incident)
+        self._tell_first(incident)
 
     def _look_at_update(self, optimizer: Optimizer) -> None:
         sites = self._around.nonfinite("parameter")
@@ -222,10 +242,14 @@ class Watcher:
             return
         if not sites:
             return
-        parameters = {name: each for name, each, _ in named_parameters(self._models)}
-        parameter = parameters.get(sites[0].name)
-        if parameter is not None:
-            self._tell(Incident(investigate_update(optimizer, sites[0].name, parameter)))
+        # Without a gradient nothing was written: a parameter may be a mask of infinities that are meant.
+        stepped = {id(parameter) for parameter, _ in gradients_of(optimizer)}
+        parameters = {name: each for name, each, _ in named_parameters(self._models) if id(each) in stepped}
+        found = next((site.name for site in sites if site.name in parameters), None)
+        if found is not None:
+            if self._guard_action == "stop_late":
+                self.recent.note_spoilt(self._around.step())
+            self._tell(Incident(investigate_update(optimizer, found, parameters[found])))
 
     def _wait_for_another(self, optimizer: Optimizer) -> None:
         """On a device: wait a few steps for it to happen again, unless the weights are spoilt already."""
@@ -233,9 +257,20 @@ class Watcher:
             return
         self._patience -= 1
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if self._patience < 0 or any(badness(parameter) for parameter in parameters):
+        if self._patience < 0 or bool(any_nonfinite(parameters)):
             self._patience = PATIENCE
             self._tell_from_readings()
+
+    def _notice(self, optimizer: Optimizer) -> None:
+        """Note gradients that are not finite where that can be told without waiting: on the CPU."""
+        gradients = [gradient for _, gradient in gradients_of(optimizer)]
+        if getattr(optimizer, "found_inf", None) is not None or not all(map(_is_on_host, gradients)):
+            return  # a gradient scaler's business, or that of the readings to come
+        sites = None if self._around.measured(optimizer) is None else self._around.nonfinite("gradient")
+        if sites or (sites is None and bool(any_nonfinite(gradients))):
+            if sites is None and self._may_look():
+                self._look_at_gradients([])
+            self.recent.note_spoilt(self._around.step())
 
     def _hold_back(self, optimizer: Optimizer) -> None:
         measured = self._around.measured(optimizer)
@@ -261,16 +296,17 @@ class Watcher:
         self._models.clear()
         self._names = None
 
-    def look_again(self, kept: KeptPass) -> Incident:
-        """Repeat a pass to see what it returns, without judging it."""
-        repetition = repeat(kept, self._all_names(), backward=False)
-        return Incident(Origin(stage="forward"), kept, repetition.outputs)
+    def look_again(self, kept: KeptPass) -> Incident | None:
+        """Repeat a pass to see what it returns, without judging it; None if one process alone cannot."""
+        repetition = repeat_alone(kept, self._all_names(), backward=False)
+        return None if repetition is None else Incident(Origin(stage="forward"), kept, repetition.outputs)
 
     # ------------------------------------------------------------------ telling
 
     @property
     def _is_armed(self) -> bool:
-        return self.recent.bad_step is not None
+        """Whether readings have shown that something is wrong, and there is something left to tell about it."""
+        return self.recent.bad_step is not None and self._left > 0 and self._looks_left > 0
 
     def _may_look(self) -> bool:
         """Say whether to repeat a step: not again and again, and not while an origin's consequences go on."""
@@ -282,10 +318,22 @@ class Watcher:
         self._is_ill = True
 
     def _measure(self, optimizer: Optimizer) -> list[Site]:
-        """Look at gradients on a device and wait for it: the readings have shown that something is wrong."""
+        """Look at gradients on a device and wait for it: the readings have shown that something is wrong.
+
+        All are asked together, which waits once; only if that says so, each by itself.
+        """
+        if not bool(any_nonfinite(gradient for _, gradient in gradients_of(optimizer))):
+            return []
         names = {id(each): name for name, each, _ in named_parameters(self._models)}
         found = [parameter for parameter, gradient in gradients_of(optimizer) if badness(gradient)]
         return [Site(id=-1, name=names.get(id(each), ""), quantity="gradient") for each in found]
+
+    def _tell_first(self, incident: Incident) -> None:
+        """Say what was found; of weights that are spoilt already, what the readings say of the step that did it."""
+        if incident.origin.stage == "weights" and self._is_armed and not self._is_poisoned:
+            self._tell_from_readings()
+        else:
+            self._tell(incident)
 
     def _tell_from_readings(self) -> None:
         """Say what the readings alone say, where the step cannot be repeated any more."""
@@ -316,7 +364,7 @@ class Watcher:
             finding = replace(finding, data=finding.data | {"inputs_written_over": True})
         self._last_finding = finding
         self._around.report(finding)
-        if kept is not None:
+        if kept is not None and can_repeat(kept.model):
             self._around.save(incident, finding)
 
     def _all_names(self) -> dict[int, str]:
@@ -334,8 +382,27 @@ class Watcher:
         }
 
 
+def _is_on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
 def _is_near(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.numel() <= 1 << 16
+    return _is_on_host(tensor) and tensor.numel() <= 1 << 16
+
+
+def _held_words(later: int) -> str:
+    unchanged = f"those of {later} step(s) later" if later > 0 else "as they were"
+    return f"gradients are not finite, and guard='stop' held the optimizer back; the weights are {unchanged}."
+
+
+def _late_words(step: int, taken: int) -> str:
+    if not taken:
+        return "gradients are not finite; guard='stop_late' saw it before anything was written: the weights are whole."
+    return (
+        f"gradients or weights are not finite. guard='stop_late' holds nothing back: {taken} step(s) were taken, this "
+        f"one included, until the readings showed it, and the weights may be spoilt. Go back to a checkpoint from "
+        f"before step {step}."
+    )
 
 
 def _is_scaled_away(origin: Origin, roots: tuple[Tensor, ...]) -> bool:

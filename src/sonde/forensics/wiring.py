@@ -20,6 +20,7 @@ from sonde.forensics.watcher import MAX_ORIGINS, GuardAction, Surroundings, Watc
 from sonde.guard import Guard
 from sonde.pipe.packer import Packer
 from sonde.records import Finding
+from sonde.signals import is_capturing
 from sonde.taps.backward_calls import BackwardCalls
 from sonde.taps.root_passes import RootPasses
 from sonde.taps.step_edges import StepEdges
@@ -65,6 +66,7 @@ class Forensics:
             report=self._report,
             event=packer.put_event,
             flag=self._see_flag,
+            skip=lambda: packer.end_step(skipped=True),
             save=guard.wrap("saving a bundle", self._save),
         )
         self._run = run
@@ -109,10 +111,15 @@ class Forensics:
         passes = self.watcher.keeper.passes
         # Within a backward pass the step cannot be repeated: a second one would wait for the first.
         in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward or not passes or not passes[-1].returned:
+        if in_backward or is_capturing() or not passes or not passes[-1].returned:
             found = "was called within a backward pass" if in_backward else "found no training pass to save"
             raise OptionError(f"save_bundle() {found}: call it after the backward, before optimizer.step().")
         incident = self.watcher.look_again(passes[-1])
+        if incident is None:
+            raise OptionError(
+                "save_bundle() cannot save this step: the model talks to other processes in its forward (FSDP, tensor "
+                "parallelism, SyncBatchNorm), and no process can repeat it alone."
+            )
         return self._write(incident, Note(reason=reason, step=self._packer.step, created=self._clock()))
 
     def _save(self, incident: Incident, finding: Finding) -> None:
