@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -36,8 +36,9 @@ class _Pair:
         self.lock = threading.RLock()
         self._listeners: tuple[ModuleCalls[Any], ...] = ()
         self._everywhere: tuple[ModuleCalls[Any], ...] = ()
+        self._begun: _Heard = {}
         self._heard: _Heard = {}
-        self._heard_by: dict[tuple[ModuleCalls[Any], ...], _Heard] = {}
+        self._heard_by: dict[tuple[tuple[ModuleCalls[Any], bool], ...], tuple[_Heard, _Heard]] = {}
         self._handles: list[RemovableHandle] = []
 
     def add(self, listener: ModuleCalls[Any]) -> None:
@@ -57,10 +58,11 @@ class _Pair:
 
     def settle(self) -> None:
         """Put the hooks in place if anybody listens, else take them away."""
-        awake = tuple(each for each in self._listeners if each.is_awake)
-        if awake not in self._heard_by:  # resting and waking comes and goes with the steps
-            self._heard_by[awake] = _put_together(awake)
-        self._heard = self._heard_by[awake]
+        awake = tuple((each, each.is_narrow) for each in self._listeners if each.is_awake)
+        if awake not in self._heard_by:  # states come and go with passes and steps
+            begun = _put_together((each, each.always if narrow else each.entries) for each, narrow in awake)
+            self._heard_by[awake] = (begun, _put_together((each, each.entries) for each, _ in awake))
+        self._begun, self._heard = self._heard_by[awake]
         wanted = bool(self._everywhere or self._heard)
         if wanted and not self._handles:
             self._handles = [
@@ -80,7 +82,7 @@ class _Pair:
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if _is_compiling():
             return
-        for each, entry in self._heard.get(id(module), ()):
+        for each, entry in self._begun.get(id(module), ()):
             each.before(entry, args)
         for each in self._everywhere:
             each.before(module, args)
@@ -103,11 +105,11 @@ class _Pair:
                 each.raised(entry)
 
 
-def _put_together(listeners: tuple[ModuleCalls[Any], ...]) -> _Heard:
+def _put_together(listeners: Iterable[tuple[ModuleCalls[Any], dict[int, Any]]]) -> _Heard:
     """Return who listens to which module, so that a call takes one look-up for all."""
     heard: _Heard = {}
-    for each in listeners:
-        for key, entry in each.entries.items():
+    for each, entries in listeners:
+        for key, entry in entries.items():
             heard[key] = (*heard.get(key, ()), (each, entry))
     return heard
 
@@ -127,6 +129,7 @@ class ModuleCalls(Generic[Entry]):
             of the process, and hands over the module itself.
         before: Takes an entry and the arguments of a call.
         after: Takes an entry, the arguments, the named arguments and the output of a call that returned.
+        always: Keys of modules of whose calls `before` is told also between `narrow` and `widen`.
         raised: Takes the entry of a call that raised an `Exception`. Torch is going through its hooks then: nobody may
             begin or cease to listen in it. Of calls that ended by another exception (Ctrl-C) nobody is told.
 
@@ -140,11 +143,14 @@ class ModuleCalls(Generic[Entry]):
         before: Callable[[Entry, tuple[Any, ...]], None],
         after: Callable[[Entry, tuple[Any, ...], dict[str, Any], Any], None],
         raised: Callable[[Entry], None] | None = None,
+        always: Collection[int] = (),
     ) -> None:
         self.before, self.after, self.raised = before, after, raised
         self.hears_all = entries is None
         self.entries: dict[int, Entry] = dict(entries or {})
+        self.always = {key: entry for key, entry in self.entries.items() if key in always}
         self.is_awake = False
+        self.is_narrow = False
 
     def attach(self) -> None:
         """Begin to listen."""
@@ -163,15 +169,29 @@ class ModuleCalls(Generic[Entry]):
         """Listen again."""
         self._turn(awake=True)
 
+    def narrow(self) -> None:
+        """Hear of the beginnings of calls only at the modules in `always`, in all threads, until `widen`."""
+        self._bound(narrow=True)
+
+    def widen(self) -> None:
+        """Hear of all beginnings again."""
+        self._bound(narrow=False)
+
     def remove(self) -> None:
         """Stop listening and forget the modules."""
         with _PAIR.lock:
             self.is_awake = False
-            self.entries = {}
+            self.entries = self.always = {}
             _PAIR.drop(self)
 
     def _turn(self, *, awake: bool) -> None:
         if self.is_awake is not awake and self.entries:
             with _PAIR.lock:
                 self.is_awake = awake
+                _PAIR.settle()
+
+    def _bound(self, *, narrow: bool) -> None:
+        if self.is_narrow is not narrow and self.entries:
+            with _PAIR.lock:
+                self.is_narrow = narrow
                 _PAIR.settle()

@@ -74,10 +74,11 @@ class PassObserver(Protocol):
 class _Pass:
     """Where one thread is in a forward pass."""
 
-    __slots__ = ("backward_seen", "calls", "last", "last_site", "last_version", "phase", "recording", "stack")
+    __slots__ = ("backward_seen", "calls", "last", "last_site", "last_version", "outermost", "phase", "recording")
 
     def __init__(self, calls: dict[int, int]) -> None:
-        self.stack: list[int] = []
+        self.outermost: int | None = None
+        """The module at which the pass began, by its key; None between passes."""
         self.phase: Phase = "train"
         self.recording = True
         self.backward_seen = 0
@@ -132,11 +133,11 @@ class ModuleTap:
         # The usual case of these, found quickly: outputs of first calls that are a tensor.
         self._plain_sites: dict[Phase, dict[int, int]] = {"train": {}, "eval": {}}
         self._gradient = guard.wrap("output gradients", self._see_gradient)
-        self._enter_pass = guard.wrap("module calls", self._enter_guarded)
         self._calls = ModuleCalls(
             {entry.key: entry for entry in watched},
-            self._enter,
+            guard.wrap("module calls", self._enter),
             guard.wrap("module outputs", self._leave),
+            always=[entry.key for entry in watched if entry.is_root],
         )
 
     def attach(self) -> None:
@@ -155,38 +156,32 @@ class ModuleTap:
     def end_step(self) -> None:
         """Begin to number calls from 0 again, and to listen."""
         self._passes.train_calls.clear()
-        self._passes.here.stack.clear()
+        self._passes.here.outermost = None
         self._calls.wake()
+        self._calls.widen()
 
     def _enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
-        # Most calls are of modules inside a pass, in which there is nothing to do but to remember them.
-        here = self._passes.here
-        observer = self._observer
-        if here.stack and not entry.is_root and (observer is None or not observer.is_tracing) and _in_backward() == -1:
-            here.stack.append(entry.key)
-        else:
-            self._enter_pass(entry, args)
-
-    def _enter_guarded(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
         if _in_backward() != -1:
             return
         here = self._passes.here
         observer = self._observer
-        # A forward that raised leaves its stack behind; the model's own next call clears it.
-        if entry.is_root or not here.stack:
-            inside_wrapper = bool(here.stack) and here.stack[-1] in self._wrappers
+        # A forward that raised leaves its pass behind; the model's own next call, or the end of the step, ends it.
+        if entry.is_root or here.outermost is None:
+            inside_wrapper = here.outermost in self._wrappers
             self._begin_pass(here)
             if observer is not None and not inside_wrapper:
                 observer.begin_pass(entry, here.calls.get(entry.key, 0), args, here.phase, here.recording)
             if not here.recording and here.phase == "train":
                 self._calls.rest()
                 return
-        here.stack.append(entry.key)
+            here.outermost = entry.key
+            if observer is None or not observer.is_tracing:
+                self._calls.narrow()  # there is nothing to do where modules inside a pass begin
         if observer is not None and observer.is_tracing and here.recording and here.phase == "train":
             observer.enter(entry, args)
 
     def _begin_pass(self, here: _Pass) -> None:
-        here.stack.clear()
+        here.outermost = None
         here.last = None  # a compiled model may return the very same tensor object in every pass
         here.phase = "train" if torch.is_grad_enabled() else "eval"
         here.recording = self._before_pass(here.phase)
@@ -203,28 +198,28 @@ class ModuleTap:
         if _in_backward() != -1:
             return
         here = self._passes.here
-        stack = here.stack
         key = entry.key
-        while stack and stack.pop() != key:
-            pass  # calls whose forward raised and was caught inside the model
         call = here.calls.get(key, 0)
         here.calls[key] = call + 1
-        if not here.recording:
-            return
-        call = min(call, self._max_calls - 1)
-        if entry.wanted and self._wants_tensors:
-            if isinstance(output, Tensor):
-                self._see(here, entry, call, "", output)
-            else:
-                for part, tensor in unpack(output):
-                    self._see(here, entry, call, part, tensor)
-        observer = self._observer
-        if observer is not None and (observer.is_tracing or _is_told(entry, observer.looked_at)):
-            observer.leave(entry, call, here.phase, args, output)
-        if not stack:
+        if here.recording:
+            call = min(call, self._max_calls - 1)
+            if entry.wanted and self._wants_tensors:
+                if isinstance(output, Tensor):
+                    self._see(here, entry, call, "", output)
+                else:
+                    for part, tensor in unpack(output):
+                        self._see(here, entry, call, part, tensor)
+            observer = self._observer
+            if observer is not None and (observer.is_tracing or _is_told(entry, observer.looked_at)):
+                observer.leave(entry, call, here.phase, args, output)
+        if here.outermost == key or here.outermost is None:
             self._end_pass(here, entry, call, kwargs)
 
     def _end_pass(self, here: _Pass, entry: WatchedModule, call: int, kwargs: dict[str, Any]) -> None:
+        here.outermost = None
+        self._calls.widen()
+        if not here.recording:
+            return
         if self._observer is not None:
             self._observer.end_pass(entry, call, kwargs, here.phase)
         self._after_pass(here.phase)
