@@ -44,7 +44,7 @@ def run_and_kill(path, first, lines):
 
 def test_no_acknowledged_step_is_lost(tmp_path):
     path, rng = tmp_path / "run", random.Random(7)
-    first, kills = 0, 10
+    first, kills = 0, 6
     for kill in range(kills):
         acknowledged = run_and_kill(path, first, rng.randint(1, 120))
         report = verify(path)

@@ -31,9 +31,9 @@ def test_nothing_is_lost_by_thinning(thinned):
     path, _ = thinned
     run = open_run(path)
     assert len(run.steps) < 1200
+    blocks = [make_block(step, 12) for step in range(1200)]
     for number in (0, 7):
         site = run.sites[number]
-        blocks = [make_block(step, 12) for step in range(1200)]
         whole = schema.merge_groups(np.array([b.rows[number] for b in blocks]), np.array([0]))[0]
         parts = list(run.readings(site))
         total = parts[0]

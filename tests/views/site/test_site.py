@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -40,48 +41,60 @@ def index_of(site):
     return json.loads(json.loads(about)), dict(json.loads(json.loads(index)))
 
 
-def test_every_question_of_the_index_is_answered_in_its_file_with_what_the_run_says(tmp_path):
-    write_run(tmp_path / "first", SMALL)
-    done = write_site(tmp_path / "first", tmp_path / "site", limits=FEW)
-    answers, (about, index) = answers_of(tmp_path / "site"), index_of(tmp_path / "site")
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """The folder of a run."""
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    write_run(folder, SMALL)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def few(first, tmp_path_factory):
+    """A copy of it with a few of its sites and steps, and what was said of the copy."""
+    site = tmp_path_factory.mktemp("copies") / "few"
+    return site, write_site(first, site, limits=FEW)
+
+
+def test_every_question_of_the_index_is_answered_in_its_file_with_what_the_run_says(first, few):
+    site, done = few
+    answers, (about, index) = answers_of(site), index_of(site)
     assert set(index) == set(answers)
     assert done.answers == len(answers)
     assert about["name"] == "first"
     assert about["command"] == "sonde view first"
-    run = open_run(tmp_path / "first")
+    run = open_run(first)
     told = json.loads(answers[spell("run/0-first", {})][1])
     assert told["facts"]["num_steps"] == len(run.steps) == 8
     events = json.loads(answers[spell("run/0-first/events", {})][1])["events"]
     assert [event["message"] for event in events] == [event.message for event in run.events]
 
 
-def test_limits_are_kept_and_told(tmp_path):
-    write_run(tmp_path / "first", SMALL)
-    done = write_site(tmp_path / "first", tmp_path / "few", limits=FEW)
-    asked = [question for question in answers_of(tmp_path / "few") if question.startswith('["api/run/0-first/site"')]
+def test_limits_are_kept_and_told(first, few, tmp_path):
+    site, done = few
+    asked = [question for question in answers_of(site) if question.startswith('["api/run/0-first/site"')]
     assert len(asked) == 2
     assert any(re.fullmatch(r"Of 16 sites, 2 can be looked at one by one\.", line) for line in done.left_out)
-    small = write_site(tmp_path / "first", tmp_path / "small", limits=Limits(sites=0, steps=0, total_bytes=4000))
+    small = write_site(first, tmp_path / "small", limits=Limits(sites=0, steps=0, total_bytes=4000))
     kept = sum(len(body) for _, body in answers_of(tmp_path / "small").values())
     assert kept <= 4000
     assert any("had no room in this copy" in line for line in small.left_out)
 
 
-def test_a_copy_replaces_a_copy_and_nothing_else(tmp_path):
-    write_run(tmp_path / "first", SMALL)
-    write_site(tmp_path / "first", tmp_path / "site", limits=Limits(sites=0, steps=0))
+def test_a_copy_replaces_a_copy_and_nothing_else(first, few, tmp_path):
+    shutil.copytree(few[0], tmp_path / "site")
     (tmp_path / "site" / "old").write_text("old")
-    write_site(tmp_path / "first", tmp_path / "site", limits=Limits(sites=0, steps=0))
+    write_site(first, tmp_path / "site", limits=Limits(sites=0, steps=0))
     assert not (tmp_path / "site" / "old").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("dear")
     with pytest.raises(OptionError, match="holds other files and will not be touched"):
-        write_site(tmp_path / "first", tmp_path / "mine")
+        write_site(first, tmp_path / "mine")
     with pytest.raises(OptionError, match="is a file; --out names a folder"):
-        write_site(tmp_path / "first", tmp_path / "mine" / "thesis.tex")
+        write_site(first, tmp_path / "mine" / "thesis.tex")
     with pytest.raises(RunNotFound):
         write_site(tmp_path / "mine", tmp_path / "other")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "mine", "site"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "site"]
 
 
 def test_nothing_of_a_stranger_is_code_in_the_files(tmp_path):
@@ -96,10 +109,9 @@ def test_nothing_of_a_stranger_is_code_in_the_files(tmp_path):
     assert "script-src 'self'" in page
 
 
-def test_the_command_writes_it_and_says_what_it_holds(tmp_path):
-    write_run(tmp_path / "first", SMALL)
+def test_the_command_writes_it_and_says_what_it_holds(first, tmp_path):
     out = tmp_path / "site"
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "first"), "--to", "site", "--out", str(out), "--json"])
+    done = CliRunner().invoke(app, ["export", str(first), "--to", "site", "--out", str(out), "--json"])
     told = json.loads(done.output)
     assert told["format"] == "site"
     assert told["bytes"] == sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
