@@ -12,6 +12,7 @@ from torch import nn
 
 from sonde.errors import OptionError
 from sonde.probes import compare_snapshots, memory_scope, memory_snapshot
+from sonde.probes.device_memory import DeviceMemory
 
 
 def test_a_snapshot_has_the_keys_users_know_and_is_plain_json():
@@ -28,6 +29,75 @@ def test_a_snapshot_agrees_with_psutil():
     psutil = pytest.importorskip("psutil")
     snapshot, told = memory_snapshot(), psutil.Process().memory_info().rss
     assert abs(snapshot["rss"] - told) < 16 << 20
+
+
+@pytest.fixture
+def books(monkeypatch):
+    """One CUDA device, whose allocator answers with what is handed over, or raises it."""
+
+    def install(answer):
+        def ask(device):
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", ask)
+
+    return install
+
+
+class Numbers:
+    """A recorder of plain numbers."""
+
+    def __init__(self):
+        self.sites, self.numbers = [], {}
+
+    def site(self, name, quantity):
+        self.sites.append(name)
+        return len(self.sites) - 1
+
+    def put(self, site, value):
+        self.numbers[self.sites[site]] = value
+
+
+def test_an_allocator_that_counts_nothing_is_told_nothing_of(books):
+    books(RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats."))
+    recorder = Numbers()
+    DeviceMemory(torch.device("cuda", 0), recorder).see()
+    assert not recorder.numbers
+    found = {name: value for name, value in memory_snapshot().items() if name.startswith("cuda")}
+    assert found == {"cuda_device_count": 1, "cuda_current_device": 0}
+    with memory_scope() as scope:
+        pass
+    assert not scope.leaks()
+
+
+def test_numbers_of_the_allocator_are_found_where_torch_keeps_them(books):
+    books(
+        {
+            "allocated_bytes": {"all": {"current": 3, "peak": 5}},
+            "reserved_bytes": {"all": {"current": 7, "peak": 11}},
+            "num_alloc_retries": 2,
+        }
+    )
+    recorder = Numbers()
+    DeviceMemory(torch.device("cuda", 0), recorder).see()
+    assert recorder.numbers == {
+        "cuda:0.allocated": 3,
+        "cuda:0.allocated_peak": 5,
+        "cuda:0.reserved": 7,
+        "cuda:0.allocation_retries": 2,
+    }
+    snapshot = memory_snapshot()
+    assert [snapshot[f"cuda_{name}"] for name in ("allocated", "max_allocated", "reserved", "max_reserved")] == [
+        3,
+        5,
+        7,
+        11,
+    ]
 
 
 def test_comparing_leaves_out_what_only_one_has():

@@ -6,16 +6,17 @@ event, so once the rows have arrived the events have happened, and the times bel
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 import torch
 
+from sonde.probes.device_events import EventPool
 from sonde.signals import Recorder
 from sonde.stats.cuda.driver import beside_captures
 
-_MOST_FREE: Final = 256
+# Marks of one step; a program that calls its model for ever without a step is not timed any more.
+_MOST_MARKS: Final = 10_000
 _STEP: Final = "step"
 _Mark = tuple[str, torch.cuda.Event]
 """The phase that begins at an event; empty where no phase does."""
@@ -25,7 +26,8 @@ class CudaTiming:
     """Times phases on one device and reports scalars such as `cuda:0.forward_ms`.
 
     A phase that occurs several times in a step, as in gradient accumulation, adds up. `step_ms` runs from the end of
-    one recorded step to the end of the next, so it has everything in between, such as waiting for data.
+    one recorded step to the end of the next, so it has everything in between, such as waiting for data. What runs while
+    a graph is captured is not timed: the device does it later, if at all.
     """
 
     def __init__(self, device: torch.device, recorder: Recorder) -> None:
@@ -33,28 +35,28 @@ class CudaTiming:
         self._recorder = recorder
         self._sites: dict[str, int] = {}
         self._marks: list[_Mark] = []
-        self._free: deque[torch.cuda.Event] = deque(maxlen=_MOST_FREE)
+        self._events = EventPool(device)
 
     def mark(self, phase: str) -> None:
         """Begin a phase here in the device's current stream, which ends the one before; "" begins none."""
-        self._marks.append((phase, self._event()))
+        event = self._events.record() if len(self._marks) < _MOST_MARKS else None
+        if event is not None:
+            self._marks.append((phase, event))
 
     def end_step(self) -> None:
         """Hand this step's times over; the next step begins where it ends."""
-        end = self._event()
+        end = self._events.record()
+        if end is None:
+            self.forget()
+            return
         marks, self._marks = self._marks, [("", end)]
-        if marks:
+        if marks and len(marks) < _MOST_MARKS:
             sites = {phase: self._site(phase) for phase, _ in (*marks, (_STEP, end)) if phase}
             self._recorder.put_late(lambda: self._read(marks, end, sites))
 
     def forget(self) -> None:
         """Leave this step out, and the way from it to the next."""
         self._marks = []
-
-    def _event(self) -> torch.cuda.Event:
-        event = self._free.popleft() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
 
     def _read(self, marks: list[_Mark], end: torch.cuda.Event, sites: dict[str, int]) -> Sequence[tuple[int, float]]:
         """Return milliseconds by site, or nothing if the events have not happened yet. Runs in the worker thread."""
@@ -69,7 +71,7 @@ class CudaTiming:
             if not marks[0][0]:  # it begins at the end of the step before
                 times[_STEP] = marks[0][1].elapsed_time(end)
         # `end` is the first mark of the next step, which gives it back.
-        self._free.extend(event for _, event in marks)
+        self._events.give_back(event for _, event in marks)
         return [(sites[phase], time) for phase, time in times.items()]
 
     def _site(self, phase: str) -> int:

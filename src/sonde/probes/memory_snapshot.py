@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from sonde.probes.device_memory import ALLOCATED, ALLOCATED_PEAK, RESERVED, RESERVED_PEAK, allocator_numbers
 from sonde.probes.process_memory import available_bytes, proportional_bytes, resident_bytes, total_bytes
+
+_BY_NAME: Final = {
+    "cuda_allocated": ALLOCATED,
+    "cuda_reserved": RESERVED,
+    "cuda_max_allocated": ALLOCATED_PEAK,
+    "cuda_max_reserved": RESERVED_PEAK,
+}
 
 
 def memory_snapshot(*, pss: bool = False, clock: Callable[[], float] = time.time) -> dict[str, Any]:
@@ -39,10 +47,11 @@ def compare_snapshots(before: Mapping[str, Any], after: Mapping[str, Any]) -> di
 
 
 def used_devices() -> list[int]:
-    """Return the CUDA devices on which torch holds memory."""
+    """Return the CUDA devices on which torch holds memory, as far as its allocator tells."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch
         return []
-    return [index for index in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(index)]
+    devices = range(torch.cuda.device_count())
+    return [index for index in devices if allocator_numbers(index, [RESERVED]).get(RESERVED)]
 
 
 def _machine() -> dict[str, Any]:
@@ -61,11 +70,7 @@ def _device() -> dict[str, Any]:
     # Asking for more would start CUDA in a process that only uses the CPU.
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch
         return {}
-    return {
-        "cuda_allocated": torch.cuda.memory_allocated(),
-        "cuda_reserved": torch.cuda.memory_reserved(),
-        "cuda_max_allocated": torch.cuda.max_memory_allocated(),
-        "cuda_max_reserved": torch.cuda.max_memory_reserved(),
-        "cuda_device_count": torch.cuda.device_count(),
-        "cuda_current_device": torch.cuda.current_device(),
-    }
+    current = torch.cuda.current_device()
+    numbers = allocator_numbers(current, _BY_NAME.values())
+    found = {name: numbers[place] for name, place in _BY_NAME.items() if place in numbers}
+    return found | {"cuda_device_count": torch.cuda.device_count(), "cuda_current_device": current}

@@ -8,23 +8,27 @@ last, and what comes before the first gradient, the loss, counts for none.
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
-from torch.utils.hooks import RemovableHandle
 
-from sonde.handles import remove_all
+from sonde.module_calls import ModuleCalls
+from sonde.probes.device_events import EventPool
+from sonde.signals import is_capturing
+from sonde.stats.cuda.driver import beside_captures
 
+# Times on a device that have not arrived yet; beyond that the oldest are let go.
 _MOST_PENDING: Final = 100_000
-_MOST_FREE: Final = 1024
-Pass = str  # "forward" or "backward"
+_in_backward = torch._C._current_graph_task_id
+Pass = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +44,13 @@ class ModuleTime:
     """With the modules inside it; None if no gradient came to it."""
     cuda_forward_ms: float | None = None
     cuda_backward_ms: float | None = None
-    """On the device; None without one."""
+    """On the device of its output; None without one."""
 
 
 @dataclass(slots=True)
 class _Tally:
     kind: str
+    device: torch.device | None = None
     calls: int = 0
     forward: float = 0.0
     below: float = 0.0
@@ -58,8 +63,24 @@ class _Tally:
 class _Call:
     name: str
     began: float
+    events: _DeviceTimes | None
     event: torch.cuda.Event | None
     below: float = 0.0
+
+
+class _DeviceTimes:
+    """Times on one device: events of its own, and those that have not been read yet."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.pool = EventPool(device)
+        self.pending: deque[tuple[str, Pass, torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=_MOST_PENDING)
+
+    def arrived(self) -> Iterator[tuple[str, Pass, float]]:
+        """Give what has arrived, in milliseconds; never waits."""
+        while self.pending and self.pending[0][2].query() and self.pending[0][3].query():  # type: ignore[no-untyped-call]
+            name, which, begin, end = self.pending.popleft()
+            yield name, which, begin.elapsed_time(end)
+            self.pool.give_back((begin, end))
 
 
 class ModuleTimes:
@@ -79,31 +100,23 @@ class ModuleTimes:
         self._roots: dict[str, str] = {}
         self._stack: list[_Call] = []
         self._in_backward: _Call | None = None
-        self._handles: list[RemovableHandle] = []
-        self._free: deque[torch.cuda.Event] = deque(maxlen=_MOST_FREE)
-        self._pending: deque[tuple[str, Pass, torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=_MOST_PENDING)
-        self._on_cuda = False
+        self._turning = threading.Lock()
+        self._devices: dict[torch.device, _DeviceTimes] = {}
+        enter, leave = guard("module times", self._enter), guard("module times", self._leave)
+        self._calls: ModuleCalls[nn.Module] = ModuleCalls(
+            None,
+            enter,
+            lambda module, args, kwargs, output: leave(module, output),
+            lambda module: leave(module, None),
+        )
 
     def attach(self) -> None:
         """Begin to listen."""
-        enter, leave = self._guard("module times", self._enter), self._guard("module times", self._leave)
-
-        def before(module: nn.Module, args: Any) -> None:
-            if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:
-                enter(module)
-
-        def after(module: nn.Module, args: Any, output: Any) -> None:
-            if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:
-                leave(module, output)
-
-        self._handles = [
-            torch_module.register_module_forward_pre_hook(before),
-            torch_module.register_module_forward_hook(after, always_call=True),
-        ]
+        self._calls.attach()
 
     def remove(self) -> None:
         """Stop listening."""
-        remove_all(self._handles)
+        self._calls.remove()
         self._stack.clear()
         self._in_backward = None
 
@@ -112,15 +125,16 @@ class ModuleTimes:
         self._turn(None)
 
     def collect(self) -> None:
-        """Take in the device's times that have arrived; never waits."""
-        while self._pending and self._pending[0][2].query() and self._pending[0][3].query():  # type: ignore[no-untyped-call]
-            name, which, begin, end = self._pending.popleft()
-            tally, spent = self._tallies[name], begin.elapsed_time(end)
-            if which == "forward":
-                tally.cuda_forward = (tally.cuda_forward or 0.0) + spent
-            else:
-                tally.cuda_backward = (tally.cuda_backward or 0.0) + spent
-            self._free.extend((begin, end))
+        """Take in the devices' times that have arrived; never waits."""
+        if is_capturing() or not any(each.pending for each in self._devices.values()):
+            return
+        with beside_captures():
+            for name, which, spent in itertools.chain.from_iterable(each.arrived() for each in self._devices.values()):
+                tally = self._tallies[name]
+                if which == "forward":
+                    tally.cuda_forward = (tally.cuda_forward or 0.0) + spent
+                else:
+                    tally.cuda_backward = (tally.cuda_backward or 0.0) + spent
 
     def table(self) -> list[ModuleTime]:
         """Return modules, the most expensive first."""
@@ -146,14 +160,17 @@ class ModuleTimes:
     def _is_inside(self, name: str, outer: str) -> bool:
         return name != outer and (name.startswith(f"{outer}.") or self._roots.get(name) == outer)
 
-    def _enter(self, module: nn.Module) -> None:
-        name = self._name(module)
-        if name not in self._tallies:
-            self._tallies[name] = _Tally(type(module).__name__)
-        self._stack.append(_Call(name, self._clock(), self._event()))
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if _in_backward() == -1:
+            name = self._name(module)
+            if name not in self._tallies:
+                # Until its output tells, what it is given and holds must.
+                device = _cuda_device([*_tensors(args), *itertools.islice(module.parameters(), 1)])
+                self._tallies[name] = _Tally(type(module).__name__, device)
+            self._stack.append(self._begin(name))
 
     def _leave(self, module: nn.Module, output: Any) -> None:
-        if not self._stack:
+        if not self._stack or _in_backward() != -1:
             return
         call = self._stack.pop()
         spent = self._clock() - call.began
@@ -165,11 +182,14 @@ class ModuleTimes:
             self._stack[-1].below += spent
         else:
             self.collect()
-        self._queue(call.name, "forward", call.event)
-        for tensor in _tensors(output):
-            self._on_cuda = self._on_cuda or tensor.is_cuda
-            if tensor.requires_grad and not list(module.children()):
-                self._listen(tensor, call.name)
+        self._end(call, "forward")
+        tensors = _tensors(output)
+        if tensors:
+            tally.device = _cuda_device(tensors)
+        if not any(module.children()):
+            for tensor in tensors:
+                if tensor.requires_grad:
+                    self._listen(tensor, call.name)
 
     def _listen(self, tensor: Tensor, name: str) -> None:
         turn = self._guarded_turn
@@ -180,24 +200,28 @@ class ModuleTimes:
         tensor.register_hook(arrived)  # type: ignore[no-untyped-call] # torch
 
     def _turn(self, name: str | None) -> None:
-        now, before = self._clock(), self._in_backward
-        if before is not None:
-            tally = self._tallies[before.name]
-            tally.backward = (tally.backward or 0.0) + now - before.began
-            self._queue(before.name, "backward", before.event)
-        self._in_backward = None if name is None else _Call(name, now, self._event())
+        with self._turning:  # each device has a backward thread of its own
+            before = self._in_backward
+            if before is not None:
+                tally = self._tallies[before.name]
+                tally.backward = (tally.backward or 0.0) + self._clock() - before.began
+                self._end(before, "backward")
+            self._in_backward = None if name is None else self._begin(name)
 
-    def _event(self) -> torch.cuda.Event | None:
-        if not self._on_cuda:
-            return None
-        event = self._free.popleft() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+    def _begin(self, name: str) -> _Call:
+        device = self._tallies[name].device
+        if device is None:
+            return _Call(name, self._clock(), None, None)
+        if device not in self._devices:
+            self._devices[device] = _DeviceTimes(device)
+        events = self._devices[device]
+        return _Call(name, self._clock(), events, events.pool.record())
 
-    def _queue(self, name: str, which: Pass, begin: torch.cuda.Event | None) -> None:
-        end = self._event() if begin is not None else None
-        if begin is not None and end is not None:
-            self._pending.append((name, which, begin, end))
+    def _end(self, call: _Call, which: Pass) -> None:
+        if call.events is not None and call.event is not None:
+            end = call.events.pool.record()
+            if end is not None:
+                call.events.pending.append((call.name, which, call.event, end))
 
     def _name(self, module: nn.Module) -> str:
         found = self._names.get(module)
@@ -225,3 +249,7 @@ def _tensors(output: Any) -> list[Tensor]:
     if isinstance(output, dict):
         output = list(output.values())
     return [each for each in output if isinstance(each, Tensor)] if isinstance(output, list | tuple) else []
+
+
+def _cuda_device(tensors: list[Tensor]) -> torch.device | None:
+    return next((tensor.device for tensor in tensors if tensor.is_cuda), None)
