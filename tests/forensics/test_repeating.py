@@ -1,0 +1,172 @@
+"""Repeating a pass: gradients come out as they were, and no other process is ever left waiting for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+import sonde
+from sonde.errors import OptionError
+from sonde.forensics import keeper
+from sonde.forensics.repeat import can_repeat, repeat
+from sonde.forensics.values import badness
+
+
+class Branching(nn.Module):
+    """Returns what its outputs are made of, too; once twice."""
+
+    def __init__(self, middle=torch.tanh):
+        super().__init__()
+        self.fc = nn.Linear(3, 4)
+        self.head = nn.Linear(4, 2)
+        self.middle = middle
+
+    def forward(self, x):
+        h = self.fc(x)
+        out = self.head(self.middle(h))
+        return {"out": out, "hidden": h, "again": out}
+
+
+def test_gradients_at_outputs_that_lead_to_each_other_count_once(tmp_path):
+    torch.manual_seed(0)
+    model = Branching()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
+        found = model(torch.randn(5, 3))
+        (found["out"].pow(2).sum() + found["hidden"].pow(3).mean() + found["again"].sum()).backward()
+        (kept,) = session._stages.forensics.watcher.keeper.passes
+        repeated = dict(repeat(kept, {}, backward=True).gradients)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(repeated[name], parameter.grad, rtol=1e-6, atol=1e-7)
+            assert not parameter._backward_hooks
+
+
+def sqrt_of_zero(h):
+    return torch.sqrt(h * 0)
+
+
+def test_a_derivative_inside_the_model_is_not_taken_for_the_losss_because_an_inner_tensor_is_returned(reported):
+    def program(watch):
+        model = Branching(sqrt_of_zero)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with watch(model, optimizer):
+            model(torch.randn(5, 3))["out"].sum().backward()
+            optimizer.step()
+
+    (found,) = reported(program)
+    assert found.kind == "nan_backward"
+    assert found.data["origin"]["node"] == "SqrtBackward0"
+    assert found.data["origin"]["line"]["text"].startswith("return torch.sqrt(h * 0)")
+
+
+def test_a_loss_whose_derivative_is_bad_at_an_inner_tensor_is_still_told_from_the_model(reported):
+    def program(watch):
+        model = Branching()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with watch(model, optimizer):
+            found = model(torch.randn(5, 3))
+            (found["out"].sum() + (found["hidden"] * 0).sqrt().sum()).backward()
+            optimizer.step()
+
+    (found,) = reported(program)
+    assert found.data["origin"]["node"] == "SqrtBackward0"
+    assert "sqrt()" in found.data["origin"]["line"]["text"]
+
+
+@pytest.mark.usefixtures("as_if_on_a_device")
+def test_an_operation_of_the_forward_is_named_even_where_gradients_were_too_large_to_keep(reported, monkeypatch):
+    monkeypatch.setattr(keeper, "MAX_GRADIENT_BYTES", 8)
+
+    def program(watch):
+        model = Branching(torch.log)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with watch(model, optimizer):
+            F.mse_loss(model(torch.randn(5, 3))["out"], torch.ones(5, 2)).backward()
+            optimizer.step()
+
+    (found,) = reported(program, guard="skip")
+    assert found.data["origin"]["op"] == "aten.log.default"
+
+
+# ---------------------------------------------------------------------- other processes
+
+
+@pytest.fixture
+def one_rank():
+    """A group of one rank, without a network."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.device_mesh.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+class Talking(nn.Module):
+    """Asks the other ranks for something in its forward, as contrastive models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.arrived = 0
+
+    def forward(self, x):
+        total = x.detach().sum()
+        dist.all_reduce(total)
+        self.arrived += 1
+        return torch.log(self.fc(x) * 0 + total * 0 - 1)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("guard", [None, "skip"])
+def test_a_forward_that_talks_to_other_ranks_is_not_repeated(guard, reported):
+    model = Talking()
+
+    def program(watch):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with watch(model, optimizer) as session:
+            loss = model(torch.randn(4, 3)).sum()
+            with pytest.raises(OptionError, match="talks to other processes"):
+                session.save_bundle()
+            loss.backward()
+            optimizer.step()
+
+    found = reported(program, guard=guard)
+    assert model.arrived == 1
+    assert found
+    assert all(not each.data["origin"].get("module") for each in found), "it says no more than it knows"
+
+
+def test_a_sharded_model_is_neither_repeated_nor_asked_with_a_collective(one_rank, tmp_path, monkeypatch):
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    fully_shard(model, mesh=one_rank)
+    assert not can_repeat(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", guard="skip") as session:
+        model(torch.randn(2, 3)).sum().backward()
+        optimizer.step()
+        before = [each.to_local().detach().clone() for each in model.parameters()]
+        optimizer.zero_grad()
+        model(torch.full((2, 3), float("nan"))).sum().backward()
+        with pytest.raises(OptionError, match="talks to other processes"):
+            session.save_bundle()
+        gradients = [each.grad for each in model.parameters()]
+        for name in ("full_tensor", "redistribute"):
+            monkeypatch.setattr(type(gradients[0]), name, None)  # what needs the other ranks
+        assert all(badness(each) for each in gradients[:1])
+        optimizer.step()
+        assert all(torch.equal(one, two.to_local()) for one, two in zip(before, model.parameters(), strict=True))
+    assert [each for each in session.findings if "origin" in each.data]
+    assert not list((tmp_path / "run" / "bundles").glob("*"))
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.filterwarnings("ignore:FSDP is switching:UserWarning")
+def test_a_wrapper_that_shards_a_model_from_outside_is_known_by_its_mark():
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    wrapped = fsdp.FullyShardedDataParallel(nn.Sequential(nn.Linear(3, 1)), device_id=torch.device("cpu"))
+    assert not can_repeat(wrapped.module)
+    assert can_repeat(nn.Sequential(nn.Linear(3, 1)))
