@@ -49,7 +49,7 @@ class DeviceArena:
         self.nbytes = sum(part.nbytes for part in self._parts)
         # Pinned once: to find pinned memory anew, torch asks about events, which ends a capture in another thread.
         self._has_streams = device.type in _WITH_STREAMS
-        self._host = [torch.empty(part.shape, dtype=part.dtype, pin_memory=self._has_streams) for part in self._parts]
+        self.host = [torch.empty(part.shape, dtype=part.dtype, pin_memory=self._has_streams) for part in self._parts]
         self._stream = _current_stream(device)
         self._is_stale = False
 
@@ -86,7 +86,7 @@ class DeviceArena:
         """Queue the copy of all rows to the host."""
         with noting_failure(), torch.no_grad():
             self.enter()
-            for host, part in zip(self._host, self._parts, strict=True):
+            for host, part in zip(self.host, self._parts, strict=True):
                 host.copy_(part, non_blocking=True)
             arrived = None
             if self.device.type != "cpu":
@@ -94,18 +94,8 @@ class DeviceArena:
                 arrived.record(_current_stream(self.device))
         return DeviceShipment(self, arrived)
 
-    def on_host(self) -> tuple[Rows, Bins]:
-        """Return what was shipped last, once it has arrived."""
-        counts, averages, bins = (part.numpy() for part in self._host)
-        rows = np.concatenate([counts, averages], axis=1, dtype=np.float64)
-        number = schema.finite(rows)
-        with np.errstate(over="ignore"):  # squares beyond float64 are infinite
-            rows[:, schema.M2] *= rows[:, schema.M2] * number
-            rows[:, schema.ABS_SUM] *= number
-        return rows, bins.astype(np.uint64)
-
     def __del__(self) -> None:
-        keep_if_failed(getattr(self, "_host", None))
+        keep_if_failed(getattr(self, "host", None))
 
 
 class DeviceShipment:
@@ -125,7 +115,13 @@ class DeviceShipment:
         if self._arrived is not None:
             with noting_failure(), self._asking():
                 self._arrived.synchronize()
-        return self._arena.on_host()
+        counts, averages, bins = (part.numpy() for part in self._arena.host)
+        rows = np.concatenate([counts, averages], axis=1, dtype=np.float64)
+        number = schema.finite(rows)
+        with np.errstate(over="ignore"):  # squares beyond float64 are infinite
+            rows[:, schema.M2] *= rows[:, schema.M2] * number
+            rows[:, schema.ABS_SUM] *= number
+        return rows, bins.astype(np.uint64)
 
     def _asking(self) -> AbstractContextManager[None]:
         return beside_captures() if self._arena.device.type == "cuda" else nullcontext()
