@@ -28,7 +28,7 @@ from sonde.probes.device_memory import DeviceMemory
 from sonde.probes.step_vitals import StepVitals
 from sonde.records import Finding, Judge, Phase
 from sonde.select import Selector
-from sonde.signals import Kernel, is_capturing
+from sonde.signals import Kernel
 from sonde.stats import kernel_for
 from sonde.store import RunWriter
 from sonde.taps.modules import ModuleTap, WatchedModule
@@ -268,8 +268,6 @@ class Stages:
         return self._plan.when(step) and step % self.packer.stride == 0
 
     def _before_pass(self, phase: Phase) -> bool:
-        if is_capturing():
-            return False
         self.packer.begin()
         if phase == "train":
             self._eval_passes = 0

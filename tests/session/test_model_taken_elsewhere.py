@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import sonde
-from sonde.testing import tiny_mlp
+from sonde.testing import MemorySink, tiny_mlp
 
 
 @pytest.fixture
@@ -78,3 +78,29 @@ def test_a_closed_session_holds_neither_model_nor_optimizer(tmp_path, on_error):
     gc.collect()
     assert [reference() for reference in gone] == [None, None]
     assert session.current_step == 3
+
+
+def test_gradients_of_samples_and_tracing_leave_the_step_recorded(tmp_path):
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(5, 8)
+
+    def loss_of_one(parameters, one):
+        return torch.func.functional_call(model, parameters, (one,)).square().mean()
+
+    sink = MemorySink()
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
+        session.subscribe(sink)
+        for _ in range(3):
+            parameters = {name: each.detach() for name, each in model.named_parameters()}
+            torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0))(parameters, x)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.jit.trace(model, x)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    for key in ("0:output", "2:output", "0.weight:gradient"):
+        assert list(sink.readings(key)) == [1, 2, 3], key
+    assert sink.readings("0:output")[2].count == 5 * 16
+    assert {reading.mean for reading in sink.readings("(loop):vital.forwards").values()} == {1.0}

@@ -25,7 +25,7 @@ from sonde.guard import Guard
 from sonde.module_calls import ModuleCalls
 from sonde.names import is_wrapper
 from sonde.records import Phase, Quantity
-from sonde.signals import Recorder
+from sonde.signals import Recorder, is_capturing
 from sonde.taps.reach import Reach
 from sonde.unpack import unpack
 
@@ -161,9 +161,9 @@ class ModuleTap:
         self._calls.widen()
 
     def _enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
-        if _in_backward() != -1:
-            return
         here = self._passes.here
+        if _in_backward() != -1 or is_capturing():
+            return
         observer = self._observer
         # A forward that raised leaves its pass behind; the model's own next call, or the end of the step, ends it.
         if entry.is_root or here.outermost is None:
@@ -198,6 +198,8 @@ class ModuleTap:
         if _in_backward() != -1:
             return
         here = self._passes.here
+        if here.outermost is None and is_capturing():
+            return  # so was its beginning
         key = entry.key
         call = here.calls.get(key, 0)
         here.calls[key] = call + 1

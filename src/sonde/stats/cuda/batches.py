@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -121,14 +122,14 @@ def _make_batch(
 
 
 class SingleBatch:
-    """The argument block of a launch for one tensor, made to be refilled quickly."""
+    """The argument block of a launch for one tensor, made to be refilled quickly.
 
-    _LAYOUT: Final = struct.Struct(_TARGET.format + "QQII")
+    `fill` takes the addresses of the arena's rows, bins, partial rows and tickets, then chunk, 1, 0, the address of the
+    tensor and its number of elements, 0, and its row.
+    """
 
     def __init__(self) -> None:
-        self._block = ctypes.create_string_buffer(self._LAYOUT.size)
+        layout = struct.Struct(_TARGET.format + "QQII")
+        self._block = ctypes.create_string_buffer(layout.size)
         self.arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
-
-    def point(self, targets: tuple[int, int, int, int], chunk: int, pointer: int, numel: int, row: int) -> None:
-        """Fill in everything."""
-        self._LAYOUT.pack_into(self._block, 0, *targets, chunk, 1, 0, pointer, numel, 0, row)
+        self.fill: Callable[..., None] = functools.partial(layout.pack_into, self._block, 0)

@@ -28,7 +28,7 @@ FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _DTYPE: Final = attrgetter("dtype")
 # Without torch's question whether CUDA has been started, which every tensor here answers.
 current_device: Final[Callable[[], int]] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-_is_capturing: Final[Callable[[], bool]] = getattr(
+is_stream_capturing: Final[Callable[[], bool]] = getattr(
     torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
 )
 # Whole numbers, such as tokens and labels, are measured as float64.
@@ -144,7 +144,7 @@ class DeviceKernel(ABC):
     def _enter(self, arena: Arena) -> TypeGuard[DeviceArena]:
         """Order the current stream after the arena's work so far; False where nothing may be queued."""
         assert isinstance(arena, DeviceArena)
-        if _is_capturing():
+        if is_stream_capturing():
             self.skipped += 1
             return False
         arena.enter()

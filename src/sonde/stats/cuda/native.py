@@ -19,7 +19,7 @@ from sonde.stats.cuda import batches, compiler
 from sonde.stats.cuda.arena import DeviceArena
 from sonde.stats.cuda.batches import Batch, SingleBatch
 from sonde.stats.cuda.driver import DriverError, Function, Module
-from sonde.stats.cuda.kernel import DeviceKernel, Group, current_device
+from sonde.stats.cuda.kernel import DeviceKernel, Group, current_device, is_stream_capturing
 
 _SOURCE: Final = "summary.cu"
 # Numbers of the element types in the source.
@@ -91,27 +91,31 @@ class NativeKernel(DeviceKernel):
         This is what runs inside a module's hook, so the usual case goes straight to the launch.
         """
         functions = self._functions.get(tensor.dtype)
-        pointer = self._pointer(tensor) if functions is not None and current_device() == self.index else -1
+        pointer = -1 if functions is None else self._pointer(tensor)
         if functions is None or pointer < 0:
             return super().measure_one(tensor, row, arena, histogram=histogram)
-        if not self._enter(arena):
+        assert isinstance(arena, DeviceArena)
+        if is_stream_capturing():
+            self.skipped += 1
             return False
-        _check_rows(row, row, arena)
+        if not 0 <= row < arena.capacity:
+            _check_rows(row, row, arena)
         numel = tensor.numel()
-        shape = self._shapes.get(numel)
-        if shape is None:
-            shape = self._shape_for(numel)
-        chunk, blocks = shape
+        chunk, blocks = self._shapes.get(numel) or self._shape_for(numel)
+        stream = arena.enter()
         with self._lock:
-            self._single.point(arena.addresses, chunk, pointer, numel, row)
-            functions.single[histogram].launch(
-                blocks, batches.SUMMARY_THREADS, arena.stream_handle, self._single.arguments
-            )
+            self._single.fill(*arena.addresses, chunk, 1, 0, pointer, numel, 0, row)
+            functions.single[histogram].launch(blocks, batches.SUMMARY_THREADS, stream, self._single.arguments)
         return True
 
     def _pointer(self, tensor: Tensor) -> int:
-        """Return where the elements of a tensor lie; -1 if they cannot be read as they lie."""
-        if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided or tensor.get_device() != self.index:
+        """Return where the elements of a tensor lie; -1 if they cannot be read here as they lie."""
+        if (
+            type(tensor) not in PLAIN_TYPES
+            or tensor.layout is not torch.strided
+            or tensor.get_device() != self.index
+            or current_device() != self.index
+        ):
             return -1
         try:
             # A view with flipped signs is contiguous only if it has one element.
