@@ -12,7 +12,7 @@ from tests.waiting import forking, is_alive, wait_until, whole_lines
 
 import sonde
 
-KILLS = 25
+KILLS = 50
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def acknowledged(path):
     return [line.split() for line in whole_lines(Path(f"{path}.acked"))]
 
 
-def test_nothing_acknowledged_is_lost_in_many_kills(tmp_path, fork_training):
+def test_nothing_acknowledged_is_lost_in_fifty_kills(tmp_path, fork_training):
     chance = random.Random(7)
     for kill in range(KILLS):
         # Every fifth kill starts a new run; the others resume it, so that crashes pile up in one folder.
