@@ -110,6 +110,61 @@ def test_timing_modules_never_waits(no_waiting):
     assert all(row.cuda_forward_ms for row in times.table())
 
 
+def test_timing_modules_leaves_a_graph_capture_alone():
+    model = Layers().cuda()
+    x = torch.ones(256, WIDTH, device="cuda")
+    times = ModuleTimes()
+    times.attach()
+    try:
+        for _ in range(3):
+            model(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="global"), torch.no_grad():
+            output = model(x)
+        graph.replay()
+        model(x)
+    finally:
+        times.remove()
+    torch.cuda.synchronize()
+    assert torch.allclose(output, model(x))
+    rows = {row.name: row for row in times.table()}
+    assert rows["layers.3"].calls == 5
+    assert rows["layers.3"].cuda_forward_ms > 0
+
+
+def test_the_first_call_of_a_module_has_a_time_of_the_device():
+    model = Layers().cuda()
+    times = ModuleTimes()
+    times.attach()
+    model(torch.ones(256, WIDTH, device="cuda"))
+    times.remove()
+    torch.cuda.synchronize()
+    assert all(row.cuda_forward_ms > 0 for row in times.table())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_modules_of_two_devices_are_timed_each_on_its_own():
+    class Split(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.here, self.there = nn.Linear(WIDTH, WIDTH).to("cuda:0"), nn.Linear(WIDTH, WIDTH).to("cuda:1")
+
+        def forward(self, x):
+            return self.there(self.here(x).to("cuda:1"))
+
+    model = Split()
+    times = ModuleTimes()
+    times.attach()
+    for _ in range(5):
+        model(torch.ones(256, WIDTH, device="cuda:0")).sum().backward()
+        times.end_backward()
+    times.remove()
+    for index in range(2):
+        torch.cuda.synchronize(index)
+    rows = {row.name: row for row in times.table()}
+    assert all(row.cuda_forward_ms > 0 and row.cuda_backward_ms > 0 for row in rows.values())
+
+
 def test_step_phases_and_memory_never_wait(watched, no_waiting):
     model = Layers().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
