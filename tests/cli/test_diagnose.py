@@ -222,3 +222,20 @@ def test_a_run_from_before_there_was_a_word_for_it_is_read_as_it_is(sonde, tmp_p
     assert result.exit_code == 0
     assert "old · failed" in result.stdout
     assert "· step 3: The training was interrupted." in result.stdout
+
+
+def test_a_run_without_steps_is_not_called_sound(sonde, tmp_path):
+    library.watch(torch.nn.Linear(4, 2), run=tmp_path / "empty").close()
+    result = sonde("diagnose", tmp_path / "empty")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == ["empty · finished", "No steps were recorded, so there is nothing to judge."]
+
+
+def test_a_run_of_which_a_part_cannot_be_read_is_not_called_sound(sonde, tmp_path, strict):
+    record(tmp_path / "cut", None, None)
+    (segment,) = (tmp_path / "cut" / "telemetry" / "r00000").glob("seg-*")
+    segment.write_bytes(segment.read_bytes()[:-50])
+    result = sonde("diagnose", tmp_path / "cut")
+    assert result.exit_code == 1
+    assert f"1 part of it could not be read, and is not judged: sonde verify {tmp_path / 'cut'}" in result.stdout
+    assert len(strict(sonde("diagnose", tmp_path / "cut", "--json").stdout)["problems"]) == 1

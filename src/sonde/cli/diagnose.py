@@ -29,8 +29,9 @@ def diagnose(run: RunPath, everything: All = False, width: Width = None, json: A
     """Say what is wrong with a run, why, and how to mend it.
 
     Names the cause, the evidence, a fix, and a test that would refute it. Judges the run from its files, finished or
-    not. Exits with 0 if nothing is wrong (notes do not count), with 1 if there are warnings or the training failed,
-    with 2 if something is critical, and with 3 if the run cannot be read or the call is wrong.
+    not. Exits with 0 if nothing is wrong (notes do not count), with 1 if there are warnings, the training failed or a
+    part of the run is damaged, with 2 if something is critical, and with 3 if the run cannot be read at all or the call
+    is wrong.
     """
     from sonde.analysis import ending_of
     from sonde.cli.opening import open_run
@@ -46,7 +47,7 @@ def diagnose(run: RunPath, everything: All = False, width: Width = None, json: A
     else:
         _print(opened, diagnosis, ending, width=width, everything=everything)
     failed = ending is not None and not ending.by_hand
-    code = max(exit_code(diagnosis.severity), FOUND if failed else OK)
+    code = max(exit_code(diagnosis.severity), FOUND if failed or opened.problems else OK)
     if code:
         raise typer.Exit(code)
 
@@ -72,6 +73,7 @@ def describe_diagnosis(run: Run, diagnosis: Diagnosis, ending: Ending | None = N
         "rules_asked": diagnosis.asked,
         "not_measured": diagnosis.unmeasured,
         "broken": diagnosis.broken,
+        "problems": run.problems,
     }
 
 
@@ -80,11 +82,17 @@ def _print(run: Run, diagnosis: Diagnosis, ending: Ending | None, *, width: int 
 
     from sonde.views.terminal import Look, make_console
     from sonde.views.terminal.findings import render_diagnosis
-    from sonde.views.terminal.palette import STATUS_STYLES, TITLE
+    from sonde.views.terminal.numbers import plural
+    from sonde.views.terminal.palette import BAD, STATUS_STYLES, TITLE
 
     console = make_console(width=width)
     look = Look.of(console)
     status = (run.status, STATUS_STYLES.get(run.status, ""))
     console.print(Text.assemble((run.path.name, TITLE), look.pick(" · ", " | "), status))
+    if run.problems:
+        words = (
+            f"{plural(len(run.problems), 'part')} of it could not be read, and is not judged: sonde verify {run.path}"
+        )
+        console.print(Text(words, BAD), soft_wrap=True)
     for part in render_diagnosis(diagnosis, look, everything=everything, ending=ending):
         console.print(part)

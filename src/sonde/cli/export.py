@@ -77,7 +77,7 @@ def export(
     from sonde.cli.export_formats import open_writer, replacing
     from sonde.cli.opening import find_sites, open_run
     from sonde.views.terminal import make_console
-    from sonde.views.terminal.numbers import size
+    from sonde.views.terminal.numbers import plural, size
 
     opened = open_run(run)
     if str(out) == "-":
@@ -98,7 +98,8 @@ def export(
         print_json({"run": str(run), "out": str(out), "format": to.value, "rows": rows, "sites": len(sites)})
     else:
         console = make_console()
-        console.print(f"{rows:,} rows of {len(sites):,} sites in {out} ({size(out.stat().st_size)})", soft_wrap=True)
+        told = f"{plural(rows, 'row')} of {plural(len(sites), 'site')} in {out} ({size(out.stat().st_size)})"
+        console.print(told, soft_wrap=True)
 
 
 def _print_table(run: Run, to: Format, sites: list[Site], columns: tuple[str, ...]) -> None:

@@ -173,7 +173,7 @@ def readings_at(run: Run, pattern: str | None, step: int) -> list[tuple[Site, Re
     readings = [(site, reading) for site, reading in run.at(step).items() if site.key in keys]
     if not readings:
         if not len(run.steps):
-            raise OptionError(f"{run.path} has no steps yet.")
+            raise OptionError(f"{run.path} has no steps.")
         nearest = int(run.steps[np.abs(run.steps - step).argmin()])
         span = f"{run.steps[0]} to {run.steps[-1]}"
         raise OptionError(f"Nothing was read at step {step}; the run has steps {span}. Nearest: --step {nearest}")

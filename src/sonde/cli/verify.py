@@ -58,14 +58,15 @@ def _print(report: Report) -> None:
     from rich.text import Text
 
     from sonde.views.terminal import Look, make_console
+    from sonde.views.terminal.numbers import plural
 
     console = make_console()
     look = Look.of(console)
     lines = [Text.assemble((look.pick("✗ ", "x "), "bold red"), str(problem)) for problem in report.problems]
     lines += [Text.assemble((look.pick("· ", ". "), "dim"), f"torn tail: {tail}") for tail in report.torn_tails]
-    scope = f"{report.num_files:,} files, {report.num_blocks:,} steps"
+    scope = f"{plural(report.num_files, 'file')}, {plural(report.num_blocks, 'block')}"
     if report.num_captures:
-        scope += f", {report.num_captures:,} captures"
+        scope += f", {plural(report.num_captures, 'capture')}"
     if report.ok:
         good = f"{report.path}: every checksum is right, {scope}"
         lines.append(Text.assemble((look.pick("✓ ", "+ "), "green"), good))

@@ -94,7 +94,13 @@ def _lead(report: Report) -> str:
     drawn = "".join(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in tiles if value
     )
-    about = [facts.model, facts.device, f"{facts.num_sites:,} sites", size(facts.nbytes), f"started {report.created}"]
+    about = [
+        facts.model,
+        facts.device,
+        plural(facts.num_sites, "site"),
+        size(facts.nbytes),
+        f"started {report.created}",
+    ]
     line = f'<p class="quiet">{escape(" · ".join(part for part in about if part))}</p>'
     bad = "".join(f'<p class="bad">could not be read: {escape(problem)}</p>' for problem in report.problems)
     return f'{line}{_ending(report)}{bad}<div class="tiles">{drawn}</div>'

@@ -18,7 +18,7 @@ from sonde.views.report.content import (
     where_and_when,
     words_of,
 )
-from sonde.views.terminal.numbers import count, duration, short, size
+from sonde.views.terminal.numbers import count, duration, plural, short, size
 
 _MARKUP: Final = re.compile(r"([\\`*_\[\]|~])")
 MOST_LAYERS: Final = 15
@@ -62,12 +62,12 @@ def _lines(report: Report) -> Iterator[str]:
 
 def _summary(report: Report) -> str:
     facts = report.facts
-    parts = [facts.status, f"{facts.num_steps:,} steps"]
+    parts = [facts.status, plural(facts.num_steps, "step")]
     parts += [f"in {duration(facts.seconds)}"] if facts.seconds is not None else []
     parts += [text(facts.model)] if facts.model else []
     parts += [f"{count(facts.num_parameters)} parameters"] if facts.num_parameters else []
     parts += [text(facts.device)] if facts.device else []
-    parts += [f"{facts.num_sites:,} sites", size(facts.nbytes), f"started {report.created}"]
+    parts += [plural(facts.num_sites, "site"), size(facts.nbytes), f"started {report.created}"]
     return ", ".join(parts)
 
 

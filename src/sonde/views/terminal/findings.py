@@ -73,8 +73,9 @@ def render_diagnosis(
                 yield Text("")
         else:
             yield Group(*(_short_line(finding, look) for finding in notes))
-    yield Text("")
-    yield from _coverage(diagnosis, everything=everything)
+    if diagnosis.steps or diagnosis.findings:
+        yield Text("")
+        yield from _coverage(diagnosis, everything=everything)
 
 
 def finding_card(finding: Finding, look: Look) -> Group:
@@ -175,6 +176,8 @@ def _headline(diagnosis: Diagnosis, grave: int, notes: int, look: Look, ending: 
         style = STYLES[diagnosis.severity or "info"]
         noted = f" and {plural(notes, 'note')}" if notes else ""
         return Text.assemble((f"{plural(grave, 'finding')}{noted}", style), f" in {steps}")
+    if not diagnosis.steps and not notes:
+        return Text("No steps were recorded, so there is nothing to judge.")
     failed = ending is not None and not ending.by_hand
     what = "Nothing else" if failed else "Nothing"
     words = f"{what} is wrong that {plural(diagnosis.asked, 'rule')} could tell from {steps}."

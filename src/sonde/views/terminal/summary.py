@@ -124,7 +124,7 @@ def render(page: Page, look: Look) -> Iterator[RenderableType]:
     if page.findings:
         yield finding_lines(page.findings, look)
     if not page.facts.num_steps:
-        yield Text("\nNo steps have been recorded yet.", QUIET)
+        yield Text(f"\n{_no_steps(page.facts)}", QUIET)
         return
     if look.width >= WIDE and page.flow:
         yield _side_by_side(loss_part, over_time_part, page, look)
@@ -139,6 +139,12 @@ def render(page: Page, look: Look) -> Iterator[RenderableType]:
     if events:
         yield section_title("events", look)
         yield event_table(events)
+
+
+def _no_steps(facts: RunFacts) -> str:
+    if facts.status == "live":
+        return "No steps have been recorded yet."
+    return "No steps were recorded: optimizer.step() ends one, or session.step() where there is no optimizer."
 
 
 def section_title(text: str, look: Look) -> Group:
