@@ -18,8 +18,10 @@ PER_BATCH: Final = 64
 MIN_SAMPLES: Final = 64
 # Words are counted in this many bins.
 WORDS: Final = 256
-# Batches after which to compare what there is, if samples are few, or to give up, if labels never came with them.
+# Batches after which to compare what there is, if samples are few.
 MAX_BATCHES: Final = 40
+# Batches after which to give up, if none came with a label per sample: as in a language model.
+MAX_UNFIT: Final = 8
 
 
 class Neighbours:
@@ -74,8 +76,7 @@ class Neighbours:
             self._finish()
 
     def _is_done(self) -> bool:
-        # As in a language model, whose labels are not those of its rows.
-        if not self._done and self._offered >= 2 * MAX_BATCHES:
+        if not self._done and self._offered >= (2 * MAX_BATCHES if self._inputs else MAX_UNFIT):
             self._finish()
         return self._done
 

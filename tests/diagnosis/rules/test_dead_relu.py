@@ -3,6 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 from programs import data, kinds, perceptron, train
+from torch import nn
+
+import sonde
 
 
 @pytest.mark.parametrize(("bias", "ill"), [(-100.0, True), (0.0, False)])
@@ -43,3 +46,16 @@ def test_units_that_fire_rarely_are_alive(tmp_path):
     torch.nn.init.constant_(model[2].bias, -1.0)
     found = train(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.05), *data())
     assert "dead_relu" not in kinds(found, notes=False)
+
+
+def test_where_everything_has_vanished_nothing_is_said_of_rectifiers(tmp_path):
+    """Four hundred linear layers make zeros of anything, and have no rectifier among them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(400)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _ in range(30):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+    assert "dead_relu" not in {finding.kind for finding in session.findings}

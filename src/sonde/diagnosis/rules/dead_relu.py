@@ -65,7 +65,10 @@ def _layers(case: Case) -> list[_Layer]:
 
 
 def _silent_layers(case: Case) -> list[_Layer]:
-    """Find layers that are followed by a rectifier that is no module: never positive, and without any gradient."""
+    """Find layers that are followed by a rectifier that is no module: never positive, and without any gradient.
+
+    Zeros alone are no sign of one: so much has vanished on the way that nothing is left.
+    """
     outputs, gradients = case.panel("output"), case.panel("gradient")
     if not outputs.sites or not gradients.sites:
         raise NotMeasured("module:vital.ever_active")
@@ -77,12 +80,12 @@ def _silent_layers(case: Case) -> list[_Layer]:
         and (known := grads[np.isfinite(grads[:, at]), at]).size >= 10
         and known[-10:].max() == 0
     }
-    highest, counts = outputs.stat("max"), outputs.stat("count")
+    highest, lowest, counts = outputs.stat("max"), outputs.stat("min"), outputs.stat("count")
     layers = []
     for at, site in enumerate(outputs.sites):
         known = highest[np.isfinite(highest[:, at]), at]
         samples = counts[:, at].sum() / max(1, site.shape[-1] if site.shape else 1)
-        if site.name in zero and len(known) >= 10 and known[-10:].max() <= 0:
+        if site.name in zero and len(known) >= 10 and known[-10:].max() <= 0 and np.nanmin(lowest[:, at]) < 0:
             layers.append(_Layer(site.name, site.name, 1.0, samples, int(outputs.steps[0])))
     return layers
 
