@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from sonde.arguments import whole_number
 from sonde.errors import OptionError
 from sonde.growth import WARM_UP_SHARE, Growth
 from sonde.guard import Guard, warn_of_fault
@@ -257,9 +258,12 @@ def memory_scope(
         resident: Returns the bytes this process holds.
 
     """
-    if every < 1:
-        raise OptionError(f"every takes a whole number of at least 1; got {every!r}.")
     recorded = MemoryHistory(Path(history)) if history is not None and torch.cuda.is_available() else None
     return MemoryScope(
-        every=every, session=session, history=recorded, max_share=max_share, clock=clock, resident=resident
+        every=whole_number("every", every),
+        session=session,
+        history=recorded,
+        max_share=max_share,
+        clock=clock,
+        resident=resident,
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
+from sonde.arguments import whole_number
 from sonde.errors import OptionError
 
 # Without a schedule a profile stops by itself after this many steps: every step may add tens of megabytes.
@@ -24,8 +25,7 @@ class ProfileSchedule:
     def __post_init__(self) -> None:
         for each in fields(self):
             value, least = getattr(self, each.name), 1 if each.name in ("active", "repeat") else 0
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise OptionError(f"schedule: {each.name} takes a whole number of at least {least}; got {value!r}.")
+            object.__setattr__(self, each.name, whole_number(f"schedule: {each.name}", value, least=least))
 
     @property
     def cycle(self) -> int:

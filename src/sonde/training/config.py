@@ -222,19 +222,6 @@ def check_choice(config: Mapping[str, Any], key: str, choices: tuple[Any, ...]) 
     return value
 
 
-def check_count(config: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:
-    """Return an option that is a whole number.
-
-    Raises:
-        OptionError: It is something else, or too small.
-
-    """
-    value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{key} takes a whole number of at least {least}; got {value!r:.80}.")
-    return value
-
-
 def describe(value: Any) -> Any:
     """Return a config as JSON can hold it: classes and functions by import path, objects by what they are."""
     if value is None or isinstance(value, str | bool | int | float):

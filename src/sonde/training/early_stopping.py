@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sonde.arguments import whole_number
 from sonde.errors import OptionError
 
 
@@ -53,9 +54,7 @@ class EarlyStopping:
     """
 
     def __init__(self, metric: str, direction: int, patience: int, min_delta: float = 0.0) -> None:
-        if patience < 1:
-            raise OptionError(f"patience takes a whole number of at least 1; got {patience!r}.")
-        self.metric, self.patience = metric, patience
+        self.metric, self.patience = metric, whole_number("patience", patience)
         self.best = BestScore(direction, min_delta)
         self.waited = 0
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sonde import strict_json
+from sonde.arguments import whole_number
 from sonde.attach import IdleSession
 from sonde.errors import OptionError
 from sonde.guard import OnError
@@ -17,7 +18,7 @@ from sonde.ranks import folder_of, this_rank
 from sonde.session import Session
 from sonde.training import capturing
 from sonde.training.builder import build_from_config
-from sonde.training.config import SHARED_KEYS, check_config, check_count, describe
+from sonde.training.config import SHARED_KEYS, check_config, describe
 from sonde.training.datapoints import Datapoint, as_datapoint, batch_size, to_device
 from sonde.training.evaluation import eval_steps, evaluating
 from sonde.training.loaders import num_batches
@@ -47,7 +48,7 @@ class Runner:
         self.work_dir = folder_of(this_rank(), self.run_dir)
         """Where this process keeps its checkpoints and scores: the run's folder, or one below it in further ranks."""
         self.device = _device(device or self.config.get("device"))
-        self.eval_n_jobs = check_count(self.config, "eval_n_jobs", 1)
+        self.eval_n_jobs = whole_number("eval_n_jobs", self.config.get("eval_n_jobs", 1))
         self.precision = Precision(self.config.get("amp"), self.device)
         self.sample_options = sample_options(self.config.get("save_samples"))
         self.session: Session = IdleSession(self.run_dir)

@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from sonde.arguments import whole_number
 from sonde.errors import OptionError, RunExists
 from sonde.training import checkpoints
 from sonde.training.builder import build_from_config
 from sonde.training.checkpoints import ResumePoint
-from sonde.training.config import TRAINER_KEYS, check_choice, check_count, describe
+from sonde.training.config import TRAINER_KEYS, check_choice, describe
 from sonde.training.early_stopping import BestScore, EarlyStopping, direction_of, early_stopping_from
 from sonde.training.loaders import build_loader, loader_state, restore_loader_state
 from sonde.training.metrics import directions_of
@@ -29,8 +30,8 @@ class TrainerParts(Runner):
 
     def __init__(self, config: Mapping[str, Any], device: str | torch.device | None = None) -> None:
         super().__init__(config, device)
-        self.tot_epochs = check_count(self.config, "epochs", 1)
-        self.accumulation_steps = check_count(self.config, "accumulation_steps", 1)
+        self.tot_epochs = whole_number("epochs", self.config.get("epochs", 1))
+        self.accumulation_steps = whole_number("accumulation_steps", self.config.get("accumulation_steps", 1))
         self.scheduler_interval = check_choice(self.config, "scheduler_interval", ("epoch", "step"))
         self.watch_options = watch_options(self.config.get("watch"))
         self.checkpoint_indices: list[int] = []
