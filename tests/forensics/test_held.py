@@ -35,7 +35,11 @@ class Deep(nn.Module):
 def live_bytes():
     """Return the bytes of all storages that Python knows a tensor of."""
     gc.collect()
-    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
+    tensors = [
+        each
+        for each in gc.get_objects()
+        if type(each) in (torch.Tensor, nn.Parameter) and each.layout == torch.strided and each.device.type == "cpu"
+    ]
     return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}.values())
 
 
@@ -170,6 +174,25 @@ def test_an_input_that_the_program_computed_is_traced_to_its_operation(reported)
     (found,) = reported(program)
     assert found.data["origin"]["call"] == "log"
     assert found.data["origin"]["stage"] == "loss"
+
+
+def test_a_parameter_that_the_model_returns_gathers_no_hooks(tmp_path):
+    class Embeddings(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(4, 2))
+
+        def forward(self):
+            return self.weight, self.weight * 2
+
+    model = Embeddings()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", what=["gradients"]):
+        for _ in range(3):
+            optimizer.zero_grad()
+            sum(each.pow(2).sum() for each in model()).backward()
+            optimizer.step()
+            assert not model.weight._backward_hooks
 
 
 # ---------------------------------------------------------------------- hooks of the program

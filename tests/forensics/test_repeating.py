@@ -163,6 +163,22 @@ def test_a_sharded_model_is_neither_repeated_nor_asked_with_a_collective(one_ran
     assert not list((tmp_path / "run" / "bundles").glob("*"))
 
 
+def test_an_update_of_a_shard_is_described_by_what_lies_here(one_rank, tmp_path, monkeypatch):
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    fully_shard(model, mesh=one_rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=float("inf"))
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
+        model(torch.rand(2, 3)).sum().backward()
+        for name in ("full_tensor", "redistribute"):
+            monkeypatch.setattr(type(model.weight), name, None)
+        optimizer.step()
+    (found,) = [each for each in session.findings if each.kind == "nan_in_optimizer"]
+    assert (found.data["origin"]["count"], found.data["origin"]["total"]) == (3, 3)
+
+
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.filterwarnings("ignore:FSDP is switching:UserWarning")
 def test_a_wrapper_that_shards_a_model_from_outside_is_known_by_its_mark():

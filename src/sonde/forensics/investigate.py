@@ -17,7 +17,7 @@ from sonde.forensics.origin import Incident, Origin, of_values, origin_of
 from sonde.forensics.repeat import repeat_alone
 from sonde.forensics.trace import Given, Root
 from sonde.forensics.traps import LossTail, LossTails
-from sonde.forensics.values import badness, first_indices, samples
+from sonde.forensics.values import badness, first_indices, local_part, samples
 from sonde.source import Line, users_frame
 
 
@@ -70,7 +70,7 @@ def investigate_update(optimizer: Optimizer, name: str, parameter: Tensor) -> Or
     group = next((each for each in optimizer.param_groups if any(other is parameter for other in each["params"])), {})
     settings = {key: group[key] for key in ("lr", "eps", "momentum", "betas", "weight_decay") if key in group}
     plain = {key: value for key, value in settings.items() if isinstance(value, int | float | tuple)}
-    about = of_values(parameter, badness(parameter), [], None)
+    about = of_values(local_part(parameter.detach()), badness(parameter), [], None)
     return replace(
         about,
         stage="optimizer",

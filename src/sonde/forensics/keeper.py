@@ -150,7 +150,8 @@ class Keeper:
         kept.returned = True
         for index, (_, tensor) in enumerate(unpack(output)):
             kept.outputs.append(weakref.ref(tensor))
-            if tensor.requires_grad:
+            # A leaf, such as an embedding's weight, would outlive the step and gather a hook in each.
+            if tensor.requires_grad and not tensor.is_leaf:
                 self._listen(kept, index, tensor)
         kept.sequence = next_sequence()
 

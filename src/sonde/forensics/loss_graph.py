@@ -96,6 +96,10 @@ def find_loss_origin(
     graph = graph_of(roots, kept.sequence if kept is not None else 0)
     known = {each.grad_fn: each for each in outputs if each.grad_fn is not None}
     with torch.no_grad():
+        for each in graph:
+            each.saved = saved_values(each.node)
+        if any(hasattr(value, "to_local") for each in graph for value in each.saved.values()):
+            return None  # spread over processes: to compute with it would wait for the others
         _compute(graph, known, roots)
         for each in graph:
             _note(each)
@@ -153,8 +157,6 @@ def _note(each: GraphNode) -> None:
 
 def _compute(graph: list[GraphNode], known: dict[Any, Tensor], roots: tuple[Tensor, ...]) -> None:
     by_node = {each.node: each for each in graph}
-    for each in graph:
-        each.saved = saved_values(each.node)
     # What a later operation kept of its inputs is the result of an earlier one, exactly as it was.
     for each in graph:
         for name, following in zip(_tensor_names(each), children_of(each.node), strict=False):

@@ -24,7 +24,7 @@ def badness(value: Any) -> int:
     """
     if not _has_values(value):
         return 0
-    value = _local(value)
+    value = local_part(value)
     if value.numel() == 1 and not value.is_complex():
         number = float(value.detach())
         return NAN if math.isnan(number) else INF if math.isinf(number) else 0
@@ -61,6 +61,11 @@ def any_nonfinite(tensors: Iterable[Tensor]) -> Tensor:
         largest = torch._foreach_norm(full, math.inf)
         together = torch.stack([each.to(full[0].device, torch.float32) for each in largest])
         return (~torch.isfinite(together).all()).to(torch.float32)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor that is spread over several. All else about it may wait for the others."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def is_masking(value: Tensor) -> bool:
@@ -138,13 +143,8 @@ def _has_values(value: Any) -> bool:
 
 
 def _elements(tensor: Tensor) -> Tensor:
-    local = _local(tensor.detach())
+    local = local_part(tensor.detach())
     return local._values() if local.is_sparse else local
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return this process's part of a tensor that is spread over several. All else about it may wait for the others."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -30,7 +29,7 @@ from sonde.forensics.origin import Incident, Origin
 from sonde.forensics.recent import Recent
 from sonde.forensics.repeat import can_repeat, repeat_alone
 from sonde.forensics.traps import LossTails
-from sonde.forensics.values import any_nonfinite, badness
+from sonde.forensics.values import NAN, any_nonfinite, badness
 from sonde.names import named_modules, named_parameters
 from sonde.records import Finding, Quantity, Site
 from sonde.signals import is_capturing
@@ -115,7 +114,7 @@ class Watcher:
         if last is None or last.backwards or not self._may_look():
             return
         outputs = [tensor for reference in last.outputs if (tensor := reference()) is not None and _is_near(tensor)]
-        if any(torch.isnan(tensor).any() for tensor in outputs if tensor.is_floating_point()):
+        if any(badness(tensor) & NAN for tensor in outputs):
             self._begin_look()
             incident = investigate_output(last, self._all_names())
             self._is_ill = incident is not None
