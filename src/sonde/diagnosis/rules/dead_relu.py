@@ -23,6 +23,9 @@ class _Layer:
     step: int
 
 
+_SMALLEST = float(np.finfo(np.float32).tiny)
+
+
 def check(case: Case) -> Finding | None:
     """Find layers nine tenths of whose units were never positive for any sample."""
     dead = [layer for layer in _layers(case) if layer.dead >= thresholds.DEAD_SHARE.value]
@@ -67,7 +70,7 @@ def _layers(case: Case) -> list[_Layer]:
 def _silent_layers(case: Case) -> list[_Layer]:
     """Find layers that are followed by a rectifier that is no module: never positive, and without any gradient.
 
-    Zeros alone are no sign of one: so much has vanished on the way that nothing is left.
+    Zeros, and what is about to become one, are no sign of it: so much has vanished on the way that nothing is left.
     """
     outputs, gradients = case.panel("output"), case.panel("gradient")
     if not outputs.sites or not gradients.sites:
@@ -85,7 +88,7 @@ def _silent_layers(case: Case) -> list[_Layer]:
     for at, site in enumerate(outputs.sites):
         known = highest[np.isfinite(highest[:, at]), at]
         samples = counts[:, at].sum() / max(1, site.shape[-1] if site.shape else 1)
-        if site.name in zero and len(known) >= 10 and known[-10:].max() <= 0 and np.nanmin(lowest[:, at]) < 0:
+        if site.name in zero and len(known) >= 10 and known[-10:].max() <= 0 and np.nanmin(lowest[:, at]) < -_SMALLEST:
             layers.append(_Layer(site.name, site.name, 1.0, samples, int(outputs.steps[0])))
     return layers
 
