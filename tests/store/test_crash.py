@@ -18,7 +18,7 @@ import sys
 from tests.store.making import *
 path, first = sys.argv[1], int(sys.argv[2])
 writer = RunWriter(path, HEADER, resume=True, journal_bytes=1 << 14, max_disk_bytes=1 << 30)
-writer.take_sites([site for site in make_sites(6) if site.id >= writer.next_site_id])
+writer.take_sites([site for site in make_sites(6) if site.id >= len(writer.sites)])
 for step in range(first, 1_000_000):
     writer.take_block(make_block(step, 6))
     sys.stdout.write(f"{step}\\n")

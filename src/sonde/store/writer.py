@@ -114,14 +114,7 @@ class RunWriter:
             blocks=past.num_blocks,
             last_step=past.last_step,
         )
-        try:
-            self._events.open()
-            self._journal = self._begin_journal(past.number)
-            lease.write(self.folder, self._lease)
-        except FileExistsError:
-            raise RunInUse(f"Another process has just begun to write {self.path}. Choose another path.") from None
-        except OSError as error:
-            raise RunError(f"A run cannot be written to {self.path}: {error.strerror or error}.") from error
+        self._journal = self._begin_writing()
         self._num_blocks = past.num_blocks
         for number in past.journals:
             self._sealer.submit(number)
@@ -132,11 +125,6 @@ class RunWriter:
     def dropped_events(self) -> int:
         """How many events could not be written."""
         return self._events.dropped
-
-    @property
-    def next_site_id(self) -> int:
-        """The id that the next new site gets."""
-        return max(self._sites, default=-1) + 1
 
     @property
     def sites(self) -> list[Site]:
@@ -241,6 +229,18 @@ class RunWriter:
         if self.health == "closed":
             raise ClosedError(f"The writer of {self.path} is closed.")
         return True
+
+    def _begin_writing(self) -> Appender:
+        """Make the files that every run has, and say that it is being written."""
+        try:
+            self._events.open()
+            journal = self._begin_journal(self._number)
+            lease.write(self.folder, self._lease)
+        except FileExistsError:
+            raise RunInUse(f"Another process has just begun to write {self.path}. Choose another path.") from None
+        except OSError as error:
+            raise RunError(f"A run cannot be written to {self.path}: {error.strerror or error}.") from error
+        return journal
 
     def _begin_journal(self, number: int) -> Appender:
         """Open a new journal that can be read without those before it: it names the attempt and all sites."""
