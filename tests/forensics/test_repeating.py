@@ -119,7 +119,7 @@ class Talking(nn.Module):
 
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("guard", [None, "skip"])
-def test_a_forward_that_talks_to_other_ranks_is_not_repeated(guard, reported):
+def test_a_forward_that_talks_to_other_ranks_is_not_repeated(guard, reported, tmp_path):
     model = Talking()
 
     def program(watch):
@@ -133,6 +133,7 @@ def test_a_forward_that_talks_to_other_ranks_is_not_repeated(guard, reported):
 
     found = reported(program, guard=guard)
     assert model.arrived == 1
+    assert not list((tmp_path / "run").glob("bundles/*"))
     assert found
     assert all(not each.data["origin"].get("module") for each in found), "it says no more than it knows"
 

@@ -106,6 +106,8 @@ class KeptPass:
     """The number the next autograd node would have had when the pass ended: later ones belong to the loss."""
     backwards: int = 0
     returned: bool = False
+    is_alone: bool = True
+    """Not yet seen to talk to other processes, which would not take part if it was repeated."""
 
     @property
     def inputs(self) -> list[tuple[str, Tensor]]:

@@ -56,11 +56,12 @@ def can_repeat(model: nn.Module) -> bool:
 
 def repeat_alone(kept: KeptPass, names: dict[int, str], *, backward: bool) -> Repetition | None:
     """Repeat a pass, or return None if one process alone cannot."""
-    if not can_repeat(kept.model):
+    if not kept.is_alone or not can_repeat(kept.model):
         return None
     try:
         return repeat(kept, names, backward=backward)
     except NotAlone:
+        kept.is_alone = False
         return None
 
 

@@ -363,7 +363,7 @@ class Watcher:
             finding = replace(finding, data=finding.data | {"inputs_written_over": True})
         self._last_finding = finding
         self._around.report(finding)
-        if kept is not None and can_repeat(kept.model):
+        if kept is not None and kept.is_alone and can_repeat(kept.model):
             self._around.save(incident, finding)
 
     def _all_names(self) -> dict[int, str]:
