@@ -128,13 +128,35 @@ class SoftmaxFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnFacts:
+    """A column (N, 1) of the loss that met a row (N,) of data and was blown up to (N, N)."""
+
+    operation: str = ""
+    """`mul`, `sub`, ...: what was done with both."""
+    column: tuple[int, ...] = ()
+    result: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshapeFacts:
+    """A view or reshape of the first training pass that gives a tensor the same sizes in another order."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    module: str = ""
+    """The innermost module known to hold it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenFacts:
-    """A trainable parameter of a module that stands in a plain list, tuple or dict, where `parameters()` misses it."""
+    """A trainable parameter of a module in a plain list, tuple or dict, or a tensor: `parameters()` misses both."""
 
     name: str
     shape: tuple[int, ...] = ()
     reached: bool = False
     """A backward pass has given it a gradient."""
+    tensor: bool = False
+    """It is a plain tensor, no parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +177,10 @@ class Facts:
     edges: tuple[tuple[str, str], ...] = ()
     """Pairs of leaf modules where the second was handed the very tensor that the first returned."""
     softmaxes: tuple[SoftmaxFacts, ...] = ()
+    reshapes: tuple[ReshapeFacts, ...] = ()
+    columns: tuple[ColumnFacts, ...] = ()
+    bootstrapped: str = ""
+    """The loss whose target is data plus a multiple of what the model says, with a gradient through both."""
     carried: tuple[str, ...] = ()
     """Recurrent modules that were given, as their first state, what they returned in the step before."""
     hidden: tuple[HiddenFacts, ...] = ()

@@ -35,6 +35,9 @@ PHASE_TIMES: Final = ("to_device", "forward", "backward", "optimizer", "evaluati
 up to `STEP_TIME`. `to_device` is from the arrival of a batch to the forward: moving it to the device, and whatever else
 is done to it; absent where no loader is seen. `watching` is what Sonde itself needs in its hooks; a part that did not
 occur, such as `evaluation`, is absent."""
+LOOKS_AHEAD: Final = "looks_ahead"
+"""For each attention of a sequence of tokens to itself, in the first backward pass: which part of its weights, or of
+what its mask allows, lies ahead. Written once."""
 
 # About an optimizer (subject `optimizer`, `optimizer2`, ...), every step.
 LEFTOVER: Final = "leftover"
@@ -114,6 +117,8 @@ LABEL_RUN: Final = "label_run"
 COUNTED_PADDING: Final = "counted_padding"
 """Share of a batch's positions that are padding and count in the loss, in the first ten passes: the rows of tokens that
 the model is given end in one and the same token, whose labels are all the same and not `ignore_index`."""
+NEXT_TOKEN: Final = "next_token"
+"""Share of the targets that are the next of the tokens that the model is given, in its first three passes."""
 VALID_TARGETS: Final = "valid_targets"
 """How many targets of the batch count, that is, are not `ignore_index`."""
 PREDICTED_ENTROPY: Final = "predicted_entropy"
@@ -133,6 +138,15 @@ COLUMN_SCALE: Final = "column_scale"
 """For each feature of a two-dimensional input: its standard deviation over the batch."""
 COLUMN_OFFSET: Final = "column_offset"
 """For each feature of a two-dimensional input: its mean over the batch."""
+
+# About the rows of the model's first input (subject as above), each marked by a number made of its bits.
+SEEN_ROWS: Final = "seen_rows"
+"""Share of an evaluation's rows that are equal, bit by bit, to one of the first 4,096 rows of training; in the first 64
+passes of evaluation."""
+REPEATED_ROWS: Final = "repeated_rows"
+"""Share of a training batch's rows that repeat another row of it, in the first eight passes."""
+DISTINCT_ROWS: Final = "distinct_rows"
+"""How many different rows there are among the first 1,024 or so of training. Written once."""
 
 
 def time_of(phase: str) -> str:

@@ -21,6 +21,8 @@ from sonde.records import Event, Phase, Quantity, Site
 _LOSS_NAMES: Final = ("loss", "train_loss", "train/loss", "training_loss", "loss/train")
 # Steps without a backward pass may differ by this share from what one loss for all optimizers leads to.
 _UNEVEN: Final = 0.05
+# What is written once must not be forgotten when the run gets long.
+_ONCE: Final = frozenset(map(vitals.part_of, (vitals.NEIGHBOUR_AGREEMENT, vitals.DISTINCT_ROWS)))
 MAX_EVENTS: Final = 1000
 PANEL_STEPS: Final = 64
 """How many of the last steps layers are compared over."""
@@ -66,6 +68,8 @@ class Case:
             self._groups.setdefault((site.quantity, site.phase), []).append(site)
             if _is_followed(site):
                 self.history.follow(site.id)
+            if site.quantity == "vital" and site.part in _ONCE:
+                self.history.keep(site.id)
 
     def take_event(self, event: Event) -> None:
         """Take an event; facts replace those that were stated before."""
@@ -222,11 +226,11 @@ class Case:
 
     def _judge_loss(self) -> Learning:
         found = self.loss()
-        if found is None or self._take_turns():
+        if found is None or self.take_turns():
             return Learning("unknown")
         return judge(found[1])
 
-    def _take_turns(self) -> bool:
+    def take_turns(self) -> bool:
         """Say whether each of several optimizers has backward passes of its own."""
         optimizers = len(self.facts.optimizers)
         if optimizers < 2:

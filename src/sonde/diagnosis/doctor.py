@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.explain import fold
-from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM, is_better_told
+from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM, is_better_told, is_earlier
 from sonde.diagnosis.rule import Rule
 from sonde.diagnosis.rules import RULES
 from sonde.records import Finding
@@ -40,8 +40,13 @@ class Doctor:
         for kind, finding in found.items():
             first = self._first.setdefault(kind, finding.step)
             found[kind] = replace(finding, step=min(first, finding.step), last_step=max(case.step, finding.last_step))
-        if any(is_better_told(finding) for finding in self._given.values()):
-            found = {kind: finding for kind, finding in found.items() if finding.data.get(TOLD_FROM) != READINGS}
+        told = [finding for finding in self._given.values() if is_better_told(finding)]
+        if told:
+            found = {
+                kind: finding
+                for kind, finding in found.items()
+                if finding.data.get(TOLD_FROM) != READINGS or all(is_earlier(finding, other) for other in told)
+            }
         return fold(list((found | self._given).values()))
 
     def _ask(self, rule: Rule, case: Case) -> Finding | None:
@@ -52,7 +57,7 @@ class Doctor:
             finding = rule.check(case) or self._lasting.get(rule.kind)
         except NotMeasured as missing:
             self.unmeasured[rule.kind] = str(missing)
-            return None
+            return self._lasting.get(rule.kind)
         except Exception:  # noqa: BLE001 - one rule's fault must not silence the others
             self.broken[rule.kind] = traceback.format_exc()
             logger.warning("the rule %s failed and is not asked again.\n%s", rule.kind, self.broken[rule.kind].rstrip())

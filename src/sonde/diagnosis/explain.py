@@ -77,6 +77,8 @@ EXPLAINS |= {
     "vanishing_gradient": frozenset({"constant_output", "lr_too_low"}),
     "dead_relu": frozenset({"constant_output", "dormant_units", "vanishing_gradient", "lr_too_low"}),
     "symmetric_init": frozenset({"constant_output", "class_imbalance_collapse"}),
+    "weight_decay_too_large": frozenset({*_TOO_FAR, "class_imbalance_collapse", "lr_too_high", "lr_too_low"}),
+    "dropout_too_high": frozenset({"dormant_units", "loss_oscillation"}),
     "zero_init_blocked": frozenset(
         {"constant_output", "dead_relu", "dormant_units", "symmetric_init", "vanishing_gradient"}
     ),
@@ -91,6 +93,7 @@ EXPLAINS |= {
     "bad_batch_spike": frozenset({"exploding_gradient"}),
     "double_normalised": frozenset({"bad_init_scale", "constant_output", "lr_too_low", "vanishing_gradient"}),
     "same_batch_every_step": frozenset({"duplicate_data_workers", "overfitting"}),
+    "sampler_draws_few": frozenset({"duplicate_data_workers", "overfitting", "same_batch_every_step"}),
     "label_out_of_range": frozenset({"not_shuffled"}),
 }
 
@@ -127,6 +130,10 @@ EXPLAINS |= {
     "accumulation_not_scaled": frozenset(_ANY_STATISTIC),
     "broadcast_loss": frozenset(_NOT_TRAINED),
     "wrong_dim_softmax": frozenset(_NOT_TRAINED),
+    "future_leak": frozenset({"overfitting", "attention_entropy_collapse"}),
+    "target_not_detached": frozenset({*_NOT_TRAINED, "target_scale"}),
+    "batch_axis_mixed": frozenset({*_NOT_TRAINED, "overfitting"}),
+    "duplicate_param_in_groups": frozenset({"lr_too_high", "exploding_gradient", "loss_divergence"}),
     "loss_sign_flipped": frozenset(_ANY_STATISTIC),
     "output_range_mismatch": frozenset({*_NOT_TRAINED, "saturated_activation"}),
     "empty_target": frozenset({*_NOT_FINITE, "dead_relu", "lr_too_high"}),

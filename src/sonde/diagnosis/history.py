@@ -125,6 +125,9 @@ class History:
         self.recent = Stretch(MAX_RECENT)
         self.curves: dict[int, Curve] = {}
         self._curve_sites = np.zeros(0, np.int64)
+        self.latest: dict[int, tuple[int, Rows]] = {}
+        """By site: its last reading, however long ago, of sites that are read once or seldom."""
+        self._kept_sites = np.zeros(0, np.int64)
         self.first_bad: dict[int, int] = {}
         """By site: the first step in which NaN or a positive infinity was read there. Negative infinities are masks."""
         self.first_step: int | None = None
@@ -142,6 +145,10 @@ class History:
     def follow(self, site: int) -> None:
         """Keep a long curve of a site's mean from now on."""
         self.curves.setdefault(site, Curve())
+
+    def keep(self, site: int) -> None:
+        """Keep the last reading of a site for good."""
+        self._kept_sites = np.append(self._kept_sites, site)
 
     def put(self, block: Block) -> None:
         """Take a block."""
@@ -162,6 +169,8 @@ class History:
         self.recent.put(block, capacity, length)
         for at in np.flatnonzero(np.isin(block.sites, self._followed())).tolist():
             self.curves[int(block.sites[at])].put(block.step, _mean(block.rows[at]))
+        for at in np.flatnonzero(np.isin(block.sites, self._kept_sites)).tolist() if len(self._kept_sites) else ():
+            self.latest[int(block.sites[at])] = (block.step, block.rows[at].copy())
 
     def _followed(self) -> NDArray[np.int64]:
         if len(self._curve_sites) != len(self.curves):
@@ -180,6 +189,9 @@ class History:
         if len(early):
             rows = np.concatenate([self.head.rows(site, early), rows])
         read = rows[:, schema.SEEN] > 0
+        if not read.any() and site in self.latest:
+            step, row = self.latest[site]
+            return np.array([step], np.int64), row[None]
         return (steps, rows) if read.all() else (steps[read], rows[read])
 
     def _steps(self) -> tuple[NDArray[np.int64], NDArray[np.intp]]:

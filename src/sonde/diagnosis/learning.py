@@ -32,6 +32,10 @@ class Learning:
     points: int = 0
     margin: float = float("nan")
     """How far the level must have moved to be told from noise."""
+    uncertain: float = float("nan")
+    """The standard error of the level of the last losses."""
+    falls: bool = False
+    """Whether the curve as a whole falls for certain, by however little."""
 
     @property
     def failed(self) -> bool:
@@ -67,18 +71,22 @@ def judge(losses: Values) -> Learning:
     margin = max(RELATIVE * abs(initial), 2.5 * noise * 1.253 * np.sqrt(1 / START + 1 / len(tail)))
     state: State = "flat"
     # A fall from where the first steps threw it to is none, unless it ends well below where it began.
-    if recent < initial - margin or (not thrown_off and recent < initial and _falls(losses, initial)):
+    change, certain = _trend(losses)
+    slowly = not thrown_off and recent < initial and certain
+    if recent < initial - margin or (slowly and change < -RELATIVE * abs(initial)):
         state = "improving"
     elif recent > initial + margin:
         state = "worse"
-    # What takes both signs is no distance from the truth, such as the loss of a policy: that it stays says nothing.
-    if state != "improving" and losses.min() < 0 < losses.max():
+    # What takes both signs is no distance from the truth, such as the loss of a policy: that it stays says nothing. Nor
+    # does one that begins at nothing and cannot fall, such as that of a policy that has had no reward yet.
+    if state != "improving" and (losses.min() < 0 < losses.max() or losses.min() == initial == 0):
         state = "unknown"
-    return Learning(state, initial, recent, best, noise, points, margin)
+    uncertain = noise * 1.253 / np.sqrt(len(tail))
+    return Learning(state, initial, recent, best, noise, points, margin, float(uncertain), slowly)
 
 
-def _falls(losses: Values, initial: float) -> bool:
-    """Say whether the curve as a whole falls, by more than its scatter could make it: a slow fall in much noise."""
+def _trend(losses: Values) -> tuple[float, bool]:
+    """Return the change along the whole curve, and whether it is a fall that its scatter cannot make: a slow one."""
     middle = np.median(losses)
     spread = 1.4826 * float(np.median(np.abs(losses - middle)))
     # A few outliers must not make a trend.
@@ -87,5 +95,4 @@ def _falls(losses: Values, initial: float) -> bool:
     slope = float(x @ kept / (x @ x))
     around = kept - kept.mean() - slope * x
     error = float(np.std(around)) / np.sqrt(float(x @ x))
-    change = slope * len(kept)
-    return change < -RELATIVE * abs(initial) and slope < -_CERTAIN * error
+    return slope * len(kept), slope < -_CERTAIN * error

@@ -29,6 +29,7 @@ KINDS: Final = frozenset(
 )
 """What is said about non-finite numbers, by rules or by those who repeated the step."""
 Stage = Literal["data", "weights", "forward", "loss", "backward", "update"]
+_COMPUTED: Final = ("nan_in_weights", "nan_forward", "nan_in_loss", "nan_backward", "nan_in_optimizer")
 _ORDER: Final[tuple[Stage, ...]] = ("data", "weights", "forward", "loss", "backward", "update")
 _STAGES: Final[dict[str, Stage]] = {
     "input": "data",
@@ -54,6 +55,19 @@ class Origin:
 def is_better_told(finding: Finding) -> bool:
     """Say whether a finding is about non-finite numbers and was not just told from readings."""
     return finding.kind in KINDS and finding.data.get(TOLD_FROM) != READINGS
+
+
+def is_earlier(finding: Finding, other: Finding) -> bool:
+    """Say whether one finding about non-finite numbers comes before another that could not be given a reason.
+
+    Who repeats a step may not see all of it, as where parts of a model are called one by one. What comes first goes by
+    the order in which a step computes.
+    """
+    if finding.kind not in _COMPUTED or other.kind not in _COMPUTED or finding.step > other.step:
+        return False
+    if other.data.get("reason") != "unknown":
+        return False
+    return _COMPUTED.index(finding.kind) < _COMPUTED.index(other.kind)
 
 
 def find_origin(case: Case) -> Origin | None:

@@ -7,12 +7,13 @@ from typing import Final
 
 from sonde import vitals
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.learning import Learning
+from sonde.diagnosis.learning import RELATIVE, Learning
 from sonde.facts import LossFacts
 from sonde.records import Severity
 
 PATIENCE: Final = 20
 """Losses that must be known before a run can be said to get nowhere."""
+_CERTAIN: Final = 4.0
 _CLASS_LOSSES: Final = ("cross_entropy", "nll_loss")
 _BINARY_LOSSES: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 _SQUARE_LOSSES: Final = ("mse_loss",)
@@ -60,7 +61,21 @@ def is_failing(case: Case) -> bool:
         return True
     if learning.points < PATIENCE:
         return False
-    return learning.failed or _is_worse_than_guessing(case, learning)
+    return (learning.failed and not is_better_than_guessing(case)) or _is_worse_than_guessing(case, learning)
+
+
+def is_better_than_guessing(case: Case) -> bool:
+    """Say whether a loss that began near that of guessing has come to lie below it, beyond doubt.
+
+    Where labels are noisy there is little to learn, and the first few losses scatter as widely as what was learnt. The
+    loss of guessing is known exactly, so the last losses tell more when held against that.
+    """
+    learning, chance = case.learning, chance_loss(case)
+    if chance is None or chance <= 0 or not is_averaged(case):
+        return False
+    below = chance - learning.recent
+    began = learning.recent < learning.initial and learning.initial >= 0.9 * chance
+    return began and below > RELATIVE * chance and below > _CERTAIN * learning.uncertain
 
 
 def _is_worse_than_guessing(case: Case, learning: Learning) -> bool:

@@ -43,7 +43,9 @@ def tolerance(loss: SeenLoss) -> float:
 def are_all(track: Track, number: float, margin: float) -> bool:
     """Say whether all numbers of several readings are the given one."""
     low, high = bounds(track)
-    enough = len(track) >= thresholds.LOSS_LOOKS.value
+    # Of what is not finite there are no bounds.
+    clean = not (track.rows[:, [schema.NAN, schema.POS_INF, schema.NEG_INF]] > 0).any()
+    enough = clean and len(track) >= thresholds.LOSS_LOOKS.value
     return enough and bool(np.all(np.abs(low - number) <= margin) and np.all(np.abs(high - number) <= margin))
 
 

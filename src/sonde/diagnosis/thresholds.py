@@ -31,6 +31,7 @@ OVERSHOOT = Threshold(1.5, "times the first loss; random labels or a dead loss n
 # lr_too_low
 PACE_LOW = Threshold(1e-4, "rule of thumb: log10 of the update ratio lies between -4 and -1 in runs that learn")
 PACE_VERY_LOW = Threshold(1e-5, "so slow that a weight moves by a tenth in ten thousand steps")
+PACE_SLOW = Threshold(1e-3, "the pace of a healthy step: enough to blame it where the loss does fall, only slowly")
 PACE_LOW_STEPS = Threshold(40, "long enough to be past a short warm-up")
 # lr_schedule_collapse
 LR_COLLAPSED = Threshold(1e-3, "times the highest: the last two percent of a cosine lie below, no more")
@@ -51,6 +52,14 @@ CLIPPED_PACE = Threshold(1e-3, "update over weight that steps of a usual length 
 APPLIED_OVER_LIMIT = Threshold(1.05, "gradients that were clipped never exceed the limit by more than rounding")
 # weight_decay_on_norm_bias
 DECAY_ON_NORMS = Threshold(0.02, "above AdamW's own default, so that somebody chose it")
+# weight_decay_too_large
+DECAY_GRADIENT = Threshold(3.0, "pull of the decay over the gradient: the weights go where the decay wants them")
+DECAY_LEFT = Threshold(0.3, "of a weight's first size left: decay in balance with gradients takes less")
+DECAY_SHARE = Threshold(0.5, "of the weights: one layer may shrink because it is not needed")
+# dropout_too_high
+DROPPED_SHARE = Threshold(
+    0.8, "of the units dropped; usual recipes drop 0.1 to 0.5, and the original paper at most 0.8"
+)
 # momentum_state_stale
 EVEN_UPDATE = Threshold(0.97, "mean over largest magnitude of an update: 1 at Adam's first step, about 0.2 later")
 # adam_eps
@@ -151,6 +160,7 @@ SCALE_FLOOR = Threshold(1.0, "a scale below 1 means that gradients overflow with
 SKIPPED_SHARE = Threshold(0.2, "calibration skips a few steps at the start and one in 2000 later")
 SKIP_WINDOW = Threshold(30, "steps over which held-back ones are counted, so that calibration is over")
 UNDERFLOW_SHARE = Threshold(0.5, "zeros among the gradients of weights; in float32 the same layers have none")
+FLOAT16_SMALLEST_NORMAL = Threshold(2.0**-14, "below it float16 loses digits, and below 2**-24 everything")
 STALL_SHARE = Threshold(0.75, "elements a step leaves as they were; 40 to 60 % are usual in bfloat16")
 STALL_STEPS = Threshold(20, "persistence")
 
@@ -180,6 +190,10 @@ INPUT_TINY = Threshold(0.01, "standard deviation of all inputs: normalised twice
 INPUT_SHIFT = Threshold(0.5, "standard deviations between the means of training and evaluation inputs")
 INPUT_SHIFT_SIGMAS = Threshold(6.0, "the same in units of what a batch's mean varies by")
 INPUT_STRETCH = Threshold(2.0, "ratio of the spread of training and evaluation inputs; augmentation stays below 1.5")
+# data_leakage, sampler_draws_few
+SEEN_SHARE = Threshold(0.9, "of the rows of every evaluation; in a sound split none, but for copies within the data")
+ALIKE_SHARE = Threshold(0.05, "of a batch's rows that repeat another: rows of few values meet again by themselves")
+DRAWN_SHARE = Threshold(0.2, "different rows over what even drawing from the whole data would give")
 # duplicate_data_workers
 DUPLICATE_SHARE = Threshold(0.3, "of the batches equal to one of the few before")
 # not_shuffled
@@ -196,6 +210,9 @@ TARGET_REACH = Threshold(30.0, "size of the target over that of the model's firs
 # token_mean_of_means
 UNEQUAL_TARGETS = Threshold(1.5, "most targets that count over fewest, among the micro-batches of a step")
 UNEQUAL_GRAVE = Threshold(3.0, "the same: a target in one micro-batch weighs three times one in another")
+# future_leak
+NEXT_TOKEN_SHARE = Threshold(0.99, "of the targets: all of them, but for the ends of texts")
+AHEAD_SHARE = Threshold(0.05, "of the weight; with a mask none, and fresh attention without one has nearly half there")
 # padding_dominates
 VALID_SHARE = Threshold(0.5, "of the targets that count")
 COUNTED_SHARE = Threshold(0.5, "of the targets that are padding and count: more than about words, the loss is about it")

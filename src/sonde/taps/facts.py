@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sonde.facts import (
+    ColumnFacts,
     Facts,
     GroupFacts,
     HiddenFacts,
@@ -23,6 +24,7 @@ from sonde.facts import (
     OptimizerFacts,
     ParameterFacts,
     Plain,
+    ReshapeFacts,
     SchedulerFacts,
     SoftmaxFacts,
 )
@@ -86,6 +88,11 @@ class FactBook:
         """Note which dimensions softmaxes run over."""
         self._facts = replace(self._facts, softmaxes=tuple(softmaxes))
         self.is_new = self.is_new or bool(softmaxes)
+
+    def add_marks(self, reshapes: Sequence[ReshapeFacts], columns: Sequence[ColumnFacts], bootstrapped: str) -> None:
+        """Note what the graph of the loss says about shapes and targets."""
+        self._facts = replace(self._facts, reshapes=tuple(reshapes), columns=tuple(columns), bootstrapped=bootstrapped)
+        self.is_new = self.is_new or bool(reshapes or columns or bootstrapped)
 
     def add_carried(self, name: str) -> None:
         """Note a recurrent module that begins with the state of the step before."""

@@ -16,7 +16,9 @@ from torch.nn import Parameter
 
 from sonde.taps.carried_states import CarriedStates
 from sonde.taps.facts import FactBook
+from sonde.taps.graph_marks import read_bootstrap, read_columns, read_reshapes
 from sonde.taps.hidden import HiddenParameters
+from sonde.taps.look_ahead import LookAhead
 from sonde.taps.loss_functions import LossCall
 from sonde.taps.loss_softmax import read_softmaxes
 from sonde.taps.nodes import next_sequence
@@ -34,6 +36,7 @@ class FirstLooks:
     def __init__(self, sites: VitalSites) -> None:
         self._sites = sites
         self._padding = Padding(sites)
+        self._ahead = LookAhead(sites)
         self._book: FactBook | None = None
         self._hidden: HiddenParameters | None = None
         self._versions: list[tuple[Parameter, int]] = []
@@ -56,6 +59,7 @@ class FirstLooks:
         """Forget the models and what was seen."""
         self._book = self._hidden = None
         self._padding = Padding(self._sites)
+        self._ahead = LookAhead(self._sites)
         self._states = CarriedStates()
         self._versions, self._starts, self._spans = [], [], []
 
@@ -77,17 +81,22 @@ class FirstLooks:
     def see_tokens(self, tokens: Tensor) -> None:
         """Take the whole numbers that a training pass begins with."""
         self._padding.see_tokens(tokens)
+        self._ahead.see_tokens(tokens)
 
     def see_loss(self, call: LossCall) -> None:
         """Take a training call of a loss."""
         self._padding.see_loss(call)
+        self._ahead.see_loss(call)
 
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
         """Read the graph of the first backward pass."""
         if self._has_softmaxes or self._book is None or len(roots) != 1:
             return
         self._has_softmaxes = True
-        self._book.add_softmaxes(read_softmaxes(roots[0], self._module_of))
+        root = roots[0]
+        self._book.add_softmaxes(read_softmaxes(root, self._module_of))
+        self._ahead.before_backward(root)
+        self._book.add_marks(read_reshapes(root, self._module_of), read_columns(root), read_bootstrap(root))
         self._starts, self._spans = [], []
 
     def _module_of(self, sequence: int) -> str:

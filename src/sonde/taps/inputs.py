@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sonde.records import Phase
 from sonde.taps.plain import MAX_ELEMENTS, is_plain, is_real, is_whole
+from sonde.taps.row_marks import RowMarks
 from sonde.taps.vital_sites import VitalSites
 from sonde.unpack import unpack
 from sonde.vitals import COLUMN_OFFSET, COLUMN_SCALE
@@ -38,6 +39,7 @@ class ModelInputs:
         self._first_tokens = first_tokens
         self._numbers: dict[tuple[str, Phase, int, str], int] = {}
         self._looks: dict[str, int] = {}
+        self._rows = RowMarks(sites)
 
     def see(self, model: str, phase: Phase, call: int, inputs: tuple[Any, ...] | Mapping[str, Any]) -> None:
         """Take the positional or the named arguments of a pass."""
@@ -45,6 +47,8 @@ class ModelInputs:
         given = [(part, tensor) for part, tensor in unpack(inputs) if is_plain(tensor)]
         for part, tensor in given:
             self._recorder.see(self._site(model, phase, call, part, tensor), tensor.detach())
+        if given and (phase == "eval" or not call):
+            self._rows.see(model, phase, given[0][1])
         if phase != "train" or call:
             return
         first = next((tensor.detach() for _, tensor in given if is_real(tensor)), None)

@@ -6,16 +6,15 @@ sum or a likelihood says along which dimension the weights are used. The graph i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 from typing import Any, Final
 
 from torch import Tensor
 
 from sonde.facts import SoftmaxFacts
-from sonde.taps.nodes import children_of, name_of, saved_by, sequence_of, shape_of, signed
+from sonde.taps.nodes import children_of, name_of, saved_by, sequence_of, shape_of, signed, walk
 
-MAX_NODES: Final = 20_000
 MAX_FOUND: Final = 16
 _MAX_CHAIN: Final = 10
 _SOFTMAXES: Final = ("SoftmaxBackward0", "LogSoftmaxBackward0")
@@ -39,7 +38,7 @@ _MOVES: Final = ("PermuteBackward0", "SqueezeBackward1", "TBackward0", "Transpos
 def read_softmaxes(root: Tensor, module_of: Callable[[int], str]) -> list[SoftmaxFacts]:
     """Return the softmaxes whose use can be told. `module_of` names the module that made a node, by its number."""
     found: list[SoftmaxFacts] = []
-    for node in _walk(root.grad_fn):
+    for node in walk(root.grad_fn):
         for used, below, over in _uses(node):
             chain = _chain(below)
             facts = None if chain is None else _facts(chain, used, over, module_of)
@@ -48,18 +47,6 @@ def read_softmaxes(root: Tensor, module_of: Callable[[int], str]) -> list[Softma
         if len(found) >= MAX_FOUND:
             break
     return found
-
-
-def _walk(root: Any) -> Iterator[Any]:
-    """Yield every node of a graph once, up to a number that no usual program has."""
-    waiting, known = [root], {root}
-    while waiting and len(known) < MAX_NODES:
-        node = waiting.pop()
-        yield node
-        for child in children_of(node):
-            if child is not None and child not in known:
-                known.add(child)
-                waiting.append(child)
 
 
 def _uses(node: Any) -> list[tuple[str, Any, int]]:

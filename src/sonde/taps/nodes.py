@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -15,6 +15,8 @@ _SHOWN_OTHERWISE: Final = (
     *("unsafeview", "unsqueeze", "view"),
 )
 _MAX_LOOKS: Final = 10
+MAX_NODES: Final = 20_000
+"""Nodes of a graph that are walked; no usual program has as many."""
 
 
 def sequence_of(node: Any) -> int:
@@ -25,6 +27,18 @@ def sequence_of(node: Any) -> int:
 def children_of(node: Any) -> list[Any]:
     """Return the nodes that made what a node was given, None where it takes no gradient."""
     return [] if node is None else [child for child, _ in node.next_functions]
+
+
+def walk(root: Any, until: tuple[str, ...] = ()) -> Iterator[Any]:
+    """Yield every node of a graph once; what made nodes of the names `until` is left out."""
+    waiting, known = [root], {root}
+    while waiting and len(known) < MAX_NODES:
+        node = waiting.pop()
+        yield node
+        for child in children_of(node) if name_of(node) not in until else ():
+            if child is not None and child not in known:
+                known.add(child)
+                waiting.append(child)
 
 
 def signed(value: Any) -> Any:

@@ -3,7 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from handmade import found, loss, patient
 from programs import data, kinds, perceptron, train
+
+from sonde.facts import Facts
 
 
 @pytest.mark.parametrize(("weight", "ill"), [(1.0, True), (30.0, False)])
@@ -37,3 +40,14 @@ def test_a_detector_that_never_says_yes_is_found(tmp_path):
         loss_fn=lambda out, yes: F.binary_cross_entropy_with_logits(out.squeeze(1), yes),
     )
     assert "class_imbalance_collapse" in kinds(found)
+
+
+@pytest.mark.parametrize(("weighted", "severity"), [(True, "warning"), (False, "info")])
+def test_weights_that_do_not_make_up_for_rarity_are_worth_a_warning(weighted, severity):
+    readings = {
+        "loss:scalar": [0.05] * 80,
+        "loss_fn:vital.running_label_entropy": [0.28] * 80,
+        "loss_fn:vital.predicted_entropy": [0.0] * 80,
+    }
+    facts = Facts(losses=(loss("cross_entropy", target_shape=(64,), settings={"weighted": weighted}),))
+    assert found("class_imbalance_collapse", patient(readings, facts)).severity == severity

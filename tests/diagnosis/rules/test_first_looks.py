@@ -28,6 +28,7 @@ def softmax(shape, dim, summed, used="weights", **more):
     [
         softmax((8, 5, 5), 1, 2, module="block.attention"),  # over the queries
         softmax((8, 4, 5, 5), 2, 3),
+        softmax((8, 4, 5, 5), 1, 3),  # over the heads
         softmax((8, 5, 7), 0, 2),  # over the batch
         softmax((8, 5, 9), 1, 2, used="likelihood", logarithm=True),  # over time
     ],
@@ -50,6 +51,7 @@ def test_it_is_placed_where_the_graph_says():
         ((32, 5), 1, 0, "weights"),  # samples are shared out among 5 centres
         ((32, 5), 1, 1, "likelihood"),
         ((1, 5, 7), 0, 2, "weights"),
+        ((8, 4, 5, 9), 1, 3, "weights"),  # what is shared out among four need not be attention
     ],
 )
 def test_attention_and_clusterings_are_well(shape, dim, summed, used):
@@ -207,3 +209,13 @@ def test_means_over_unequal_numbers_of_targets_are_told(counts, reduction, said)
     facts = model("a.weight", losses=(loss("cross_entropy", settings={"reduction": reduction}),))
     finding = ask("token_mean_of_means", patient(readings, facts))
     assert (None if finding is None else finding.severity) == said
+
+
+def test_what_is_not_finite_sums_to_nothing():
+    nothing = [np.full(5, np.nan)] * 4
+    readings = {"loss_fn:input.input": [np.full((4, 5), np.nan)] * 4, "loss_fn:vital.sample_spread": [1.0] * 4}
+    readings |= {f"loss_fn:vital.{name}": nothing for name in ("column_sum", "row_sum", "column_log_z")}
+    readings["loss_fn:vital.log_z"] = [np.ones(4)] * 4
+    about = {"loss_fn:input.input": {"kind": "cross_entropy", "dtype": "float32"}}
+    facts = Facts(losses=(loss("cross_entropy", classes=5),))
+    assert ask("wrong_dim_softmax", patient(readings, facts, about=about)) is None

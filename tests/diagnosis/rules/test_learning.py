@@ -7,7 +7,7 @@ import pytest
 from patients import patient
 
 from sonde.diagnosis.learning import judge
-from sonde.diagnosis.outlook import is_failing
+from sonde.diagnosis.outlook import is_better_than_guessing, is_failing
 from sonde.facts import Facts, LossFacts
 
 
@@ -38,3 +38,28 @@ def test_a_fall_from_where_the_first_steps_threw_it_is_no_learning(end, state):
     thrown = np.concatenate([[2.3, 900.0, 600.0, 90.0, 20.0], np.linspace(end + 0.4, end, 30), np.full(70, end)])
     thrown[5:] += wobble
     assert judge(thrown).state == state
+
+
+def test_a_loss_that_begins_at_nothing_and_cannot_fall_says_nothing():
+    rewarded = np.concatenate([np.zeros(20), np.tile([0.0, 0.4, 0.2], 20)])
+    assert judge(rewarded).state == "unknown"
+    assert judge(rewarded + 0.1).state != "unknown"
+
+
+def noisy_labels(level, *, reduction="mean", first=0.69):
+    scatter = 0.05 * np.random.default_rng(0).standard_normal(200)
+    losses = np.concatenate([[first] * 3, np.full(197, level)]) + scatter
+    facts = Facts(losses=(LossFacts(kind="cross_entropy", settings={"reduction": reduction}, classes=2),))
+    return patient({"loss_fn:output": list(losses)}, facts, final=True)
+
+
+@pytest.mark.parametrize(
+    ("level", "more", "well"),
+    [(0.63, {}, True), (0.68, {}, False), (0.69, {}, False), (0.63, {"reduction": "sum"}, False)],
+)
+def test_a_loss_just_below_that_of_guessing_was_learnt_if_it_is_certain(level, more, well):
+    assert is_better_than_guessing(noisy_labels(level, **more)) is well
+
+
+def test_a_model_that_began_as_well_as_it_is_has_not_learnt():
+    assert not is_better_than_guessing(noisy_labels(0.5, first=0.5))

@@ -38,3 +38,14 @@ def test_a_plateau_scheduler_that_waits_for_a_loss_to_rise_is_found():
     assert plateau("min", evenly).severity == "info"
     late = [0.1 * 0.3 ** (max(0, step - 40) // 4) for step in range(100)]  # its score rose at first
     assert plateau("max", late).severity == "info"
+
+
+def test_a_plateau_scheduler_that_gives_up_while_the_loss_falls_is_found():
+    rates = [0.1 * 0.1 ** (step // 8) for step in range(100)]
+
+    def severity(losses):
+        facts = Facts(scheduler=SchedulerFacts(kind="ReduceLROnPlateau", settings={"mode": "min"}))
+        return asked(RULE, patient({"optimizer.group0.lr:scalar": rates, "loss:scalar": losses}, facts)).severity
+
+    assert severity([2.3 - 0.02 * min(step, 24) for step in range(100)]) == "warning"
+    assert severity([2.3 - 2.0 * min(step, 10) / 10 for step in range(100)]) == "info"  # it had learnt by then

@@ -230,3 +230,27 @@ def test_dropping_in_evaluation_mode_is_named():
 
 def test_the_name_of_the_whole_model_does_not_excuse_dropping():
     assert found("dropout_ignores_mode", dropping(0, root_kind="DropoutNet")).step == 1
+
+
+@pytest.mark.parametrize(("last", "ill"), [(4e-7, True), (0.0, True), (1e-3, False)])
+def test_weights_without_a_gradient_count_if_all_others_hardly_fit_into_float16(last, ill):
+    readings = {
+        "a.weight:gradient": [np.zeros((4, 4))] * 8,
+        "b.weight:gradient": [np.full((4, 4), last)] * 8,
+        "loss:scalar": [1e-5] * 8,
+    }
+    about = {f"{name}.weight:gradient": {"dtype": "float16", "shape": (4, 4)} for name in "ab"}
+    finding = ask("grad_underflow", patient(readings, model("a.weight", "b.weight"), about=about))
+    assert (finding is not None) is ill
+
+
+def test_where_readings_tell_an_earlier_stage_than_a_repeated_step_they_count():
+    doctor = Doctor()
+    case = patient(
+        {"attend:output[0]": [1.0, np.array([1.0, np.nan])], "loss:scalar": [1.0, np.nan]}, model("a.weight")
+    )
+    told = {"origin": {}, "reason": "unknown"}
+    doctor.take(Finding(kind="nan_in_loss", severity="critical", confidence=0.9, step=2, last_step=2, data=told))
+    assert next(finding.kind for finding in doctor.look(case)) == "nan_forward"
+    doctor.take(Finding(kind="fully_masked_attention", severity="critical", confidence=0.9, step=2, last_step=2))
+    assert "nan_forward" not in [finding.kind for finding in doctor.look(case)]

@@ -4,6 +4,7 @@ import numpy as np
 from patients import asked, patient
 
 from sonde.diagnosis.rules.not_learning import RULE
+from sonde.facts import Facts, LossFacts
 
 
 def run(losses, final):
@@ -27,3 +28,14 @@ def test_where_the_targets_move_a_flat_loss_is_worth_a_note_only():
 
     assert severity(0.0) == "warning"
     assert severity(0.01) == "info"
+
+
+def test_what_is_learnt_from_noisy_labels_counts():
+    def severity(level):
+        scatter = 0.06 * np.random.default_rng(1).standard_normal(200)
+        facts = Facts(losses=(LossFacts(kind="cross_entropy", settings={"reduction": "mean"}, classes=2),))
+        return asked(RULE, patient({"loss_fn:output": list(level + scatter)}, facts, final=True))
+
+    learnt = np.concatenate([np.linspace(0.69, 0.64, 5), np.full(195, 0.64)])
+    assert severity(learnt) is None
+    assert severity(np.full(200, 0.69)).severity == "warning"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from handmade import UNKNOWN, ask, found, model, module, optimizer, patient, weight
 
+import sonde
 from sonde.diagnosis.fresh import looks_fresh
 from sonde.facts import Facts
 from sonde.records import summarise
@@ -316,3 +317,54 @@ def test_weights_that_were_trained_for_a_while_do_not_look_fresh(seed):
         optimizer.step()
     row, _ = summarise(layer.weight.detach().double().numpy())
     assert not looks_fresh(row, (64, 32))
+
+
+def two_owners(backwards, owners=("optimizer", "optimizer2")):
+    facts = Facts(
+        parameters=(weight("body.weight", owners=owners), weight("head.weight")),
+        modules=(module("body", "Linear"), module("head", "Linear")),
+        optimizers=(optimizer("body.weight", "head.weight"), optimizer("body.weight", name="optimizer2")),
+    )
+    return patient({"loss:scalar": [1.0] * 40, "(loop):vital.backwards": backwards}, facts)
+
+
+def test_a_parameter_that_two_optimizers_move_with_one_gradient_is_held_twice():
+    finding = found("duplicate_param_in_groups", two_owners([1.0, 0.0] * 20))
+    assert finding.sites == ("optimizer", "optimizer2", "body.weight")
+
+
+@pytest.mark.parametrize("case", [two_owners([1.0] * 40), two_owners([1.0, 0.0] * 20, owners=("optimizer",))])
+def test_optimizers_that_take_turns_may_share(case):
+    assert ask("duplicate_param_in_groups", case) is None
+
+
+class Stretched(torch.nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.stretch, self.layer = make(torch.ones(4)), torch.nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.layer(x * self.stretch)
+
+
+@pytest.mark.parametrize(
+    ("make", "owned", "ill"),
+    [
+        (lambda value: value.requires_grad_(), False, True),
+        (lambda value: value.requires_grad_(), True, False),  # handed to the optimizer by name
+        (torch.nn.Parameter, False, False),
+        (lambda value: value, False, False),
+    ],
+)
+def test_a_plain_tensor_with_a_gradient_is_no_parameter(tmp_path, make, owned, ill):
+    torch.manual_seed(0)
+    net = Stretched(make)
+    every = [*net.parameters(), net.stretch] if owned else net.parameters()
+    optimizer = torch.optim.SGD(every, lr=0.01)
+    with sonde.watch(net, optimizer, run=tmp_path / "run", on_error="raise") as session:
+        for _ in range(6):
+            optimizer.zero_grad()
+            net(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+    named = [finding.sites for finding in session.findings if finding.kind == "params_not_in_optimizer"]
+    assert named == ([("stretch",)] if ill else [])

@@ -30,7 +30,7 @@ def check(case: Case) -> Finding | None:
     rows = None if counts is None else counts.stat("max") / (counts.stat("mean") * counts.stat("count"))
     return RULE.finding(
         case,
-        _severity(case, entropy),
+        _severity(case, entropy, weighted=bool(loss.settings.get("weighted"))),
         0.8,
         sites=("loader", "loss_fn"),
         step=int(predicted.steps[-len(late)]),
@@ -39,14 +39,19 @@ def check(case: Case) -> Finding | None:
             below("entropy of the answers in nats", answer, thresholds.PREDICTED_ENTROPY, f"{predicted.key} mean"),
             fact("share of the most frequent label", float("nan") if rows is None else float(np.median(rows))),
         ),
-        cause="One class is so frequent that the model always answers with it: high accuracy, nothing learnt.",
-        fix="Weight the loss (nn.CrossEntropyLoss(weight=...)), sample with WeightedRandomSampler, and look at recall.",
+        cause="One class is so frequent that the model always answers with it: high accuracy, nothing learnt."
+        + (" The weights of the loss do not make up for it." if loss.settings.get("weighted") else ""),
+        fix="Make the weights of classes fall with their number (1 / count, not count), and look at recall."
+        if loss.settings.get("weighted")
+        else "Weight the loss (nn.CrossEntropyLoss(weight=...)), use a WeightedRandomSampler, and look at recall.",
         refute="Compute the recall of the rare class: above 0 refutes it.",
     )
 
 
-def _severity(case: Case, entropy: float) -> Severity:
+def _severity(case: Case, entropy: float, *, weighted: bool) -> Severity:
     learning = case.learning
+    if weighted:  # somebody meant rare classes to count, and what the loss is says nothing about the labels
+        return "warning" if learning.points else "info"
     return "warning" if learning.points and learning.recent >= 0.5 * entropy else "info"
 
 

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from sonde import schema
+from sonde import schema, vitals
+from sonde.diagnosis import thresholds
 from sonde.diagnosis.batches import MIN_ELEMENTS, model_input
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Rule, above, fact
+from sonde.diagnosis.rule import Rule, above, below, fact
 from sonde.diagnosis.track import Track
 from sonde.records import Finding
 
 
 def check(case: Case) -> Finding | None:
-    """Find evaluations whose inputs, taken together, are those that training saw since the one before."""
+    """Find evaluations whose inputs, taken together or row by row, are those that training saw."""
+    return _whole(case) or _rows(case)
+
+
+def _whole(case: Case) -> Finding | None:
     train, evaluated = model_input(case), model_input(case, "eval")
     if train.name != evaluated.name:
         return None
     same = [step for at, step in enumerate(evaluated.steps.tolist()) if _is_same(train, evaluated, at)]
     if len(same) < 2 or 2 * len(same) < len(evaluated):
         return None
-    named = [name for name in case.scalars() if name.lower().startswith(("val", "test", "dev"))]
+    named = _named(case)
     return RULE.finding(
         case,
         "warning" if named else "info",
@@ -35,6 +40,40 @@ def check(case: Case) -> Finding | None:
         fix="Hold samples back that training never sees, and hand their loader to the evaluation.",
         refute="Intersect the indices of both sets: none in common refutes it.",
     )
+
+
+def _rows(case: Case) -> Finding | None:
+    """Find evaluations nearly all rows of which were trained on, where rows are not alike by nature."""
+    name = model_input(case).name
+    seen, repeated = case.vital(name, vitals.SEEN_ROWS, "eval"), case.vital(name, vitals.REPEATED_ROWS)
+    if seen is None or repeated is None or len(seen) < 2:
+        return None
+    share, alike = float(seen.numbers().min()), float(repeated.numbers().max())
+    if share < thresholds.SEEN_SHARE.value or alike > thresholds.ALIKE_SHARE.value:
+        return None
+    named = _named(case)
+    return RULE.finding(
+        case,
+        "warning" if named else "info",
+        0.85,
+        sites=("loader",),
+        step=int(seen.steps[0]),
+        evidence=(
+            above("share of the rows of each evaluation that were trained on", share, thresholds.SEEN_SHARE, seen.key),
+            below("share of the rows of a batch that repeat another", alike, thresholds.ALIKE_SHARE, repeated.key),
+            fact("evaluations looked at", len(seen)),
+        ),
+        cause="The rows that are evaluated were trained on"
+        + (f", though {named[0]} is reported from them: it says how well they are known by heart." if named else "."),
+        fix="Split the data before anything is drawn from it, and check that the indices of both parts have none in "
+        "common; copies of a row belong to one part.",
+        refute="Intersect the indices of both sets: none in common refutes it, unless rows are in the data twice.",
+    )
+
+
+def _named(case: Case) -> list[str]:
+    """Return the names of numbers that are said to be of other data than training's."""
+    return [name for name in case.scalars() if name.lower().startswith(("val", "test", "dev"))]
 
 
 def _is_same(train: Track, evaluated: Track, at: int) -> bool:
@@ -53,4 +92,4 @@ def _is_same(train: Track, evaluated: Track, at: int) -> bool:
     )
 
 
-RULE = Rule(kind="data_leakage", check=check, since=2)
+RULE = Rule(kind="data_leakage", check=check, since=2, lasting=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.ownership import few
+from sonde.diagnosis.panel import Panel
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding
 
@@ -29,6 +31,7 @@ def check(case: Case) -> Finding | None:
     shares = np.array(
         [np.median(column[ok]) if ok.sum() >= 5 else 0.0 for column, ok in zip(zeros.T, alive.T, strict=True)]
     )
+    shares[_are_gone(case, panel, alive)] = 1.0
     lost = [
         (panel.names[at], float(share)) for at, share in enumerate(shares) if share >= thresholds.UNDERFLOW_SHARE.value
     ]
@@ -56,6 +59,20 @@ def check(case: Case) -> Finding | None:
         fix="Use torch.amp.GradScaler, or bfloat16.",
         refute="Compute the gradients of one batch in float32: if as many are zero, it is not the precision.",
     )
+
+
+def _are_gone(case: Case, panel: Panel, alive: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Say which weights never have a gradient, where those of all others are so small that float16 hardly holds them.
+
+    A layer may also be dead; but that leaves the gradients of the layers behind it as large as they were.
+    """
+    losses = case.loss()
+    if losses is None or not (losses[1][-5:] > 0).all() or len(panel.steps) < 5:
+        return np.zeros(len(panel.sites), np.bool_)
+    largest = panel.stat("abs_max")[-5:]
+    gone = np.asarray(panel.read[-5:].all(axis=0) & ~alive[-5:].any(axis=0), np.bool_)
+    tiny = not (largest > thresholds.FLOAT16_SMALLEST_NORMAL.value).any()
+    return gone if tiny else np.zeros(len(panel.sites), np.bool_)
 
 
 RULE = Rule(kind="grad_underflow", check=check, since=5)

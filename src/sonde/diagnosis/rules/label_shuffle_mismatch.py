@@ -26,7 +26,7 @@ def check(case: Case) -> Finding | None:
         return None
     samples = float(agreement.stat("count")[-1])
     share, chance = float(agreement.numbers()[-1]), _chance(counts.rows)
-    if not 0 < chance < 0.9:
+    if not 0 < chance < 0.9 or _says_one_thing(case):
         return None
     sigma = math.sqrt(chance * (1 - chance) / max(samples, 1))
     limit = chance + thresholds.MISMATCH_SIGMAS.value * sigma
@@ -49,6 +49,16 @@ def check(case: Case) -> Finding | None:
         fix="Check where inputs and labels are shuffled, sorted or filtered: both need the same indices.",
         refute="Look at twenty samples with their labels: if they are right, it is not this.",
     )
+
+
+def _says_one_thing(case: Case) -> bool:
+    """Say whether the model gave all samples one answer from the first step on: then it cannot tell them apart."""
+    spread = case.vital(vitals.LOSS, vitals.SAMPLE_SPREAD)
+    inputs = case.track(f"{vitals.LOSS}:input.input")
+    if spread is None or inputs is None:
+        return False
+    size = float(inputs.stat("rms")[0])
+    return float(spread.numbers()[0]) <= thresholds.OUTPUT_SPREAD.value * min(1.0, size**2)
 
 
 def _reads_words(case: Case) -> bool:

@@ -6,6 +6,8 @@ import numpy as np
 
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured, run_length
+from sonde.diagnosis.learning import judge
+from sonde.diagnosis.outlook import is_learning_well
 from sonde.diagnosis.rule import Rule, above, below, fact
 from sonde.records import Finding, Severity
 
@@ -42,7 +44,7 @@ def check(case: Case) -> Finding | None:
     why, cure = _RISE if _waits_for_a_rise(case) else _EPOCHS
     return RULE.finding(
         case,
-        _severity(case),
+        _severity(case, int(steps[start])),
         0.9,
         sites=("scheduler", "optimizer"),
         step=int(steps[start]),
@@ -62,11 +64,21 @@ def check(case: Case) -> Finding | None:
     )
 
 
-def _severity(case: Case) -> Severity:
-    # This scheduler lowers the rate because the loss stands still: then it is the result of something else.
+def _severity(case: Case, gone: int) -> Severity:
     scheduler = case.facts.scheduler
-    waits = scheduler is not None and scheduler.kind == "ReduceLROnPlateau"
-    return "info" if waits and not case.learning.failed and not _waits_for_a_rise(case) else "warning"
+    if scheduler is None or scheduler.kind != "ReduceLROnPlateau" or _waits_for_a_rise(case):
+        return "warning"
+    # This scheduler lowers the rate because the loss stands still: then it is the result of something else.
+    return "warning" if case.learning.failed or _was_falling(case, gone) else "info"
+
+
+def _was_falling(case: Case, gone: int) -> bool:
+    """Say whether the loss was on its way down while the rate was used up, and then stayed where it was."""
+    found = case.loss()
+    if found is None or is_learning_well(case):
+        return False
+    steps, losses = found
+    return judge(losses[steps <= gone]).state == "improving"
 
 
 def _waits_for_a_rise(case: Case) -> bool:

@@ -22,7 +22,9 @@ def check(case: Case) -> Finding | None:
         return None
     # A model that begins well trained may rest: then the loss is far below guessing.
     known = chance_loss(case) is not None
-    limit = thresholds.PACE_LOW if known and is_near_chance(case) else thresholds.PACE_VERY_LOW
+    limit = thresholds.PACE_VERY_LOW
+    if known and is_near_chance(case):
+        limit = thresholds.PACE_SLOW if case.learning.falls else thresholds.PACE_LOW
     highest = float(pace[-int(thresholds.PACE_LOW_STEPS.value) :].max())
     gradients = weights.gradient_ratio[-5:, -1]
     if highest >= limit.value or not np.nanmax(np.nan_to_num(gradients)) > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import chance_loss
+from sonde.diagnosis.outlook import chance_loss, is_better_than_guessing
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.diagnosis.targets import targets_move
 from sonde.records import Finding
@@ -22,6 +22,8 @@ def check(case: Case) -> Finding | None:
         return None  # even a good part of the loss could have gone without being noticed
     if learning.initial == 0 or (chance is not None and learning.initial < 0.3 * chance):
         return None  # it began well trained
+    if is_better_than_guessing(case):
+        return None  # there is little to learn, and it was learnt
     return RULE.finding(
         case,
         "warning" if case.final and not targets_move(case) else "info",

@@ -16,7 +16,8 @@ def check(case: Case) -> Finding | None:
     """Find trainable parameters with gradients whose values nobody changes."""
     need_optimizers(case)
     if case.facts.hidden:
-        return _out_of_sight(case)
+        tensors = [each.name for each in case.facts.hidden if each.tensor]
+        return _no_parameters(case, tensors) if len(tensors) == len(case.facts.hidden) else _out_of_sight(case)
     panel = case.panel("gradient")
     alive = (panel.read & (measures.norm(panel.rows) > 0)).sum(axis=0)
     counts = dict(zip(panel.names, alive.tolist(), strict=True))
@@ -51,6 +52,23 @@ def check(case: Case) -> Finding | None:
         ),
         fix="Build the optimizer after the model is complete, from model.parameters(), or add them with "
         "optimizer.add_param_group(...). If they are meant to stay as they are, call requires_grad_(False) on them.",
+        refute="Compare one of them before and after optimizer.step(): a change refutes it.",
+    )
+
+
+def _no_parameters(case: Case, names: list[str]) -> Finding:
+    return RULE.finding(
+        case,
+        "warning",
+        0.95,
+        sites=tuple(names),
+        step=1,
+        evidence=(fact("plain tensors of modules that get gradients and never change", len(names)),),
+        cause=f"{few(names)} {by_number(names, 'is a plain tensor', 'are plain tensors')} with requires_grad, not "
+        f"nn.Parameter: {by_number(names, 'it gets', 'they get')} gradients, but model.parameters() does not list "
+        f"{by_number(names, 'it', 'them')}, so no optimizer moves {by_number(names, 'it', 'them')}.",
+        fix="Write nn.Parameter(...) around what is to be learnt, and build the optimizer after that; what is to stay "
+        "as it is goes to register_buffer.",
         refute="Compare one of them before and after optimizer.step(): a change refutes it.",
     )
 

@@ -38,14 +38,16 @@ def _is_crossed(softmax: SoftmaxFacts) -> bool:
     """Say whether a softmax runs over one dimension and is used along another.
 
     That holds for some clusterings too, where each sample is shared out among a few centres. So weights count only if
-    samples of the batch compete, or if it might as well be the other of two equal dimensions, as in self-attention.
+    samples of the batch compete, or if it might as well be the other of two equal dimensions, as in self-attention, or
+    if in self-attention neither of the two is weighed, but the heads.
     """
     shape, dim, summed = softmax.shape, softmax.dim, softmax.summed
     if dim == summed or not (max(dim, summed) < len(shape) and shape[dim] > 1):
         return False
     if softmax.used == "likelihood":
         return True
-    square = {dim, summed} == {len(shape) - 2, len(shape) - 1} and shape[-1] == shape[-2]
+    last = {len(shape) - 2, len(shape) - 1}
+    square = summed in last and (dim in last or len(shape) >= 4) and shape[-1] == shape[-2]
     return len(shape) >= 3 and (dim == 0 or square)
 
 

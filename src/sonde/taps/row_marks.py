@@ -1,0 +1,101 @@
+"""Which rows of data were seen before: whether evaluation meets rows of training, and whether few are drawn over again.
+
+Every row of the model's input is marked by a whole number computed from its bits, exactly and in any order, so that
+equal rows have equal marks on every device. Marks stay on their device, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sonde.records import Phase
+from sonde.taps.plain import is_plain
+from sonde.taps.vital_sites import VitalSites
+from sonde.vitals import DISTINCT_ROWS, REPEATED_ROWS, SEEN_ROWS
+
+MAX_MARKS: Final = 4096
+"""Rows of training that are remembered: the first ones."""
+COUNTED_ROWS: Final = 1024
+"""After so many rows it is counted how many different ones there were."""
+MAX_COLUMNS: Final = 1024
+MAX_PASSES: Final = 256
+"""Passes of training that are looked at, if batches are small."""
+FIRST_LOOKS: Final = 8
+EVALUATIONS: Final = 64
+"""Passes of evaluation that are looked at."""
+_SAME_SIZE: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Any odd numbers will do; this is 2**64 over the golden ratio, as a signed number.
+_FACTOR: Final = -7046029254386353131
+
+
+class RowMarks:
+    """Marks the rows of a model's first input, of training and of evaluation."""
+
+    def __init__(self, sites: VitalSites) -> None:
+        self._sites = sites
+        self._marks: dict[str, list[Tensor]] = {}
+        self._count: dict[str, int] = {}
+        self._counted: set[str] = set()
+        self._evaluations = 0
+
+    @torch.no_grad()
+    def see(self, model: str, phase: Phase, values: Tensor) -> None:
+        """Take the first input of a pass."""
+        if values.dim() < 2 or len(values) < 2 or not _can_be_marked(values):
+            return
+        if phase == "train":
+            self._see_training(model, values)
+        elif model in self._marks and self._evaluations < EVALUATIONS:
+            self._evaluations += 1
+            known = torch.cat([each for each in self._marks[model] if each.device == values.device])
+            if len(known):
+                self._sites.see(model, SEEN_ROWS, _are_among(marks_of(values), known).float().mean(), phase="eval")
+
+    def _see_training(self, model: str, values: Tensor) -> None:
+        count, kept = self._count.get(model, 0), self._marks.setdefault(model, [])
+        if count >= MAX_MARKS or len(kept) >= MAX_PASSES:
+            return
+        marks = marks_of(values)
+        kept.append(marks)
+        self._count[model] = count + len(marks)
+        if len(kept) <= FIRST_LOOKS:
+            self._sites.see(model, REPEATED_ROWS, 1 - distinct(marks) / len(marks))
+        if self._count[model] >= COUNTED_ROWS and model not in self._counted:
+            self._counted.add(model)
+            here = [each for each in kept if each.device == values.device]
+            self._sites.see(model, DISTINCT_ROWS, distinct(torch.cat(here)))
+
+
+def distinct(marks: Tensor) -> Tensor:
+    """Return how many different marks there are."""
+    ordered = marks.sort().values
+    return 1 + (ordered[1:] != ordered[:-1]).sum()
+
+
+def _are_among(marks: Tensor, known: Tensor) -> Tensor:
+    """Say of each mark whether it is among those known. By sorting: `torch.isin` may wait for the device."""
+    ordered = known.sort().values
+    at = torch.searchsorted(ordered, marks).clamp(max=len(ordered) - 1)
+    return ordered.take(at) == marks
+
+
+def marks_of(values: Tensor) -> Tensor:
+    """Return a whole number for each row, the same for the same bits; of long rows evenly chosen columns count."""
+    rows = values.detach().reshape(len(values), -1)
+    if rows.shape[1] > MAX_COLUMNS:
+        rows = rows[:, :: -(-rows.shape[1] // MAX_COLUMNS)]
+    # Bits of real numbers are read as a whole number, which is exact where adding the numbers would not be.
+    whole = rows.contiguous().view(_SAME_SIZE[rows.element_size()]) if rows.is_floating_point() else rows
+    places = torch.arange(1, rows.shape[1] + 1, device=rows.device)
+    factors = (places * _FACTOR) ^ (places * places)
+    # Of small numbers in double precision only the upper bits differ.
+    wide = whole.long() ^ (whole.long() >> 32)
+    mixed = (wide + places) * (factors | 1)
+    return (mixed ^ (mixed >> 29)).sum(1)
+
+
+def _can_be_marked(values: Tensor) -> bool:
+    return is_plain(values) and not values.is_complex() and values.element_size() in _SAME_SIZE
