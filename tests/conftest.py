@@ -45,6 +45,15 @@ def _no_leaks():
     _check_nothing_left()
 
 
+@pytest.fixture(scope="session")
+def run_two_ranks():
+    """Run programs in two connected ranks each."""
+    from tests.two_ranks import two_ranks
+
+    with two_ranks() as run:
+        yield run
+
+
 def pytest_configure(config):
     """Let fixed examples be fixed, and half as many as `make fuzz` draws.
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.waiting import PATIENCE_S
+RunTwoRanks = Callable[[str, str, Path], None]
+"""Runs imports, and a program in both ranks; it knows `torch`, `dist`, `nn`, its `rank` and the `folder`, a text."""
 
 _BEFORE = """
-import os, sys, torch
-import torch.distributed as dist
-from torch import nn
 {imports}
-torch.set_num_threads(1)
-folder = sys.argv[1]
+folder = {folder!r}
 child = os.fork()
 rank = int(child == 0)
 # Not by a port: somebody else could have taken it.
@@ -23,12 +24,53 @@ torch.manual_seed(0)
 """
 _AFTER = """
 dist.destroy_process_group()
-if child:
-    sys.exit(os.waitpid(child, 0)[1] != 0)
+os._exit(child and os.waitpid(child, 0)[1] != 0)  # tearing torch down takes a second
 """
 
 
-def run_two_ranks(imports: str, program: str, folder: Path) -> None:
-    """Run a program in both ranks; it knows `torch`, `dist`, `nn`, its `rank` and the `folder`, a text."""
-    code = _BEFORE.format(imports=imports) + program + _AFTER
-    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=PATIENCE_S)
+@contextmanager
+def two_ranks() -> Iterator[RunTwoRanks]:
+    """Start a process that imports torch, and hand out a function that runs programs in forks of it."""
+    process = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    assert process.stdin
+    assert process.stdout
+
+    def run(imports: str, program: str, folder: Path) -> None:
+        code = _BEFORE.format(imports=imports, folder=str(folder)) + program + _AFTER
+        process.stdin.write(f"{json.dumps(code)}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "0\n", "a rank has failed; its words are on standard error"
+
+    with process:
+        yield run
+
+
+def _next_program() -> str:
+    """Fork for each line that comes, and return its program in the child; end when no more come."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(2, 1)
+            return str(json.loads(line))
+        print(os.waitpid(child, 0)[1], flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    # What every program would import, and what torch imports when the first optimizer is made.
+    import torch
+    import torch._dynamo
+    import torch.distributed as dist
+    from torch import nn
+
+    import sonde.debug
+    import sonde.debuggers
+    import sonde.pytorch_debugging
+    import sonde.session
+    import sonde.training  # noqa: F401
+
+    torch.set_num_threads(1)
+    exec(_next_program(), {"os": os, "torch": torch, "dist": dist, "nn": nn, "__name__": "__main__"})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-from tests.two_ranks import run_two_ranks
-
 import sonde
 from sonde.debug import DebugConfig, debug_session
 
@@ -28,7 +26,7 @@ for again in range(2):
 """
 
 
-def test_ranks_share_a_run_and_each_has_a_report_of_its_own(tmp_path):
+def test_ranks_share_a_run_and_each_has_a_report_of_its_own(run_two_ranks, tmp_path):
     folder = tmp_path / "out"
     run_two_ranks(IMPORTS, RANKS, folder)
     assert sorted(path.name for path in folder.iterdir()) == ["alone", "session-1", "session-2"]

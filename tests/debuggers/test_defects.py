@@ -17,7 +17,6 @@ import pytest
 import torch
 import torch.distributed
 from tests.debuggers.conftest import datapoint, image
-from tests.two_ranks import run_two_ranks
 from torch import nn
 
 from sonde.debuggers import BaseDebugger, FeatureMapDebugger, ForwardDebugger, GradCAMDebugger, SequentialDebugger
@@ -358,7 +357,7 @@ model(torch.randn(1, 1, 6, 6)).sum().backward()  # training goes on
 """
 
 
-def test_defect_17_ranks_write_beside_each_other(tmp_path):
+def test_defect_17_ranks_write_beside_each_other(run_two_ranks, tmp_path):
     folder = tmp_path / "debugger"
     run_two_ranks(IMPORTS, RANKS, folder)
     stored = load_debug_outputs(folder)

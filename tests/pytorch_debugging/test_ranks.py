@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from tests.two_ranks import run_two_ranks
 
 import sonde
 from sonde.errors import OptionError
@@ -29,7 +28,7 @@ with TrainingLogger(folder, "both", enable_console_logging=False) as log, log.tr
 """
 
 
-def test_ranks_keep_their_reports_runs_and_logs_apart(tmp_path):
+def test_ranks_keep_their_reports_runs_and_logs_apart(run_two_ranks, tmp_path):
     folder = tmp_path / "out"
     run_two_ranks(IMPORTS, RANKS, folder)
     reports = {path.stem.endswith("_rank1"): json.loads(path.read_text()) for path in folder.glob("debug_report_*")}
@@ -65,7 +64,7 @@ for parent, name in (("clock", None), ("named", "mine")):
 """
 
 
-def test_ranks_of_a_training_write_one_run_and_keep_their_checkpoints_apart(tmp_path):
+def test_ranks_of_a_training_write_one_run_and_keep_their_checkpoints_apart(run_two_ranks, tmp_path):
     folder = tmp_path / "out"
     run_two_ranks(TRAINING_IMPORTS, TRAINING, folder)
     for parent in ("clock", "named"):

@@ -9,7 +9,6 @@ import textwrap
 
 import pytest
 import torch
-from tests.two_ranks import run_two_ranks
 from tests.waiting import PATIENCE_S
 from torch.utils.data import DataLoader, Dataset
 
@@ -89,7 +88,7 @@ with sonde.watch(model, optimizer, run=folder, on_error="raise") as session:
 """
 
 
-def test_ranks_of_a_distributed_run_write_their_own_folders_and_are_read_as_one(tmp_path):
+def test_ranks_of_a_distributed_run_write_their_own_folders_and_are_read_as_one(run_two_ranks, tmp_path):
     run_two_ranks(IMPORTS, RANKED, tmp_path / "run")
     run = sonde.open_run(tmp_path / "run")
     assert run.ranks == [0, 1]
@@ -103,9 +102,9 @@ def test_ranks_of_a_distributed_run_write_their_own_folders_and_are_read_as_one(
 
 
 ENDINGS = """
-import os, sys, torch, sonde
+import os, sys, torch, torch._dynamo, sonde
 torch.set_num_threads(1)
-child = os.fork()  # both programs from one import of torch
+child = os.fork()  # both programs from one import of torch, and of what its optimizers import
 if child:
     os.waitpid(child, 0)
 model = torch.nn.Linear(4, 2)
