@@ -12,6 +12,7 @@ from torch import nn
 import sonde
 from sonde.errors import OptionError, RunExists
 from sonde.pytorch_debugging import (
+    TrainingLogger,
     create_enhanced_training_optimizer,
     create_pytorch_debugger,
     debug_training_session,
@@ -122,3 +123,65 @@ def test_recovery_is_found_where_the_debugger_is():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert step_if_finite(model, optimizer) is False
     assert replace_nonfinite_(torch.tensor([float("inf")])) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (nn.ReLU(), {}, "ReLU has no parameters to train"),
+        (
+            nn.Linear(4, 3).requires_grad_(False),
+            {},
+            "Linear has no parameters to train: it has none, or all are frozen",
+        ),
+        (nn.Linear(4, 3), {"learning_rate": "0.1"}, "learning_rate takes a number of at least 0; got '0.1'"),
+        (nn.Linear(4, 3), {"max_epochs": None}, "max_epochs takes a whole number of at least 1; got None"),
+        (nn.Linear(4, 3), {"experiment_name": "a/b"}, "takes a plain name, such as 'digits'; got 'a/b'. Folders"),
+        (nn.Linear(4, 3), {"experiment_name": 3}, "experiment_name takes a plain name, such as 'digits'; got 3"),
+    ],
+)
+def test_options_that_mean_nothing_leave_nothing_behind(tmp_path, model, options, message):
+    with pytest.raises(OptionError, match=message):
+        create_enhanced_training_optimizer(
+            model, [batch()], log_dir=tmp_path / "logs", checkpoint_dir=tmp_path / "runs", **options
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loader_that_is_used_up_is_named_in_the_epoch_that_lacks_batches(tmp_path):
+    options = {"log_dir": tmp_path / "logs", "checkpoint_dir": tmp_path / "runs", "log_level": "CRITICAL"}
+    for batches, epoch in (([], 0), ([batch()], 1)):
+        training = create_enhanced_training_optimizer(
+            small_model(), iter(batches), experiment_name=f"used-{epoch}", max_epochs=2, **options
+        )
+        with pytest.raises(OptionError, match=f"gave no batches in epoch {epoch}: it is empty, or an iterator that is"):
+            training.train()
+        training.cleanup()
+
+
+def test_a_batch_without_labels_is_named(tmp_path):
+    options = {"log_dir": tmp_path / "logs", "checkpoint_dir": tmp_path / "runs", "log_level": "CRITICAL"}
+    training = create_enhanced_training_optimizer(small_model(), [batch()[0]], **options)
+    with pytest.raises(OptionError, match=r"gave a batch without labels, and .*\(inputs, labels\)"):
+        training.train()
+    training.cleanup()
+
+
+def test_gradients_that_are_not_there_are_told_of(make):
+    debugger = make()
+    assert debugger.check_gradients(small_model()) == 0.0
+    assert debugger.debug_events[-1]["event_type"] == "no_gradients"
+    assert "after loss.backward(), and before optimizer.zero_grad()" in debugger.debug_events[-1]["message"]
+
+
+def test_a_step_without_its_parts_is_refused(make):
+    with pytest.raises(
+        OptionError, match="takes a function of outputs and targets, and an optimizer; got NoneType and"
+    ):
+        make().debug_training_step(small_model(), *batch(), None, None)
+
+
+def test_a_logger_whose_folder_is_a_file_is_refused(tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(OptionError, match="is no folder: a file is in the way"):
+        TrainingLogger(tmp_path / "taken")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from sonde.pytorch_debugging import passes, report, scopes
 from sonde.pytorch_debugging.event_list import ROUTINE, EventList
 from sonde.pytorch_debugging.gradient_report import GradientReport, report_gradients
 from sonde.pytorch_debugging.kept import MAX_KEPT, Kept
+from sonde.pytorch_debugging.log_place import made_folder
 from sonde.pytorch_debugging.norm_history import NormHistory
 from sonde.pytorch_debugging.notes import Notes
 from sonde.pytorch_debugging.parameter_report import LARGEST_USUAL, counts_only, parameter_stats
@@ -78,7 +78,7 @@ class PyTorchDebugger:
         self.enable_profiling = enable_profiling
         self.enable_memory_tracking = enable_memory_tracking
         self.enable_gradient_checking = enable_gradient_checking
-        self.log_dir = _folder(log_dir)
+        self.log_dir = made_folder(log_dir)
         self.gradient_threshold: float | None = None
         """What gradient norms are held against if a check is given no threshold; None: the run's own history."""
         self.parameter_limit = LARGEST_USUAL
@@ -184,6 +184,11 @@ class PyTorchDebugger:
         _check_threshold(gradient_threshold)
         readings = read_gradients(model)
         if not readings:
+            self._log_debug_event(
+                "no_gradients",
+                f"{type(model).__name__} has no gradients: call check_gradients after loss.backward(), and before "
+                "optimizer.zero_grad()",
+            )
             return 0.0
         threshold = self.gradient_threshold if gradient_threshold is None else gradient_threshold
         found = report_gradients(readings, threshold, self._history)
@@ -259,6 +264,11 @@ class PyTorchDebugger:
             `forward_outputs`, `loss`, `gradient_norm` (None if gradient checking is off) and `parameter_stats`.
 
         """
+        if not all(map(callable, (loss_fn, getattr(optimizer, "step", None)))):
+            raise OptionError(
+                "debug_training_step(model, inputs, targets, loss_fn, optimizer) takes a function of outputs and "
+                f"targets, and an optimizer; got {type(loss_fn).__name__} and {type(optimizer).__name__}."
+            )
         try:
             outputs = self.debug_forward_pass(model, inputs)
             loss = loss_fn(outputs, targets)
@@ -406,17 +416,6 @@ class PyTorchDebugger:
     def _settings(self) -> dict[str, Any]:
         names = ("anomaly_detection", "profiling", "memory_tracking", "gradient_checking")
         return {"debug_mode": self.debug_mode} | {f"enable_{name}": getattr(self, f"enable_{name}") for name in names}
-
-
-def _folder(log_dir: Any) -> Path:
-    if not isinstance(log_dir, str | os.PathLike):
-        raise OptionError(f"log_dir takes a path; got {log_dir!r}.")
-    folder = Path(log_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise OptionError(f"log_dir={str(folder)!r} is no folder: a file is in the way. Choose another.") from None
-    return folder
 
 
 def _check_threshold(threshold: Any) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from sonde.errors import OptionError, RunExists
 from sonde.pytorch_debugging.debugger import PyTorchDebugger
+from sonde.pytorch_debugging.log_place import checked_name
 from sonde.pytorch_debugging.training_logger import TrainingLogger
 from sonde.pytorch_debugging.training_options import TrainingOptions
 from sonde.pytorch_debugging.training_run import PendingTraining, TrainingResults, begin
@@ -78,7 +79,7 @@ class EnhancedTrainingOptimizer:
         _check_parts(model, train_loader)
         self.options = TrainingOptions.from_arguments(kwargs)
         self.model = model
-        self.experiment_name = experiment_name or _choose_name(Path(self.options.checkpoint_dir))
+        self.experiment_name = checked_name(experiment_name) or _choose_name(Path(self.options.checkpoint_dir))
         self.work_dir = Path(self.options.checkpoint_dir) / self.experiment_name
         self.debug_mode = debug_mode
         # Before any file is opened: an option that means nothing must leave nothing behind.
@@ -270,6 +271,8 @@ class EnhancedTrainingOptimizer:
 def _check_parts(model: Any, loader: Any) -> None:
     if not isinstance(model, nn.Module):
         raise OptionError(f"model takes a torch.nn.Module; got {type(model).__name__}.")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise OptionError(f"{type(model).__name__} has no parameters to train: it has none, or all are frozen.")
     if not isinstance(loader, Iterable):
         raise OptionError(f"train_loader takes something that gives batches; got {type(loader).__name__}.")
     if isinstance(loader, Sized) and not len(loader):

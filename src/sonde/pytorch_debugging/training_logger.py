@@ -29,6 +29,7 @@ from sonde import strict_json
 from sonde.errors import OptionError
 from sonde.outcome import message_of, outcome_of
 from sonde.pytorch_debugging.json_lines import JsonLines
+from sonde.pytorch_debugging.log_place import checked_name, made_folder
 from sonde.ranks import suffix, this_rank
 
 _MAX_TEXT_BYTES: Final = 10 << 20
@@ -95,9 +96,9 @@ class TrainingLogger:
         clock: Callable[[], float] = time.perf_counter,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.log_dir = Path(log_dir)
-        self.log_dir.mkdir(parents=True, exist_ok=True)
-        self.experiment_name = experiment_name or time.strftime("training-%Y%m%d-%H%M%S", time.localtime(now()))
+        self.log_dir = made_folder(log_dir)
+        by_time = time.strftime("training-%Y%m%d-%H%M%S", time.localtime(now()))
+        self.experiment_name = checked_name(experiment_name) or by_time
         self.enable_visualization = enable_visualization
         self.rank = this_rank()
         """Which process of a distributed training this is; from the second on, its number is in the files' names."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from sonde.arguments import whole_number
 from sonde.errors import OptionError
 from sonde.training import Accuracy, LossPerSample
 
@@ -71,13 +72,12 @@ class TrainingOptions:
                 near = get_close_matches(name, known, n=3) or known
                 raise OptionError(f"The training optimizer has no option {name!r} (nearest: {', '.join(near)}).")
         options = cls(**arguments)
-        for name in ("max_epochs", "save_interval", "accumulation_steps", "log_interval"):
-            value = getattr(options, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise OptionError(f"{name} takes a whole number of at least 1; got {value!r}.")
-        if options.learning_rate < 0:
-            raise OptionError(f"learning_rate takes a number of at least 0; got {options.learning_rate!r}.")
-        return options
+        rate: Any = options.learning_rate
+        if not isinstance(rate, int | float | torch.Tensor) or not rate >= 0:
+            raise OptionError(f"learning_rate takes a number of at least 0; got {rate!r}.")
+        counts = ("max_epochs", "save_interval", "accumulation_steps", "log_interval")
+        whole: dict[str, Any] = {name: whole_number(name, getattr(options, name)) for name in counts}
+        return dataclasses.replace(options, **whole)
 
     def trainer_config(self, model: nn.Module, train_loader: Any, val_loader: Any, work_dir: Path) -> dict[str, Any]:
         """Return the config of the trainer that does this."""

@@ -146,6 +146,11 @@ class BaseTrainer(TrainerParts, ABC):
             done += len(batches)
             if self._interrupted:
                 return
+        if not done:
+            raise OptionError(
+                f"The training loader gave no batches in epoch {self.cum_epochs}: it is empty, or an iterator that is "
+                "used up. Hand in what can be iterated again in every epoch, such as a DataLoader or a list."
+            )
         self._after_train_loop_()
 
     def _before_train_loop(self) -> None:

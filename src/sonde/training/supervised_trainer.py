@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from sonde.errors import OptionError
 from sonde.training.base_trainer import BaseTrainer
 from sonde.training.datapoints import Datapoint
 from sonde.training.metrics import LossPerSample
@@ -26,5 +27,13 @@ class SupervisedTrainer(BaseTrainer):
 
     def _compute_loss(self, dp: Datapoint) -> Tensor:
         dp["outputs"] = self._forward(dp)
-        loss: Tensor = self.criterion(dp["outputs"], dp["labels"])
+        try:
+            loss: Tensor = self.criterion(dp["outputs"], dp["labels"])
+        except (AttributeError, TypeError) as error:
+            if dp.get("labels") is not None:
+                raise
+            raise OptionError(
+                "The training loader gave a batch without labels, and the criterion needs them. Let the dataset return "
+                "(inputs, labels) or {'inputs': ..., 'labels': ...}, or override _compute_loss of the trainer."
+            ) from error
         return loss
