@@ -358,6 +358,22 @@ def test_a_forked_child_leaves_captures_alone(tmp_path, make, gate):
     assert list(load_debug_outputs(tmp_path)) == [0]
 
 
+def test_a_capture_that_is_forgotten_while_it_writes_lives_until_all_is_written(tmp_path, gate):
+    capture = Capture(page_bytes=MIB)
+    capture.open(tmp_path)
+    for at in range(3):
+        capture.add(at, {"x": at})
+    assert gate.reached.wait(PATIENCE_S)
+    del capture
+    gc.collect()
+    assert len(living.living) == 1  # at the end of the process it would be closed
+    gate.set()
+    assert not threads()
+    gc.collect()
+    assert not list(living.living)
+    assert list(load_debug_outputs(tmp_path)) == [0, 1, 2]
+
+
 def test_a_forgotten_capture_dies_and_its_folder_can_be_continued(tmp_path):
     capture = Capture(page_bytes=MIB)
     capture.open(tmp_path)
