@@ -250,6 +250,22 @@ def test_no_hook_on_saved_tensors_runs_more_often_than_without_watching(kind, gu
     assert all(torch.equal(one, two) for one, two in zip(weights, bare_weights, strict=True))
 
 
+def test_a_tensor_that_was_written_over_where_no_backward_comes_by_is_left_alone(tmp_path):
+    """To read it is an error of torch's; the program's own backward stays out of that branch."""
+    model = nn.Linear(3, 2)
+    other = torch.rand(4, 2, requires_grad=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise"):
+        for _ in range(2):
+            optimizer.zero_grad()
+            out = model(torch.rand(4, 3))
+            spoilt = other.exp()
+            loss = out.sum() + spoilt.log().sum()
+            spoilt.detach().zero_()
+            loss.backward(inputs=list(model.parameters()))
+            optimizer.step()
+
+
 def tails_of(session):
     return session._stages.forensics.watcher._tails._tails
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import warnings
 from pathlib import Path
 
 import pytest
@@ -65,9 +68,12 @@ def origins(sink):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("guard", [None, "skip", "stop"])
-def test_a_healthy_training_waits_for_nothing(guard, tmp_path, no_waiting):
-    model, optimizer = new(fused=True)
+@pytest.mark.parametrize(
+    ("guard", "kind"),
+    [*((guard, "fused") for guard in (None, "skip", "stop", "stop_late")), (None, "foreach"), ("stop_late", "foreach")],
+)
+def test_a_healthy_training_waits_for_nothing(guard, kind, tmp_path, no_waiting):
+    model, optimizer = new(**{kind: True})
     data = batches([])
     with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", guard=guard):
         train(model, optimizer, data[:2])
@@ -170,3 +176,144 @@ def test_a_bundle_of_a_gpu_step_is_confirmed(tmp_path):
     outcome = sonde.load_bundle(tmp_path / "run").replay(model)
     assert outcome.confirmed
     assert outcome.identical is True
+
+
+@pytest.mark.parametrize("kind", ["fused", "foreach"])
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_stop_late_takes_the_step_and_raises_when_the_readings_arrive(tmp_path, no_waiting, kind):
+    model, optimizer = new(**{kind: True})
+    data = batches([2], count=6)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", guard="stop_late") as session:
+        train(model, optimizer, data[:2])
+        with no_waiting():
+            train(model, optimizer, data[2:3])
+        assert session.flush()
+        with pytest.raises(NonFiniteError, match=r"step 3: .* 1 step\(s\) were taken, .* before step 3\."):
+            train(model, optimizer, data[3:])
+        assert session.current_step == 4
+    assert not all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    assert not hasattr(optimizer, "found_inf")
+
+
+def test_stop_late_lets_a_program_go_on_from_a_checkpoint(tmp_path):
+    model, optimizer = new(foreach=True)
+    data = batches([2], count=8)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", guard="stop_late") as session:
+        train(model, optimizer, data[:2])
+        kept = {name: each.clone() for name, each in model.state_dict().items()}
+        state = copy.deepcopy(optimizer.state_dict())
+        with pytest.raises(NonFiniteError):
+            for x in data[2:5]:
+                train(model, optimizer, [x])
+                session.flush()
+        model.load_state_dict(kept)
+        optimizer.load_state_dict(state)
+        for x in data[5:]:
+            train(model, optimizer, [x])
+            session.flush()
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+class Deep(nn.Module):
+    """Many small parameters; returns its hidden states."""
+
+    def __init__(self, layers=40, width=64):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x):
+        states = []
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+            states.append(x)
+        return x, tuple(states[:-1])
+
+
+def waits_of(function):
+    """Return how often a function makes the host wait for the device, as torch counts."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            function()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(each.message) for each in caught)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_when_armed_a_step_waits_a_few_times_and_not_once_per_parameter(tmp_path):
+    torch.manual_seed(0)
+    model = Deep().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step(spoil=False):
+        optimizer.zero_grad()
+        model(torch.rand(8, 64, device="cuda"))[0].sum().backward()
+        if spoil:
+            model.layers[0].weight.grad[0, 0] = float("nan")
+        optimizer.step()
+
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
+        step()
+        step(spoil=True)
+        with torch.no_grad():
+            model.layers[0].weight.fill_(0.01)  # somebody mends it
+        assert session.flush()
+        assert session._stages.forensics.watcher.recent.bad_step == 2
+        assert 1 <= waits_of(step) <= 8
+
+
+def test_what_is_held_on_the_device_stays_within_its_bounds(tmp_path, monkeypatch):
+    one = 1024 * 64 * 4
+    monkeypatch.setattr("sonde.forensics.keeper.MAX_GRADIENT_BYTES", 20 * one)
+    monkeypatch.setattr("sonde.forensics.keeper.MAX_INPUT_BYTES", 2 * one)
+
+    def held(watch):
+        torch.manual_seed(0)
+        model = Deep().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        session = watch(model, optimizer) if watch else contextlib.nullcontext()
+        with session:
+            for _ in range(2):
+                optimizer.zero_grad()
+                for _ in range(6):
+                    model(torch.rand(1024, 64, device="cuda"))[0].sum().backward()
+                torch.cuda.synchronize()
+                found = torch.cuda.memory_allocated()
+                optimizer.step()
+        return found
+
+    bare = held(None)
+    watched = held(
+        lambda *args: sonde.watch(
+            *args, run=tmp_path / "run", on_error="raise", diagnose=False, what=["gradients"], guard="stop_late"
+        )
+    )
+    assert watched - bare < 24 * one + (8 << 20)  # and the arenas
+
+
+def test_a_backward_is_captured_while_something_is_wrong(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.rand(4, 8, device="cuda")
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", guard="skip") as session:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                optimizer.zero_grad(set_to_none=True)
+                model(x).sum().backward()
+        torch.cuda.current_stream().wait_stream(side)
+        session._stages.forensics.watcher.recent.bad_step = 1  # armed: it would read the loss
+        optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = model(x).sum()
+            loss.backward()
+        session._stages.forensics.watcher.recent.forget_bad()
+        graph.replay()
+        torch.cuda.synchronize()
+    assert torch.isfinite(loss).item()

@@ -125,7 +125,7 @@ class LossTail:
     def _note(self, node: Any) -> None:
         name = _name(type(node), node)
         if name in _CHECKS:
-            saved = {each: _plain(saved_by(node, each)) for each in _CHECKS[name][0]}
+            saved = {each: _plain(_saved(node, each)) for each in _CHECKS[name][0]}
             if all(value is not None for value in saved.values()) and self._has_room(saved.values()):
                 self._noted.append(_Noted(node.name(), name, sequence_of(node), saved))
         elif hasattr(node, "_forward_cls"):
@@ -181,6 +181,13 @@ def _name(kind: type, node: Any) -> str:
         if len(_names) < 10_000:
             _names[kind] = name
     return name
+
+
+def _saved(node: Any, name: str) -> Any:
+    try:
+        return saved_by(node, name)
+    except RuntimeError:  # written over, or freed by another backward; this one may never come to it
+        return None
 
 
 def _plain(value: Any) -> Any:
