@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from handmade import UNKNOWN, ask, found, model, module, optimizer, patient, weight
+from torch import nn
 
 import sonde
 from sonde.diagnosis.fresh import looks_fresh
@@ -254,6 +255,36 @@ def test_copies_that_part_or_have_had_no_time_to_are_well():
     apart = [np.array([0.1, 0.3]) * step for step in range(8)]
     assert ask("identical_layer_init", twins(second=apart)) is None
     assert ask("identical_layer_init", twins(steps=3)) is None
+
+
+def test_biases_that_are_added_up_are_the_same_by_nature(tmp_path):
+    """As in a residual network that was trained before: the last norm and that of the shortcut."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.main, self.shortcut, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+            nn.init.zeros_(self.main.bias), nn.init.zeros_(self.shortcut.bias)
+
+        def forward(self, x):
+            return self.head(torch.relu(self.main(x) + self.shortcut(x)))
+
+    torch.manual_seed(0)
+    model = Block()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.randn(16, 8)), torch.randint(3, (16,))).backward()
+        optimizer.step()
+
+    for _ in range(5):
+        step()
+    assert torch.equal(model.main.bias, model.shortcut.bias)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _ in range(12):
+            step()
+    assert "identical_layer_init" not in {finding.kind for finding in session.findings}
 
 
 @pytest.mark.parametrize(("per_step", "ill"), [(1 << 20, True), (0, False), (1 << 12, False)])

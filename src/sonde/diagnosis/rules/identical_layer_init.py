@@ -14,12 +14,13 @@ def check(case: Case) -> Finding | None:
     """Find trained layers with equal weights that several steps have not told apart.
 
     Copies one behind the other part at once and do no harm. Copies side by side get the same input and the same
-    gradient, and remain one layer at the price of many.
+    gradient, and remain one layer at the price of many. Biases whose layers are added up have the same gradient by
+    nature, such as those of the last norm and of the shortcut in every residual network.
     """
     groups = {
         (each.name, *each.equal_to)
         for each in case.need_facts().parameters
-        if each.equal_to and each.trainable and each.owners and each.name < min(each.equal_to)
+        if len(each.shape) > 1 and each.equal_to and each.trainable and each.owners and each.name < min(each.equal_to)
     }
     if not groups:
         return None
