@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 from sonde.capture import Capture, living
 from sonde.errors import ClosedError, OptionError, RunError, RunExists
@@ -356,6 +356,22 @@ def test_a_forked_child_leaves_captures_alone(tmp_path, make, gate):
     gate.set()
     capture.seal()
     assert list(load_debug_outputs(tmp_path)) == [0]
+
+
+def test_a_capture_that_waits_for_room_is_dropped_when_it_is_closed(tmp_path, make, gate):
+    capture = make(max_pending_bytes=1, block_timeout_s=PATIENCE_S, on_error="isolate")
+    capture.open(tmp_path)
+    capture.add(0, {"x": 0})
+    assert gate.reached.wait(PATIENCE_S)
+    added = []
+    waiting = threading.Thread(target=lambda: added.append(capture.add(1, {"x": 1})))
+    waiting.start()
+    wait_until(lambda: capture._changed._waiters, "the second capture to wait")
+    assert not capture.close(timeout_s=0.01)
+    waiting.join(PATIENCE_S)
+    assert added == [False]
+    assert (capture.dropped, capture.num_pending) == (1, 0)
+    gate.set()
 
 
 def test_a_capture_that_is_forgotten_while_it_writes_lives_until_all_is_written(tmp_path, gate):

@@ -97,7 +97,6 @@ class Capture(Worker):
         self._folder: Path | None = None
         self._spill: Path | None = None
         self._verbs = threading.RLock()  # held by what opens, settles or closes; never by the thread
-        self._closed = False
         self._abandoned = False
         living.add(self)
 
@@ -175,8 +174,7 @@ class Capture(Worker):
             return False
         item = take(check_datapoint(datapoint), outputs, info or {}, self.save_dtype)
         with self._changed:
-            if self._closed:
-                raise ClosedError("This capture is closed.")
+            self._may_act()
             if not self._has_room(item.nbytes) and self._writer is None:
                 self._begin_spill()
             may_wait = self.on_full == "block" and self._writer is not None
@@ -282,6 +280,7 @@ class Capture(Worker):
                     pass
                 with self._changed:
                     self._closed = True
+                    self.dropped += self._forget()
                 living.discard(self)
                 self._join(timeout_s)
 

@@ -53,6 +53,7 @@ class Worker:
         self._fetcher = Fetcher()
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
+        self._closed = False
 
     @property
     def pending_bytes(self) -> int:
@@ -75,9 +76,10 @@ class Worker:
         return not self._pending_bytes or self._pending_bytes + nbytes <= self.max_pending_bytes
 
     def _put(self, item: Item, wait_s: float) -> bool:
-        """Add to the end of the line, after waiting for room if need be; False if there was none in time."""
+        """Add to the end of the line, after waiting for room if need be; False if there was none, or it was closed."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._has_room(item.nbytes), wait_s):
+            has_room = self._changed.wait_for(lambda: self._closed or self._has_room(item.nbytes), wait_s)
+            if self._closed or not has_room:
                 return False
             self._line.append(item)
             self._pending_bytes += item.nbytes
