@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from sonde.debug.hooks import HookManager
+from sonde.debug.hooks import Hook, HookManager
 from sonde.handles import remove_all
 from sonde.names import is_wrapper, named_modules
+
+logger = logging.getLogger("sonde")
 
 
 class LiveHooks:
@@ -38,6 +42,7 @@ class LiveHooks:
         self._is_due = is_due
         self._handles: list[RemovableHandle] = []
         self._version = -1
+        self._told: set[str] = set()
 
     def refresh(self) -> None:
         """Attach to what the hooks of now are for. Cheap if nothing changed."""
@@ -46,11 +51,28 @@ class LiveHooks:
         self.remove()
         self._version = self._manager.version
         hooks = self._manager.live_hooks()
-        for name, module, _ in named_modules({"": self._model}):
-            matching = [] if is_wrapper(module) else [hook for hook in hooks if hook.matches(name)]
+        layers = {name: module for name, module, _ in named_modules({"": self._model}) if not is_wrapper(module)}
+        for name, module in layers.items():
+            matching = [hook for hook in hooks if hook.matches(name)]
             if matching:
                 backward = any(hook.trigger.needs_backward for hook in matching)
                 self._handles.append(module.register_forward_hook(self._hook(name, backward)))
+        for hook in hooks:
+            if hook.name not in self._told and not any(map(hook.matches, layers)):
+                self._told.add(hook.name)
+                self._tell_of_no_match(hook, list(layers))
+
+    def _tell_of_no_match(self, hook: Hook, layers: list[str]) -> None:
+        """Say that a hook has no layer to run at: a slip in a pattern would otherwise be found after the training."""
+        near = [name for pattern in hook.layer_patterns for name in get_close_matches(pattern, layers, n=2)]
+        hint = f"nearest: {', '.join(near)}" if near else f"for example: {', '.join(layers[:4])}"
+        logger.warning(
+            "the hook %r matches no layer of %s (%s), so it runs only where execute_hooks is called by hand; %s.",
+            hook.name,
+            type(self._model).__name__,
+            ", ".join(hook.layer_patterns),
+            hint,
+        )
 
     def remove(self) -> None:
         """Let go of the model."""

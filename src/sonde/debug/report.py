@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sonde import strict_json
+from sonde.errors import OptionError
 from sonde.records import Finding
 
 IssueSeverity = Literal["info", "warning", "critical"]
@@ -76,6 +77,8 @@ class DebugReport:
     def save(self, path: str | Path) -> Path:
         """Write the report as strict JSON; return its path."""
         target = Path(path)
+        if target.is_dir():
+            raise OptionError(f"{target} is a folder; name the file to write, such as {target / 'report.json'}.")
         target.parent.mkdir(parents=True, exist_ok=True)
         strict_json.write(target, self.to_json(), indent=2, sync=False)
         return target

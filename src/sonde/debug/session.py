@@ -282,6 +282,8 @@ class DebugSession:
 
     def on_alert(self, listener: Callable[[dict[str, Any]], Any]) -> None:
         """Call a function with every alert that a hook raises."""
+        if not callable(listener):
+            raise OptionError(f"on_alert(...) takes a function of an alert; got {listener!r:.80}.")
         self._listeners.append(listener)
 
     def take_alert(self, alert: dict[str, Any]) -> None:

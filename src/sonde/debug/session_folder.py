@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from sonde.errors import OptionError
 from sonde.ranks import agree, is_connected, num_ranks, this_rank
 
 
@@ -35,7 +36,11 @@ def take_folder(parent: Path) -> Place:
 
 def _make_free(parent: Path, suffix: str) -> Path:
     """Make a folder that was not there; of two processes that try at once only one gets it."""
-    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "a file is in the way" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        raise OptionError(f"output_dir={str(parent)!r} cannot be a folder: {reason}. Choose another.") from None
     for number in itertools.count(1):
         folder = parent / f"session-{number}{suffix}"
         try:

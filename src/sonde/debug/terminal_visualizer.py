@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from sonde.analysis import column_edges, columns
+from sonde.arguments import whole_number
 from sonde.errors import OptionError
 from sonde.records import Reading
 from sonde.views.figures.curves import as_values, check_bins, count_in_bins
@@ -104,6 +105,9 @@ class TerminalVisualizer:
             self._curve(None if y is None else x, values, str(name), i)
             for i, (name, values) in enumerate(curves.items())
         ]
+        if not any(np.isfinite(curve.values).any() for curve in drawn):
+            number = sum(len(curve.values) for curve in drawn)
+            return self._drawn(*self._titled(title), Text(f"no finite value among {number:,}", QUIET))
         height = max(self.height - (2 if title else 1) - 2, _LEAST_HEIGHT)
         return self._drawn(*self._titled(title), line_plot(drawn, self._look, PlotOptions(height=height, log=log)))
 
@@ -138,6 +142,8 @@ class TerminalVisualizer:
         rows = [str(i) for i in range(len(grid))] if names is None else [str(name) for name in names]
         if len(rows) != len(grid):
             raise OptionError(f"{len(rows)} names were given for {len(grid)} rows.")
+        if not grid.size:
+            return self._drawn(*self._titled(title), Text("no values to draw", QUIET))
         room = max(self.width - min(max(map(len, rows), default=0), max(8, self.width // 3)) - 1, 4)
         shown, bad = self._narrowed(grid, room)
         data = HeatMap(shown, rows, left="0", right=f"{grid.shape[1] - 1:,}", bad=bad, log=log)
@@ -154,7 +160,7 @@ class TerminalVisualizer:
 
     def sparkline(self, values: Any, width: int | None = None) -> str:
         """Draw a curve in one line; more values than fit are merged by their medians."""
-        flat, room = as_values(values).reshape(-1), width or self.width
+        flat, room = as_values(values).reshape(-1), self.width if width is None else whole_number("width", width)
         bad = None
         if len(flat) > room:
             at, edges = np.arange(len(flat)), column_edges(0, len(flat) - 1, room)

@@ -15,7 +15,7 @@ from sonde import strict_json
 from sonde.debug.counts import check_count
 from sonde.debug.file_names import file_name
 from sonde.errors import OptionError, SelectionError
-from sonde.store import Run
+from sonde.store import Run, open_run
 from sonde.views import figures
 from sonde.views.figures.curves import as_values
 from sonde.views.figures.theme import THEMES, Theme
@@ -124,8 +124,9 @@ class DebugVisualizer:
         figure = figures.input_output(inputs, outputs, name=layer, theme=self.config.theme)
         return self._keep(f"{layer}_activations", figure, {"input": inputs.tolist(), "output": outputs.tolist()})
 
-    def plot_run(self, run: Run) -> list[str]:
+    def plot_run(self, run: Run | str | Path) -> list[str]:
         """Draw all figures of a run that have something to show; return the names they are kept under."""
+        run = run if isinstance(run, Run) else open_run(run)
         theme, name = self.config.theme, run.path.name
         drawn = {
             "training_metrics": figures.training_metrics(run, theme=theme),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,9 @@ def open_run(path: str | Path, *, clock: Callable[[], float] = time.time) -> Run
         RunDamaged: Its `run.json` cannot be read.
 
     """
+    given: Any = path
+    if not isinstance(given, str | os.PathLike):
+        raise OptionError(f"open_run takes the folder of a run, such as 'runs/first'; got {given!r:.80}.")
     return Run(path, clock=clock)
 
 
