@@ -164,6 +164,30 @@ def test_a_sharded_model_is_neither_repeated_nor_asked_with_a_collective(one_ran
     assert not list((tmp_path / "run" / "bundles").glob("*"))
 
 
+def test_one_rank_alone_looks_into_its_shard_while_the_other_trains_on(run_two_ranks, tmp_path):
+    """Whatever one rank asks of the other here would be answered by another question, or never."""
+    run_two_ranks(
+        "import sonde\nfrom torch.distributed.device_mesh import init_device_mesh\n"
+        "from torch.distributed.fsdp import fully_shard",
+        """
+model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+for module in (model[0], model):
+    fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with sonde.watch(model, optimizer, run=f"{folder}/{rank}", on_error="raise", guard="skip") as session:
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.rand(2, 4)).sum().backward()
+        if rank == 1 and step == 1:
+            model[0].weight.grad.to_local().fill_(float("nan"))
+        optimizer.step()
+assert all(torch.isfinite(each.to_local()).all() for each in model.parameters())
+assert any("origin" in each.data for each in session.findings) == (rank == 1)
+""",
+        tmp_path,
+    )
+
+
 def test_an_update_of_a_shard_is_described_by_what_lies_here(one_rank, tmp_path, monkeypatch):
     from torch.distributed.fsdp import fully_shard
 
