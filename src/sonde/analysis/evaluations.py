@@ -6,18 +6,23 @@ work_dir itself. It holds scores, captures (`debugger/`) and kept samples (`samp
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from sonde.errors import RunNotFound
 from sonde.store import DebugOutputs
+from sonde.store.evaluation_files import (
+    CAPTURES,
+    EVALUATION_SCORES,
+    KEPT,
+    TEST,
+    TEST_SCORES,
+    VALIDATION_SCORES,
+    epoch_of,
+)
 
-CAPTURES: Final = "debugger"
-KEPT: Final = "samples"
-_SCORES: Final = {"epoch": "validation_scores.json", "test": "test_results.json", "eval": "evaluation_scores.json"}
-_EPOCH: Final = re.compile(r"epoch_(\d{1,9})")
+_SCORES: Final = {"epoch": VALIDATION_SCORES, "test": TEST_SCORES, "eval": EVALUATION_SCORES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +58,11 @@ def find_evaluations(run: str | Path) -> list[Evaluation]:
     path = Path(run)
     epochs = []
     for child in path.iterdir() if path.is_dir() else ():
-        match = _EPOCH.fullmatch(child.name)
-        if match and child.is_dir():
-            epochs.append(Evaluation(str(int(match[1])), child, int(match[1])))
+        epoch = epoch_of(child.name)
+        if epoch is not None and child.is_dir():
+            epochs.append(Evaluation(str(epoch), child, epoch))
     found = sorted(epochs, key=lambda each: each.epoch or 0)
-    found += [Evaluation("test", path / "test"), Evaluation("eval", path)]
+    found += [Evaluation("test", path / TEST), Evaluation("eval", path)]
     return [each for each in found if each.has_scores or each.has(CAPTURES) or each.has(KEPT)]
 
 

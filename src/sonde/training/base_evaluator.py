@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import torch
 
 from sonde.errors import OptionError, RunExists
+from sonde.store.evaluation_files import CAPTURES, EVALUATION_SCORES, KEPT
 from sonde.training import capturing, checkpoints
 from sonde.training.config import EVALUATOR_KEYS, describe
 from sonde.training.loaders import build_loader, num_batches
@@ -16,10 +17,7 @@ from sonde.training.moments import Moment
 from sonde.training.randomness import kept_random_state, kept_switches, seed_everything
 from sonde.training.recording import open_session, watch_options
 from sonde.training.runner import Runner
-from sonde.training.samples import FOLDER as SAMPLES
 from sonde.training.scores import Scores
-
-EVALUATION_SCORES: Final = "evaluation_scores.json"
 
 
 class BaseEvaluator(Runner):
@@ -84,7 +82,7 @@ class BaseEvaluator(Runner):
                 f"{self.work_dir} holds an evaluation already. Choose another work_dir, or replace it (--overwrite, "
                 "or run(overwrite=True))."
             )
-        for name in (capturing.FOLDER, SAMPLES, "telemetry"):
+        for name in (CAPTURES, KEPT, "telemetry"):
             shutil.rmtree(self.work_dir / name, ignore_errors=True)
         for name in (EVALUATION_SCORES, "run.json", "events.jsonl"):
             (self.work_dir / name).unlink(missing_ok=True)
@@ -116,8 +114,8 @@ class BaseEvaluator(Runner):
 
     def _eval_epoch_(self) -> Scores:
         """Evaluate everything, with the debugger on."""
-        capturing.begin_captures(self.debugger, self.work_dir / capturing.FOLDER, None, "eval")
-        self._keeper = self._sample_keeper(self.work_dir / SAMPLES)
+        capturing.begin_captures(self.debugger, self.work_dir / CAPTURES, None, "eval")
+        self._keeper = self._sample_keeper(self.work_dir / KEPT)
         self._fire(Moment.before_eval_loop, split="eval", num_batches=num_batches(self.eval_dataloader))
         try:
             self.scores = scores = self._run_eval_loop(self.eval_dataloader, "eval", self._keeper)
@@ -132,7 +130,7 @@ class BaseEvaluator(Runner):
         scores = self.scores
         assert scores is not None
         self._close_keeper()
-        capturing.end_captures(self.debugger, self.work_dir / capturing.FOLDER, scores, self.monitor)
+        capturing.end_captures(self.debugger, self.work_dir / CAPTURES, scores, self.monitor)
         scores.write(self.work_dir / EVALUATION_SCORES)
         self.session.log(**scores.flat("eval_"))
         self.session.step()  # no optimizer does: the whole evaluation is one step of its run

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from sonde.errors import OptionError
+from sonde.store.evaluation_files import CAPTURES, KEPT, TEST, TEST_SCORES, VALIDATION_SCORES, epoch_folder
 from sonde.training import capturing, checkpoints
-from sonde.training.checkpoints import epoch_folder
 from sonde.training.datapoints import Datapoint, batch_size, grouped, to_device
 from sonde.training.loaders import begin_epoch, num_batches
 from sonde.training.moments import Moment
@@ -27,13 +27,12 @@ from sonde.training.randomness import (
     seed_of,
 )
 from sonde.training.recording import was_cut_off
-from sonde.training.samples import FOLDER as SAMPLES
 from sonde.training.scores import Scores
 from sonde.training.trainer_parts import TrainerParts
 
 logger = logging.getLogger("sonde")
 
-CAPTURES: Final = (capturing.FOLDER, SAMPLES)
+_FILLED: Final = (CAPTURES, KEPT)
 """The folders that a validation fills."""
 
 
@@ -97,7 +96,7 @@ class BaseTrainer(TrainerParts, ABC):
 
     @property
     def _test_results(self) -> Path:
-        return self.work_dir / "test" / "test_results.json"
+        return self.work_dir / TEST / TEST_SCORES
 
     @property
     def num_steps(self) -> int | None:
@@ -155,7 +154,7 @@ class BaseTrainer(TrainerParts, ABC):
 
     def _before_train_loop(self) -> None:
         """Get ready to train: seeds, the sampler's epoch, training mode, no captures."""
-        checkpoints.set_aside(epoch_folder(self.work_dir, self.cum_epochs), CAPTURES)
+        checkpoints.set_aside(epoch_folder(self.work_dir, self.cum_epochs), _FILLED)
         seed = seed_of(self.config.get("train_seeds"), self.cum_epochs, "train_seeds")
         if seed is not None:
             seed_everything(seed)
@@ -242,10 +241,10 @@ class BaseTrainer(TrainerParts, ABC):
         self._keeper = None
         if self.cum_epochs in self.checkpoint_indices:
             # What a validation that broke off has left comes back the same, from the same checkpoint.
-            for name in CAPTURES:
+            for name in _FILLED:
                 shutil.rmtree(folder / name, ignore_errors=True)
-            capturing.begin_captures(self.debugger, folder / capturing.FOLDER, self.cum_epochs, "val")
-            self._keeper = self._sample_keeper(folder / SAMPLES)
+            capturing.begin_captures(self.debugger, folder / CAPTURES, self.cum_epochs, "val")
+            self._keeper = self._sample_keeper(folder / KEPT)
         self._fire(Moment.before_val_loop, split="val", num_batches=num_batches(self.val_dataloader))
 
     def _after_val_loop_(self) -> None:
@@ -254,8 +253,8 @@ class BaseTrainer(TrainerParts, ABC):
         assert scores is not None
         folder = epoch_folder(self.work_dir, epoch)
         self._close_keeper()
-        capturing.end_captures(self.debugger, folder / capturing.FOLDER, scores, self.monitor)
-        scores.write(folder / checkpoints.VALIDATION_SCORES)
+        capturing.end_captures(self.debugger, folder / CAPTURES, scores, self.monitor)
+        scores.write(folder / VALIDATION_SCORES)
         self.session.log(**scores.flat("val_"))
         self._end_epoch(epoch, scores)
         self._fire(Moment.after_val_loop, split="val", scores=scores.aggregated)
@@ -351,7 +350,7 @@ class BaseTrainer(TrainerParts, ABC):
         return Scores.read(self._scores_path(epoch))
 
     def _scores_path(self, epoch: int) -> Path:
-        return epoch_folder(self.work_dir, epoch) / checkpoints.VALIDATION_SCORES
+        return epoch_folder(self.work_dir, epoch) / VALIDATION_SCORES
 
 
 def _shares(datapoints: list[Datapoint]) -> list[float | None]:

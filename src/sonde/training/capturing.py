@@ -10,12 +10,10 @@ from __future__ import annotations
 import inspect
 import math
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from sonde.training.moments import Split
 from sonde.training.scores import Scores
-
-FOLDER: Final = "debugger"
 
 
 def set_enabled(debugger: Any, enabled: bool) -> None:

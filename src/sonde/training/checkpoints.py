@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import torch
 
 from sonde.errors import OptionError, RunError
 from sonde.replacing import replacing
+from sonde.store.evaluation_files import VALIDATION_SCORES, epoch_folder, epoch_of
 
 logger = logging.getLogger("sonde")
 
@@ -32,8 +32,6 @@ FORMAT: Final = 1
 CHECKPOINT: Final = "checkpoint.pt"
 LATEST: Final = "checkpoint_latest.pt"
 BEST: Final = "checkpoint_best.pt"
-VALIDATION_SCORES: Final = "validation_scores.json"
-_EPOCH = re.compile(r"epoch_(0|[1-9]\d{0,8})")
 
 
 def checkpoint_indices(epochs: int, method: Any = "latest") -> list[int]:
@@ -59,15 +57,11 @@ def checkpoint_indices(epochs: int, method: Any = "latest") -> list[int]:
     return sorted({*range(method - 1, epochs, method), epochs - 1})
 
 
-def epoch_folder(work_dir: Path, epoch: int) -> Path:
-    """Return the folder of an epoch."""
-    return work_dir / f"epoch_{epoch}"
-
-
 def epochs_in(work_dir: Path) -> list[int]:
     """Return the epochs that have a folder, in order."""
-    names = [entry.name for entry in work_dir.iterdir()] if work_dir.is_dir() else []
-    return sorted(int(match[1]) for name in names if (match := _EPOCH.fullmatch(name)))
+    found = {epoch_of(entry.name) for entry in work_dir.iterdir()} if work_dir.is_dir() else set()
+    # Not `epoch_04`: nobody here has written that.
+    return sorted(epoch for epoch in found if epoch is not None and epoch_folder(work_dir, epoch).exists())
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,10 +16,14 @@ from typing import Any, Final
 
 import torch
 
-from sonde.errors import MissingExtra, OptionError
+from sonde.errors import MissingExtra, OptionError, SondeError
+from sonde.outcome import message_of
 from sonde.training.builder import import_path, name_of
 
 Config = dict[str, Any]
+
+# What a slip in a file of Python raises.
+_SLIPS: Final = (SyntaxError, ImportError, NameError, AttributeError, LookupError, TypeError, ValueError, OSError)
 
 SHARED_KEYS: Final = (
     "work_dir",
@@ -81,6 +86,8 @@ def load_config(path: str | Path) -> Config:
 
     """
     path = Path(path)
+    if path.is_dir():
+        raise OptionError(f"{path} is a folder; name the config file in it.")
     if not path.is_file():
         near = (
             get_close_matches(path.name, [each.name for each in path.parent.iterdir()]) if path.parent.is_dir() else []
@@ -104,6 +111,13 @@ def _neighbours(folder: Path) -> Iterator[None]:
         sys.path[:] = before
 
 
+def _line_in(path: Path, error: BaseException) -> str:
+    """Return at which line of a file an error came up; a syntax error says so itself."""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if Path(frame.f_code.co_filename).resolve() == path.resolve()]
+    return f" (line {lines[-1]})" if lines else ""
+
+
 def _from_python(path: Path) -> Config:
     name = f"sonde_config_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -112,7 +126,12 @@ def _from_python(path: Path) -> Config:
     module = importlib.util.module_from_spec(spec)
     # Registered, so that classes defined in the config can be pickled into the workers of a loader.
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SondeError:
+        raise  # which says what to do already
+    except _SLIPS as error:
+        raise OptionError(f"{path} could not be run: {message_of(error)}{_line_in(path, error)}.") from error
     config = getattr(module, "config", None)
     if not isinstance(config, dict):
         found = "no variable 'config'" if config is None else f"a 'config' that is a {type(config).__name__}"

@@ -174,6 +174,12 @@ def _device(wanted: str | torch.device | None) -> torch.device:
     if wanted is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(wanted)
+        device = torch.device(wanted)
     except (RuntimeError, TypeError) as error:
         raise OptionError(f"device={wanted!r} is no torch device: {error}") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        number = torch.cuda.device_count()
+        raise OptionError(
+            f"device={str(wanted)!r}: torch sees {number} CUDA devices here. Leave device out to take what there is."
+        )
+    return device

@@ -16,7 +16,6 @@ from sonde.capture import Capture
 from sonde.errors import OptionError
 from sonde.training.datapoints import Datapoint, SampleId, sample_of
 
-FOLDER: Final = "samples"
 DEFAULT_MOST: Final = 200
 PAGE_BYTES: Final = 100 << 20
 _KEPT: Final = ("inputs", "labels", "outputs")

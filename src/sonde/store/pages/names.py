@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sonde.store.evaluation_files import epoch_of
+
 SEALED: Final = "safetensors"
 INDEX: Final = "index"
 OPEN: Final = "open"
@@ -26,7 +28,6 @@ JOURNAL: Final = "journal"
 
 _FILE = re.compile(r"page_(0|[1-9]\d{0,8})\.(safetensors|index|open|journal)")
 _RANK = re.compile(r"r(\d{5,9})")
-_EPOCH = re.compile(r"epoch_(\d{1,9})")
 
 
 def page_file(folder: Path, number: int, suffix: str) -> Path:
@@ -86,7 +87,7 @@ def rank_folders(folder: Path) -> list[Path]:
 
 def page_folders(run: Path) -> list[Path]:
     """Return the folders of a run that hold pages: those of the evaluation, then those of the epochs in order."""
-    epochs = sorted((int(match[1]), entry) for entry in run.iterdir() if (match := _EPOCH.fullmatch(entry.name)))
+    epochs = sorted((epoch, entry) for entry in run.iterdir() if (epoch := epoch_of(entry.name)) is not None)
     inside = [entry for parent in (run, *(entry for _, entry in epochs)) for entry in _folders(parent)]
     return [folder for folder in inside if any(list_pages(each) for each in rank_folders(folder))]
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from sonde.analysis.evaluations import CAPTURES, KEPT, Evaluation, find_evaluation, find_evaluations
+from sonde.analysis.evaluations import Evaluation, find_evaluation, find_evaluations
 from sonde.analysis.notes import Notes, read_notes
 from sonde.analysis.scores import ScoreTable, read_aggregated, read_scores
 from sonde.errors import OptionError, RunNotFound
 from sonde.store import DebugOutputs
+from sonde.store.evaluation_files import CAPTURES, KEPT
 from sonde.store.pages import Datapoint
 from sonde.views.web.library import OpenRun, is_inside
 

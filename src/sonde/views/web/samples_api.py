@@ -12,12 +12,13 @@ from starlette.routing import Route
 
 from sonde.analysis.across_runs import average, common_failures, repeats_of
 from sonde.analysis.contrast import contrast
-from sonde.analysis.evaluations import CAPTURES, KEPT, Evaluation
+from sonde.analysis.evaluations import Evaluation
 from sonde.analysis.picking import EXTRA, columns_of, describe_rows, failed_mask, name_of, worst_rows
 from sonde.analysis.query import parse
 from sonde.analysis.query_tree import FUNCTIONS
 from sonde.analysis.scores import ScoreTable
 from sonde.errors import OptionError, RunError
+from sonde.store.evaluation_files import CAPTURES, KEPT
 from sonde.store.pages import Datapoint
 from sonde.views.web import sample_api
 from sonde.views.web.answers import Query, as_bytes, as_json, raw_route
