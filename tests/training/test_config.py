@@ -126,6 +126,7 @@ def test_yaml_needs_its_package(tmp_path, monkeypatch):
         ({"checkpoint_method": "best"}, "checkpoint_method='best': choose 'all', 'latest' or a whole number"),
         ({"scheduler_interval": "batch"}, "scheduler_interval='batch': choose from 'epoch', 'step'"),
         ({"device": "gpu"}, "device='gpu' is no torch device"),
+        ({"device": "cuda:99"}, "device='cuda:99': torch sees .* CUDA devices here"),
         ({"save_samples": {"max": 5, "policy": "best"}}, "policy 'best': choose 'first' or 'worst'"),
         ({"save_samples": {"most": 5}}, "save_samples takes"),
         ({"watch": 5}, "watch takes a dict of options, True or False"),
@@ -173,3 +174,23 @@ def test_the_config_is_kept_with_the_run_in_plain_words(tmp_path):
         describe({"t": torch.ones(2), "m": nn.ReLU(), 3: (1, float("nan"))})["m"]
         == "<torch.nn.modules.activation.ReLU>"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("config = {\n", r"could not be run: SyntaxError: '\{' was never closed \(.*, line 1\)"),
+        ("import torch\nimport no_such_module\n", r"ModuleNotFoundError: No module named 'no_such_module' \(line 2\)"),
+        ("rate = 1\nconfig = {'lr': rat}\n", r"NameError: name 'rat' is not defined \(line 2\)"),
+    ],
+)
+def test_a_slip_in_a_config_file_is_told_with_its_line(tmp_path, text, says):
+    path = tmp_path / "config.py"
+    path.write_text(text)
+    with pytest.raises(OptionError, match=says):
+        load_config(path)
+
+
+def test_a_folder_is_no_config_file(tmp_path):
+    with pytest.raises(OptionError, match="is a folder; name the config file in it"):
+        load_config(tmp_path)
