@@ -205,6 +205,29 @@ def test_a_gradient_scaler_keeps_its_own_counsel(tmp_path):
             session.flush()
 
 
+@pytest.mark.parametrize("guard", ["stop", "stop_late"])
+def test_a_stop_tells_of_its_own_cause_and_lets_go_of_its_batch(guard, tmp_path):
+    model, optimizer = new()
+    ones = torch.ones(4, 3)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", guard=guard) as session:
+        for spoil, told in ((-ones, "`log`"), (-ones, "`log`"), (ones * float("nan"), "batch holds NaN"), (None, "")):
+            step(model, optimizer, ones)
+            with pytest.raises(NonFiniteError) as caught:
+                if spoil is None:
+                    spoil_gradient(model)
+                    optimizer.step()
+                else:
+                    step(model, optimizer, spoil)
+            assert told in str(caught.value)
+            assert not session._stages.forensics.watcher.keeper.passes
+        assert "log" not in str(caught.value)
+        assert "batch" not in str(caught.value)
+
+
+def spoil_gradient(model):
+    model.fc.weight.grad.fill_(float("nan"))  # by hand, where no pass can tell
+
+
 def test_without_readings_to_go_by_it_is_refused(tmp_path):
     with pytest.raises(OptionError, match="add 'gradients' to what"):
         sonde.watch(nn.Linear(1, 1), run=tmp_path / "run", guard="stop_late", what=["outputs"])

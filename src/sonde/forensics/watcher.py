@@ -28,6 +28,7 @@ from sonde.forensics.keeper import Keeper, KeptPass
 from sonde.forensics.origin import Incident, Origin
 from sonde.forensics.recent import Recent
 from sonde.forensics.repeat import can_repeat, repeat_alone
+from sonde.forensics.stop_words import held_words, late_words
 from sonde.forensics.traps import LossTails
 from sonde.forensics.values import NAN, any_nonfinite, badness
 from sonde.names import named_modules, named_parameters
@@ -90,8 +91,8 @@ class Watcher:
         self._patience = PATIENCE
         self._skips = 0
         self._tails = LossTails()
-        self._seen: set[tuple[Any, ...]] = set()
-        self._last_finding: Finding | None = None
+        self._seen: dict[tuple[Any, ...], Finding] = {}
+        self._told: tuple[int, Finding | None] = (-1, None)
         self._names: dict[int, str] | None = None
 
     # ------------------------------------------------------------------ passes
@@ -183,10 +184,10 @@ class Watcher:
         now = self._around.step()
         if self._guard_action == "stop":
             step = now if self.hold_back.is_holding else self.recent.take_guarded()
-            words = _held_words(now - 1 - step) if step is not None else ""
+            words = held_words(now - 1 - step) if step is not None else ""
         elif self._guard_action == "stop_late":
             step = self.recent.take_spoilt(now)
-            words = _late_words(step, now - step) if step is not None else ""
+            words = late_words(step, now - step) if step is not None else ""
         else:
             return
         if step is None:
@@ -196,8 +197,10 @@ class Watcher:
             self._tell_from_readings()
         # Otherwise a program that catches this and goes on would find its bad gradients in the next step, too.
         self._around.skip()
-        finding = self._last_finding
-        told = f" {finding.cause} {finding.fix}" if finding is not None else ""
+        self._tails.clear()
+        self.keeper.forget()
+        at, finding = self._told
+        told = f" {finding.cause} {finding.fix}" if finding is not None and at >= step else ""
         raise NonFiniteError(f"step {step}: {words}{told}")
 
     def after_step(self, optimizer: Optimizer) -> None:
@@ -353,15 +356,19 @@ class Watcher:
         self._is_ill = True
         self.recent.forget_bad()
         identity = (origin.stage, origin.op, origin.module, origin.tensor, str(origin.line))
-        if identity in self._seen or (origin.stage == "weights" and self._is_poisoned):
-            return  # it has been told, or it is what the optimizer made of it
-        self._seen.add(identity)
+        if origin.stage == "weights" and self._is_poisoned:
+            return  # it is what the optimizer made of something that has been told
+        now = self._around.step()
+        if identity in self._seen:
+            self._told = (now, self._seen[identity])
+            return
         self._left -= 1
         history = self.recent.history(origin.module)
-        finding = finding_of(origin, self._around.step() if step is None else step, history)
+        finding = finding_of(origin, now if step is None else step, history)
         if kept is not None and not kept.is_intact:
             finding = replace(finding, data=finding.data | {"inputs_written_over": True})
-        self._last_finding = finding
+        self._seen[identity] = finding
+        self._told = (now, finding)
         self._around.report(finding)
         if kept is not None and kept.is_alone and can_repeat(kept.model):
             self._around.save(incident, finding)
@@ -387,21 +394,6 @@ def _is_on_host(tensor: Tensor) -> bool:
 
 def _is_near(tensor: Tensor) -> bool:
     return _is_on_host(tensor) and tensor.numel() <= 1 << 16
-
-
-def _held_words(later: int) -> str:
-    unchanged = f"those of {later} step(s) later" if later > 0 else "as they were"
-    return f"gradients are not finite, and guard='stop' held the optimizer back; the weights are {unchanged}."
-
-
-def _late_words(step: int, taken: int) -> str:
-    if not taken:
-        return "gradients are not finite; guard='stop_late' saw it before anything was written: the weights are whole."
-    return (
-        f"gradients or weights are not finite. guard='stop_late' holds nothing back: {taken} step(s) were taken, this "
-        f"one included, until the readings showed it, and the weights may be spoilt. Go back to a checkpoint from "
-        f"before step {step}."
-    )
 
 
 def _is_scaled_away(origin: Origin, roots: tuple[Tensor, ...]) -> bool:
