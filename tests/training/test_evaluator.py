@@ -103,10 +103,13 @@ def test_an_evaluation_is_replaced_only_when_asked(tmp_path):
     BaseEvaluator(config).run()
     with pytest.raises(RunExists, match="holds an evaluation already"):
         BaseEvaluator(config).run()
+    told = {"kind": "dead_relu", "severity": "warning", "confidence": 0.9, "cause": "", "fix": "", "step": 1}
+    (tmp_path / "findings.jsonl").write_text(json.dumps(told) + "\n")  # as a doctor of that evaluation would have
     smaller = {**config, "eval_dataset": {"class": NamedPoints, "args": {"count": 4}}}
     scores = BaseEvaluator(smaller).run(overwrite=True)
     assert list(load_debug_outputs(tmp_path / "debugger")) == scores.ids == [f"point-{n:03d}" for n in range(4)]
     assert sonde.verify(tmp_path).ok
+    assert sonde.open_run(tmp_path).findings == []
 
 
 def test_an_evaluation_that_broke_off_is_done_again(tmp_path):

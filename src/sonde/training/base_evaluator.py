@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from sonde.errors import OptionError, RunExists
+from sonde.store import layout
 from sonde.store.evaluation_files import CAPTURES, EVALUATION_SCORES, KEPT
 from sonde.training import capturing, checkpoints
 from sonde.training.config import EVALUATOR_KEYS, describe
@@ -82,9 +83,9 @@ class BaseEvaluator(Runner):
                 f"{self.work_dir} holds an evaluation already. Choose another work_dir, or replace it (--overwrite, "
                 "or run(overwrite=True))."
             )
-        for name in (CAPTURES, KEPT, "telemetry"):
+        for name in (CAPTURES, KEPT, layout.TELEMETRY):
             shutil.rmtree(self.work_dir / name, ignore_errors=True)
-        for name in (EVALUATION_SCORES, "run.json", "events.jsonl"):
+        for name in (EVALUATION_SCORES, layout.HEADER, layout.EVENTS, layout.FINDINGS):
             (self.work_dir / name).unlink(missing_ok=True)
         self._write_config()
 

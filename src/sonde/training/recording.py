@@ -14,7 +14,7 @@ from sonde.attach import watch
 from sonde.errors import OptionError
 from sonde.plan import DEFAULT_WHAT
 from sonde.session import Session
-from sonde.store import open_run
+from sonde.store import layout, open_run
 
 # What the trainer itself knows and hands over.
 _OWN: Final = {
@@ -58,7 +58,7 @@ def watch_options(option: Any, what: tuple[str, ...] = DEFAULT_WHAT) -> dict[str
 
 def was_cut_off(work_dir: Path) -> bool:
     """Return whether there is a run that ended without a word, so that its end remains to be written."""
-    return (work_dir / "run.json").is_file() and open_run(work_dir).status == "crashed"
+    return (work_dir / layout.HEADER).is_file() and open_run(work_dir).status == "crashed"
 
 
 def open_session(
@@ -66,7 +66,7 @@ def open_session(
 ) -> Session:
     """Begin to record into `run_dir`, or go on after `steps_done` steps of a run that is there."""
     # In further ranks a run that is there may have been begun by the first a moment ago: going on is right for both.
-    resume = (run_dir / "run.json").is_file()
+    resume = (run_dir / layout.HEADER).is_file()
     return watch(
         model,
         optimizer,

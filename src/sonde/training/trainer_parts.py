@@ -9,6 +9,7 @@ import torch
 
 from sonde.arguments import whole_number
 from sonde.errors import OptionError, RunExists
+from sonde.store import layout
 from sonde.training import checkpoints
 from sonde.training.builder import build_from_config
 from sonde.training.checkpoints import ResumePoint
@@ -77,7 +78,7 @@ class TrainerParts(Runner):
         """Find where to begin."""
         self.stop_reason, self._interrupted = None, False
         self.history, self.scores = {}, None
-        if not resume and ((self.work_dir / "run.json").exists() or checkpoints.epochs_in(self.work_dir)):
+        if not resume and ((self.work_dir / layout.HEADER).exists() or checkpoints.epochs_in(self.work_dir)):
             raise RunExists(
                 f"{self.work_dir} holds a run already. Resume it (--resume, or run(resume=True)), "
                 "or choose another work_dir."

@@ -13,13 +13,13 @@ from urllib.parse import quote
 
 from sonde.errors import RunNotFound
 from sonde.store import Run, RunSummary, list_runs, open_run
-from sonde.store.layout import HEADER
+from sonde.store.layout import EVENTS, FINDINGS, HEADER, TELEMETRY
 
 MOST_OPEN: Final = 16
 MOST_ANSWERS: Final = 48
 _FRESH_S: Final = 0.4  # how long what was read of a live run counts as new
 _SCAN_S: Final = 1.0
-_PARTS: Final = (HEADER, "telemetry", "events.jsonl", "findings.jsonl")
+_PARTS: Final = (HEADER, TELEMETRY, EVENTS, FINDINGS)
 
 T = TypeVar("T")
 
