@@ -2,9 +2,9 @@
 
 Slow (some 150 operations per tensor), but right: for devices that have no kernel of their own. All is calculated in
 float64. Where a device has none, it is float32: counts, bins, least and largest values are exact all the same; mean,
-mean magnitude and standard deviation of one tensor are right to some six digits. Where parts are merged (a tensor of
-more than four million elements, micro-batches), the standard deviation of elements that differ by less than 1/1000 of
-their mean has fewer digits, since the means of the parts are rounded to seven.
+mean magnitude and standard deviation are right to five digits. Where many parts are merged (chunks of four million
+elements, micro-batches), the standard deviation of elements that differ by less than 1/100 000 of their mean has fewer,
+since the means of the parts are rounded to seven.
 
 While a graph is captured nothing is measured and rows stay as they are: a replay would otherwise write into an arena
 that has long been shipped. `skipped` counts those calls.
