@@ -398,3 +398,26 @@ def test_the_model_is_not_kept_alive_by_a_closed_debugger_s_hooks():
     del model, debugger
     gc.collect()
     assert gone() is None
+
+
+def test_a_layer_that_is_not_there_is_named_with_the_nearest(model, build, capsys):
+    name = next(name for name, _ in model.named_modules() if len(name) > 2)
+    build(a=Raw(f"{name}x"))
+    assert f"it will capture nothing. Nearest: {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("config", [None, 3, "features"])
+def test_what_describes_no_debuggers_is_refused(model, config):
+    with pytest.raises(OptionError, match="Debuggers are described by a list of"):
+        SequentialDebugger(config, model)
+
+
+def test_a_datapoint_that_is_no_dict_is_refused(model, build):
+    with pytest.raises(OptionError, match=r"A datapoint is a dict with 'inputs', 'outputs' and .*; got Tensor"):
+        build(a=Raw(""))(torch.ones(2), model)
+
+
+def test_a_layer_that_did_not_run_is_told_with_what_to_do(model, build):
+    debugger = build(a=Raw(""))
+    outputs = debugger({"inputs": None, "meta_info": {"idx": [0]}}, model)
+    assert "call the model that the debugger was built with, after debugger.enabled = True" in outputs["a"]["error"]

@@ -9,7 +9,7 @@ from torch import nn
 
 from sonde.debuggers.base_debugger import BaseDebugger
 from sonde.debuggers.forward_debugger import ForwardDebugger
-from sonde.debuggers.utils import get_layer_by_name, require_layer
+from sonde.debuggers.utils import get_layer_by_name, nearest_layers, require_layer
 from sonde.errors import OptionError
 from sonde.training.builder import build_from_config
 
@@ -23,6 +23,10 @@ def build_debuggers(config: Iterable[Any]) -> dict[str, BaseDebugger]:
 
     """
     built: dict[str, BaseDebugger] = {}
+    if isinstance(config, str) or not isinstance(config, Iterable):
+        raise OptionError(
+            f"Debuggers are described by a list of {{'name': ..., 'debugger_config': ...}}; got {config!r:.80}."
+        )
     for item in [config] if isinstance(config, Mapping) else config:
         if not isinstance(item, Mapping) or not {"name", "debugger_config"} <= set(item):
             raise OptionError(f"A debugger is described as {{'name': ..., 'debugger_config': ...}}; got {item!r:.200}.")
@@ -68,5 +72,9 @@ def check_layers(model: nn.Module, layers: Mapping[str, list[ForwardDebugger]], 
             require_layer(model, layer_name)
         elif get_layer_by_name(model, layer_name) is None:
             kinds = ", ".join(type(each).__name__ for each in debuggers)
-            message = f"Warning: Could not find layer '{layer_name}' for debugger {kinds}; it will capture nothing."
+            near = nearest_layers(model, layer_name)
+            hint = f" Nearest: {', '.join(near)}." if near else ""
+            message = (
+                f"Warning: Could not find layer '{layer_name}' for debugger {kinds}; it will capture nothing.{hint}"
+            )
             print(message)  # noqa: T201 - documented: this is where it is said unless strict=True

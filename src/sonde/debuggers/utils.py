@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from torch import nn
 
 from sonde.names import named_modules, unwrap
@@ -38,6 +40,11 @@ def require_layer(model: nn.Module, layer_name: str) -> nn.Module:
         check_each_matches(_literally(layer_name), kinds, type(unwrap(model)).__name__)
     assert layer is not None
     return layer
+
+
+def nearest_layers(model: nn.Module, layer_name: str) -> list[str]:
+    """Return the names of layers that one that is not there may have meant."""
+    return get_close_matches(layer_name, _names(model), n=3)
 
 
 def _literally(name: str) -> str:

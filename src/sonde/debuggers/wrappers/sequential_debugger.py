@@ -171,6 +171,12 @@ class SequentialDebugger(BaseDebugger):
         """Run all debuggers on a datapoint after its forward pass, and keep what they return; {} while disabled."""
         if not self._enabled:
             return {}
+        given: Any = datapoint
+        if not isinstance(given, Mapping):
+            raise OptionError(
+                "A datapoint is a dict with 'inputs', 'outputs' and {'meta_info': {'idx': [...]}}; got "
+                f"{type(given).__name__}."
+            )
         try:
             self._see_compiled(datapoint, model)
             with self._hooks.quiet():
@@ -212,7 +218,10 @@ class SequentialDebugger(BaseDebugger):
     def _why_not(self, debugger: ForwardDebugger) -> str:
         if get_layer_by_name(self.model, debugger.layer_name) is None:
             return f"there is no layer '{debugger.layer_name}' in the model"
-        return f"layer '{debugger.layer_name}' did not run for this datapoint"
+        return (
+            f"layer '{debugger.layer_name}' did not run for this datapoint: call the model that the debugger was built "
+            "with, after debugger.enabled = True"
+        )
 
     def _see_compiled(self, datapoint: Mapping[str, Any], model: nn.Module) -> None:
         """Run a compiled model once more as it was written: hooks do not reach into compiled code."""
