@@ -11,6 +11,8 @@ from torch import nn
 import sonde
 from sonde.debuggers import FeatureMapDebugger, SequentialDebugger
 from sonde.errors import OptionError, RunError, RunExists
+from sonde.records import Finding
+from sonde.store import findings
 from sonde.store.pages import load_debug_outputs
 from sonde.training import BaseEvaluator, SupervisedTrainer
 
@@ -103,8 +105,9 @@ def test_an_evaluation_is_replaced_only_when_asked(tmp_path):
     BaseEvaluator(config).run()
     with pytest.raises(RunExists, match="holds an evaluation already"):
         BaseEvaluator(config).run()
-    told = {"kind": "dead_relu", "severity": "warning", "confidence": 0.9, "cause": "", "fix": "", "step": 1}
-    (tmp_path / "findings.jsonl").write_text(json.dumps(told) + "\n")  # as a doctor of that evaluation would have
+    found = Finding(kind="dead_relu", severity="warning", confidence=0.9, cause="", fix="", step=1, last_step=1)
+    (tmp_path / "findings.jsonl").write_bytes(findings.encode(found))
+    assert len(sonde.open_run(tmp_path).findings) == 1
     smaller = {**config, "eval_dataset": {"class": NamedPoints, "args": {"count": 4}}}
     scores = BaseEvaluator(smaller).run(overwrite=True)
     assert list(load_debug_outputs(tmp_path / "debugger")) == scores.ids == [f"point-{n:03d}" for n in range(4)]
