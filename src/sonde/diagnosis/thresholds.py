@@ -70,6 +70,7 @@ EPS_OVER_GRADIENT = Threshold(10.0, "eps ten times the gradient's size: Adam bec
 
 # zero_grad_misplaced, double_step, optimizer_step_noop, graph_break_detach, unused_parameters, ...
 CLEARED_STEPS = Threshold(2, "persistence: a step without any gradient after a backward pass, twice in a row")
+THROWN_STEPS = Threshold(5, "persistence: steps that had the gradient of the last of several passes only")
 NOOP_STEPS = Threshold(3, "persistence: a weight that is bitwise the same after three steps in a row")
 NOOP_RELATIVE_STEP = Threshold(1e-6, "float32 resolves 1.2e-7 of a weight: a larger step must show")
 ORPHAN_STEPS = Threshold(2, "persistence: a gradient that nobody applies, in two steps")
@@ -207,6 +208,8 @@ IMBALANCE_STEPS = Threshold(50, "steps in which it could have learnt better")
 TARGET_STD = Threshold(100.0, "standard deviation of a target of real numbers")
 TARGET_OFFSET = Threshold(10.0, "distance of the target from zero in standard deviations")
 TARGET_REACH = Threshold(30.0, "size of the target over that of the model's first outputs: they must grow thirtyfold")
+# constant_target
+SAME_TARGET_STEPS = Threshold(20, "steps in which all targets are one number: more than a class in order takes, mostly")
 # token_mean_of_means
 UNEQUAL_TARGETS = Threshold(1.5, "most targets that count over fewest, among the micro-batches of a step")
 UNEQUAL_GRAVE = Threshold(3.0, "the same: a target in one micro-batch weighs three times one in another")
@@ -239,4 +242,6 @@ UNDERFIT = Threshold(0.8, "of the first loss left at the end")
 # overfitting
 OVERFIT_EVALS = Threshold(3, "evaluations in a row above the best")
 OVERFIT_RISE = Threshold(1.1, "times the best validation loss")
+BY_HEART = Threshold(0.01, "training loss over validation loss: what is trained on is known by heart")
+NOT_MORE = Threshold(0.5, "of the loss of guessing, in validation: what was learnt by heart helps with nothing else")
 OVERFIT_GRAVE = Threshold(1.5, "times the best validation loss")

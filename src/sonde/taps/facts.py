@@ -94,6 +94,11 @@ class FactBook:
         self._facts = replace(self._facts, reshapes=tuple(reshapes), columns=tuple(columns), bootstrapped=bootstrapped)
         self.is_new = self.is_new or bool(reshapes or columns or bootstrapped)
 
+    def add_input_gradient(self) -> None:
+        """Note that a gradient of what is no parameter is asked for."""
+        self._facts = replace(self._facts, input_gradient=True)
+        self.is_new = True
+
     def add_carried(self, name: str) -> None:
         """Note a recurrent module that begins with the state of the step before."""
         if name not in self._facts.carried:

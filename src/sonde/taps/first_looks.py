@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from sonde.taps.carried_states import CarriedStates
 from sonde.taps.facts import FactBook
-from sonde.taps.graph_marks import read_bootstrap, read_columns, read_reshapes
+from sonde.taps.graph_marks import reaches_others, read_bootstrap, read_columns, read_reshapes
 from sonde.taps.hidden import HiddenParameters
 from sonde.taps.look_ahead import LookAhead
 from sonde.taps.loss_functions import LossCall
@@ -96,6 +96,8 @@ class FirstLooks:
         root = roots[0]
         self._book.add_softmaxes(read_softmaxes(root, self._module_of))
         self._ahead.before_backward(root)
+        if reaches_others(root):
+            self._book.add_input_gradient()
         self._book.add_marks(read_reshapes(root, self._module_of), read_columns(root), read_bootstrap(root))
         self._starts, self._spans = [], []
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from sonde.facts import ColumnFacts, ReshapeFacts
 from sonde.taps.nodes import children_of, name_of, sequence_of, shape_of, walk
@@ -36,6 +37,7 @@ _REGRESSIONS: Final = {
 }
 _DIFFERENCE_OF: Final = ("PowBackward0", "AbsBackward0", "MulBackward0")
 _MAX_CHAIN: Final = 12
+_LEAF: Final = "torch::autograd::AccumulateGrad"
 
 
 def read_reshapes(root: Tensor, module_of: Callable[[int], str]) -> list[ReshapeFacts]:
@@ -98,6 +100,12 @@ def read_bootstrap(root: Tensor) -> str:
             if len(children) >= 2 and None not in children[:2] and any(map(_is_data_and_model, children[:2])):
                 return _REGRESSIONS[name_of(inner)]
     return ""
+
+
+def reaches_others(root: Tensor) -> bool:
+    """Say whether the backward pass stores a gradient in something that is no parameter, such as an input."""
+    leaves = (getattr(node, "variable", None) for node in walk(root.grad_fn) if name_of(node) == _LEAF)
+    return any(isinstance(leaf, Tensor) and not isinstance(leaf, Parameter) for leaf in leaves)
 
 
 def _compared(node: Any) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from torch.nn import Parameter
 
 from sonde.taps.reach import Reach
 from sonde.taps.vital_sites import VitalSites
-from sonde.vitals import BACKWARDS_SEEN, LEFTOVER, NO_GRADIENT
+from sonde.vitals import BACKWARDS_SEEN, LEFTOVER, NO_GRADIENT, THROWN_AWAY
 
 MAX_TRACED: Final = 32
 """Parameters of one optimizer that are listened to."""
@@ -40,10 +40,24 @@ T = TypeVar("T")
 class Trace:
     """What is known of one parameter's gradient."""
 
-    __slots__ = ("accumulated", "cleared", "parameter", "reference", "stepped", "unknown", "version")
+    __slots__ = (
+        "accumulated",
+        "cleared",
+        "parameter",
+        "reference",
+        "stepped",
+        "thrown",
+        "unknown",
+        "values",
+        "version",
+    )
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
+        self.values = -1
+        """The parameter's own version when a backward pass last reached it."""
+        self.thrown = False
+        """A gradient for these very values was cleared before anybody stepped with it."""
         self.reference: weakref.ref[Tensor] | None = None
         self.version = -1
         self.accumulated = False
@@ -71,18 +85,20 @@ class Trace:
         if grad is None:  # a hook of the user's has taken it already
             self.cleared = True
             return
-        self.accumulated = True
+        # What was gathered before may have been meant for other weights, or for a step of somebody else's.
+        again, self.accumulated = self.accumulated and self.parameter._version == self.values, True
+        self.values = self.parameter._version
         version = grad._version
         reference = self.reference
         if reference is not None and reference() is grad:
             if version != self.version + 1:
-                self.cleared = True
+                self.cleared, self.thrown = True, self.thrown or again
         else:
             # With create_graph, or if it is sparse, a backward replaces the gradient by the sum: old or new?
             if grad.requires_grad or grad.layout is not torch.strided:
                 self.unknown = True
             else:
-                self.cleared = True
+                self.cleared, self.thrown = True, self.thrown or again
             self.reference = weakref.ref(grad)
         self.version = version
 
@@ -156,7 +172,10 @@ class Leftovers:
             return
         self._judge_leftovers(owner)
         self._judge_missing(owner)
-        self._sites.put(name, BACKWARDS_SEEN, self._reach.passes_of(name) - owner.passes)
+        passes = self._reach.passes_of(name) - owner.passes
+        self._sites.put(name, BACKWARDS_SEEN, passes)
+        if passes > 1:
+            self._judge_thrown(owner)
 
     def remember(self, name: str) -> None:
         """Note how an optimizer leaves the gradients behind after its step."""
@@ -167,7 +186,7 @@ class Leftovers:
         owner.probed_zero = None
         for trace in owner.traces:
             grad = trace.parameter.grad
-            trace.accumulated = trace.cleared = trace.unknown = False
+            trace.accumulated = trace.cleared = trace.unknown = trace.thrown = False
             if grad is None:
                 trace.reference = None
             else:
@@ -197,6 +216,17 @@ class Leftovers:
             self._sites.see(owner.name, LEFTOVER, share * (~owner.probed_zero).float())
         else:
             owner.probes = _smallest(left)
+
+    def _judge_thrown(self, owner: Owner) -> None:
+        """Say how many gradients hold the last of several backward passes only, as that pass has left them."""
+        told = [trace for trace in owner.traces if trace.accumulated and not trace.unknown]
+        lost = [
+            trace
+            for trace in told
+            if trace.thrown and (grad := trace.parameter.grad) is not None and trace.is_untouched(grad)
+        ]
+        if told:
+            self._sites.put(owner.name, THROWN_AWAY, len(lost) / len(told))
 
     def _judge_missing(self, owner: Owner) -> None:
         trainable = [each for each in owner.parameters if each.requires_grad]

@@ -3,6 +3,7 @@ from __future__ import annotations
 from patients import asked, patient
 
 from sonde.diagnosis.rules.overfitting import RULE
+from sonde.facts import Facts, LossFacts
 
 
 def run(last):
@@ -22,3 +23,22 @@ def test_a_validation_loss_that_rises_while_training_goes_on_is_found():
 
 def test_a_validation_loss_that_keeps_falling_is_not():
     assert run(0.6) is None
+
+
+def by_heart(training, validation, chance=1.0):
+    losses = [chance * max(0.9**step, training) for step in range(100)]
+    values = [None] * 100
+    values[9::10] = [chance * level for level in (0.9, 0.8, *[validation] * 8)]
+    facts = Facts(losses=(LossFacts(kind="mse_loss", settings={"reduction": "mean"}),))
+    readings = {"loss:scalar": losses, "val_loss:scalar": values, "loss_fn:vital.target_spread": [chance] * 100}
+    return asked(RULE, patient(readings, facts))
+
+
+def test_data_known_by_heart_that_helps_with_nothing_else_is_found():
+    found = by_heart(1e-4, 0.82)
+    assert (found.severity, found.step) == ("warning", 20)
+
+
+def test_a_model_that_knows_more_than_its_training_data_is_well():
+    assert by_heart(1e-4, 0.3) is None
+    assert by_heart(0.1, 0.82) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sonde import vitals
+from sonde import schema, vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Rule, above, below, fact
@@ -28,7 +28,9 @@ def check(case: Case) -> Finding | None:
     target = case.track(f"{vitals.LOSS}:input.target")
     if target is None:
         return None
-    counts = dict(zip(target.steps.tolist(), target.stat("count").tolist(), strict=True))
+    # A step may have several batches, of which only some were looked at.
+    each = target.stat("count") / np.maximum(target.rows[:, schema.SEEN], 1)
+    counts = dict(zip(target.steps.tolist(), each.tolist(), strict=True))
     shares = [n / counts[step] for step, n in zip(valid.steps.tolist(), valid.numbers(), strict=True) if step in counts]
     # Of large targets only a part is counted; then the share cannot be told.
     share = float(np.median(shares)) if shares else float("nan")
