@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from sonde import schema
-from sonde.records import Block, Evidence, Finding, RunHeader, Site
+from sonde.records import Block, Event, Evidence, Finding, RunHeader, Site
 from sonde.store import RunWriter
 
 DEEP = ".".join(["encoder", "layers", "0", *["residual_attention_block_with_a_very_long_name"] * 6, "projection"])
@@ -59,3 +59,12 @@ def write_all(folder: Path) -> None:
     writer = write_values(folder / ("long" + "-and-longer" * 18), {"loss": [3.0, 2.0, 1.0]}, names=(DEEP, f"{DEEP}_2"))
     writer.take_finding(long_finding(f"{DEEP}.weight:gradient"))
     writer.close()
+    write_values(folder / "zero steps", {}).close()
+    for status, kind, words in (
+        ("interrupted", "interrupted", "KeyboardInterrupt"),
+        ("failed", "exception", "RuntimeError: <b>shapes</b>"),
+    ):
+        writer = write_values(folder / f"ended {status}", {"loss": [2.0, 1.0]})
+        writer.take_event(Event(event_type=kind, message=words, timestamp=1_700_000_003.0, step=2))
+        writer.final_state = status
+        writer.close()

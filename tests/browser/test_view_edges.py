@@ -51,7 +51,9 @@ def run_id(page, start):
     return found
 
 
-@pytest.mark.parametrize("name", ["one step", "all nan", "some nan", "no loss", "long"])
+@pytest.mark.parametrize(
+    "name", ["one step", "all nan", "some nan", "no loss", "long", "zero steps", "ended interrupted"]
+)
 def test_every_page_of_an_odd_run_stands_and_stays_inside_the_window(page, name):
     go(page, f"#/run/{run_id(page, name)}/overview")
     for hash_ in walk(page):
@@ -73,6 +75,21 @@ def test_what_cannot_be_told_is_said_in_words_and_not_drawn_as_nothing(page):
     assert all(box["height"] < 120 for box in (each.bounding_box() for each in empty.all()))
     go(page, f"#/run/{key}/samples")
     assert "sonde train" in page.inner_text("main")
+
+
+@pytest.mark.parametrize(
+    ("status", "look", "words"),
+    [
+        ("interrupted", "note", "Step 2: The training was interrupted."),
+        ("failed", "problem", "Step 2: The training raised RuntimeError: <b>shapes</b>"),
+    ],
+)
+def test_a_run_that_did_not_finish_says_how_it_ended(page, status, look, words):
+    row = page.locator("tr[data-key]", has_text=f"ended {status}")
+    assert row.locator(".status").inner_text() == status
+    go(page, f"#/run/{run_id(page, f'ended {status}')}/overview")
+    assert page.locator(f"main p.{look}", has_text="Step 2").inner_text() == words
+    assert page.locator("h1 + .status").inner_text() == status
 
 
 def test_the_end_of_a_long_name_can_be_read_in_the_list_of_sites(page):
