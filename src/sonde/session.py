@@ -41,6 +41,7 @@ class Session:
         self.path = stages.path
         self._stages = stages
         self._closed = False
+        self._error_before = id(getattr(sys, "last_value", None))
         _live.add(self)
         try:
             stages.attach()
@@ -221,7 +222,8 @@ class Session:
 
     def _close_at_exit(self) -> None:
         error = getattr(sys, "last_value", None)
-        if isinstance(error, BaseException) and not self._closed:
+        # In a notebook an error of an earlier cell is not what ends this run.
+        if isinstance(error, BaseException) and id(error) != self._error_before and not self._closed:
             self._note_exception(error)
         self.close()
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import sonde
+from sonde import session as sessions
 from sonde.outcome import outcome_of
 from sonde.testing import tiny_mlp
 
@@ -128,3 +129,14 @@ def test_a_generator_that_nobody_asks_any_more_has_finished(tmp_path):
     training.close()
     run = sonde.open_run(tmp_path / "run")
     assert (run.status, run.steps.tolist()) == ("finished", [0, 1, 2])
+
+
+@pytest.mark.parametrize(("when", "status"), [("before", "finished"), ("after", "failed")])
+def test_of_a_session_that_nobody_closed_only_an_error_since_its_beginning_counts(tmp_path, monkeypatch, when, status):
+    if when == "before":  # in another cell of the notebook
+        monkeypatch.setattr(sys, "last_value", ValueError("a slip"), raising=False)
+    sonde.open_session(run=tmp_path / "run").log(loss=1.0)
+    if when == "after":
+        monkeypatch.setattr(sys, "last_value", ValueError("the end"), raising=False)
+    sessions._close_at_exit()
+    assert sonde.open_run(tmp_path / "run").status == status
