@@ -135,8 +135,9 @@ def test_a_generator_that_nobody_asks_any_more_has_finished(tmp_path):
 def test_of_a_session_that_nobody_closed_only_an_error_since_its_beginning_counts(tmp_path, monkeypatch, when, status):
     if when == "before":  # in another cell of the notebook
         monkeypatch.setattr(sys, "last_value", ValueError("a slip"), raising=False)
-    sonde.open_session(run=tmp_path / "run").log(loss=1.0)
+    session = sonde.open_session(run=tmp_path / "run")
     if when == "after":
         monkeypatch.setattr(sys, "last_value", ValueError("the end"), raising=False)
     sessions._close_at_exit()
+    assert session.is_closed
     assert sonde.open_run(tmp_path / "run").status == status
