@@ -250,6 +250,27 @@ def test_no_hook_on_saved_tensors_runs_more_often_than_without_watching(kind, gu
     assert all(torch.equal(one, two) for one, two in zip(weights, bare_weights, strict=True))
 
 
+def test_a_checkpointed_loss_is_not_computed_again_even_when_it_is_not_finite(reported):
+    """It is checkpointed because it does not fit into memory as a whole."""
+    counts = {"chunk": 0}
+
+    def chunk(x):
+        counts["chunk"] += 1
+        return torch.log(x.sigmoid() - 1).sum()
+
+    def program(watch):
+        model = nn.Linear(6, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with watch(model, optimizer):
+            out = model(torch.randn(4, 6))
+            sum(checkpoint(chunk, part, use_reentrant=False) for part in out.chunk(4)).backward()
+            optimizer.step()
+
+    (found,) = reported(program)
+    assert counts["chunk"] == 8  # forward, and again in the backward
+    assert found.kind == "nan_in_loss"
+
+
 def test_a_tensor_that_was_written_over_where_no_backward_comes_by_is_left_alone(tmp_path):
     """To read it is an error of torch's; the program's own backward stays out of that branch."""
     model = nn.Linear(3, 2)

@@ -19,7 +19,7 @@ from sonde.forensics.keeper import KeptPass
 from sonde.forensics.origin import Origin, Stage, of_values
 from sonde.forensics.trace import Given, Operation, find_root, set_roots
 from sonde.forensics.values import badness
-from sonde.taps.nodes import children_of, sequence_of, signed
+from sonde.taps.nodes import children_of, saved_by, sequence_of, signed
 
 MAX_NODES: Final = 4096
 # Operations that never make anything non-finite out of moderate numbers: if one does, an operand it does not keep did.
@@ -114,6 +114,8 @@ def find_loss_origin(
         about = of_values(source.tensor, source.badness, [], batch_size)
         return replace(about, stage="data", tensor=source.name, op=_op(user)), user
     node = by_source[id(source)]
+    if any(tensor is None and made_by is not None for _, tensor, made_by in node.inputs):
+        return None  # it was handed something that cannot be known, and may only pass it on
     about = of_values(source.output, source.badness, source.inputs, batch_size)
     stage: Stage = "data" if _is_given(node) else "loss"
     tensor = "target" if stage == "data" else ""
@@ -173,12 +175,17 @@ def _compute(graph: list[GraphNode], known: dict[Any, Tensor], roots: tuple[Tens
 
 
 def saved_values(node: Any) -> dict[str, Any]:
-    """Return what an autograd node holds, by the names of the operation's arguments."""
+    """Return what an autograd node holds, by the names of the operation's arguments.
+
+    What a hook of the program's would have to unpack is left out: a loss is checkpointed in chunks because its whole
+    does not fit into memory.
+    """
     values = {}
     for attribute in dir(node):
         if attribute.startswith("_saved_"):
+            name = attribute.removeprefix("_saved_")
             try:
-                values[attribute.removeprefix("_saved_")] = signed(getattr(node, attribute))
+                values[name] = signed(saved_by(node, name))
             except RuntimeError:  # it has been freed, or changed since
                 continue
     return values
