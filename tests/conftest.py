@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -82,6 +83,12 @@ def pytest_runtest_setup():
         # Without a device, `torch.manual_seed` keeps the stack of every call for the day when one is used.
         seeded = torch.manual_seed if torch.cuda.is_initialized() else torch.default_generator.manual_seed
         seeded(seed)
+
+
+def pytest_collection_finish():
+    """Spare the garbage collector what was imported: it would walk through all of torch each time a test calls it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

@@ -31,13 +31,13 @@ class Squares(Dataset):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_loader_workers_neither_record_nor_disturb(tmp_path, start):
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])  # who is spawned imports torch anew
+def test_loader_workers_neither_record_nor_disturb(tmp_path, start, workers):
     model = tiny_mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = Squares()
     with sonde.watch({"model": model, "data": data.net}, optimizer, run=tmp_path / "run", on_error="raise") as session:
-        loader = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=start)
+        loader = DataLoader(data, batch_size=4, num_workers=workers, multiprocessing_context=start)
         for batch in loader:
             loss = model(batch).square().mean()
             optimizer.zero_grad()
