@@ -269,6 +269,7 @@ def test_a_checkpointed_loss_is_not_computed_again_even_when_it_is_not_finite(re
     (found,) = reported(program)
     assert counts["chunk"] == 8  # forward, and again in the backward
     assert found.kind == "nan_in_loss"
+    assert found.fix.startswith("Look at the code between the model's output and backward()")
 
 
 def test_a_tensor_that_was_written_over_where_no_backward_comes_by_is_left_alone(tmp_path):

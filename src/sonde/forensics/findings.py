@@ -23,6 +23,10 @@ _BY_REASON: Final = {
     "no_valid_target": "empty_target",
 }
 _WATCH_ON: Final = 'Train with guard="skip": it keeps the weights whole and names the operation when it comes again.'
+_IN_LOSS: Final = (
+    "Look at the code between the model's output and backward(). Without checkpoints and hooks on saved tensors there, "
+    "its operation can be named."
+)
 _REFUTE: Final = "Repeat the step with the named operation bounded: if it is still not finite, the origin is elsewhere."
 
 
@@ -129,7 +133,10 @@ def _fix(origin: Origin, reason: Reason | None) -> str:
         "optimizer": "Lower the learning rate, give Adam an eps above 0 (1e-8), and clip gradients "
         "(torch.nn.utils.clip_grad_norm_).",
     }
-    return fixes.get(origin.stage) or (reason.fix if reason is not None else _WATCH_ON)
+    if reason is None:
+        reads_only = not origin.repeated and origin.stage != "loss"
+        return fixes.get(origin.stage) or (_WATCH_ON if reads_only else _IN_LOSS)
+    return fixes.get(origin.stage) or reason.fix
 
 
 def _where(origin: Origin) -> str:
