@@ -99,7 +99,8 @@ class Stages:
                 own_seconds=self.guard.meter.total,
                 own_bytes=self._held_bytes,
             )
-        self._see_devices = self.guard.wrap("device timing and memory", self._see_device_numbers)
+        self._see_times = self.guard.wrap("device timing", self._see_device_times)
+        self._see_memories = self.guard.wrap("device memory", self._see_device_memories)
         self._vitals = self._make_vitals(models, modules, optimizers) if plan.diagnose else None
         self._make_taps(modules, optimizers, steps_before)
         options = forensics or ForensicsOptions(enabled=False)
@@ -303,7 +304,8 @@ class Stages:
         if self._vitals is not None:
             self._vitals.end_step()
         if self._timings:
-            self._see_devices(self._is_round_due())
+            self._see_times(self._is_round_due())
+            self._see_memories(self._is_round_due())
         if self.step_vitals is not None:
             self.step_vitals.end_step(self._is_round_due())
         self._modules.end_step()
@@ -311,12 +313,14 @@ class Stages:
             self.forensics.after_skip()
         self.packer.end_step(skipped=skipped or self.forensics.is_holding)
 
-    def _see_device_numbers(self, due: bool) -> None:
+    def _see_device_times(self, due: bool) -> None:
         for timing in self._timings:
             if due:
                 timing.end_step()
             else:
                 timing.forget()
+
+    def _see_device_memories(self, due: bool) -> None:
         for memory in self._memories if due else ():
             memory.see()
 

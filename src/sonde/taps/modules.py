@@ -137,6 +137,7 @@ class ModuleTap:
             {entry.key: entry for entry in watched},
             guard.wrap("module calls", self._enter),
             guard.wrap("module outputs", self._leave),
+            raised=guard.wrap("module calls", self._forget),
             always=[entry.key for entry in watched if entry.is_root],
         )
 
@@ -165,7 +166,7 @@ class ModuleTap:
         if _in_backward() != -1 or is_capturing():
             return
         observer = self._observer
-        # A forward that raised leaves its pass behind; the model's own next call, or the end of the step, ends it.
+        # A pass that Ctrl-C ended is still open; the model's own next call, or the end of the step, ends it.
         if entry.is_root or here.outermost is None:
             inside_wrapper = here.outermost in self._wrappers
             self._begin_pass(here)
@@ -179,6 +180,13 @@ class ModuleTap:
                 self._calls.narrow()  # there is nothing to do where modules inside a pass begin
         if observer is not None and observer.is_tracing and here.recording and here.phase == "train":
             observer.enter(entry, args)
+
+    def _forget(self, entry: WatchedModule) -> None:
+        """End a pass whose outermost module has raised."""
+        here = self._passes.here
+        if here.outermost == entry.key:
+            here.outermost = None
+            self._calls.widen()
 
     def _begin_pass(self, here: _Pass) -> None:
         here.outermost = None
