@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 import traceback
-import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +30,8 @@ T = TypeVar("T")
 
 CLOSE_TIMEOUT_S: Final = 30.0
 
-_live: weakref.WeakSet[Session] = weakref.WeakSet()
+_live: set[Session] = set()
+"""The sessions that are open. They are held here: who does not keep what `watch` returns has a run all the same."""
 
 
 class Session:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import torch
 import torch.nn.functional as F
+from tests.waiting import PATIENCE_S
 from torch import nn
 
 import sonde
@@ -47,3 +51,22 @@ def test_a_forgotten_session_is_named_when_its_model_is_watched_again(tmp_path, 
     caplog.clear()
     sonde.watch(model, run=tmp_path / "cell-*").close()
     assert not caplog.records
+
+
+def test_who_does_not_keep_the_session_has_a_whole_run_and_is_told_what_was_found(tmp_path):
+    code = """
+import sys, torch, sonde
+torch.set_num_threads(1)
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sonde.watch(model, optimizer, run=sys.argv[1])
+for _ in range(6):
+    x = torch.randn(16, 8)
+    torch.nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+    optimizer.step()
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+    run = sonde.open_run(tmp_path / "run")
+    assert (run.status, run.steps.tolist()[-1]) == ("finished", 6)
+    assert "missing_zero_grad (critical)" in ended.stderr
