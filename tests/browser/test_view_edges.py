@@ -171,26 +171,25 @@ def test_a_viewer_that_was_stopped_is_said_not_to_answer_and_what_was_drawn_stay
 
 def test_compare_and_the_slider_follow_a_training_and_a_killed_writer_has_crashed(browser, tmp_path):
     write_values(tmp_path / "other", {"loss": [2.0] * 5}).close()
-    with live_training(tmp_path / "run") as training:
+    with live_training(tmp_path / "run") as training, serving(tmp_path) as viewer:
         training.train(12)
-        with serving(tmp_path) as viewer:
-            compared, layers = Window(browser, viewer), Window(browser, viewer)
-            go(compared.page, "#/compare?run=0-run&run=0-other")
-            steps = compared.page.locator("[aria-label=Runs] tr", has_text="steps").first.locator("td").first
-            assert steps.inner_text() == "12"
-            go(layers.page, "#/run/0-run/layers?step=5")
-            slider = layers.page.get_by_label("Step", exact=True)
-            assert slider.get_attribute("max") == "13"  # step 0 is the state before the first
-            compared.page.wait_for_selector("[data-parting]")  # from then on it follows
-            training.train(8)
-            compared.page.wait_for_function(
-                "() => document.querySelector('[aria-label=Runs] tbody').innerText.includes('20')"
-            )
-            layers.page.wait_for_selector("input[aria-label=Step][max='21']")
-            assert layers.page.locator("label:has(input[aria-label=Step]) output").inner_text() == "5"
-            training.kill()
-            layers.page.wait_for_selector("#pulse[data-status=crashed]")
-            compared.page.wait_for_selector("[aria-label=Runs] .status.crashed")
-            for window in (compared, layers):
-                assert window.errors == []
-                window.context.close()
+        compared, layers = Window(browser, viewer), Window(browser, viewer)
+        go(compared.page, "#/compare?run=0-run&run=0-other")
+        steps = compared.page.locator("[aria-label=Runs] tr", has_text="steps").first.locator("td").first
+        assert steps.inner_text() == "12"
+        go(layers.page, "#/run/0-run/layers?step=5")
+        slider = layers.page.get_by_label("Step", exact=True)
+        assert slider.get_attribute("max") == "13"  # step 0 is the state before the first
+        compared.page.wait_for_selector("[data-parting]")  # from then on it follows
+        training.train(8)
+        compared.page.wait_for_function(
+            "() => document.querySelector('[aria-label=Runs] tbody').innerText.includes('20')"
+        )
+        layers.page.wait_for_selector("input[aria-label=Step][max='21']")
+        assert layers.page.locator("label:has(input[aria-label=Step]) output").inner_text() == "5"
+        training.kill()
+        layers.page.wait_for_selector("#pulse[data-status=crashed]")
+        compared.page.wait_for_selector("[aria-label=Runs] .status.crashed")
+        for window in (compared, layers):
+            assert window.errors == []
+            window.context.close()

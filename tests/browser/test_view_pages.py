@@ -416,22 +416,21 @@ def test_every_control_has_a_name_and_every_plot_a_label(page):
 
 
 def test_windows_follow_a_training_that_goes_on_by_stream_or_by_asking(browser, tmp_path):
-    with live_training(tmp_path / "run") as training:
+    with live_training(tmp_path / "run") as training, serving(tmp_path) as viewer:
         training.train(20)
-        with serving(tmp_path) as viewer:
-            windows = {how: Window(browser, viewer) for how in ("stream", "asking")}
-            windows["asking"].page.goto(f"{viewer.base}?poll=1")
-            for window in windows.values():
-                go(window.page, "#/run/0-run/overview")
-                window.page.wait_for_selector("#pulse[data-step='20'][data-status=live]")
-                assert window.page.locator(".tile b").first.inner_text() == "20"
-            training.train(15)
-            for how, window in windows.items():
-                window.page.wait_for_selector("#pulse[data-step='35']")
-                window.page.wait_for_selector(".tile b:text-is('35')")
-                assert window.page.locator("#pulse").get_attribute("data-how") == how
-            training.finish()
-            for window in windows.values():
-                window.page.wait_for_selector("#pulse[data-status=finished]")
-                assert window.errors == []
-                window.context.close()
+        windows = {how: Window(browser, viewer) for how in ("stream", "asking")}
+        windows["asking"].page.goto(f"{viewer.base}?poll=1")
+        for window in windows.values():
+            go(window.page, "#/run/0-run/overview")
+            window.page.wait_for_selector("#pulse[data-step='20'][data-status=live]")
+            assert window.page.locator(".tile b").first.inner_text() == "20"
+        training.train(15)
+        for how, window in windows.items():
+            window.page.wait_for_selector("#pulse[data-step='35']")
+            window.page.wait_for_selector(".tile b:text-is('35')")
+            assert window.page.locator("#pulse").get_attribute("data-how") == how
+        training.finish()
+        for window in windows.values():
+            window.page.wait_for_selector("#pulse[data-status=finished]")
+            assert window.errors == []
+            window.context.close()
