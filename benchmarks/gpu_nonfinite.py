@@ -18,6 +18,8 @@ from programs import GPT, Program
 
 import sonde
 
+WARM_UP = 25  # the diagnosis looks closely at the first twenty steps
+
 
 def gpt(**options: bool) -> Program:
     torch.manual_seed(0)
@@ -56,7 +58,7 @@ def measure(kind: str, rounds: int, steps: int) -> None:
                 if variants[name] is not None:
                     session, spent = watch(program, Path(folder) / "run", diagnose=True, **variants[name])
                     stack.enter_context(session)
-                timed(program, 3)
+                timed(program, WARM_UP)
                 spent.clear()
                 by_part.clear()
                 times[name].append(timed(program, steps))

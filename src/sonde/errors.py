@@ -4,7 +4,7 @@
     ├── SelectionError (ValueError)   a pattern that matches nothing, or cannot be read
     ├── OptionError (ValueError)      an option with a value that means nothing
     ├── ClosedError (RuntimeError)    a verb on a session that is closed
-    ├── NonFiniteError (ArithmeticError)   a gradient is not finite and guard="stop"
+    ├── NonFiniteError (ArithmeticError)   a gradient is not finite and guard="stop" or "stop_late"
     ├── RunError (RuntimeError)       a run folder that cannot be used as asked
     │   ├── RunNotFound               there is no run at that path
     │   ├── RunExists                 a run is there already and was not to be continued
