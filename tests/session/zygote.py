@@ -57,6 +57,7 @@ def main() -> None:
         if pid == 0:
             train(line.strip())
         print(pid, flush=True)
+    os._exit(0)  # tearing torch down takes a second
 
 
 if __name__ == "__main__":

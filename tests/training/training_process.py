@@ -51,6 +51,7 @@ def main():
             train(json.loads(line))
             os._exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    os._exit(0)  # tearing torch down takes a second
 
 
 if __name__ == "__main__":
