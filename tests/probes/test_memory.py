@@ -9,10 +9,13 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from sonde.errors import OptionError
 from sonde.probes import compare_snapshots, memory_scope, memory_snapshot
 from sonde.probes.device_memory import DeviceMemory
+from sonde.probes.live_tensors import count_live
 
 
 def test_a_snapshot_has_the_keys_users_know_and_is_plain_json():
@@ -178,3 +181,15 @@ def test_watching_memory_changes_no_number():
 def test_every_must_be_a_number_of_steps():
     with pytest.raises(OptionError, match="every"):
         memory_scope(every=0)
+
+
+def test_tensors_that_stand_for_others_while_torch_compiles_are_not_counted():
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    stand_in, real = mode.from_tensor(torch.ones(7, 3)), torch.ones(5, 11)
+    assert any(type(size) is not int for size in stand_in.shape)
+    shapes = {kind.shape for kind in count_live().counts}
+    assert real.shape in shapes
+    assert all(type(size) is int for shape in shapes for size in shape)
+    with memory_scope() as scope:
+        pass
+    assert scope.leaks() == []

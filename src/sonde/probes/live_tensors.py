@@ -66,9 +66,11 @@ def _with_subclasses(kind: type) -> Iterator[type]:
 
 def _kind(tensor: Tensor) -> TensorKind | None:
     try:
-        grad_fn = tensor.grad_fn
+        grad_fn, shape = tensor.grad_fn, tuple(tensor.shape)
+        if any(type(size) is not int for size in shape):
+            return None  # it stands for a tensor while torch compiles: its sizes are symbols, and it holds no memory
         return TensorKind(
-            shape=tuple(tensor.shape),
+            shape=shape,
             dtype=str(tensor.dtype).removeprefix("torch."),
             device=str(tensor.device),
             grad_fn=type(grad_fn).__name__ if grad_fn is not None else "",
