@@ -144,6 +144,10 @@ def test_a_wrong_config_is_refused_before_anything_is_built(tmp_path, changes, m
         ({"model": {"class": dict, "args": {}}}, "'model' describes a dict; it must be a torch.nn.Module"),
         ({"optimizer": {"class": dict, "args": {}}}, "'optimizer' describes a dict; it must be a torch optimizer"),
         ({"train_dataset": None, "train_dataloader": None}, "The config lacks 'train_dataset'"),
+        (
+            {"train_dataloader": {"batch_size": 8}},
+            r"'train_dataloader' is a dict with the keys \['batch_size'\]; describe",
+        ),
         ({"monitor": "f1"}, "whether more or less of 'f1' is better"),
         ({"init_seed": "a"}, "A seed is a whole number of 0 or more; got 'a'"),
         ({"early_stopping": 5}, "early_stopping takes a dict"),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from sonde.errors import OptionError
 from sonde.training.builder import build_from_config, find_class, is_description
 from sonde.training.datapoints import NumberedBatch
 
@@ -45,6 +46,11 @@ def build_loader(config: Mapping[str, Any], split: str) -> Any:
     Without a dataloader of its own a split gets a plain one of `batch_size` samples, shuffled for training.
     """
     described = config.get(f"{split}_dataloader")
+    if isinstance(described, Mapping) and not is_description(described):
+        raise OptionError(
+            f"'{split}_dataloader' is a dict with the keys {sorted(map(str, described))}; describe a loader as "
+            f"{{'class': DataLoader, 'args': {{...}}}}, or leave it out and say 'batch_size'."
+        )
     if described is not None and not is_description(described):
         return described  # built already, or something of the user's own
     dataset = build_from_config(config.get(f"{split}_dataset"))
