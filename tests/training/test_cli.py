@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.waiting import PATIENCE_S
 from typer.testing import CliRunner
 
 from sonde.cli.main import app
+from sonde.store import open_run
 from sonde.store.pages import load_debug_outputs
 
 HERE = Path(__file__).parent
@@ -54,6 +56,31 @@ def test_training_prints_plain_lines_and_leaves_a_run(sonde, config_file, tmp_pa
     assert any(line.startswith("worst samples by accuracy: ") for line in lines)
     assert "\x1b" not in result.stdout
     assert sonde("show", tmp_path / "run").exit_code == 0
+
+
+TOLD = """
+import signal, torch
+class Told(torch.nn.CrossEntropyLoss):
+    calls = 0
+    def forward(self, *given):
+        Told.calls += 1
+        if Told.calls == 4:
+            signal.raise_signal({number})
+        return super().forward(*given)
+config["criterion"] = {{"class": Told, "args": {{}}}}
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_training_that_is_told_to_end_is_interrupted_and_can_be_resumed(sonde, config_file, tmp_path, number, code):
+    path = config_file("watch=True")
+    path.write_text(path.read_text() + TOLD.format(number=int(number)))
+    assert sonde("train", "--config-filepath", path).exit_code == code
+    assert open_run(tmp_path / "run").status == "interrupted"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    path.write_text(path.read_text().replace("calls == 4", "calls < 0"))
+    assert sonde("train", "--config-filepath", path, "--resume").exit_code == 0
+    assert open_run(tmp_path / "run").status == "finished"
 
 
 def test_the_answer_for_programs_is_strict_json(sonde, config_file, tmp_path):

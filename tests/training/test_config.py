@@ -146,7 +146,7 @@ def test_a_wrong_config_is_refused_before_anything_is_built(tmp_path, changes, m
         ({"train_dataset": None, "train_dataloader": None}, "The config lacks 'train_dataset'"),
         (
             {"train_dataloader": {"batch_size": 8}},
-            r"'train_dataloader' is a dict with the keys \['batch_size'\]; describe",
+            r"is a dict with the keys \['batch_size'\]; describe",
         ),
         ({"monitor": "f1"}, "whether more or less of 'f1' is better"),
         ({"init_seed": "a"}, "A seed is a whole number of 0 or more; got 'a'"),

@@ -6,6 +6,7 @@ Exit codes:
     1   found something: `verify` found damage, `tail` saw the run end before it finished
     2   wrong use, or a run that cannot be used
     130 interrupted
+    143 `train` and `eval`: told to end by SIGTERM
 
 `diagnose` speaks with its exit code: 0 nothing, 1 warnings, 2 something critical. There wrong use is 3.
 """

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,7 +52,7 @@ def train(
     """Train the model that a config describes.
 
     A Python config is run: use your own, or read it first. The work_dir becomes a run that all other verbs read, also
-    while it trains.
+    while it trains. Ctrl-C and SIGTERM interrupt it: what was recorded is written, and --resume goes on.
     """
     from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console
@@ -58,6 +61,7 @@ def train(
     trainer = config.get("runner", training.SupervisedTrainer)(config, device=device)
     console = make_console(stderr=json)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(leaving_when_told())
         if not json:
             _show_progress(training, trainer, console, stack)
         trainer.run(resume=resume or None)
@@ -65,6 +69,20 @@ def train(
         print_json(_describe(trainer))
     else:
         _print_end(trainer, console)
+
+
+@contextlib.contextmanager
+def leaving_when_told() -> Iterator[None]:
+    """Let SIGTERM, by which schedulers end a job, be answered as Ctrl-C is: files are finished, and the code is 143."""
+    told = signal.SIGTERM
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(told) is not signal.SIG_DFL:
+        yield  # somebody else answers
+        return
+    signal.signal(told, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(told, signal.SIG_DFL)
 
 
 def load(config_filepath: Path, work_dir: Path | None) -> tuple[Any, dict[str, Any]]:
