@@ -70,11 +70,6 @@ def is_adaptive(optimizer: OptimizerFacts) -> bool:
     return any(word in kind for word in _ADAPTIVE)
 
 
-def optimizer_of(case: Case, name: str = "optimizer") -> OptimizerFacts | None:
-    """Return what is known of an optimizer."""
-    return next((each for each in case.facts.optimizers if each.name == name), None)
-
-
 def need_optimizers(case: Case) -> tuple[OptimizerFacts, ...]:
     """Return the optimizers that hold watched parameters.
 
