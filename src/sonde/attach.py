@@ -117,7 +117,7 @@ def watch(
 
     """
     if not enabled:
-        return IdleSession(Path(run))
+        return IdleSession(Path(run or ""))  # whoever switches it off may have no name for it
     models = _models(model)
     optimizers = _optimizers(optimizer)
     plan = replace(

@@ -202,3 +202,10 @@ def test_a_session_that_is_closed_is_not_entered_again(tmp_path):
     session.close()
     with pytest.raises(ClosedError, match=r"The session of .*run is closed\. Call sonde\.watch again"), session:
         pass
+
+
+def test_a_session_that_is_switched_off_needs_no_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with sonde.watch(tiny_mlp(), run=None, enabled=False) as session:
+        session.log(loss=1.0)
+    assert not list(tmp_path.iterdir())
