@@ -296,3 +296,18 @@ def test_a_transformed_model_is_left_alone(tmp_path):
             parameters, torch.randn(3, 8), torch.tensor([0, 1, 2])
         )
     assert each["0.weight"].shape == (3, 16, 8)
+
+
+def test_evaluation_that_stays_in_training_mode_is_told_however_late_it_comes(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with Watching(tmp_path, model, optimizer) as seen:
+        for step in range(1, 9):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            if step >= 6:
+                with torch.no_grad():
+                    model(torch.randn(4, 8))
+    for name in ("(model)", "1", "2"):
+        assert set(seen.means(f"{name}:vital.training@eval").values()) == {1.0}

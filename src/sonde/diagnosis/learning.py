@@ -32,8 +32,6 @@ class Learning:
     points: int = 0
     margin: float = float("nan")
     """How far the level must have moved to be told from noise."""
-    uncertain: float = float("nan")
-    """The standard error of the level of the last losses."""
     falls: bool = False
     """Whether the curve as a whole falls for certain, by however little."""
 
@@ -81,8 +79,7 @@ def judge(losses: Values) -> Learning:
     # does one that begins at nothing and cannot fall, such as that of a policy that has had no reward yet.
     if state != "improving" and (losses.min() < 0 < losses.max() or losses.min() == initial == 0):
         state = "unknown"
-    uncertain = noise * 1.253 / np.sqrt(len(tail))
-    return Learning(state, initial, recent, best, noise, points, margin, float(uncertain), slowly)
+    return Learning(state, initial, recent, best, noise, points, margin, bool(slowly))
 
 
 def _trend(losses: Values) -> tuple[float, bool]:

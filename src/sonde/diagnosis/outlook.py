@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+import numpy as np
+
 from sonde import vitals
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.learning import RELATIVE, Learning
@@ -64,18 +66,21 @@ def is_failing(case: Case) -> bool:
     return (learning.failed and not is_better_than_guessing(case)) or _is_worse_than_guessing(case, learning)
 
 
-def is_better_than_guessing(case: Case) -> bool:
-    """Say whether a loss that began near that of guessing has come to lie below it, beyond doubt.
+def is_better_than_guessing(case: Case, least: float = RELATIVE) -> bool:
+    """Say whether a loss that began near that of guessing has come to lie below it, beyond doubt and by some part.
 
     Where labels are noisy there is little to learn, and the first few losses scatter as widely as what was learnt. The
-    loss of guessing is known exactly, so the last losses tell more when held against that.
+    loss of guessing is known exactly, so the mean of the later half of the run tells more when held against that.
     """
-    learning, chance = case.learning, chance_loss(case)
-    if chance is None or chance <= 0 or not is_averaged(case):
+    learning, chance, found = case.learning, chance_loss(case), case.loss()
+    if chance is None or chance <= 0 or found is None or not is_averaged(case) or learning.initial < 0.9 * chance:
         return False
-    below = chance - learning.recent
-    began = learning.recent < learning.initial and learning.initial >= 0.9 * chance
-    return began and below > RELATIVE * chance and below > _CERTAIN * learning.uncertain
+    later = found[1][len(found[1]) // 2 :]
+    if len(later) < PATIENCE or not np.isfinite(later).all():
+        return False
+    error = float(later.std(ddof=1)) / math.sqrt(len(later))
+    below = chance - float(later.mean())
+    return learning.recent < learning.initial and below > least * chance and below > _CERTAIN * error
 
 
 def _is_worse_than_guessing(case: Case, learning: Learning) -> bool:

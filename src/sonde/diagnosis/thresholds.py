@@ -237,6 +237,7 @@ OSCILLATION = Threshold(0.4, "spread from one step to the next over the level of
 # loss_plateau, not_learning, underfitting
 PLATEAU_STEPS = Threshold(200, "losses without progress")
 NOT_LEARNING_STEPS = Threshold(100, "losses without progress since the start")
+LEARNT = Threshold(0.02, "of the loss of guessing that a noisy loss must lie below it to have learnt, for certain")
 NOISY_LOSS = Threshold(0.3, "of the first loss: where as much could be learnt unnoticed, nothing can be said")
 UNDERFIT = Threshold(0.8, "of the first loss left at the end")
 # overfitting

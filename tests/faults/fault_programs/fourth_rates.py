@@ -222,7 +222,7 @@ def clips_what_is_still_scaled(attach, fixed):
     group="F",
     arch="mlp",
     task="classification",
-    sites=("(model)", "0", "2", "4", "loss_fn", "optimizer"),
+    sites=("(model)", "1", "3", "5", "loss_fn", "optimizer"),
     cascade=(
         "optimizer_step_noop",
         "not_learning",

@@ -22,7 +22,7 @@ def check(case: Case) -> Finding | None:
         return None  # even a good part of the loss could have gone without being noticed
     if learning.initial == 0 or (chance is not None and learning.initial < 0.3 * chance):
         return None  # it began well trained
-    if is_better_than_guessing(case):
+    if is_better_than_guessing(case, thresholds.LEARNT.value):
         return None  # there is little to learn, and it was learnt
     return RULE.finding(
         case,
