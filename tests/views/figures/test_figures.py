@@ -457,3 +457,11 @@ def test_the_axis_of_a_constant_says_which_number_it_is():
     low, high = figure.layout.yaxis2.range
     assert (low, high) == pytest.approx((0.5e-3, 1.5e-3))
     assert figure.layout.yaxis.range is None
+
+
+@pytest.mark.parametrize("draw", [figures.layer_heatmap, figures.model_tree, figures.event_timeline])
+def test_a_path_or_nothing_is_answered_with_what_to_hand_in(draw):
+    with pytest.raises(OptionError, match=r"'runs/first' is a name; open the run first: sonde\.open_run"):
+        draw("runs/first")
+    with pytest.raises(OptionError, match=r"Figures are drawn from .*; got None"):
+        draw(None)

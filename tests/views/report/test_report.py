@@ -228,3 +228,9 @@ def test_a_run_that_was_killed_or_stopped_is_told_in_a_sentence(tmp_path):
         markdown = render_report(open_run(run.path), "md")
         assert words in markdown
         assert "traceback" not in markdown
+
+
+def test_a_report_is_made_of_the_run_at_a_path(path):
+    assert render_report(path, "json") == render_report(open_run(path), "json")
+    with pytest.raises(OptionError, match="takes the folder of a run, such as 'runs/first'; got None"):
+        render_report(None, "md")

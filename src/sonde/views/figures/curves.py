@@ -57,16 +57,26 @@ def as_values(values: Any) -> Values:
 
     Complex numbers are drawn by their magnitude.
     """
-    if isinstance(values, str | Path):
-        raise OptionError(f"{str(values)!r} is a name; open the run first: sonde.open_run({str(values)!r}).")
-    if values is None:
-        raise OptionError("Figures are drawn from numbers; got None.")
+    refuse_names(values, "numbers")
     values = _from_tensor(values) if hasattr(values, "detach") else values
     try:
         array = np.asarray(values)
         return np.abs(array).astype(np.float64) if np.iscomplexobj(array) else array.astype(np.float64)
     except (TypeError, ValueError):
         raise OptionError(f"Figures are drawn from numbers; got {type(values).__name__}: {values!r:.80}.") from None
+
+
+def refuse_names(given: Any, wanted: str) -> None:
+    """Tell who hands in the path of a run, or nothing, what figures are drawn from.
+
+    Raises:
+        OptionError: It is a path or None.
+
+    """
+    if isinstance(given, str | Path):
+        raise OptionError(f"{str(given)!r} is a name; open the run first: sonde.open_run({str(given)!r}).")
+    if given is None:
+        raise OptionError(f"Figures are drawn from {wanted}; got None.")
 
 
 def _from_tensor(tensor: Any) -> Any:

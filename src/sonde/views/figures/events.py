@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from sonde.records import Event, Finding
 from sonde.store import Run
+from sonde.views.figures.curves import refuse_names
 from sonde.views.figures.library import Figure, graph_objects
 from sonde.views.figures.theme import BLUE, SEVERITY_COLOURS, Theme, empty, finish
 from sonde.views.figures.words import safe
@@ -27,6 +28,7 @@ def event_timeline(
         theme: `light` or `dark`.
 
     """
+    refuse_names(source, "a run, or events")
     if isinstance(source, Run):
         events = source.events
         findings = source.findings if findings is None else findings

@@ -12,7 +12,7 @@ from sonde.analysis import layer_of
 from sonde.errors import OptionError
 from sonde.records import SEVERITIES, Finding, RunHeader
 from sonde.store import Run
-from sonde.views.figures.curves import read_lines
+from sonde.views.figures.curves import read_lines, refuse_names
 from sonde.views.figures.heatmaps import log_ticks
 from sonde.views.figures.library import Figure, graph_objects
 from sonde.views.figures.theme import GREY, SEQUENTIAL, SEVERITY_COLOURS, Theme, empty, finish
@@ -56,6 +56,7 @@ def model_tree(
         theme: `light` or `dark`.
 
     """
+    refuse_names(source, "a run, or the sizes of modules")
     if kind not in ("icicle", "treemap"):
         raise OptionError(f"kind={kind!r} is not known; use 'icicle' or 'treemap'.")
     nodes, title = (

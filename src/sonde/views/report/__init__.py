@@ -8,10 +8,11 @@ text = render_report(sonde.open_run("runs/first"), "md")
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final, Literal
 
 from sonde.errors import OptionError
-from sonde.store import Run
+from sonde.store import Run, open_run
 from sonde.views.report.content import Report, read_report
 
 Format = Literal["html", "md", "json"]
@@ -20,14 +21,15 @@ FORMATS: Final[tuple[Format, ...]] = ("html", "md", "json")
 __all__ = ["FORMATS", "Format", "Report", "read_report", "render_report"]
 
 
-def render_report(run: Run, form: Format = "html") -> str:
-    """Return the report of a run as `html`, `md` or `json`. HTML needs plotly, the others need nothing more.
+def render_report(run: Run | str | Path, form: Format = "html") -> str:
+    """Return the report of a run, or of the one at a path, as `html`, `md` or `json`. Only HTML needs plotly.
 
     Raises:
         OptionError: There is no such format.
         MissingExtra: HTML was asked for, and plotly is not installed.
 
     """
+    run = run if isinstance(run, Run) else open_run(run)
     report = read_report(run)
     if form == "html":
         from sonde.views.report.html import to_html
