@@ -82,15 +82,15 @@ def window(browser, viewer):
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     looking = Seen(context)
     looking.page.goto(viewer.url)
+    looking.page.wait_for_selector("main[data-ready]")
     yield looking
     context.close()
 
 
 @pytest.fixture
-def seen(window, viewer):
+def seen(window):
     window.errors.clear()
-    window.page.goto("about:blank")
-    window.page.goto(viewer.base)
+    go(window.page, "#/runs")
     window.page.wait_for_selector("tr[data-key]")
     yield window
     assert window.left == [], "a request left the machine"
