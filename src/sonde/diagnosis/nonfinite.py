@@ -58,14 +58,14 @@ def is_better_told(finding: Finding) -> bool:
 
 
 def is_earlier(finding: Finding, other: Finding) -> bool:
-    """Say whether one finding about non-finite numbers comes before another that could not be given a reason.
+    """Say whether one finding about non-finite numbers comes before another that names no reason.
 
     Who repeats a step may not see all of it, as where parts of a model are called one by one. What comes first goes by
     the order in which a step computes.
     """
     if finding.kind not in _COMPUTED or other.kind not in _COMPUTED or finding.step > other.step:
         return False
-    if other.data.get("reason") != "unknown":
+    if other.data.get("reason") != "unknown" and other.data.get("origin", {}).get("repeated") is not False:
         return False
     return _COMPUTED.index(finding.kind) < _COMPUTED.index(other.kind)
 

@@ -244,12 +244,12 @@ def test_weights_without_a_gradient_count_if_all_others_hardly_fit_into_float16(
     assert (finding is not None) is ill
 
 
-def test_where_readings_tell_an_earlier_stage_than_a_repeated_step_they_count():
+@pytest.mark.parametrize("told", [{"origin": {}, "reason": "unknown"}, {"origin": {"repeated": False}}])
+def test_where_readings_tell_an_earlier_stage_than_who_names_no_reason_they_count(told):
     doctor = Doctor()
     case = patient(
         {"attend:output[0]": [1.0, np.array([1.0, np.nan])], "loss:scalar": [1.0, np.nan]}, model("a.weight")
     )
-    told = {"origin": {}, "reason": "unknown"}
     doctor.take(Finding(kind="nan_in_loss", severity="critical", confidence=0.9, step=2, last_step=2, data=told))
     assert next(finding.kind for finding in doctor.look(case)) == "nan_forward"
     doctor.take(Finding(kind="fully_masked_attention", severity="critical", confidence=0.9, step=2, last_step=2))
