@@ -56,7 +56,7 @@ class PassObserver(Protocol):
     is_tracing: bool
     """Whether to tell of every module; else only of those in `looked_at`."""
     looked_at: dict[int, bool | None]
-    """Keys of modules. With None `leave` is told of every call, with a mode only of calls in the other one."""
+    """Keys of modules. With None `leave` is told of all calls, with a mode, in training, only of those in the other."""
 
     def begin_pass(self, entry: WatchedModule, call: int, args: tuple[Any, ...], phase: Phase, due: bool) -> None:
         """Take the beginning of a pass at this module."""
@@ -220,7 +220,7 @@ class ModuleTap:
                     for part, tensor in unpack(output):
                         self._see(here, entry, call, part, tensor)
             observer = self._observer
-            if observer is not None and (observer.is_tracing or _is_told(entry, observer.looked_at)):
+            if observer is not None and (observer.is_tracing or _is_told(entry, here.phase, observer.looked_at)):
                 observer.leave(entry, call, here.phase, args, output)
         if here.outermost == key or here.outermost is None:
             self._end_pass(here, entry, call, kwargs)
@@ -289,8 +289,8 @@ class ModuleTap:
         return site
 
 
-def _is_told(entry: WatchedModule, looked_at: Mapping[int, bool | None]) -> bool:
+def _is_told(entry: WatchedModule, phase: Phase, looked_at: Mapping[int, bool | None]) -> bool:
     if entry.key not in looked_at:
         return False
     mode = looked_at[entry.key]
-    return mode is None or entry.module.training is not mode
+    return mode is None or phase == "eval" or entry.module.training is not mode
