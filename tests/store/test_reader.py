@@ -272,6 +272,16 @@ def test_a_deleted_run_still_shows_what_was_read(tmp_path):
     assert run.status == "crashed"
 
 
+def test_a_run_that_is_being_deleted_still_shows_what_was_read(tmp_path):
+    writer = write_run(tmp_path / "run", range(3), close=False)
+    run = open_run(tmp_path / "run")
+    writer.close()
+    for path in run._ranks.folders[0].path.iterdir():
+        path.unlink()  # as a deletion does, before it takes the folder away
+    assert not run.refresh()
+    assert list(run.steps) == [0, 1, 2]
+
+
 def test_a_run_as_a_pandas_table(run):
     pandas = pytest.importorskip("pandas")
     frame = run.to_pandas()

@@ -78,7 +78,12 @@ class RankFolder:
         return [*missing, *bad, *(p for source in self.journals.values() for p in source.problems), *self._damage]
 
     def refresh(self) -> bool:
-        """Read what is new; say whether there was anything."""
+        """Read what is new; say whether there was anything.
+
+        Raises:
+            FileNotFoundError: All files are gone. What was read stays.
+
+        """
         before = (list(self.segments.values()), list(self.journals), list(self._bad_segments))
         for look in range(_MAX_LOOKS):
             listing = layout.list_folder(self.path)
@@ -86,6 +91,8 @@ class RankFolder:
             if listing.missing != self._missing and look < _MAX_LOOKS // 10:
                 continue
             self._missing = listing.missing
+            if self.segments.keys() | self.journals.keys() and not (listing.segments or listing.journals):
+                raise FileNotFoundError(f"{self.path} is being deleted")  # nothing a writer does leaves nothing
             try:
                 grew = self._take(listing)
             except FileNotFoundError:
