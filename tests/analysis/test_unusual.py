@@ -94,6 +94,15 @@ def test_fading_together_is_training_and_no_oddity():
     assert all(mark.level == "fine" for mark in mark_all(together))
 
 
+def test_a_loss_that_falls_far_below_the_outputs_of_layers_is_nothing_odd():
+    layers = [history(1.0, name=f"layer{i}", quantity="output") for i in range(8)]
+    falling = history(np.geomspace(2.0, 0.001, 100), name="loss_fn", quantity="output", shape=())
+    marks = mark_all([*layers, falling])
+    assert [mark.level for mark in marks] == ["fine"] * 9
+    other = history(np.geomspace(2.0, 0.001, 100), name="layer8", quantity="output", shape=())
+    assert mark_all([*layers, other])[-1].level == "odd"
+
+
 def test_scalars_have_no_peers_and_may_jump():
     rate = history(1e-3, name="optimizer.group0.lr", quantity="scalar", shape=())
     rate.values[50:] /= 100

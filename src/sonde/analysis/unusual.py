@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from sonde import vitals
 from sonde.analysis.downsample import Steps, Values
 from sonde.records import Site
 
@@ -87,7 +88,7 @@ def mark_all(histories: Sequence[History]) -> list[Mark]:
             marks[index] = (
                 _non_finite(history)
                 or _all_zero(history)
-                or (Mark() if history.site.quantity == "scalar" else None)
+                or (Mark() if is_one_number(history.site) else None)
                 or _jump(history.steps, own[index])
                 or _drift(history.steps, logs[index], drift_shift[place])
                 or _far_from_peers(now_shift[place], now_scale)
@@ -101,12 +102,17 @@ def peer_group(site: Site) -> object:
     Weights, biases and norm scales differ by nature. Scalars have no peers: a loss is not a learning rate. Nor have
     inputs and vitals.
     """
-    if site.quantity in ("scalar", "input", "vital"):
+    if site.quantity in ("input", "vital") or is_one_number(site):
         return site.key
     if site.quantity in ("output", "output_gradient", "value"):
         return site.quantity, site.phase
     leaf = "matrix" if len(site.shape) > 1 else site.name.rpartition(".")[2]
     return site.quantity, site.phase, leaf, site.part
+
+
+def is_one_number(site: Site) -> bool:
+    """Say whether a site is a logged number or a loss: one that falls is what a training is for."""
+    return site.quantity == "scalar" or (site.name == vitals.LOSS and site.quantity == "output")
 
 
 def _median(values: Values) -> float:
