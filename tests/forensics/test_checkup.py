@@ -182,3 +182,7 @@ def test_wrong_arguments_are_named():
         sonde.checkup(Net(), F.cross_entropy, iter(loader()))
     with pytest.raises(OptionError, match="form"):
         sonde.checkup(Net(), F.cross_entropy, [torch.zeros(3)])
+    with pytest.raises(OptionError, match=r"a model .* first; got NoneType"):
+        sonde.checkup(None, F.cross_entropy, loader())
+    with pytest.raises(OptionError, match="a loss function second; got list"):
+        sonde.checkup(Net(), [], loader())

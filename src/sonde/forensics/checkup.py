@@ -90,6 +90,10 @@ def checkup(
     unknown = [name for name in chosen if name not in PROBES]
     if unknown:
         raise OptionError(f"probes={unknown!r}: choose from {', '.join(PROBES)}.")
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"checkup takes a model (an nn.Module) first; got {type(model).__name__}: {model!r:.80}.")
+    if not callable(loss_fn):
+        raise OptionError(f"checkup takes a loss function second; got {type(loss_fn).__name__}: {loss_fn!r:.80}.")
     modules = [each for each in (model, loss_fn) if isinstance(each, nn.Module)]
     device = next((each.device for each in model.parameters()), None)
     with kept(modules, loader) as state:
