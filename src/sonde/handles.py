@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -27,6 +28,12 @@ def around_steps(before: Callable[..., None], after: Callable[..., None]) -> lis
         register_optimizer_step_pre_hook(unless_compiling(before)),
         register_optimizer_step_post_hook(unless_compiling(after)),
     ]
+
+
+def has_closure(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Say whether a step was called with a closure: its forward and backward are still to come."""
+    # Hooks get the optimizer itself as the first of `args`.
+    return any(callable(value) and not isinstance(value, Optimizer) for value in (*args, *kwargs.values()))
 
 
 def remove_all(handles: list[RemovableHandle]) -> None:

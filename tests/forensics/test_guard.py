@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import sonde
 from sonde.errors import NonFiniteError, OptionError
+from sonde.forensics.hold_back import decides_itself
 from sonde.testing import MemorySink
 
 OPTIMIZERS = {
@@ -130,3 +131,19 @@ def test_a_gradient_scaler_keeps_its_own_counsel(tmp_path):
     assert [block.skipped for block in sink.blocks if block.step] == [True, True]
     assert not [event for event in sink.events if event.event_type == "guard_skipped"]
     assert not [finding for finding in sink.findings if "origin" in finding.data]
+
+
+def test_only_an_optimizer_that_knows_how_is_left_to_skip_by_itself():
+    """On a device; what merely calls itself fused would write what it was to leave out."""
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.ones(3)
+    fused = torch.optim.AdamW([parameter], fused=True)
+    assert decides_itself(fused)
+    assert not decides_itself(torch.optim.AdamW([parameter], foreach=True))
+    for group in (other := torch.optim.AdamW([parameter])).param_groups:
+        group["fused"] = True
+    assert not decides_itself(other)
+    momentum = torch.optim.SGD([parameter], 0.1, momentum=0.9, fused=True)
+    assert not decides_itself(momentum), "its momentum would never be filled"
+    momentum.step()
+    assert decides_itself(momentum)

@@ -8,7 +8,9 @@ import torch
 
 import sonde
 from sonde import vitals
+from sonde.taps import row_marks
 from sonde.taps.row_marks import distinct, marks_of
+from sonde.taps.vital_sites import VitalSites
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,25 @@ def test_a_row_has_the_same_mark_wherever_it_stands():
 
 def test_the_order_of_numbers_within_a_row_counts():
     assert int(distinct(marks_of(torch.tensor([[1.0, 2.0], [2.0, 1.0], [0.0, 3.0]])))) == 3
+
+
+def test_of_a_large_batch_only_the_first_rows_are_marked(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(row_marks, "marks_of", lambda values: sizes.append(len(values)) or marks_of(values))
+    signs = row_marks.RowMarks(VitalSites(Recorder()))
+    signs.see("", "train", torch.randn(20_000, 3))
+    signs.see("", "eval", torch.randn(20_000, 3))
+    assert sizes == [row_marks.MAX_MARKS] * 2
+
+
+class Recorder:
+    """Takes anything."""
+
+    def site(self, *args, **settings):
+        return 0
+
+    def see(self, site, tensor):
+        """Take a tensor."""
 
 
 def test_of_long_rows_some_columns_count():

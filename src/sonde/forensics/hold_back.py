@@ -35,7 +35,7 @@ class HoldBack:
         if not found or getattr(optimizer, "found_inf", None) is not None:
             return False  # a gradient scaler does this already
         flag = any_nonfinite(gradient for _, gradient in found) if bad is None else bad
-        if isinstance(flag, Tensor) and flag.device.type == "cuda" and _decides_itself(optimizer):
+        if isinstance(flag, Tensor) and flag.device.type == "cuda" and decides_itself(optimizer):
             optimizer.found_inf = flag  # type: ignore[attr-defined] # torch's own protocol with GradScaler
             self._flagged, self.flag = optimizer, flag
             return False
@@ -66,9 +66,11 @@ def gradients_of(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
                 yield parameter, parameter.grad
 
 
-def _decides_itself(optimizer: Optimizer) -> bool:
+def decides_itself(optimizer: Optimizer) -> bool:
     """Say whether an optimizer can be left to skip a step by a number on the device."""
-    if not all(group.get("fused") for group in optimizer.param_groups):
+    # Others may call something of theirs fused that knows nothing of `found_inf`.
+    knows = getattr(optimizer, "_step_supports_amp_scaling", False)
+    if not knows or not all(group.get("fused") for group in optimizer.param_groups):
         return False
     # Torch makes the momentum of a fused SGD without filling it, and does not fill it in a step that is skipped: it may
     # skip only if it has stepped before.

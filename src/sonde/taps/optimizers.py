@@ -6,18 +6,16 @@ own a watched parameter. Nothing is left on the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from sonde.guard import Guard
-from sonde.handles import remove_all
+from sonde.handles import around_steps, has_closure, remove_all
 from sonde.signals import Recorder, is_capturing
 from sonde.taps.parameters import ParameterTable, WatchedParameter
 
@@ -101,17 +99,7 @@ class OptimizerTap:
 
     def attach(self) -> None:
         """Begin to listen."""
-        before, after = self._before, self._after
-
-        def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if not torch.compiler.is_compiling():
-                before(optimizer, args, kwargs)
-
-        def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if not torch.compiler.is_compiling():
-                after(optimizer, args, kwargs)
-
-        self._handles = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
+        self._handles = around_steps(self._before, self._after)
 
     def remove(self) -> None:
         """Stop listening and forget the optimizers."""
@@ -179,11 +167,11 @@ class OptimizerTap:
             self._mark("")
             self._follow_new_groups(watched)
         if self._observer is not None:
-            self._observer.before_step(watched, _has_closure(args, kwargs), watched.recording)
+            self._observer.before_step(watched, has_closure(args, kwargs), watched.recording)
         if not watched.recording:
             return
         # With a closure the forward and backward happen inside the step: what `grad` holds now is of the last step.
-        if self._wants.gradients and not _has_closure(args, kwargs):
+        if self._wants.gradients and not has_closure(args, kwargs):
             self._see_gradients(watched)
         if self._wants.updates:
             self._table.refresh_shadows(watched.entries)
@@ -198,12 +186,12 @@ class OptimizerTap:
         self.stepped += 1
         if watched.recording:
             self._mark("")
-            if self._wants.gradients and _has_closure(args, kwargs):
+            if self._wants.gradients and has_closure(args, kwargs):
                 self._see_gradients(watched)
             self._see_parameters(watched)
             self.see_orphans()
         if self._observer is not None:
-            self._observer.after_step(watched, _has_closure(args, kwargs), watched.recording)
+            self._observer.after_step(watched, has_closure(args, kwargs), watched.recording)
         self._after_step()
 
     def _see_gradients(self, watched: WatchedOptimizer) -> None:
@@ -257,8 +245,3 @@ class OptimizerTap:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _has_closure(args: Iterable[Any], kwargs: dict[str, Any]) -> bool:
-    # Hooks get the optimizer itself as the first of `args`.
-    return any(callable(value) and not isinstance(value, Optimizer) for value in (*args, *kwargs.values()))
