@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sonde.debug.conflicts import loss_gradients
+from sonde.debug.architecture import loss_gradients
 from sonde.debug.gradient_debugger import WEIGHTS, GradientDebugger
 from sonde.debug.gradient_layer import SEED
 from sonde.errors import OptionError

@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from sonde.debug.architecture import count_flops, describe_architecture, receptive_field
-from sonde.debug.attention_analysis import analyze_attention
-from sonde.debug.diagnostics_records import LayerActivationStats, ModelPerformanceMetrics
-from sonde.debug.model_diagnostics import WEIGHTS, ModelDiagnostics
-from sonde.debug.weight_analysis import analyze_weights
+from sonde.debug.architecture import (
+    analyze_attention,
+    analyze_weights,
+    count_flops,
+    describe_architecture,
+    receptive_field,
+)
+from sonde.debug.model_diagnostics import WEIGHTS, LayerActivationStats, ModelDiagnostics, ModelPerformanceMetrics
 from sonde.errors import OptionError
 
 

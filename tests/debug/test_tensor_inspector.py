@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats as scipy_stats
 
-from sonde.debug.tensor_compare import compare_arrays
 from sonde.debug.tensor_inspector import TensorInspector
-from sonde.debug.tensor_stats import compute_distribution, compute_stats
+from sonde.debug.tensor_stats import compare_arrays, compute_distribution, compute_stats
 from sonde.errors import OptionError
 from sonde.testing import FakeClock
 

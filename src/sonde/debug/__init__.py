@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING
 from sonde.lazy import loader
 
 if TYPE_CHECKING:
-    from sonde.debug.architecture import count_flops, describe_architecture, receptive_field
-    from sonde.debug.attention_analysis import AttentionAnalysis, analyze_attention
+    from sonde.debug.architecture import (
+        AttentionAnalysis,
+        WeightAnalysis,
+        analyze_attention,
+        analyze_weights,
+        count_flops,
+        describe_architecture,
+        loss_gradients,
+        receptive_field,
+    )
     from sonde.debug.config import DebugConfig
-    from sonde.debug.conflicts import loss_gradients
-    from sonde.debug.diagnostics_records import LayerActivationStats, ModelArchitectureInfo, ModelPerformanceMetrics
     from sonde.debug.gradient_debugger import (
         GradientAlert,
         GradientConflict,
@@ -19,27 +25,31 @@ if TYPE_CHECKING:
         GradientFlowAnalysis,
         LayerHealth,
     )
-    from sonde.debug.gradient_layer import GradientPoint, GradientThresholds
+    from sonde.debug.gradient_layer import GradientPoint, GradientThresholds, UnitActivity
     from sonde.debug.hook_types import AlertSeverity, HookAction, HookCondition, HookTrigger, Occasion
     from sonde.debug.hooks import Hook, HookBuilder, HookManager, HookResult, HookStatistics, TrainingStopped
-    from sonde.debug.mean_series import Drift
-    from sonde.debug.model_diagnostics import DiagnosticAlert, ModelDiagnostics, ModelHealth, TrainingDynamics
+    from sonde.debug.model_diagnostics import (
+        DiagnosticAlert,
+        LayerActivationStats,
+        ModelArchitectureInfo,
+        ModelDiagnostics,
+        ModelHealth,
+        ModelPerformanceMetrics,
+        TrainingDynamics,
+    )
     from sonde.debug.pause import resume_run
     from sonde.debug.profiler import Bottleneck, Profiler
     from sonde.debug.report import DebugReport, DebugSummary, Issue
     from sonde.debug.session import DebugSession, debug_session, debug_session_with_config
-    from sonde.debug.tensor_compare import TensorComparison
     from sonde.debug.tensor_inspector import TensorAlert, TensorInfo, TensorInspector
-    from sonde.debug.tensor_stats import TensorDistribution, TensorStats
+    from sonde.debug.tensor_stats import Drift, TensorComparison, TensorDistribution, TensorStats
     from sonde.debug.terminal_visualizer import TerminalVisualizer
-    from sonde.debug.unit_activity import UnitActivity
     from sonde.debug.visualizer import DebugVisualizer, VisualizationConfig
-    from sonde.debug.weight_analysis import WeightAnalysis, analyze_weights
 
 # Loaded at first use, so that drawing never imports torch, and recording never imports what only drawing needs.
 _HOMES: dict[str, str] = {
     "AlertSeverity": "hook_types",
-    "AttentionAnalysis": "attention_analysis",
+    "AttentionAnalysis": "architecture",
     "Bottleneck": "profiler",
     "DebugConfig": "config",
     "DebugReport": "report",
@@ -47,7 +57,7 @@ _HOMES: dict[str, str] = {
     "DebugSummary": "report",
     "DebugVisualizer": "visualizer",
     "DiagnosticAlert": "model_diagnostics",
-    "Drift": "mean_series",
+    "Drift": "tensor_stats",
     "GradientAlert": "gradient_debugger",
     "GradientConflict": "gradient_debugger",
     "GradientDebugger": "gradient_debugger",
@@ -63,16 +73,16 @@ _HOMES: dict[str, str] = {
     "HookStatistics": "hooks",
     "HookTrigger": "hook_types",
     "Issue": "report",
-    "LayerActivationStats": "diagnostics_records",
+    "LayerActivationStats": "model_diagnostics",
     "LayerHealth": "gradient_debugger",
-    "ModelArchitectureInfo": "diagnostics_records",
+    "ModelArchitectureInfo": "model_diagnostics",
     "ModelDiagnostics": "model_diagnostics",
     "ModelHealth": "model_diagnostics",
-    "ModelPerformanceMetrics": "diagnostics_records",
+    "ModelPerformanceMetrics": "model_diagnostics",
     "Occasion": "hook_types",
     "Profiler": "profiler",
     "TensorAlert": "tensor_inspector",
-    "TensorComparison": "tensor_compare",
+    "TensorComparison": "tensor_stats",
     "TensorDistribution": "tensor_stats",
     "TensorInfo": "tensor_inspector",
     "TensorInspector": "tensor_inspector",
@@ -80,16 +90,16 @@ _HOMES: dict[str, str] = {
     "TerminalVisualizer": "terminal_visualizer",
     "TrainingDynamics": "model_diagnostics",
     "TrainingStopped": "hooks",
-    "UnitActivity": "unit_activity",
+    "UnitActivity": "gradient_layer",
     "VisualizationConfig": "visualizer",
-    "WeightAnalysis": "weight_analysis",
-    "analyze_attention": "attention_analysis",
-    "analyze_weights": "weight_analysis",
+    "WeightAnalysis": "architecture",
+    "analyze_attention": "architecture",
+    "analyze_weights": "architecture",
     "count_flops": "architecture",
     "debug_session": "session",
     "debug_session_with_config": "session",
     "describe_architecture": "architecture",
-    "loss_gradients": "conflicts",
+    "loss_gradients": "architecture",
     "receptive_field": "architecture",
     "resume_run": "pause",
 }

@@ -6,9 +6,9 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from sonde.debug.counts import check_count
+from sonde.arguments import whole_number
 from sonde.errors import OptionError
 from sonde.schedule import Schedule, every
 
@@ -43,7 +43,7 @@ class DebugConfig:
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
             raise OptionError(f"sampling_rate takes a share above 0 and up to 1; got {rate!r}.")
         for name in ("max_tracked_tensors", "max_gradient_history"):
-            check_count(name, getattr(self, name))
+            whole_number(name, getattr(self, name))
         if self.output_dir is not None and not isinstance(self.output_dir, str | os.PathLike):
             raise OptionError(f"output_dir takes a path, or None to keep nothing; got {self.output_dir!r}.")
 
@@ -98,3 +98,16 @@ class DebugConfig:
 def _due(step: int, rate: float) -> int:
     """Return how many looks are due up to a step. 0.29 * 100 is a hair below 29, and must not fall short of it."""
     return math.floor(step * rate + 1e-9)
+
+
+_MAX_CHARACTERS: Final = 120
+
+
+def file_name(name: str) -> str:
+    """Return a name that is one file in one folder, whatever the thing is called.
+
+    >>> file_name("../layer 1/weights")
+    'layer_1_weights'
+    """
+    kept = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in name)
+    return kept.strip("._")[:_MAX_CHARACTERS] or "unnamed"

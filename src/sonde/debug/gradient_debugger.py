@@ -11,18 +11,19 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from sonde.debug.counts import check_count
+from sonde.arguments import whole_number
 from sonde.debug.gradient_layer import (
     RELATIVE,
+    ActivityWindow,
     GradientPoint,
     GradientThresholds,
     LayerGradients,
     Problem,
     Trend,
+    UnitActivity,
     trend_of,
 )
 from sonde.debug.numbers import as_array, as_floats
-from sonde.debug.unit_activity import ActivityWindow, UnitActivity
 from sonde.errors import OptionError
 
 Health = Literal["healthy", "warning", "critical", "unknown"]
@@ -113,7 +114,7 @@ class GradientDebugger:
     """
 
     def __init__(self, max_history: int = 100, thresholds: GradientThresholds = RELATIVE) -> None:
-        check_count("max_history", max_history)
+        whole_number("max_history", max_history)
         if not isinstance(thresholds, GradientThresholds):
             raise OptionError(f"thresholds takes GradientThresholds(vanishing=..., exploding=...); got {thresholds!r}.")
         self.max_history = max_history

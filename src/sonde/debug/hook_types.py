@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from sonde.debug.counts import check_count
-from sonde.debug.webhook import check_address
+from sonde.arguments import whole_number
 from sonde.errors import OptionError
 
 _COMPARISONS: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -135,7 +134,7 @@ class HookTrigger:
     @staticmethod
     def EveryNSteps(n: int) -> HookTrigger:
         """Fire in the forward of each n-th step."""
-        check_count("EveryNSteps", n)
+        whole_number("EveryNSteps", n)
         return HookTrigger("every_n_steps", interval=n)
 
     @staticmethod
@@ -258,3 +257,9 @@ def as_names(what: str, names: Any) -> tuple[str, ...]:
     if wrong:
         raise OptionError(f"{what} takes names of layers; got {wrong[0]!r}.")
     return listed
+
+
+def check_address(address: str) -> None:
+    """Raise an error unless messages can be posted to an address."""
+    if not address.startswith(("http://", "https://")):
+        raise OptionError(f"webhook={address!r}: give an address that begins with http:// or https://.")

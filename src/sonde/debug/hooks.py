@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from sonde.debug.counts import check_count
+from sonde.arguments import whole_number
 from sonde.debug.hook_types import HookAction, HookTrigger, Occasion, as_names
 from sonde.debug.numbers import as_array
 from sonde.debug.tensor_stats import compute_stats, to_plain
@@ -113,7 +113,7 @@ class HookBuilder:
 
     def max_executions(self, count: int) -> Self:
         """Say after how many executions it goes quiet."""
-        check_count("max_executions", count)
+        whole_number("max_executions", count)
         self._max = count
         return self
 

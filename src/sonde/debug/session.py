@@ -19,21 +19,17 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sonde.attach import open_session, watch
-from sonde.debug.actions import Actions
+from sonde.debug.actions import Actions, WebhookSender
 from sonde.debug.architecture import describe_architecture
 from sonde.debug.config import DebugConfig
-from sonde.debug.feed import Feed
 from sonde.debug.gradient_debugger import GradientDebugger
 from sonde.debug.hooks import HookManager, TrainingStopped
-from sonde.debug.live_hooks import LiveHooks
 from sonde.debug.model_diagnostics import ModelDiagnostics
 from sonde.debug.numbers import as_number
 from sonde.debug.profiler import Profiler
-from sonde.debug.report import DebugReport
-from sonde.debug.report_making import make_report
-from sonde.debug.session_folder import Place, take_folder
+from sonde.debug.recording import Feed, LiveHooks, Place, take_folder
+from sonde.debug.report import DebugReport, make_report
 from sonde.debug.tensor_inspector import TensorInspector
-from sonde.debug.webhook import WebhookSender
 from sonde.errors import ClosedError, OptionError
 from sonde.handles import around_steps, remove_all
 from sonde.names import own_wrapper_words, plain_name

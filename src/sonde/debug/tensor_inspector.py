@@ -11,11 +11,20 @@ from typing import Any, Final, Literal
 
 from numpy.typing import NDArray
 
-from sonde.debug.counts import check_count
-from sonde.debug.mean_series import DRIFT_POINTS, Drift, MeanSeries
+from sonde.arguments import whole_number
 from sonde.debug.numbers import as_array
-from sonde.debug.tensor_compare import TensorComparison, compare_arrays
-from sonde.debug.tensor_stats import TensorDistribution, TensorStats, compute_distribution, compute_stats, to_plain
+from sonde.debug.tensor_stats import (
+    DRIFT_POINTS,
+    Drift,
+    MeanSeries,
+    TensorComparison,
+    TensorDistribution,
+    TensorStats,
+    compare_arrays,
+    compute_distribution,
+    compute_stats,
+    to_plain,
+)
 from sonde.errors import OptionError
 
 AlertSeverity = Literal["info", "warning", "critical"]
@@ -85,7 +94,7 @@ class TensorInspector:
         on_alert: Callable[[TensorAlert], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        check_count("max_tracked_tensors", max_tracked_tensors)
+        whole_number("max_tracked_tensors", max_tracked_tensors)
         self.max_tracked_tensors = max_tracked_tensors
         self.monitoring = True
         self.num_inspected = 0

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sonde import strict_json
-from sonde.debug.counts import check_count
-from sonde.debug.file_names import file_name
+from sonde.arguments import whole_number
+from sonde.debug.config import file_name
 from sonde.errors import OptionError, SelectionError
 from sonde.store import Run, open_run
 from sonde.views import figures
@@ -40,7 +40,7 @@ class VisualizationConfig:
 
     def __post_init__(self) -> None:
         for name in ("width", "height", "max_plots"):
-            check_count(name, getattr(self, name))
+            whole_number(name, getattr(self, name))
         if self.theme not in THEMES:
             raise OptionError(f"theme takes one of {', '.join(THEMES)}; got {self.theme!r}.")
 
