@@ -21,11 +21,12 @@ import numpy as np
 
 from sonde import schema
 from sonde.records import Block, RunHeader, Site
-from sonde.store import RunWriter, layout, lease, list_runs, open_run, segment, table, verify
-from sonde.store.attempts import Attempt
-from sonde.store.header import write as write_header
-from sonde.store.segment_header import Origin
-from sonde.store.shelf import MAX_SEGMENT_BYTES
+from sonde.store import RunWriter, layout, lease, list_runs, open_run, verify
+from sonde.store.header import write_header
+from sonde.store.log import segment, table
+from sonde.store.log.attempts import Attempt
+from sonde.store.log.retention import MAX_SEGMENT_BYTES
+from sonde.store.log.segment import Origin
 
 HEADER = RunHeader(schema_version=1, created=time.time(), sonde_version="benchmark", model={"name": "synthetic"})
 QUANTITIES = ("parameter", "gradient", "update", "output")

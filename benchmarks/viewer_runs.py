@@ -11,11 +11,12 @@ import numpy as np
 from store import HEADER, make_sites
 
 from sonde import schema
-from sonde.store import layout, lease, segment, table
-from sonde.store.attempts import Attempt
-from sonde.store.header import write as write_header
-from sonde.store.segment_header import Origin
-from sonde.store.shelf import MAX_SEGMENT_BYTES
+from sonde.store import layout, lease
+from sonde.store.header import write_header
+from sonde.store.log import segment, table
+from sonde.store.log.attempts import Attempt
+from sonde.store.log.retention import MAX_SEGMENT_BYTES
+from sonde.store.log.segment import Origin
 
 ELEMENTS = 768 * 768
 ROW_BYTES = 108

@@ -30,7 +30,7 @@ from sonde.select import Where, check_each_matches, selector
 from sonde.session import CLOSE_TIMEOUT_S, Session, T
 from sonde.stages import Stages
 from sonde.store import RunWriter
-from sonde.store.naming import place_of
+from sonde.store.runs import place_of
 from sonde.taps.describe import describe_environment, describe_model
 from sonde.version import VERSION
 

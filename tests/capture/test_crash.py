@@ -73,6 +73,6 @@ def test_captures_are_finished_at_exit(tmp_path, fork_evaluation):
 
 
 def num_records(path):
-    from sonde.store.pages.file import read_journal
+    from sonde.store.pages.open_page import read_journal
 
     return sum(len(read_journal(index)[0]) for index in path.glob("*.index"))

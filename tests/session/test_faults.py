@@ -11,7 +11,7 @@ from tests.waiting import PATIENCE_S
 
 import sonde
 from sonde.errors import RunError
-from sonde.store import RunWriter
+from sonde.store import RunWriter, lines
 from sonde.testing import MemorySink, tiny_mlp
 
 
@@ -104,11 +104,9 @@ def test_a_deleted_folder_costs_a_warning_not_the_run(setup, tmp_path, caplog):
 def test_a_full_disk_costs_a_warning_and_the_run_says_what_is_missing(setup, tmp_path, caplog, monkeypatch):
     import errno
 
-    from sonde.store import appender
-
     model, optimizer = setup
     full = threading.Event()
-    write = appender.os.write
+    write = lines.os.write
 
     def limited(descriptor, data):
         if full.is_set():
@@ -118,7 +116,7 @@ def test_a_full_disk_costs_a_warning_and_the_run_says_what_is_missing(setup, tmp
     with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
         train(model, optimizer, 2, session)
         session.flush()
-        monkeypatch.setattr(appender.os, "write", limited)
+        monkeypatch.setattr(lines.os, "write", limited)
         full.set()
         train(model, optimizer, 3, session)
         session.flush()

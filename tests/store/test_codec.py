@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.store.making import assert_same_block, blocks, make_block
 
-from sonde.store import codec, journal
+from sonde.store import framing
+from sonde.store.log import codec
 
 
 @given(st.lists(blocks(), max_size=4))
 def test_blocks_come_back_as_they_were(originals):
     written = b"".join(codec.encode_block(i, codec.pack(block)) for i, block in enumerate(originals))
-    records = list(journal.scan(written))
+    records = list(framing.scan(written))
     assert [record.sequence for record in records] == list(range(len(originals)))
     for record, original in zip(records, originals, strict=True):
         assert_same_block(codec.unpack(codec.decode_block(record.step, record.payload)), original)
@@ -41,7 +42,7 @@ def test_any_payload_is_a_block_or_refused(payload):
 
 def test_sizes_that_do_not_fit_are_refused():
     whole = codec.encode_block(0, codec.pack(make_block(0)))
-    payload = memoryview(whole)[codec.HEADER.size :]
+    payload = memoryview(whole)[framing.HEADER.size :]
     with pytest.raises(codec.BadPayload, match="does not fill"):
         codec.decode_block(0, payload[:-8])
     with pytest.raises(codec.BadPayload, match="too short"):

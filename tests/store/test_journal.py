@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tests.store.making import make_block, make_sites, write_run
 
-from sonde.store import codec, journal, open_run, verify
-from sonde.store.codec import Kind
-from sonde.store.journal_source import JournalSource
+from sonde.store import framing, open_run, verify
+from sonde.store.log.codec import Kind
+from sonde.store.log.journal import JournalSource
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def small(tmp_path):
 
 
 def ends_of_blocks(whole):
-    return {record.end: record.step for record in journal.scan(whole) if record.kind == Kind.BLOCK}
+    return {record.end: record.step for record in framing.scan(whole) if record.kind == Kind.BLOCK}
 
 
 def test_a_journal_cut_at_any_byte_gives_every_whole_record(small):
@@ -39,7 +39,7 @@ def test_a_journal_cut_at_any_byte_gives_every_whole_record(small):
 def test_a_journal_cut_at_any_byte_is_whole_but_for_its_tail(small):
     path, whole = small
     run = path.parents[2]
-    starts = {record.offset for record in journal.scan(whole)} | {len(whole)}
+    starts = {record.offset for record in framing.scan(whole)} | {len(whole)}
     for size in range(len(whole), -1, -7):
         os.truncate(path, size)
         report = verify(run)
@@ -84,7 +84,7 @@ def _contents(run):
 
 def test_reading_goes_on_after_damage_in_the_middle(small):
     path, whole = small
-    records = list(journal.scan(whole))
+    records = list(framing.scan(whole))
     second = next(record for record in records if record.step == 1 and record.kind == Kind.BLOCK)
     damaged = bytearray(whole)
     damaged[second.offset + 60] ^= 0xFF
@@ -98,20 +98,20 @@ def test_reading_goes_on_after_damage_in_the_middle(small):
 
 def test_a_missing_record_is_named(small):
     path, whole = small
-    records = list(journal.scan(whole))
+    records = list(framing.scan(whole))
     gone = records[3]
     path.write_bytes(whole[: gone.offset] + whole[gone.end :])
     assert "record 4 where 3 should be" in str(verify(path.parents[2]).problems[0])
 
 
 def test_headers_that_promise_much_do_not_cost_much():
-    header = codec.HEADER.pack(codec.MAGIC, 3, 1, 0, 100_000, 0, 0, 0)
-    assert list(journal.scan(header * 50_000)) == []
+    header = framing.HEADER.pack(framing.MAGIC, 3, 1, 0, 100_000, 0, 0, 0)
+    assert list(framing.scan(header * 50_000)) == []
 
 
 def test_records_of_later_versions_are_skipped(small):
     path, whole = small
-    head = bytearray(codec.HEADER.pack(codec.MAGIC, 77, 9, 0, 0, 6, 0, 0))
+    head = bytearray(framing.HEADER.pack(framing.MAGIC, 77, 9, 0, 0, 6, 0, 0))
     head[36:] = zlib.crc32(bytes(head[:36])).to_bytes(4, "little")
     path.write_bytes(whole + bytes(head))
     source = JournalSource(path)
@@ -122,7 +122,7 @@ def test_records_of_later_versions_are_skipped(small):
 
 def test_a_whole_record_that_makes_no_sense_is_named_and_skipped(small):
     path, whole = small
-    path.write_bytes(whole + codec.encode(Kind.BLOCK, 9, 6, [b"x" * 16]))
+    path.write_bytes(whole + framing.encode(Kind.BLOCK, 9, 6, [b"x" * 16]))
     run = open_run(path.parents[2])
     assert run.steps.tolist() == [0, 1, 2, 3]
     assert "too short" in run.problems[0]
@@ -145,15 +145,15 @@ def test_following_a_journal_reads_only_what_is_new(tmp_path):
 
 def test_long_journals_are_read_in_pieces(small, monkeypatch):
     path, whole = small
-    wanted = [(record.offset, record.end) for record in journal.scan(whole)]
+    wanted = [(record.offset, record.end) for record in framing.scan(whole)]
     for piece in (64, 100, 1000):
-        monkeypatch.setattr(journal, "_PIECE", piece)
+        monkeypatch.setattr(framing, "_PIECE", piece)
         with path.open("rb") as file:
-            assert [(record.offset, record.end) for record in journal.follow(file, 0)] == wanted
+            assert [(record.offset, record.end) for record in framing.follow(file, 0)] == wanted
     damaged = bytearray(whole)
     damaged[wanted[2][0] + 60] ^= 1
     path.write_bytes(damaged)
     with path.open("rb") as file:
-        found = list(journal.follow(file, 0))
-    assert [type(item) for item in found].count(journal.Gap) == 1
-    assert sum(isinstance(item, journal.Record) for item in found) == len(wanted) - 1
+        found = list(framing.follow(file, 0))
+    assert [type(item) for item in found].count(framing.Gap) == 1
+    assert sum(isinstance(item, framing.Record) for item in found) == len(wanted) - 1

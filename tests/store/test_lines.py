@@ -2,8 +2,7 @@
 
 import pytest
 
-from sonde.store.appender import Appender
-from sonde.store.lines import LineWriter
+from sonde.store.lines import Appender, LineWriter
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sonde.errors import OptionError
-from sonde.store.naming import place_of
+from sonde.store.runs import place_of
 
 
 def test_a_plain_name_is_taken_as_it_is(tmp_path):

@@ -7,9 +7,9 @@ from tests.store.making import make_block, write_run
 from sonde import schema
 from sonde.records import Reading
 from sonde.store import open_run, verify
-from sonde.store.attempts import Attempt
-from sonde.store.sealer import folder_bytes
-from sonde.store.shelf import MAX_WINDOW, Entry, estimate, plan_windows, to_compact, to_join, to_thin
+from sonde.store.log.attempts import Attempt
+from sonde.store.log.retention import MAX_WINDOW, Entry, estimate, plan_windows, to_compact, to_join, to_thin
+from sonde.store.log.sealer import folder_bytes
 
 BUDGET = 1 << 20
 
@@ -80,7 +80,7 @@ def test_every_step_still_has_a_reading(thinned):
 
 
 def test_a_thinned_run_goes_on_after_its_last_step(tmp_path):
-    from sonde.store.sealer import Sealer
+    from sonde.store.log.sealer import Sealer
 
     write_run(tmp_path / "run", range(10))
     sealer = Sealer(tmp_path / "run/telemetry/r00000", budget=10, report=lambda _: None, clock=lambda: 0.0)
@@ -114,7 +114,7 @@ def test_thinning_is_never_silent(thinned):
 
 
 def test_a_budget_that_cannot_be_kept_is_said_so(tmp_path):
-    from sonde.store.sealer import Sealer
+    from sonde.store.log.sealer import Sealer
 
     write_run(tmp_path / "run", range(4), close=True)
     said = []
@@ -126,7 +126,7 @@ def test_a_budget_that_cannot_be_kept_is_said_so(tmp_path):
 
 
 def test_a_damaged_segment_is_not_rewritten(tmp_path):
-    from sonde.store.sealer import Sealer
+    from sonde.store.log.sealer import Sealer
 
     write_run(tmp_path / "run", range(50), close=True)
     path = tmp_path / "run/telemetry/r00000/seg-000000.safetensors"

@@ -13,11 +13,10 @@ from safetensors.numpy import load_file
 from tests.store.making import make_block, make_sites, measured_runs, write_run
 
 from sonde.errors import RunDamaged
-from sonde.store import codec, open_run, segment, table, verify
-from sonde.store.attempts import Attempt
-from sonde.store.segment import Segment
-from sonde.store.segment_header import Origin
-from sonde.store.segment_maps import Maps
+from sonde.store import open_run, verify
+from sonde.store.log import codec, segment, table
+from sonde.store.log.attempts import Attempt
+from sonde.store.log.segment import Maps, Origin, Segment
 
 ORIGIN = Origin(sites=make_sites(5), attempts=[Attempt(0, None, 5.0)])
 NAMES = ("site", "offset", "step", "span", "merged", "stats", "hist_lo", "hist_len", "hist_offset", "hist")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.store.making import make_block, measured_runs
 
 from sonde.records import Reading
-from sonde.store import codec, retention, table
+from sonde.store.log import codec, retention, table
 
 
 def readings(rows, site):

@@ -3,7 +3,7 @@ from tests.store.making import make_block, write_run
 
 from sonde.errors import RunNotFound
 from sonde.records import Event
-from sonde.store import codec, layout, verify
+from sonde.store import framing, layout, verify
 
 
 @pytest.fixture
@@ -100,4 +100,4 @@ def test_a_journal_with_damage_is_set_aside_when_sealed(tmp_path):
     assert not path.exists()
     assert path.with_name(path.name + ".damaged").read_bytes() == whole
     assert verify(run).ok
-    assert codec.MAGIC in whole
+    assert framing.MAGIC in whole

@@ -12,7 +12,7 @@ import sonde
 from sonde.debuggers import FeatureMapDebugger, SequentialDebugger
 from sonde.errors import OptionError, RunError, RunExists
 from sonde.records import Finding
-from sonde.store import findings
+from sonde.store import timeline
 from sonde.store.pages import load_debug_outputs
 from sonde.training import BaseEvaluator, SupervisedTrainer
 
@@ -106,7 +106,7 @@ def test_an_evaluation_is_replaced_only_when_asked(tmp_path):
     with pytest.raises(RunExists, match="holds an evaluation already"):
         BaseEvaluator(config).run()
     found = Finding(kind="dead_relu", severity="warning", confidence=0.9, cause="", fix="", step=1, last_step=1)
-    (tmp_path / "findings.jsonl").write_bytes(findings.encode(found))
+    (tmp_path / "findings.jsonl").write_bytes(timeline.encode_finding(found))
     assert len(sonde.open_run(tmp_path).findings) == 1
     smaller = {**config, "eval_dataset": {"class": NamedPoints, "args": {"count": 4}}}
     scores = BaseEvaluator(smaller).run(overwrite=True)

@@ -12,15 +12,7 @@ from typing import Final
 
 from sonde.errors import RunNotFound
 from sonde.store import DebugOutputs
-from sonde.store.evaluation_files import (
-    CAPTURES,
-    EVALUATION_SCORES,
-    KEPT,
-    TEST,
-    TEST_SCORES,
-    VALIDATION_SCORES,
-    epoch_of,
-)
+from sonde.store.layout import CAPTURES, EVALUATION_SCORES, KEPT, TEST, TEST_SCORES, VALIDATION_SCORES, epoch_of
 
 _SCORES: Final = {"epoch": VALIDATION_SCORES, "test": TEST_SCORES, "eval": EVALUATION_SCORES}
 

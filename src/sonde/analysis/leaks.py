@@ -8,7 +8,7 @@ import numpy as np
 
 from sonde.analysis.downsample import Steps, Values
 from sonde.growth import Growth, growth, less
-from sonde.store.reader import Run
+from sonde.store.log.reader import Run
 from sonde.store.series import Series
 
 # Growth over the run below this is not worth a word: allocators keep some of what they are given back.

@@ -11,7 +11,7 @@ import numpy as np
 
 from sonde.analysis.evaluations import Evaluation
 from sonde.errors import RunDamaged
-from sonde.store.evaluation_files import KEPT
+from sonde.store.layout import KEPT
 from sonde.store.pages import Datapoint
 
 _MOST_NOTED: Final = 5000  # samples whose label and prediction are looked up

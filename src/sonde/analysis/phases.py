@@ -9,7 +9,7 @@ import numpy as np
 
 from sonde import vitals
 from sonde.analysis.downsample import Steps, Values
-from sonde.store.reader import Run
+from sonde.store.log.reader import Run
 
 # The first steps build caches, compile and fill the loader's queue; they say little about the rest.
 _WARM_UP: Final = 3

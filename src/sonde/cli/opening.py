@@ -34,7 +34,7 @@ def require_run(path: Path) -> None:
 
 
 def _what_instead(path: Path) -> str:
-    from sonde.store.nearby import instead_of
+    from sonde.store.header import instead_of
 
     told = instead_of(path)
     folder = path if path.is_dir() and told.startswith("It holds") else path.parent

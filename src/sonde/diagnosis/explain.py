@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from sonde.records import Finding
-from sonde.store.findings import rank
+from sonde.store.timeline import rank_of_finding
 
 OUTCOMES: Final = frozenset(
     {
@@ -185,7 +185,7 @@ def explains(cause: Finding, symptom: Finding) -> bool:
 
 def fold(findings: list[Finding]) -> list[Finding]:
     """Fold symptoms under their causes and return what is left, best first."""
-    ordered = sorted(findings, key=rank)
+    ordered = sorted(findings, key=rank_of_finding)
     folded = {
         symptom.kind
         for symptom in ordered
@@ -222,4 +222,4 @@ def _under(cause: Finding, findings: list[Finding], folded: set[str]) -> set[str
 
 def _is_circular(cause: Finding, symptom: Finding) -> bool:
     """Two that explain each other: the better of them stays."""
-    return explains(symptom, cause) and rank(symptom) < rank(cause)
+    return explains(symptom, cause) and rank_of_finding(symptom) < rank_of_finding(cause)

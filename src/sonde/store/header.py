@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -11,17 +12,16 @@ from sonde.errors import RunDamaged, RunNotFound
 from sonde.records import RunHeader
 from sonde.schema import SCHEMA_VERSION
 from sonde.store import layout
-from sonde.store.nearby import instead_of
 
 FORMAT: Final = "sonde-run"
 
 
-def write(run: Path, header: RunHeader) -> None:
+def write_header(run: Path, header: RunHeader) -> None:
     """Write `run.json` in one step."""
     strict_json.write(run / layout.HEADER, {"format": FORMAT, **asdict(header)}, indent=1)
 
 
-def read(run: Path) -> RunHeader:
+def read_header(run: Path) -> RunHeader:
     """Read `run.json`.
 
     Raises:
@@ -50,3 +50,34 @@ def read(run: Path) -> RunHeader:
     if not all(type(part) is dict for part in (header.model, header.environment, header.config)):
         raise RunDamaged(f"{path}: model, environment and config must be objects.")
     return header
+
+
+_MOST: Final = 4
+
+
+def instead_of(path: Path) -> str:
+    """Say what is at a path that is no run, or beside it; a sentence, or two."""
+    if path.is_dir():
+        inside = _runs_in(path)
+        if inside:
+            return f"It holds runs: {_listed(inside)}."
+        return f"The folder has no {layout.HEADER}; a run is made by sonde.watch(model, run=...)."
+    if not path.parent.is_dir():
+        return f"There is no folder {path.parent} either."
+    beside = _runs_in(path.parent)
+    near = get_close_matches(path.name, beside, n=3)
+    if near:
+        return f"Nearest: {', '.join(str(path.parent / name) for name in near)}."
+    return f"Runs beside it: {_listed(beside)}." if beside else ""
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f"{', '.join(names[:_MOST])}{more}"
+
+
+def _runs_in(folder: Path) -> list[str]:
+    try:
+        return sorted(child.name for child in folder.iterdir() if (child / layout.HEADER).is_file())
+    except OSError:  # a folder that may not be listed has no hints to give
+        return []

@@ -156,3 +156,28 @@ def list_folder(folder: Path) -> Listing:
 
     """
     return arrange(entry.name for entry in folder.iterdir())
+
+
+CAPTURES: Final = "debugger"
+KEPT: Final = "samples"
+VALIDATION_SCORES: Final = "validation_scores.json"
+TEST: Final = "test"
+TEST_SCORES: Final = "test_results.json"
+EVALUATION_SCORES: Final = "evaluation_scores.json"
+
+_EPOCH: Final = re.compile(r"epoch_(\d{1,9})")
+
+
+def epoch_folder(run: Path, epoch: int) -> Path:
+    """Return the folder of an epoch."""
+    return run / f"epoch_{epoch}"
+
+
+def epoch_of(folder_name: str) -> int | None:
+    """Return the epoch that a folder's name stands for, or None.
+
+    >>> epoch_of("epoch_4"), epoch_of("epochs")
+    (4, None)
+    """
+    match = _EPOCH.fullmatch(folder_name)
+    return int(match[1]) if match else None

@@ -11,13 +11,12 @@ import numpy as np
 
 from sonde import strict_json
 from sonde.errors import RunDamaged
-from sonde.store import attempts, codec, header, journal, layout, lease, sites
-from sonde.store.codec import Kind
-from sonde.store.events import EventFile
-from sonde.store.findings import FindingFile
-from sonde.store.segment import Segment
-from sonde.store.segment_maps import Maps
-from sonde.store.slice_checks import slice_crcs
+from sonde.store import framing, header, layout, lease
+from sonde.store.log import attempts, codec, journal, sites
+from sonde.store.log.codec import Kind
+from sonde.store.log.segment import Maps, Segment
+from sonde.store.log.segment_checks import slice_crcs
+from sonde.store.timeline import EventFile, FindingFile
 
 _MAX_LOOKS: Final = 20
 
@@ -81,7 +80,7 @@ def verify(path: str | Path) -> Report:
     report = Report(Path(path))
     report.num_files += 1
     try:
-        header.read(report.path)
+        header.read_header(report.path)
     except RunDamaged as error:
         report.problems.append(_problem(report.path / layout.HEADER, error))
     for rank in layout.ranks(report.path):
@@ -165,9 +164,9 @@ def _check_journal(report: Report, path: Path) -> None:
     check = _JournalCheck(report, path)
     end = 0
     with path.open("rb") as file:
-        for item in journal.follow(file, 0):
+        for item in framing.follow(file, 0):
             end = item.end
-            if isinstance(item, journal.Gap):
+            if isinstance(item, framing.Gap):
                 report.problems.append(Problem(path, f"{item.end - item.offset} bytes are damaged", item.offset))
                 check.expected = None
             else:
@@ -184,7 +183,7 @@ class _JournalCheck:
         self._known: set[int] = set()
         self.expected: int | None = 0
 
-    def take(self, record: journal.Record) -> None:
+    def take(self, record: framing.Record) -> None:
         if self.expected not in (None, record.sequence):
             what = f"record {record.sequence} where {self.expected} should be"
             self._report.problems.append(Problem(self._path, what, record.offset))
@@ -196,7 +195,7 @@ class _JournalCheck:
         except (RunDamaged, codec.BadPayload) as error:
             self._report.problems.append(_problem(self._path, error, record.offset))
 
-    def _check(self, record: journal.Record) -> None:
+    def _check(self, record: framing.Record) -> None:
         where = f"{self._path} at byte {record.offset}"
         if record.kind == Kind.SITES:
             self._known.update(site.id for site in sites.parse(record.payload, where))

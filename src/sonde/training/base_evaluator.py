@@ -10,7 +10,7 @@ import torch
 
 from sonde.errors import OptionError, RunExists
 from sonde.store import layout
-from sonde.store.evaluation_files import CAPTURES, EVALUATION_SCORES, KEPT
+from sonde.store.layout import CAPTURES, EVALUATION_SCORES, KEPT
 from sonde.training import capturing, checkpoints
 from sonde.training.config import EVALUATOR_KEYS, describe
 from sonde.training.loaders import build_loader, num_batches

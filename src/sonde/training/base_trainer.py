@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from sonde.errors import OptionError
-from sonde.store.evaluation_files import CAPTURES, KEPT, TEST, TEST_SCORES, VALIDATION_SCORES, epoch_folder
+from sonde.store.layout import CAPTURES, KEPT, TEST, TEST_SCORES, VALIDATION_SCORES, epoch_folder
 from sonde.training import capturing, checkpoints
 from sonde.training.datapoints import Datapoint, batch_size, grouped, to_device
 from sonde.training.loaders import begin_epoch, num_batches

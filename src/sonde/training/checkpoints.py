@@ -24,7 +24,7 @@ import torch
 
 from sonde.errors import OptionError, RunError
 from sonde.replacing import replacing
-from sonde.store.evaluation_files import VALIDATION_SCORES, epoch_folder, epoch_of
+from sonde.store.layout import VALIDATION_SCORES, epoch_folder, epoch_of
 
 logger = logging.getLogger("sonde")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.store.pages.making import capture, same, write
 
 from sonde.errors import RunDamaged
-from sonde.store import codec
+from sonde.store import framing
 from sonde.store.pages import dtypes, load_debug_outputs, nodes, record, verify_pages
 
 slow = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -178,7 +178,7 @@ def test_a_record_that_nobody_would_write_gives_an_error_and_no_more(tmp_path_fa
 @given(payload=st.binary(max_size=200), kind=st.sampled_from([1, 2, 16, 17, 18, 99]))
 def test_any_payload_is_survived(tmp_path_factory, payload, kind):
     folder = tmp_path_factory.mktemp("hostile")
-    (folder / "page_0.journal").write_bytes(codec.encode(kind, 0, 0, [payload]))
+    (folder / "page_0.journal").write_bytes(framing.encode(kind, 0, 0, [payload]))
     (folder / "page_0.open").write_bytes(bytes(100))
     read_all(folder)
     verify_pages(folder)

@@ -9,8 +9,8 @@ import pytest
 from tests.store.pages.making import capture, same, write
 
 from sonde.errors import ClosedError, OptionError, RunError, RunExists, RunInUse
-from sonde.store.appender import Appender
-from sonde.store.pages import PageWriter, file, load_debug_outputs, verify_pages
+from sonde.store.lines import Appender
+from sonde.store.pages import PageWriter, load_debug_outputs, open_page, verify_pages
 
 MIB = 1 << 20
 
@@ -65,7 +65,7 @@ def test_pages_without_tensors_hold_many_datapoints(tmp_path):
 
 
 def test_a_page_holds_a_bounded_number_of_tensors(tmp_path, monkeypatch):
-    monkeypatch.setattr(file, "MAX_TENSORS", 100)
+    monkeypatch.setattr(open_page, "MAX_TENSORS", 100)
     with PageWriter(tmp_path, page_bytes=1 << 30, sync=False) as writer:
         for at in range(4):
             writer.add(at, {"x": [np.zeros(1, np.uint8)] * 40})

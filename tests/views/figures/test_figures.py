@@ -17,7 +17,7 @@ from sonde.analysis import column_edges
 from sonde.errors import MissingExtra, OptionError
 from sonde.records import Block, Event, Finding, RunHeader, Site
 from sonde.store import RunWriter, open_run
-from sonde.store.findings import encode
+from sonde.store.timeline import encode_finding
 from sonde.views import figures
 from sonde.views.figures.curves import Line, extremes
 
@@ -305,7 +305,7 @@ def test_the_model_tree_shows_the_worst_finding_that_names_a_module(run_path, tm
         Finding(kind="dead", severity="critical", sites=("head",), **told),
         Finding(kind="odd", severity="warning", sites=("blocks.1.mlp", "optimizer"), **told),
     ]
-    (path / "findings.jsonl").write_bytes(b"".join(map(encode, findings)))
+    (path / "findings.jsonl").write_bytes(b"".join(map(encode_finding, findings)))
     tree = figures.model_tree(open_run(path), colour="findings").data[0]
     words = {name: told[2] for name, told in zip(tree.ids, tree.customdata, strict=True)}
     assert (words["head"], words["blocks.1.mlp"], words["embed"]) == ("dead", "odd", "no finding names it")

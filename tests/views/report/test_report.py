@@ -18,7 +18,7 @@ from sonde.cli.main import app
 from sonde.errors import OptionError
 from sonde.records import Evidence, Finding
 from sonde.store import open_run
-from sonde.store.findings import encode
+from sonde.store.timeline import encode_finding
 from sonde.views.report import read_report, render_report
 
 FINDINGS = (
@@ -41,7 +41,7 @@ FINDINGS = (
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "first"
     write_run(path)
-    (path / "findings.jsonl").write_bytes(b"".join(encode(finding) for finding in FINDINGS))
+    (path / "findings.jsonl").write_bytes(b"".join(encode_finding(finding) for finding in FINDINGS))
     return path
 
 

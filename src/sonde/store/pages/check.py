@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from sonde.errors import RunDamaged
-from sonde.store import journal
+from sonde.store import framing
 from sonde.store.pages import header, names, record
-from sonde.store.pages.file import read_start
+from sonde.store.pages.open_page import read_start
 from sonde.store.pages.page import read_content
 from sonde.store.pages.record import Entry, Kind
 from sonde.store.verify import Problem, Report
@@ -125,9 +125,9 @@ class _Index:
         before = len(self._report.problems)
         end, expected = 0, 0
         with self._path.open("rb") as file:
-            for item in journal.follow(file, 0):
+            for item in framing.follow(file, 0):
                 end = item.end
-                if isinstance(item, journal.Gap):
+                if isinstance(item, framing.Gap):
                     self._complain(f"{item.end - item.offset} bytes are damaged", item.offset)
                     continue
                 if item.sequence != expected:
@@ -141,7 +141,7 @@ class _Index:
             self._complain("its last record is missing", end)
         return self._entries if len(self._report.problems) == before else None
 
-    def _take(self, item: journal.Record) -> None:
+    def _take(self, item: framing.Record) -> None:
         where = f"{self._path} at byte {item.offset}"
         try:
             if item.kind == Kind.PAGE:
@@ -161,7 +161,7 @@ class _Index:
         self._report.problems.append(Problem(self._path, what, offset))
 
 
-def _checked(item: journal.Record, where: str) -> Entry:
+def _checked(item: framing.Record, where: str) -> Entry:
     entry = record.decode(item.payload, where)
     if record.read_key(item, where) != entry.datapoint:
         raise RunDamaged(f"{where}: a record of two datapoints.")

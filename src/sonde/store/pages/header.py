@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Final
 
 from sonde import strict_json
 from sonde.errors import RunDamaged
-from sonde.store import checked_header
+from sonde.store import sealed
 from sonde.store.pages import dtypes
 from sonde.store.pages.record import FORMAT, VERSION, Entry, Place, parse
 
@@ -23,7 +23,7 @@ class Header:
     def __init__(self, rank: int) -> None:
         head = {"format": FORMAT, "schema_version": str(VERSION), "rank": str(rank)}
         told = json.dumps(head, separators=(",", ":"))[1:-1]
-        self._head = checked_header.PREFIX + f'{checked_header.BLANK}",{told},"datapoints":"'.encode()
+        self._head = sealed.PREFIX + f'{sealed.BLANK}",{told},"datapoints":"'.encode()
         self._datapoints: list[bytes] = []
         self._tensors: list[bytes] = []
         self.num_tensors = 0
@@ -42,7 +42,7 @@ class Header:
         text = b"".join(parts)
         if 8 + len(text) > reserved:
             raise RunDamaged(f"A header of {len(text):,} bytes does not fit the {reserved:,} that its page reserved.")
-        text = checked_header.fill_in_check(text + b" " * (reserved - 8 - len(text)))
+        text = sealed.fill_in_check(text + b" " * (reserved - 8 - len(text)))
         return len(text).to_bytes(8, "little") + text
 
 
@@ -89,7 +89,7 @@ def read(path: Path, file: BinaryIO, size: int) -> tuple[list[Entry], int]:
         RunDamaged: It is not what was written.
 
     """
-    text, start = checked_header.read(path, file, size, what="page", max_bytes=MAX_BYTES)
+    text, start = sealed.read(path, file, size, what="page", max_bytes=MAX_BYTES)
     plain = strict_json.loads(text, f"{path}: its header")
     metadata = plain.pop("__metadata__", None) if isinstance(plain, dict) else None
     entries = _entries(path, metadata)
@@ -121,7 +121,7 @@ def _compare(path: Path, entries: list[Entry], plain: dict[str, Any], start: int
         if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(each) is int for each in offsets):
             raise RunDamaged(f"{path}: its header describes the tensor {name!r:.80} as {tensor!r:.150}.")
         extents.append((start + offsets[0], start + offsets[1]))
-    checked_header.check_no_holes(path, extents, start, size)
+    sealed.check_no_holes(path, extents, start, size)
     for place in (place for entry in entries for place in entry.places):
         _compare_place(path, place, plain.get(place.name), start)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sonde.store.evaluation_files import epoch_of
+from sonde.store.layout import epoch_of
 
 SEALED: Final = "safetensors"
 INDEX: Final = "index"

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.errors import RunDamaged
-from sonde.store import journal
-from sonde.store.codec import HEADER
+from sonde.store import framing
+from sonde.store.framing import HEADER
 from sonde.store.pages import header, names, nodes, preview, record
-from sonde.store.pages.file import read_start
+from sonde.store.pages.open_page import read_start
 from sonde.store.pages.record import Datapoint, Entry, Kind, Place
 
 _MAX_LOOKS: Final = 5
@@ -57,10 +57,10 @@ class Page:
 
     def _follow(self, file: Any) -> Iterator[tuple[Datapoint, int]]:
         damaged = False
-        for item in journal.follow(file, self._end):
+        for item in framing.follow(file, self._end):
             where = f"{file.name} at byte {item.offset}"
             self._end = item.end
-            if isinstance(item, journal.Gap):
+            if isinstance(item, framing.Gap):
                 damaged = True
                 self.problems.append(f"{where}: {item.end - item.offset} bytes are damaged.")
             elif item.kind == Kind.PAGE:
@@ -203,7 +203,7 @@ def _read_table(file: Any) -> list[tuple[Datapoint, int]] | None:
     return record.read_end(found.payload, f"{file.name} at byte {at}")
 
 
-def _record_at(file: Any, at: int) -> journal.Record | None:
+def _record_at(file: Any, at: int) -> framing.Record | None:
     size = os.fstat(file.fileno()).st_size
     file.seek(at)
     head = file.read(HEADER.size)
@@ -213,6 +213,6 @@ def _record_at(file: Any, at: int) -> journal.Record | None:
     if length > size - at:
         return None
     file.seek(at)
-    for found in journal.scan(file.read(HEADER.size + length), at):
-        return found if isinstance(found, journal.Record) and found.offset == at else None
+    for found in framing.scan(file.read(HEADER.size + length), at):
+        return found if isinstance(found, framing.Record) and found.offset == at else None
     return None

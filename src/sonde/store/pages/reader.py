@@ -8,8 +8,8 @@ from threading import Lock
 from typing import Any, Literal
 
 from sonde.errors import RunDamaged, RunNotFound
-from sonde.store.pages import names, node_paths, nodes, preview
-from sonde.store.pages.as_torch import to_torch
+from sonde.store.pages import names, nodes, preview
+from sonde.store.pages.dtypes import to_torch
 from sonde.store.pages.page import Page, Restore
 from sonde.store.pages.record import Datapoint, Entry, Place
 
@@ -97,9 +97,9 @@ class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
 
         """
         page, entry = self._entry(datapoint)
-        keys = node_paths.from_text(path) if isinstance(path, str) else tuple(path)
+        keys = nodes.path_from_text(path) if isinstance(path, str) else tuple(path)
         try:
-            node = node_paths.find(entry.outputs[debugger], keys)
+            node = nodes.find_node(entry.outputs[debugger], keys)
         except KeyError:
             known = [_label(name, where) for name, where, _ in _tensors(entry)]
             raise KeyError(
@@ -112,7 +112,7 @@ class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
         page, entry = self._entry(datapoint)
         found: dict[str, dict[str, preview.Preview]] = {name: {} for name in entry.outputs}
         for debugger, path, number in _tensors(entry):
-            found[debugger][node_paths.to_text(path)] = page.preview(entry, number)
+            found[debugger][nodes.path_to_text(path)] = page.preview(entry, number)
         return found
 
     def info(self, datapoint: Datapoint) -> dict[str, Any]:
@@ -150,12 +150,12 @@ def _is_found(known: tuple[Page, int | Entry] | None, page: Page) -> bool:
 
 
 def _label(debugger: str, path: nodes.Path) -> str:
-    return "/".join([debugger, node_paths.to_text(path)]) if path else debugger
+    return "/".join([debugger, nodes.path_to_text(path)]) if path else debugger
 
 
 def _tensors(entry: Entry) -> Iterator[tuple[str, nodes.Path, int]]:
     for debugger, node in entry.outputs.items():
-        for path, number in node_paths.tensors(node):
+        for path, number in nodes.find_tensors(node):
             if type(number) is int and 0 <= number < len(entry.places):
                 yield debugger, path, number
 

@@ -25,9 +25,9 @@ import numpy as np
 
 from sonde import strict_json
 from sonde.errors import OptionError, RunDamaged
-from sonde.store import codec
-from sonde.store.journal import Record
-from sonde.store.pages import dtypes, node_paths, nodes, preview
+from sonde.store import framing
+from sonde.store.framing import Record
+from sonde.store.pages import dtypes, nodes, preview
 
 FORMAT: Final = "sonde-page"
 VERSION: Final = 1
@@ -127,7 +127,7 @@ def _encode(encoder: nodes.Encoder, value: object, path: nodes.Path) -> str:
 
 def _blob(key: Datapoint, leaf: nodes.Leaf, array: Any) -> Blob:
     content = dtypes.raw(array)
-    label = "/".join(node_paths.escape(part) for part in (key, *leaf.path))
+    label = "/".join(nodes.escape_key(part) for part in (key, *leaf.path))
     return Blob(
         label=label,
         dtype=dtypes.describe(leaf.array.dtype),
@@ -180,14 +180,14 @@ def key_text(datapoint: Datapoint) -> bytes:
 def encode_page(described: dict[str, Any]) -> bytes:
     """Return the first record of a page's journal."""
     # Framed like the records of telemetry, under kinds of their own.
-    return codec.encode_json(cast("codec.Kind", Kind.PAGE), 0, described)
+    return framing.encode_json(Kind.PAGE, 0, described)
 
 
 def encode_end(sequence: int, table: list[tuple[Datapoint, int]], offset: int) -> bytes:
     """Return the last record of a journal: where the record of each datapoint begins, and at the very end its own."""
     text = strict_json.dumps(table)
     padded = text + b" " * (-len(text) % ALIGN)
-    return codec.encode(cast("codec.Kind", Kind.END), 0, sequence, [padded, offset.to_bytes(8, "little")])
+    return framing.encode(Kind.END, 0, sequence, [padded, offset.to_bytes(8, "little")])
 
 
 def read_end(payload: memoryview, where: str) -> list[tuple[Datapoint, int]]:
@@ -209,7 +209,7 @@ def encode(sequence: int, key: bytes, text: bytes, previews: list[bytes]) -> byt
     lengths = np.array([len(each) for each in previews], "<u2").tobytes()
     packed = b"".join([lengths, *previews])
     fixed = _LENGTHS.pack(len(key), len(text), len(packed), 0)
-    return codec.encode(cast("codec.Kind", Kind.DATAPOINT), 0, sequence, [fixed, key, text, packed])
+    return framing.encode(Kind.DATAPOINT, 0, sequence, [fixed, key, text, packed])
 
 
 def read_key(record: Record, where: str) -> Datapoint:

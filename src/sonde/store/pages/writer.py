@@ -14,7 +14,7 @@ from weakref import WeakSet
 from sonde.errors import ClosedError, OptionError, RunDamaged, RunError, RunExists, RunInUse
 from sonde.store import lease
 from sonde.store.pages import names
-from sonde.store.pages.file import OpenPage, header_bytes, repair
+from sonde.store.pages.open_page import OpenPage, header_bytes, repair
 from sonde.store.pages.reader import DebugOutputs
 from sonde.store.pages.record import Datapoint, Draft, make
 

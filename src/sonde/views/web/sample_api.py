@@ -16,7 +16,7 @@ from sonde.analysis.picking import columns_of, name_of, worst_rows
 from sonde.analysis.query import parse, percentiles
 from sonde.errors import OptionError, RunDamaged, RunError, SelectionError
 from sonde.store import DebugOutputs
-from sonde.store.evaluation_files import CAPTURES, KEPT
+from sonde.store.layout import CAPTURES, KEPT
 from sonde.store.pages import Datapoint
 from sonde.views.web.answers import Query, as_json, raw_route
 from sonde.views.web.library import Library, OpenRun

@@ -16,7 +16,7 @@ from sonde.analysis.notes import Notes, read_notes
 from sonde.analysis.scores import ScoreTable, read_aggregated, read_scores
 from sonde.errors import OptionError, RunNotFound
 from sonde.store import DebugOutputs
-from sonde.store.evaluation_files import CAPTURES, KEPT
+from sonde.store.layout import CAPTURES, KEPT
 from sonde.store.pages import Datapoint
 from sonde.views.web.library import OpenRun, is_inside
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from sonde.store import DebugOutputs
-from sonde.store.pages import Datapoint, Preview, node_paths, nodes
+from sonde.store.pages import Datapoint, Preview, nodes
 
 _MOST_NODES: Final = 2000
 _MOST_SIGNS: Final = 20_000
@@ -70,7 +70,7 @@ class _Describer:
         return {"kind": kind, "items": inside}
 
     def _tensor(self, number: Any, path: Path) -> dict[str, Any]:
-        text = node_paths.to_text(path)
+        text = nodes.path_to_text(path)
         known = self._previews.get(text)
         if known is None or not (isinstance(number, int) and 0 <= number < len(self._places)):
             return {"kind": "value", "value": "(damaged)"}

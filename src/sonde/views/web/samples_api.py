@@ -18,7 +18,7 @@ from sonde.analysis.query import parse
 from sonde.analysis.query_tree import FUNCTIONS
 from sonde.analysis.scores import ScoreTable
 from sonde.errors import OptionError, RunError
-from sonde.store.evaluation_files import CAPTURES, KEPT
+from sonde.store.layout import CAPTURES, KEPT
 from sonde.store.pages import Datapoint
 from sonde.views.web import sample_api
 from sonde.views.web.answers import Query, as_bytes, as_json, raw_route

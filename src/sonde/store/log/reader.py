@@ -17,13 +17,13 @@ from sonde import measures
 from sonde.errors import OptionError, RunDamaged
 from sonde.records import Block, Event, Finding, Reading, RunHeader, Site
 from sonde.schema import Bins
-from sonde.store import export, findings, header, layout, lease, selection, series
-from sonde.store.all_ranks import AllRanks
-from sonde.store.attempts import Attempt
-from sonde.store.events import EventFile
-from sonde.store.findings import FindingFile
+from sonde.store import header, layout, lease, series, timeline
+from sonde.store.log import export, sites
+from sonde.store.log.all_ranks import AllRanks
+from sonde.store.log.attempts import Attempt
+from sonde.store.log.table import Blocks
 from sonde.store.series import ALL_COLUMNS, NEEDS, Readings, Series
-from sonde.store.table import Blocks
+from sonde.store.timeline import EventFile, FindingFile
 
 if TYPE_CHECKING:
     import pandas
@@ -56,7 +56,7 @@ class Run:
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
         self.path = Path(path)
-        self.header: RunHeader = header.read(self.path)
+        self.header: RunHeader = header.read_header(self.path)
         self._clock = clock
         self._lock = threading.Lock()  # a viewer asks from several threads
         self._ranks = AllRanks(self.path)
@@ -117,7 +117,7 @@ class Run:
         """What was found wrong while the run was recorded, best first. `sonde.diagnose` looks at the run anew."""
         # The lowest rank comes last, so its word on a kind counts.
         files = [file for _, file in sorted(self._finding_files.items(), reverse=True)]
-        return findings.current(finding for file in files for finding in file.items)
+        return timeline.current_findings(finding for file in files for finding in file.items)
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -162,7 +162,7 @@ class Run:
             SelectionError: Nothing matches, or the regular expression cannot be read.
 
         """
-        return selection.find(self._ranks.directory.sites, pattern, self.path)
+        return sites.find(self._ranks.directory.sites, pattern, self.path)
 
     def site(self, which: Site | str) -> Site:
         """Return the one site that `which` means.
@@ -173,7 +173,7 @@ class Run:
         """
         key = which.key if isinstance(which, Site) else which
         known = self._ranks.directory.by_key.get(key)
-        return known if known is not None else selection.find_one(self._ranks.directory.sites, key, self.path)
+        return known if known is not None else sites.find_one(self._ranks.directory.sites, key, self.path)
 
     def ranks_of(self, site: Site) -> list[int]:
         """Return the ranks that recorded a site."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,15 +13,14 @@ from sonde import schema
 from sonde.errors import ClosedError, OptionError, RunError, RunInUse
 from sonde.outcome import Outcome
 from sonde.records import Block, Event, Finding, RunHeader, Site
-from sonde.store import codec, events, findings, layout, lease, retention, sites
-from sonde.store.appender import Appender
-from sonde.store.attempts import Attempt
-from sonde.store.claim import claim
-from sonde.store.codec import Kind
-from sonde.store.latest_loss import LatestLoss
-from sonde.store.lines import LineWriter
-from sonde.store.sealer import Sealer
-from sonde.store.shelf import MAX_SEGMENT_BYTES
+from sonde.store import framing, layout, lease, timeline
+from sonde.store.lines import Appender, LineWriter
+from sonde.store.log import codec, retention, sites, table
+from sonde.store.log.attempts import Attempt
+from sonde.store.log.claim import claim
+from sonde.store.log.codec import Kind
+from sonde.store.log.retention import MAX_SEGMENT_BYTES
+from sonde.store.log.sealer import Sealer
 
 # Kept while the disk refuses them; older ones are dropped.
 _MAX_WAITING_EVENTS: Final = 1000
@@ -176,7 +175,7 @@ class RunWriter:
         """Take an event. While the disk refuses, it waits for better times."""
         if not self._may_write():
             return
-        error = self._events.put(events.encode(event))
+        error = self._events.put(timeline.encode_event(event))
         was_refused, self._events_refused = self._events_refused, error is not None
         if error is not None and not was_refused and self.health == "well":
             reason = error.strerror or str(error)
@@ -186,7 +185,7 @@ class RunWriter:
         """Take a finding. While the disk refuses, it waits for better times."""
         if not self._may_write():
             return
-        error = self._findings.put(findings.encode(finding))
+        error = self._findings.put(timeline.encode_finding(finding))
         if error is not None and self.health == "well":
             reason = error.strerror or str(error)
             raise RunError(f"{self._findings.path} could not be written: {reason}.") from error
@@ -248,9 +247,9 @@ class RunWriter:
         unsaved = {site.id for site in self._unsaved}
         saved = [site for site in self.sites if site.id not in unsaved]
         try:
-            appender.append(codec.encode_json(Kind.START, 0, self._attempt.to_json()))
+            appender.append(framing.encode_json(Kind.START, 0, self._attempt.to_json()))
             if saved:
-                appender.append(codec.encode_json(Kind.SITES, 1, sites.to_json(saved)))
+                appender.append(framing.encode_json(Kind.SITES, 1, sites.to_json(saved)))
         except OSError:
             appender.close()
             appender.path.unlink(missing_ok=True)
@@ -264,7 +263,7 @@ class RunWriter:
 
     def _save_sites(self) -> None:
         if self._unsaved:
-            self._append(codec.encode_json(Kind.SITES, self._sequence, sites.to_json(self._unsaved)))
+            self._append(framing.encode_json(Kind.SITES, self._sequence, sites.to_json(self._unsaved)))
             self._unsaved.clear()
 
     def _accepted(self, block: Block) -> None:
@@ -330,7 +329,7 @@ class RunWriter:
 
     def _report(self, event: Event) -> None:
         """Take an event of the store's own; what cannot be written waits, and nobody is told."""
-        self._events.put(events.encode(event))
+        self._events.put(timeline.encode_event(event))
 
     def _report_dropped(self) -> None:
         missing = self.dropped_blocks - self._reported
@@ -357,3 +356,30 @@ def _check(block: Block) -> None:
         raise ValueError(f"The sites of the block of step {block.step} are not in rising order.")
     if not 1 <= block.span <= codec.MAX_SPAN:
         raise ValueError(f"The block of step {block.step} spans {block.span} steps.")
+
+
+class LatestLoss:
+    """Remembers which scalar is the loss and the last block that has it. It is read only when it is asked for."""
+
+    def __init__(self) -> None:
+        self._site: int | None = None
+        self._block: Block | None = None
+
+    def meet(self, new: Iterable[Site]) -> None:
+        """Look for the loss among new sites; the first that sounds like one counts."""
+        for site in new:
+            if self._site is None and site.quantity == "scalar" and "loss" in site.name.lower():
+                self._site = site.id
+
+    def see(self, block: Block) -> None:
+        """Keep a block that has the loss."""
+        if self._site is not None and table.find_site(block.sites, self._site) is not None:
+            self._block = block
+
+    def value(self) -> float | str | None:
+        """Return the loss, `"nan"` if it is not finite; None if none was written."""
+        at = None if self._site is None or self._block is None else table.find_site(self._block.sites, self._site)
+        if self._block is None or at is None:
+            return None
+        row = self._block.rows[at]
+        return float(row[schema.MEAN]) if schema.finite(row) > 0 else "nan"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde import schema
 from sonde.errors import RunDamaged
-from sonde.store.segment_header import Extent
-from sonde.store.slice_checks import NUM_SLICES
-from sonde.store.table import Blocks, Table
+from sonde.store.log.table import Blocks, Table
+from sonde.store.sealed import Extent
 
 BLOCK_COLUMNS: Final = ("step", "time", "epoch", "skipped", "span")
 """What is told of each block; the tensors are called so with `block_` before."""
@@ -90,3 +91,53 @@ def inconsistencies(path: Path, rows: Table, *, has_hist: bool) -> list[str]:
     boundaries = rows.offset[1:-1].astype(np.intp) - 1
     falling[boundaries[(boundaries >= 0) & (boundaries < len(falling))]] = False
     return [f"{path}: the steps of a site are not in rising order"] if falling.any() else []
+
+
+# Rows of `slice_crc` after those of the statistics.
+STEP, SPAN, MERGED, HIST_CUT, HIST = range(schema.NUM_COLUMNS, schema.NUM_COLUMNS + 5)
+NUM_SLICES: Final = HIST + 1
+
+
+def slice_crcs(rows: Table) -> NDArray[np.uint32]:
+    """Return the checksum of each column of each site."""
+    crcs = np.zeros((NUM_SLICES, len(rows.site)), dtype=np.uint32)
+    columns = dict(enumerate(rows.stats)) | {STEP: rows.step, SPAN: rows.span, MERGED: rows.merged}
+    bounds = rows.offset.tolist()
+    for number, column in columns.items():
+        whole, width = raw(column), column.itemsize
+        crcs[number] = [zlib.crc32(whole[first * width : last * width]) for first, last in pairwise(bounds)]
+    if rows.hist_len.any():
+        for at, (first, last) in enumerate(pairwise(bounds)):
+            crcs[HIST_CUT, at], crcs[HIST, at] = hist_crcs(rows, first, last)
+    return crcs
+
+
+def hist_crcs(rows: Table, first: int, last: int) -> tuple[int, int]:
+    """Return the checksums of where the histograms of some rows lie and of their counts."""
+    cut = zlib.crc32(raw(rows.hist_len[first:last]), zlib.crc32(raw(rows.hist_lo[first:last])))
+    low, high = int(rows.hist_offset[first]), int(rows.hist_offset[last])
+    return cut, zlib.crc32(raw(rows.hist[low:high]))
+
+
+def raw(array: NDArray[Any]) -> memoryview:
+    """Return the bytes of an array."""
+    # A view with a zero in its shape cannot be cast.
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+
+
+def piece_crcs(column: NDArray[Any], first: list[int], last: list[int]) -> NDArray[np.uint32]:
+    """Return the checksums of many pieces of a column."""
+    if not all(column.strides):  # a constant, of which there is only one in memory
+        pieces = [raw(column[begin:end]) for begin, end in zip(first, last, strict=True)]
+    else:
+        whole, width = raw(column), column.itemsize
+        pieces = [whole[begin * width : end * width] for begin, end in zip(first, last, strict=True)]
+    return np.fromiter(map(zlib.crc32, pieces), np.uint32, len(pieces))
+
+
+def column_of(rows: Table, column: int) -> NDArray[Any]:
+    """Return a column by the number of its checksum, those of histograms left out."""
+    if column < schema.NUM_COLUMNS:
+        chosen: NDArray[Any] = rows.stats[column]
+        return chosen
+    return rows.step if column == STEP else rows.span if column == SPAN else rows.merged

@@ -10,7 +10,7 @@ from pathlib import Path
 from sonde.errors import RunDamaged, RunError, RunExists, RunInUse, RunNotFound
 from sonde.records import RunHeader, Site
 from sonde.store import header, layout, lease
-from sonde.store.folder import RankFolder
+from sonde.store.log.folder import RankFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def claim(path: Path, rank: int, run_header: RunHeader, *, resume: bool, start_s
         if is_used and not resume:
             raise RunExists(_describe(path, folder, now))
         if rank == 0 and not has_header:
-            header.write(path, run_header)
+            header.write_header(path, run_header)
         return _recall(folder, start_step) if listing.next_number else Past()
     except (FileExistsError, NotADirectoryError):
         raise RunError(f"{path} cannot hold a run: a file is in the way. Choose another path.") from None
@@ -74,7 +74,7 @@ def _refuse_live_writer(path: Path, folder: Path, now: float) -> None:
 
 def _has_header(path: Path) -> bool:
     try:
-        header.read(path)
+        header.read_header(path)
     except RunNotFound:
         return False
     return True

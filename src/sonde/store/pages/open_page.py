@@ -9,8 +9,8 @@ from typing import Any, Final, cast
 from sonde import strict_json
 from sonde.errors import RunDamaged
 from sonde.replacing import sync_folder
-from sonde.store import journal
-from sonde.store.appender import Appender
+from sonde.store import framing
+from sonde.store.lines import Appender
 from sonde.store.pages import dtypes, names, record
 from sonde.store.pages.header import MAX_BYTES, Header, Item, check_version, make_item
 from sonde.store.pages.record import ALIGN, FORMAT, VERSION, Datapoint, Draft, Entry, Kind
@@ -282,9 +282,9 @@ def read_journal(path: Path) -> tuple[list[tuple[int, Entry]], int, int]:
     entries: list[tuple[int, Entry]] = []
     reserved, end = 0, 0
     with path.open("rb") as file:
-        for item in journal.follow(file, 0):
+        for item in framing.follow(file, 0):
             where = f"{path} at byte {item.offset}"
-            if isinstance(item, journal.Gap):
+            if isinstance(item, framing.Gap):
                 raise RunDamaged(f"{where}: {item.end - item.offset} bytes are damaged.")
             if item.kind == Kind.END:
                 break

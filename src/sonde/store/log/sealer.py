@@ -13,13 +13,12 @@ from typing import Final
 
 from sonde.errors import RunDamaged
 from sonde.records import Event, Site
-from sonde.store import attempts, layout, retention, segment, table
-from sonde.store.journal_source import JournalSource
-from sonde.store.segment import Segment
-from sonde.store.segment_header import Origin
-from sonde.store.segment_maps import Maps
-from sonde.store.shelf import MAX_SEGMENT_BYTES, Entry, plan_windows, to_compact, to_join, to_thin
-from sonde.store.table import Table
+from sonde.store import layout
+from sonde.store.log import attempts, retention, segment, table
+from sonde.store.log.journal import JournalSource
+from sonde.store.log.retention import MAX_SEGMENT_BYTES, Entry, plan_windows, to_compact, to_join, to_thin
+from sonde.store.log.segment import Maps, Origin, Segment
+from sonde.store.log.table import Table
 
 _MAX_KNOWN_SITES: Final = 8  # parsed lists of sites that are kept; most segments have the same
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-    from sonde.store.reader import Run
+    from sonde.store.log.reader import Run
 
 LABELS = ("site", "name", "quantity")
 

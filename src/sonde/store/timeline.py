@@ -1,28 +1,74 @@
-"""What was found wrong with a run: one JSON object a line, written as it is found.
-
-A line says of a kind of finding what holds from then on: a later line of the same kind replaces an earlier one, and a
-line that says `withdrawn` takes it back (the symptom turned out to have a cause that is named instead).
-"""
+"""The timeline: one JSON object a line."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from sonde import strict_json
 from sonde.errors import RunDamaged
-from sonde.records import SEVERITIES, Evidence, Finding
+from sonde.records import SEVERITIES, Event, Evidence, Finding
 from sonde.store.lines import LineFile
 
+_NUMBERS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
-def encode(finding: Finding) -> bytes:
+
+def encode_event(event: Event) -> bytes:
+    """Return the line of an event."""
+    try:
+        return strict_json.dumps(asdict(event)) + b"\n"
+    except (RecursionError, ValueError, TypeError) as error:
+        # Better an event without its data than none.
+        poor = replace(event, data={"unwritable": f"{type(error).__name__}: {error}"[:200]})
+        return strict_json.dumps(asdict(poor)) + b"\n"
+
+
+def decode_event(line: bytes, where: str) -> Event:
+    """Read one line.
+
+    Raises:
+        RunDamaged: It is no event.
+
+    """
+    fields = strict_json.loads(line, where)
+    try:
+        step, stamp = fields.get("step"), fields["timestamp"]
+        return Event(
+            event_type=str(fields["event_type"]),
+            message=str(fields.get("message", "")),
+            step=None if step is None else int(step),
+            timestamp=_NUMBERS[stamp] if isinstance(stamp, str) else float(stamp),
+            data=_mapping(fields.get("data")),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise RunDamaged(f"{where} is not an event: {type(error).__name__}: {error}") from None
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+class EventFile(LineFile[Event]):
+    """Follows a file of events."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, decode_event)
+
+    @property
+    def events(self) -> list[Event]:
+        """The events read so far."""
+        return self.items
+
+
+def encode_finding(finding: Finding) -> bytes:
     """Return the line of a finding."""
     return strict_json.dumps(finding.to_json()) + b"\n"
 
 
-def decode(line: bytes, where: str) -> Finding:
+def decode_finding(line: bytes, where: str) -> Finding:
     """Read one line.
 
     Raises:
@@ -72,23 +118,19 @@ def _number(value: Any) -> float:
     return float(value)  # also of "nan", "inf" and "-inf", as strict JSON has them
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 class FindingFile(LineFile[Finding]):
     """Follows a file of findings."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, decode)
+        super().__init__(path, decode_finding)
 
 
-def current(lines: Iterable[Finding]) -> list[Finding]:
+def current_findings(lines: Iterable[Finding]) -> list[Finding]:
     """Return what holds after these lines, best first: the gravest, then the surest, then the earliest."""
     last = {finding.kind: finding for finding in lines}
-    return sorted((finding for finding in last.values() if not finding.withdrawn), key=rank)
+    return sorted((finding for finding in last.values() if not finding.withdrawn), key=rank_of_finding)
 
 
-def rank(finding: Finding) -> tuple[int, float, int, str]:
+def rank_of_finding(finding: Finding) -> tuple[int, float, int, str]:
     """Return the key by which findings are ordered."""
     return -SEVERITIES.index(finding.severity), -finding.confidence, finding.step, finding.kind

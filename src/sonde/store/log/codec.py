@@ -1,17 +1,8 @@
-"""Blocks as bytes: the records of a journal, and the compact form of histograms.
-
-A record is a 40-byte header and a payload padded to 8 bytes, all little-endian:
-
-    magic 4s | kind u16 | version u16 | step i64 | length u64 | sequence u64 | reserved u32 | crc u32 | payload
-
-`length` counts the padded payload. `crc` is the CRC-32 of the header before it and of the padded payload, so no bit of
-a record goes unchecked. `sequence` counts the records of a journal from 0.
-"""
+"""Blocks as bytes: the payload of a block's record, and the compact form of histograms."""
 
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -19,13 +10,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema, strict_json
+from sonde import schema
 from sonde.records import Block
+from sonde.store import framing
 
-MAGIC: Final = b"SNDJ"
-VERSION: Final = 1
-HEADER: Final = struct.Struct("<4sHHqQQII")
-_UNCHECKED: Final = struct.Struct("<4sHHqQQI")  # the header up to its checksum
 _BLOCK: Final = struct.Struct("<dqqIIQQ")  # time, epoch, span, flags, reserved, number of rows, number of counts
 NO_EPOCH: Final = -1
 MAX_SPAN: Final = 2**32 - 1
@@ -141,24 +129,6 @@ def unpack(packed: Packed) -> Block:
     )
 
 
-def encode(kind: Kind, step: int, sequence: int, parts: list[bytes | memoryview]) -> bytes:
-    """Return one whole record."""
-    size = sum(len(part) for part in parts)
-    body = [*parts, bytes(-size % 8)]
-    head = _UNCHECKED.pack(MAGIC, kind, VERSION, step, size + len(body[-1]), sequence, 0)
-    crc = zlib.crc32(head)
-    for part in body:
-        crc = zlib.crc32(part, crc)
-    return b"".join([head, crc.to_bytes(4, "little"), *body])
-
-
-def encode_json(kind: Kind, sequence: int, plain: Any) -> bytes:
-    """Return a record that holds JSON."""
-    text = strict_json.dumps(plain)
-    # JSON may end in blanks, so the padding needs no length of its own.
-    return encode(kind, 0, sequence, [text, b" " * (-len(text) % 8)])
-
-
 def encode_block(sequence: int, packed: Packed) -> bytes:
     """Return the record of one block."""
     wide = packed.hist.dtype.itemsize == 8
@@ -169,7 +139,7 @@ def encode_block(sequence: int, packed: Packed) -> bytes:
     # Widest first: every array starts at a multiple of its item's size.
     arrays = [packed.stats, hist, packed.sites] if wide else [packed.stats, packed.sites, hist]
     parts = [_raw(array) for array in (*arrays, packed.hist_lo, packed.hist_len)]
-    return encode(Kind.BLOCK, packed.step, sequence, [fixed, *parts])
+    return framing.encode(Kind.BLOCK, packed.step, sequence, [fixed, *parts])
 
 
 def _raw(array: NDArray[Any]) -> memoryview:

@@ -7,12 +7,16 @@ series can be read and checked without touching the rest.
 
 from __future__ import annotations
 
+import json
 import math
 import mmap
 import os
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -22,32 +26,31 @@ from sonde import schema, strict_json
 from sonde.errors import RunDamaged
 from sonde.records import Site
 from sonde.replacing import sync_folder
-from sonde.store import attempts, segment_header
-from sonde.store.segment_header import Origin
-from sonde.store.segment_layout import (
+from sonde.store import sealed
+from sonde.store.log import attempts, sites
+from sonde.store.log.attempts import Attempt
+from sonde.store.log.segment_checks import (
     BLOCK_COLUMNS,
     GROWING,
-    SMALL,
-    check_offsets,
-    check_order,
-    check_shapes,
-    inconsistencies,
-)
-from sonde.store.segment_maps import Mapped, Maps, Stamp
-from sonde.store.slice_checks import (
     HIST,
     HIST_CUT,
     MERGED,
     NUM_SLICES,
+    SMALL,
     SPAN,
     STEP,
+    check_offsets,
+    check_order,
+    check_shapes,
     column_of,
     hist_crcs,
+    inconsistencies,
     piece_crcs,
     raw,
     slice_crcs,
 )
-from sonde.store.table import Blocks, Table
+from sonde.store.log.table import Blocks, Table
+from sonde.store.sealed import Extent
 
 _NEAR_BYTES: Final = 16 << 10
 """Pieces of a file that lie this near are asked for in one go: a disk reads the gap sooner than it seeks over it."""
@@ -67,7 +70,7 @@ def write(path: Path, rows: Table, origin: Origin, *, may_finish: Callable[[], b
 
     """
     tensors = _tensors(rows)
-    head = segment_header.build(tensors, rows, origin)
+    head = build_header(tensors, rows, origin)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb", buffering=0) as file:
@@ -128,10 +131,10 @@ class Segment:
         self._maps = maps
         with path.open("rb") as file:
             self.stamp = Stamp.of(os.fstat(file.fileno()))
-            self._extents, metadata = segment_header.read(path, file, self.stamp.size)
+            self._extents, metadata = read_header(path, file, self.stamp.size)
             small = {name: self._read_small(file, name, dtype) for name, dtype in SMALL.items()}
-        self.sites = segment_header.parse_sites(metadata, path, known_sites)
-        self.window = segment_header.parse_int(metadata, "window", path)
+        self.sites = parse_sites(metadata, path, known_sites)
+        self.window = parse_int(metadata, "window", path)
         self.site, self.offset, self.slice_crc = small["site"], small["offset"], small["slice_crc"]
         self.blocks = Blocks(*(small[f"block_{name}"] for name in BLOCK_COLUMNS))
         listed = strict_json.loads(metadata.get("attempts", "").encode(), f"{path}: attempts")
@@ -329,3 +332,160 @@ def _advise(whole: mmap.mmap, advice: str) -> None:
 
 def _constant(value: int, length: int, dtype: type[Any]) -> NDArray[Any]:
     return np.broadcast_to(np.array(value, dtype=dtype), (length,))
+
+
+FORMAT: Final = "sonde-segment"
+MAX_HEADER_BYTES: Final = 100 << 20  # what safetensors itself allows
+
+_DTYPES: Final = {"F64": "<f8", "I64": "<i8", "U64": "<u8", "U32": "<u4", "U8": "|u1", "BOOL": "|b1"}
+_NAMES: Final = {np.dtype(numpy): name for name, numpy in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the rows of a segment come from."""
+
+    sites: list[Site]
+    attempts: list[Attempt]
+    window: int = 1
+    """How many steps thinning has put together in a row, at most."""
+
+
+def build_header(tensors: dict[str, NDArray[Any]], rows: Table, origin: Origin) -> bytes:
+    """Return the header of a file that holds these tensors in this order."""
+    steps = rows.blocks.step
+    metadata = {
+        "check": sealed.BLANK,
+        "format": FORMAT,
+        "schema_version": str(schema.SCHEMA_VERSION),
+        "columns": ",".join(schema.COLUMNS),
+        "window": str(origin.window),
+        "first_step": str(int(steps[0])) if len(steps) else "",
+        "last_step": str(int(steps[-1])) if len(steps) else "",
+        "attempts": strict_json.dumps([attempt.to_json() for attempt in origin.attempts]).decode(),
+        "sites": strict_json.dumps(sites.to_json(origin.sites)).decode(),
+        "crc32": strict_json.dumps({name: zlib.crc32(raw(tensor)) for name, tensor in tensors.items()}).decode(),
+    }
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, tensor in tensors.items():
+        end = at + tensor.nbytes
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return sealed.fill_in_check(text)
+
+
+def read_header(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Extent], dict[str, str]]:
+    """Return where each tensor of a file of so many bytes lies, and the metadata.
+
+    Raises:
+        RunDamaged: It is not what was written, or makes no sense.
+
+    """
+    header, start = sealed.read(path, file, size, what="segment", max_bytes=MAX_HEADER_BYTES)
+    plain = strict_json.loads(header, f"{path}: its header")
+    metadata = plain.pop("__metadata__", None) if isinstance(plain, dict) else None
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise RunDamaged(f"{path} is not a segment of a Sonde run.")
+    version = parse_int(metadata, "schema_version", path)
+    if not 1 <= version <= schema.SCHEMA_VERSION:
+        raise RunDamaged(
+            f"{path} has schema version {version}; this Sonde reads 1 to {schema.SCHEMA_VERSION}. Update it."
+        )
+    crcs = strict_json.loads(metadata.get("crc32", "").encode(), f"{path}: crc32")
+    if not isinstance(crcs, dict):
+        raise RunDamaged(f"{path}: its checksums are no object.")
+    extents = {name: _parse_extent(path, name, entry, start, size, crcs.get(name)) for name, entry in plain.items()}
+    sealed.check_no_holes(path, [(each.start, each.end) for each in extents.values()], start, size)
+    return extents, metadata
+
+
+def _parse_extent(path: Path, name: str, entry: Any, start: int, size: int, crc: Any) -> Extent:
+    dtype, shape, first, last = "", (), 0, 0
+    try:
+        dtype, shape, (first, last) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+        sane = all(type(n) is int and n >= 0 for n in (*shape, first, last, crc))
+        good = sane and math.prod(shape) * np.dtype(dtype).itemsize == last - first and start + last <= size
+    except (KeyError, TypeError, ValueError):
+        good = False
+    if not good:
+        raise RunDamaged(f"{path}: its header describes the tensor {name!r} as {entry!r:.150}, which cannot be.")
+    return Extent(dtype, shape, start + first, start + last, crc)
+
+
+def parse_int(metadata: dict[str, str], name: str, path: Path) -> int:
+    """Return a number of the metadata, not negative."""
+    text = metadata.get(name)
+    if not isinstance(text, str) or not text.isdecimal() or len(text) > 18:
+        raise RunDamaged(f"{path}: {name} is {text!r:.50}, not a number.")
+    return int(text)
+
+
+def parse_sites(metadata: dict[str, str], path: Path, known: dict[str, list[Site]] | None) -> list[Site]:
+    """Return the sites that the metadata lists. `known` has what was parsed before, by its text."""
+    text = metadata.get("sites", "")
+    if not isinstance(text, str):
+        raise RunDamaged(f"{path}: its sites are no text.")
+    # Most segments of a run have the same sites: the text is parsed once.
+    found = known.get(text) if known is not None else None
+    if found is None:
+        found = sites.parse(text.encode(), f"{path}: sites")
+        if known is not None:
+            known[text] = found
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Tells whether a file is still the same one."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> Stamp:
+        """Return the stamp of a file."""
+        return cls(stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A segment in memory. The file is read as its arrays are touched."""
+
+    segment: Segment
+    rows: Table
+    whole: mmap.mmap
+
+
+class Maps:
+    """The mapped segments that were used last. Each holds a file open, and a process may hold only so many."""
+
+    def __init__(self, limit: int = 192) -> None:
+        self._limit = limit
+        self._mapped: OrderedDict[int, Mapped] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, segment: Segment) -> Mapped:
+        """Return a mapped segment, mapping it if it is not."""
+        with self._lock:
+            entry = self._mapped.get(id(segment))
+            if entry is not None:
+                self._mapped.move_to_end(id(segment))
+                return entry
+            entry = segment.map()
+            self._mapped[id(segment)] = entry
+            if len(self._mapped) > self._limit:
+                self._mapped.popitem(last=False)
+            return entry
+
+    def widen(self, limit: int) -> None:
+        """Allow more maps: those of a run whose segments are replaced faster than they can be mapped again."""
+        self._limit = max(self._limit, limit)
+
+    def drop(self, segment: Segment) -> None:
+        """Let go of a segment that is read no more."""
+        with self._lock:
+            self._mapped.pop(id(segment), None)

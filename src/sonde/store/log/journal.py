@@ -9,12 +9,19 @@ from typing import Final
 from sonde import strict_json
 from sonde.errors import RunDamaged
 from sonde.records import Site
-from sonde.store import attempts, codec, journal, sites, table
-from sonde.store.attempts import Attempt
-from sonde.store.codec import Kind, Packed
-from sonde.store.table import Table
+from sonde.store import framing
+from sonde.store.log import attempts, codec, sites, table
+from sonde.store.log.attempts import Attempt
+from sonde.store.log.codec import Kind, Packed
+from sonde.store.log.table import Table
 
 _MAX_WAITING_BYTES: Final = 64 << 20
+_KINDS: Final = frozenset(int(kind) for kind in Kind)
+
+
+def is_known(record: framing.Record) -> bool:
+    """Return whether this version can read the record; later versions may add kinds, which are skipped."""
+    return record.kind in _KINDS and record.version <= framing.VERSION
 
 
 class JournalSource:
@@ -51,12 +58,12 @@ class JournalSource:
                 self._begin()  # another file took its name
             self._inode = stat.st_ino
             before, packed, waiting = self.end, list[Packed](), 0
-            for item in journal.follow(file, self.end):
-                if isinstance(item, journal.Gap):
+            for item in framing.follow(file, self.end):
+                if isinstance(item, framing.Gap):
                     self.problems.append(f"{self.path}: bytes {item.offset} to {item.end} are damaged")
                     continue
                 self.end = item.end
-                if journal.is_known(item):
+                if is_known(item):
                     self._take(item, packed)
                 waiting += item.end - item.offset
                 if waiting > _MAX_WAITING_BYTES:  # the blocks still hold on to what was read
@@ -65,7 +72,7 @@ class JournalSource:
         self._add(packed)
         return self.end > before
 
-    def _take(self, record: journal.Record, packed: list[Packed]) -> None:
+    def _take(self, record: framing.Record, packed: list[Packed]) -> None:
         where = f"{self.path} at byte {record.offset}"
         try:
             if record.kind == Kind.BLOCK:

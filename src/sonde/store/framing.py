@@ -1,14 +1,27 @@
-"""Journals: files that only grow, record by record, and what can be read back from them after any accident."""
+"""Framed records: what the journals of a run and of captured pages are made of, and what can be read back of them.
+
+A record is a 40-byte header and a payload padded to 8 bytes, all little-endian:
+
+    magic 4s | kind u16 | version u16 | step i64 | length u64 | sequence u64 | reserved u32 | crc u32 | payload
+
+`length` counts the padded payload. `crc` is the CRC-32 of the header before it and of the padded payload, so every bit
+of a record is checked. `sequence` counts the records of a journal from 0.
+"""
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
-from sonde.store import codec
-from sonde.store.codec import HEADER, MAGIC
+from sonde import strict_json
+
+MAGIC: Final = b"SNDJ"
+VERSION: Final = 1
+HEADER: Final = struct.Struct("<4sHHqQQII")
+_UNCHECKED: Final = struct.Struct("<4sHHqQQI")  # the header up to its checksum
 
 # A hostile file could hold a record header every few bytes, each naming a long payload to be checked. Past this many
 # checked bytes per byte of the file, the search for the next whole record gives up.
@@ -16,8 +29,6 @@ _MAX_WORK: Final = 4
 
 _PIECE: Final = 64 << 20
 _MAX_PIECE: Final = 1 << 30  # no record is longer
-
-_KINDS = frozenset(int(kind) for kind in codec.Kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,24 @@ class Gap:
 
     offset: int
     end: int
+
+
+def encode(kind: int, step: int, sequence: int, parts: list[bytes | memoryview]) -> bytes:
+    """Return one whole record."""
+    size = sum(len(part) for part in parts)
+    body = [*parts, bytes(-size % 8)]
+    head = _UNCHECKED.pack(MAGIC, kind, VERSION, step, size + len(body[-1]), sequence, 0)
+    crc = zlib.crc32(head)
+    for part in body:
+        crc = zlib.crc32(part, crc)
+    return b"".join([head, crc.to_bytes(4, "little"), *body])
+
+
+def encode_json(kind: int, sequence: int, plain: Any) -> bytes:
+    """Return a record that holds JSON."""
+    text = strict_json.dumps(plain)
+    # JSON may end in blanks, so the padding needs no length of its own.
+    return encode(kind, 0, sequence, [text, b" " * (-len(text) % 8)])
 
 
 def scan(buffer: bytes | memoryview, base: int = 0) -> Iterator[Record | Gap]:
@@ -104,8 +133,3 @@ def _resync(view: memoryview, at: int, base: int, budget: int) -> tuple[Record |
         if record is not None:
             return record, budget
     return None, budget
-
-
-def is_known(record: Record) -> bool:
-    """Say whether this version can read the record; later versions may add kinds, which are skipped."""
-    return record.kind in _KINDS and record.version <= codec.VERSION

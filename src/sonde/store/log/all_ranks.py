@@ -11,13 +11,13 @@ import numpy as np
 
 from sonde.errors import RunDamaged
 from sonde.records import Site
-from sonde.store import layout, series, table
-from sonde.store.folder import RankFolder
-from sonde.store.segment_maps import Maps
+from sonde.store import layout, series
+from sonde.store.log import table
+from sonde.store.log.folder import RankFolder
+from sonde.store.log.segment import Maps
+from sonde.store.log.sites import Directory
+from sonde.store.log.table import Blocks, Snapshot
 from sonde.store.series import ALL_COLUMNS, Readings
-from sonde.store.sites import Directory
-from sonde.store.snapshot import Snapshot
-from sonde.store.table import Blocks
 
 _MAX_TRIES: Final = 50  # a writer can put a new file in the place of one that is being read, but not this often
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from sonde.errors import RunDamaged
+from sonde.errors import OptionError, RunDamaged
 from sonde.store import header, layout, lease
-from sonde.store.codec import HEADER, MAGIC, Kind
-from sonde.store.folder import RankFolder
+from sonde.store.framing import HEADER, MAGIC
 from sonde.store.lease import Lease
+from sonde.store.log.codec import Kind
+from sonde.store.log.folder import RankFolder
 
 MAX_DEPTH: Final = 4
 
@@ -81,7 +83,7 @@ def _folders_in(folder: Path) -> list[str]:
 def summarise(path: Path, now: float) -> RunSummary:
     """Describe one run."""
     try:
-        head = header.read(path)
+        head = header.read_header(path)
     except (RunDamaged, OSError) as error:
         return RunSummary(path=path, status="crashed", created=None, updated=None, problem=str(error))
     leases = {rank: _lease(layout.rank_folder(path, rank)) for rank in layout.ranks(path)}
@@ -173,3 +175,42 @@ def _walk(path: Path) -> tuple[int, int | None]:
     except (OSError, struct.error):
         pass  # sealed meanwhile
     return count, last
+
+
+STAR = "*"
+
+
+def place_of(run: str | os.PathLike[str], *, resume: bool = False, shared: bool = False) -> Path:
+    """Return the folder of a run. A star in its last part becomes the next number; to resume, the highest there is.
+
+    Args:
+        run: The folder as the user named it.
+        resume: Whether a run that exists is to be continued.
+        shared: Whether several processes write the run, and so have to know its name beforehand.
+
+    Raises:
+        OptionError: The star stands where it cannot be replaced.
+
+    """
+    given: Any = run
+    if not isinstance(given, str | os.PathLike) or not str(given).strip():
+        raise OptionError(f'run takes the folder to write, such as "runs/first"; got {run!r:.80}.')
+    path = Path(run)
+    if STAR not in str(path):
+        return path
+    if STAR in str(path.parent) or path.name.count(STAR) > 1:
+        raise OptionError(f"run={str(path)!r}: one star can stand for a number, in the last part of the path.")
+    if shared:
+        raise OptionError(
+            f"run={str(path)!r}: the ranks of a distributed training write one run, and each would count for itself. "
+            "Name the run without a star."
+        )
+    before, after = path.name.split(STAR)
+    last = max(_numbers(path.parent, before, after), default=0)
+    return path.with_name(f"{before}{max(1, last) if resume else last + 1}{after}")
+
+
+def _numbers(folder: Path, before: str, after: str) -> list[int]:
+    pattern = re.compile(f"{re.escape(before)}([0-9]+){re.escape(after)}")
+    names = (child.name for child in folder.iterdir()) if folder.is_dir() else ()
+    return [int(found[1]) for name in names if (found := pattern.fullmatch(name))]

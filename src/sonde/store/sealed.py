@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -14,6 +15,17 @@ BLANK: Final = "00000000"
 PREFIX: Final = b'{"__metadata__":{"check":"'
 _START: Final = len(PREFIX)
 _END: Final = _START + len(BLANK)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where a tensor lies in its file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+    crc: int
 
 
 def fill_in_check(text: bytes) -> bytes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +14,13 @@ from numpy.typing import NDArray
 from sonde import schema
 from sonde.errors import RunDamaged
 from sonde.records import Site
-from sonde.store import attempts, bulk, codec, layout, table
-from sonde.store.attempts import Attempt
-from sonde.store.journal_source import JournalSource
-from sonde.store.segment import Segment
-from sonde.store.segment_maps import Maps, Stamp
+from sonde.store import layout
+from sonde.store.log import attempts, codec, table
+from sonde.store.log.attempts import Attempt
+from sonde.store.log.journal import JournalSource
+from sonde.store.log.segment import Maps, Segment, Stamp
+from sonde.store.log.table import Blocks, Snapshot, Table
 from sonde.store.series import Readings
-from sonde.store.snapshot import Snapshot
-from sonde.store.table import Blocks, Table
 
 # Files are renamed and deleted while a folder is read. Each turn of a writer's compaction can spoil one look at it;
 # none is so busy that it spoils this many.
@@ -227,7 +227,7 @@ class RankFolder:
         for part in self.parts:
             if not _overlaps(part.blocks, start, _least(stop, part.limit)):
                 continue
-            at, which = bulk.find(part.site(), numbers)
+            at, which = find_rows(part.site(), numbers)
             if len(at):
                 places.append((part, at, which))
                 if part.segment is not None:
@@ -238,8 +238,8 @@ class RankFolder:
                 self._damage.update(dict.fromkeys(part.segment.check_sites(part.rows(), at, columns)))
                 sound = part.segment.is_sound(at, columns)
                 at, which = at[sound], which[sound]
-            finds.append(bulk.Find(part.rows, at, owners[which], part.limit))
-        return bulk.gather(finds, len(wanted), columns, start, stop)
+            finds.append(Found(part.rows, at, owners[which], part.limit))
+        return gather_rows(finds, len(wanted), columns, start, stop)
 
     def _is_sound(self, part: Part, at: int, columns: tuple[int, ...], *, bins: bool) -> bool:
         """Say whether readings are what was written; if not, they are left out and named among the problems."""
@@ -309,3 +309,95 @@ def _bins(found: list[tuple[Table, slice]], lengths: NDArray[np.uint8]) -> NDArr
     lo = join([rows.hist_lo[cut] for rows, cut in found], "u1")
     counts = [rows.hist[int(rows.hist_offset[cut.start]) : int(rows.hist_offset[cut.stop])] for rows, cut in found]
     return codec.unpack_bins(lo, lengths, join(counts, "u4"))[0]
+
+
+Index = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where some of the wanted sites lie in one table, and the step from which its readings do not count."""
+
+    rows: Callable[[], Table]
+    at: Index
+    """The places of the sites in the table, in rising order."""
+    wanted: Index
+    """Which of the wanted sites each of them is."""
+    limit: int | None
+
+
+def find_rows(sites: NDArray[np.uint32], numbers: NDArray[np.int64]) -> tuple[Index, Index]:
+    """Return the places of some numbers in a rising list of sites, rising too, and which of the numbers each is."""
+    if not len(sites):
+        return np.zeros(0, np.intp), np.zeros(0, np.intp)
+    place = np.minimum(np.searchsorted(sites, numbers), len(sites) - 1)
+    known = np.flatnonzero(sites[place] == numbers)
+    order = known[np.argsort(place[known], kind="stable")]
+    return place[order], order
+
+
+def gather_rows(
+    finds: Iterable[Found], count: int, columns: Sequence[int], start: int | None, stop: int | None
+) -> list[Readings]:
+    """Return the readings of `count` sites, in order of steps; of two for the same step the later one stays."""
+    pieces = [_piece(found, columns, start, stop) for found in finds]
+    owner = join([piece.owner for piece in pieces], "u4")
+    order = np.argsort(owner.astype(np.uint16) if count < 1 << 16 else owner, kind="stable")
+    bounds = np.searchsorted(owner[order], np.arange(count + 1)).tolist()
+    step, span, merged, binned = (
+        join([getattr(piece, name) for piece in pieces], dtype)[order]
+        for name, dtype in (("step", "i8"), ("span", "u4"), ("merged", "u4"), ("binned", "?"))
+    )
+    # Column by column in memory: those that nobody asked for stay untouched zeros, which cost nothing.
+    stats = np.zeros((schema.NUM_COLUMNS, len(order)))
+    for place, column in enumerate(columns):
+        np.take(join([piece.stats[place] for piece in pieces], "f8"), order, out=stats[column], mode="clip")
+    out = []
+    for first, last in pairwise(bounds):
+        mine = slice(first, last)
+        keep: Any = slice(None)
+        if last - first > 1 and not (step[mine][1:] > step[mine][:-1]).all():
+            keep = table.last_of_each([step[mine]])
+        out.append(
+            Readings(
+                step=step[mine][keep],
+                span=span[mine][keep],
+                merged=merged[mine].astype(np.float64)[keep],
+                rows=stats[:, mine].T[keep],
+                bins=None,
+                binned=binned[mine][keep],
+            )
+        )
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What one table has of the wanted sites, site by site."""
+
+    owner: NDArray[np.uint32]
+    step: NDArray[np.int64]
+    span: NDArray[np.uint32]
+    merged: NDArray[np.uint32]
+    binned: NDArray[np.bool_]
+    stats: list[NDArray[np.float64]]
+
+
+def _piece(found: Found, columns: Sequence[int], start: int | None, stop: int | None) -> _Piece:
+    rows = found.rows()
+    first, last = rows.offset[found.at].astype(np.intp), rows.offset[found.at + 1].astype(np.intp)
+    lengths = last - first
+    # The rows of each site in turn: its first one, and how far inside its own part each is.
+    before = np.cumsum(lengths) - lengths
+    index = np.repeat(first - before, lengths) + np.arange(int(lengths.sum()))
+    owner = np.repeat(found.wanted, lengths).astype(np.uint32)
+    step = rows.step[index]
+    least = min((each for each in (stop, found.limit) if each is not None), default=None)
+    if start is not None or least is not None:
+        inside = np.ones(len(step), bool) if start is None else step >= start
+        inside &= True if least is None else step < least
+        index, owner, step = index[inside], owner[inside], step[inside]
+    return _Piece(
+        owner, step, rows.span[index], rows.merged[index], rows.hist_len[index] > 0,
+        [rows.stats[column][index] for column in columns],
+    )  # fmt: skip
