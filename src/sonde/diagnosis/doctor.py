@@ -26,6 +26,8 @@ class Doctor:
     """By kind: what the run lacks for a verdict."""
     broken: dict[str, str] = field(default_factory=dict)
     """By kind: the traceback of a rule that raised; it is not asked again."""
+    found: list[Finding] = field(default_factory=list)
+    """Everything that the last look found, before symptoms were folded under their causes."""
     _first: dict[str, int] = field(default_factory=dict)
     _given: dict[str, Finding] = field(default_factory=dict)
     _lasting: dict[str, Finding] = field(default_factory=dict)
@@ -47,7 +49,8 @@ class Doctor:
                 for kind, finding in found.items()
                 if finding.data.get(TOLD_FROM) != READINGS or all(is_earlier(finding, other) for other in told)
             }
-        return fold(list((found | self._given).values()))
+        self.found = list((found | self._given).values())
+        return fold(self.found)
 
     def _ask(self, rule: Rule, case: Case) -> Finding | None:
         too_early = case.num_steps < rule.since or (rule.final and not case.final)

@@ -90,6 +90,8 @@ def _name(origin: Origin) -> str:
 
 
 def _spreads(case: Case, step: int) -> bool:
-    """Say whether what came with the data went on into outputs, the loss or gradients: some models fill gaps."""
+    """Return whether what came with the data went on into outputs, the loss or gradients: some models fill gaps."""
+    if case.learning.state == "broken":
+        return True
     spread = (site for id_, at in case.history.first_bad.items() if at >= step and (site := case.site(id_)) is not None)
     return any(site.quantity in ("output", "gradient", "update", "parameter") for site in spread)

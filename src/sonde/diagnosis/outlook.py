@@ -115,5 +115,8 @@ def is_learning_well(case: Case) -> bool:
 
 
 def gravity(case: Case) -> Severity:
-    """Return how grave a statistical oddity is: a warning if the run gets nowhere, else worth a note."""
-    return "warning" if is_failing(case) else "info"
+    """Return how grave a statistical oddity is: worth a note in a run that gets somewhere, else a warning.
+
+    Where no loss is known, nothing shows that the run gets anywhere.
+    """
+    return "warning" if is_failing(case) or case.loss() is None else "info"

@@ -101,10 +101,19 @@ SATURATED_LOOKS = Threshold(5, "looks in different steps")
 # vanishing_gradient
 GRADIENT_FALL = Threshold(1e-3, "gradient over weight, first layer over last: three orders lost on the way down")
 GRADIENT_STEPS = Threshold(15, "persistence")
+GRADIENT_FAINT = Threshold(
+    1e-10, "gradient over weight: float32 rounds a plain step away, and Adam's (eps 1e-8, rate 1e-3) is below 1e-5"
+)
+ROUNDS_AWAY = Threshold(2.0**-24, "step over weight: float32 rounds to the weight itself")
+WEIGHT_SMALL = Threshold(0.02, "rms of a weight whose size is not known; the smallest of common recipes, GPT-2's")
 # exploding_gradient
 GRADIENT_LEAP = Threshold(100, "times the running median of the norm")
 GRADIENT_LEAPS = Threshold(3, "one leap may be a single odd batch")
 GRADIENT_OVER_WEIGHT = Threshold(1e3, "norm of all gradients over that of all weights; healthy runs stay below 10")
+# one step against its own history
+MOMENT_HISTORY = Threshold(10, "values before it: the first steps of a training are unlike the rest")
+MOMENT_WINDOW = 64
+"""How many values before a step make its history: as many steps as the rules compare layers over."""
 # bad_init_scale
 GAIN_HIGH = Threshold(5.0, "rms of a weight times the root of its inputs; He has 1.4, torch's default 0.6")
 GAIN_LOW = Threshold(0.05, "the same; the smallest of common recipes, GPT-2's for narrow layers, has 0.1")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from patients import asked, patient
 
+from sonde.diagnosis.rules import nan_in_loss
 from sonde.diagnosis.rules.loss_divergence import RULE
 
 
@@ -9,9 +10,16 @@ def run(losses):
     return asked(RULE, patient({"loss:scalar": losses}))
 
 
-def test_a_loss_that_leaves_its_level_or_is_no_number_is_found():
+def test_a_loss_that_leaves_its_level_is_found():
     assert run([2.0 - 0.02 * step for step in range(60)] + [9.0] * 30).severity == "warning"
-    assert run([2.0] * 20 + [float("nan")]).severity == "critical"
+
+
+def test_a_logged_loss_that_is_nan_is_called_nan_and_not_diverging():
+    losses = [2.0] * 20 + [float("nan")]
+    assert run(losses) is None
+    found = asked(nan_in_loss.RULE, patient({"loss:scalar": losses}))
+    assert (found.severity, found.step) == ("critical", 21)
+    assert found.cause.startswith("The loss is NaN, since step 21")
 
 
 def test_a_falling_loss_and_a_moment_of_trouble_are_not():

@@ -9,7 +9,7 @@ import numpy as np
 from sonde import vitals
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import is_failing
+from sonde.diagnosis.outlook import gravity
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.records import Finding, Severity
 
@@ -94,7 +94,7 @@ def _silent_layers(case: Case) -> list[_Layer]:
 
 
 def _severity(case: Case, dead: list[_Layer]) -> Severity:
-    if not is_failing(case):
+    if gravity(case) == "info":
         return "info"
     return "critical" if any(layer.dead == 1.0 for layer in dead) else "warning"
 

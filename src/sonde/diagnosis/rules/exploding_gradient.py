@@ -6,7 +6,7 @@ import numpy as np
 
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import is_failing
+from sonde.diagnosis.outlook import gravity
 from sonde.diagnosis.panel import Panel
 from sonde.diagnosis.rule import Rule, above, fact
 from sonde.diagnosis.track import Values
@@ -27,10 +27,9 @@ def check(case: Case) -> Finding | None:
     if evidence is None:
         return None
     name = _fastest(panel, norms[read])
-    failing = is_failing(case)
     return RULE.finding(
         case,
-        "warning" if failing else "info",
+        gravity(case),
         0.75,
         sites=(name,),
         step=int(panel.steps[read][-1]),

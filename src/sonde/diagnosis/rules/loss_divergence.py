@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.rule import Rule, above, fact
-from sonde.records import Evidence, Finding, Severity
+from sonde.records import Finding
 
 
 def check(case: Case) -> Finding | None:
-    """Find a loss that has left its best level for long, or is no number any more."""
+    """Find a loss that has left its best level for long; `nan_in_loss` is about one that is NaN or infinite."""
     found = case.loss()
     if found is None:
         raise NotMeasured("the loss")
     steps, losses = found
     learning = case.learning
-    if learning.state == "unknown":
+    if learning.state in ("unknown", "broken"):
         return None
-    if learning.state == "broken":
-        bad = fact("losses that are no finite numbers", int((~np.isfinite(losses)).sum()), "loss:scalar mean")
-        return _finding(case, (bad,), int(steps[~np.isfinite(losses)][0]), "critical")
     best = learning.best
     limit = best + (thresholds.DIVERGED.value - 1) * max(abs(best), abs(learning.initial))
     away = run_length(losses > limit)
@@ -32,16 +27,12 @@ def check(case: Case) -> Finding | None:
         fact("best level", best),
         fact("level now", learning.recent),
     )
-    return _finding(case, evidence, int(steps[-away]), "warning")
-
-
-def _finding(case: Case, evidence: tuple[Evidence, ...], step: int, severity: Severity) -> Finding:
     return RULE.finding(
         case,
-        severity,
+        "warning",
         0.9,
         sites=("(loop)",),
-        step=step,
+        step=int(steps[-away]),
         evidence=evidence,
         cause="The loss diverges: it is far above where it has been before.",
         fix="Lower the learning rate, clip gradients, and look at the batch at which it began.",

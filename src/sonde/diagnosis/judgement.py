@@ -1,0 +1,338 @@
+"""The one judgement on numbers that are handed in: the doctor's rules for curves, the same bands for a single step.
+
+`judge_curves` builds a `Case` from plain curves and asks the rules that `sonde.diagnose` asks; a run on disk is not
+needed. `gradient_now`, `loss_now`, `output_now` and `units_now` compare one value with its own history. They use the
+bands of those rules and say in words that they look at this step only: the rules wait until something lasts.
+
+Callers present the result. They have no thresholds of their own, except a limit that the user has set.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde import schema, vitals
+from sonde.diagnosis import thresholds
+from sonde.diagnosis.case import Case
+from sonde.diagnosis.doctor import Doctor
+from sonde.records import SEVERITIES, Block, Finding, Quantity, Reading, Severity, Site
+from sonde.schema import Rows
+
+Verdict = Literal[
+    "non-finite", "exploding", "vanishing", "dead", "saturated", "diverging", "stuck", "unstable", "healthy", "unknown"
+]
+Word = Literal["healthy", "warning", "critical", "unknown"]
+Curve = Sequence[float] | Sequence[Reading] | Mapping[int, float] | Mapping[int, Reading] | NDArray[np.float64]
+"""Values oldest first, from step 1 on, or values by step. A value is a number (the norm of a tensor, a loss) or the
+`Reading` of a tensor."""
+
+VERDICTS: Final[dict[str, Verdict]] = {
+    **dict.fromkeys(("nan_in_data", "nan_in_weights", "nan_forward", "nan_in_loss", "nan_backward"), "non-finite"),
+    **dict.fromkeys(("nan_in_optimizer", "fp16_overflow", "fully_masked_attention"), "non-finite"),
+    **dict.fromkeys(("exploding_gradient", "exploding_activation"), "exploding"),
+    **dict.fromkeys(("vanishing_gradient", "grad_underflow"), "vanishing"),
+    **dict.fromkeys(("dead_relu",), "dead"),
+    **dict.fromkeys(("saturated_activation",), "saturated"),
+    **dict.fromkeys(("loss_divergence",), "diverging"),
+    **dict.fromkeys(("not_learning", "loss_plateau", "underfitting", "lr_too_low", "low_precision_stall"), "stuck"),
+    **dict.fromkeys(("loss_oscillation", "loss_spike", "bad_batch_spike"), "unstable"),
+}
+"""By kind of finding: the word that tables, alerts and health checks use. Kinds that name a cause have no such word."""
+# By the worst severity: the score of one such finding, and what many of them approach.
+_SCORES: Final[dict[Severity, tuple[float, float]]] = {
+    "critical": (0.3, 0.0),
+    "warning": (0.7, 0.4),
+    "info": (0.95, 0.75),
+}
+_LOOK_EVERY: Final = 25
+THIS_STEP: Final = "at this step only"
+"""What every `Moment` that finds something says about its window."""
+
+
+class Health(NamedTuple):
+    """A score from 0 to 1 with its word; the score is None where nothing could be judged."""
+
+    score: float | None
+    word: Word
+
+
+def health(findings: Iterable[Finding]) -> Health:
+    """Rate findings. The worst one sets the word: a critical finding is never healthy, whatever else is well.
+
+    >>> health([])
+    Health(score=1.0, word='healthy')
+    """
+    severities = [finding.severity for finding in findings]
+    if not severities:
+        return Health(1.0, "healthy")
+    worst = max(severities, key=SEVERITIES.index)
+    one, many = _SCORES[worst]
+    score = many + (one - many) * 0.8 ** (severities.count(worst) - 1)
+    return Health(score, "healthy" if worst == "info" else worst)
+
+
+def verdict_of(finding: Finding) -> Verdict | None:
+    """Return the one-word verdict that a finding stands for; None for one that names another kind of cause."""
+    return VERDICTS.get(finding.kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """What is known of a training, as curves by layer or parameter. Leave out what was not measured."""
+
+    losses: Curve = ()
+    gradients: Mapping[str, Curve] = field(default_factory=dict)
+    parameters: Mapping[str, Curve] = field(default_factory=dict)
+    updates: Mapping[str, Curve] = field(default_factory=dict)
+    outputs: Mapping[str, Curve] = field(default_factory=dict)
+    """Readings of a layer's outputs, or their largest magnitudes."""
+    active: Mapping[str, Curve] = field(default_factory=dict)
+    """Share of a rectifier's units that were ever positive, one number per look."""
+    samples: Mapping[str, Curve] = field(default_factory=dict)
+    """How many values per unit `active` has looked at so far, one number per look."""
+    saturated: Mapping[str, Curve] = field(default_factory=dict)
+    """Share of a sigmoid's or tanh's inputs beyond +-5, one number per look."""
+    scalars: Mapping[str, Curve] = field(default_factory=dict)
+    """Other logged numbers, by the name that `session.log` would take."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of gradients, parameters and updates; without one a matrix is assumed."""
+    finished: bool = False
+    """Whether the training is over: some verdicts wait for that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The doctor's answer."""
+
+    findings: tuple[Finding, ...]
+    """What is wrong, best first, with symptoms folded under their causes."""
+    symptoms: tuple[Finding, ...]
+    """Everything that was found, including what `findings` folds under a cause."""
+    steps: int
+
+    def verdicts(self, name: str | None = None) -> tuple[Verdict, ...]:
+        """Return the one-word verdicts on a layer or parameter, or on everything; empty where nothing is wrong."""
+        words = (VERDICTS[each.kind] for each in self.about(name) if each.kind in VERDICTS)
+        return tuple(dict.fromkeys(words))
+
+    def about(self, name: str | None = None) -> list[Finding]:
+        """Return everything that was found about a layer or one of its parameters, gravest first."""
+        found = [each for each in self.symptoms if name is None or any(_is_of(name, site) for site in each.sites)]
+        return sorted(found, key=lambda each: -SEVERITIES.index(each.severity))
+
+    @property
+    def health(self) -> Health:
+        """The score of all findings."""
+        return health(self.findings) if self.steps else Health(None, "unknown")
+
+
+def judge_curves(curves: Curves) -> Judgement:
+    """Ask the doctor about curves: the same rules, in the same rhythm, as for a run on disk.
+
+    >>> judge_curves(Curves(losses=[2.0 - 0.02 * step for step in range(60)])).findings
+    ()
+    >>> judge_curves(Curves(losses=[2.0] * 20 + [float("nan")])).verdicts()
+    ('non-finite',)
+    """
+    sites, rows = _sites_and_rows(curves)
+    doctor, case = Doctor(), Case()
+    case.take_sites(sites)
+    found: list[Finding] = []
+    for count, step in enumerate(sorted(rows), 1):
+        case.history.put(_block(step, rows[step]))
+        if count % _LOOK_EVERY == 0 or count <= 10:
+            doctor.look(case)
+    case.final = curves.finished
+    if rows:
+        found = doctor.look(case)
+    return Judgement(findings=tuple(found), symptoms=tuple(doctor.found), steps=len(rows))
+
+
+def _is_of(name: str, site: str) -> bool:
+    return site == name or site.startswith(f"{name}.")
+
+
+def _sites_and_rows(curves: Curves) -> tuple[list[Site], dict[int, dict[int, Rows]]]:
+    """Return the sites of all curves, and by step and site the rows of their values."""
+    sites: list[Site] = []
+    rows: dict[int, dict[int, Rows]] = {}
+    for quantity, part, name, curve in _all(curves):
+        shape = curves.shapes.get(name, (1, 1)) if quantity in ("gradient", "parameter", "update") else ()
+        site = Site(id=len(sites), name=name, quantity=quantity, part=part, shape=shape)
+        sites.append(site)
+        steps = curve.items() if isinstance(curve, Mapping) else enumerate(curve, 1)
+        for step, value in steps:
+            row = value.row if isinstance(value, Reading) else schema.row_of_value(float(value))
+            rows.setdefault(int(step), {})[site.id] = row
+    return sites, rows
+
+
+def _all(curves: Curves) -> Iterable[tuple[Quantity, str, str, Curve]]:
+    groups: tuple[tuple[Quantity, str, Mapping[str, Curve]], ...] = (
+        ("scalar", "", {"loss": curves.losses} if len(curves.losses) else {}),
+        ("scalar", "", curves.scalars),
+        ("output", "", curves.outputs),
+        ("parameter", "", curves.parameters),
+        ("gradient", "", curves.gradients),
+        ("update", "", curves.updates),
+        ("vital", vitals.part_of(vitals.EVER_ACTIVE), curves.active),
+        ("vital", vitals.part_of(vitals.UNIT_SAMPLES), curves.samples),
+        ("vital", vitals.part_of(vitals.SATURATED), curves.saturated),
+    )
+    for quantity, part, group in groups:
+        for name, curve in group.items():
+            yield quantity, part, name, curve
+
+
+def _block(step: int, rows: dict[int, Rows]) -> Block:
+    numbers = np.array(sorted(rows), np.uint32)
+    return Block(
+        step=step,
+        time=time.time(),
+        sites=numbers,
+        rows=np.stack([rows[int(number)] for number in numbers]),
+        bins=np.zeros((len(numbers), schema.NUM_BINS), np.uint64),
+        binned=np.zeros(len(numbers), np.bool_),
+    )
+
+
+# ---------------------------------------------------------------- one step against its own history
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What one value says when compared with the values before it. `words` states that it is about this step only."""
+
+    verdict: Verdict
+    words: str
+    value: float
+    usual: float | None = None
+    """The median of the history; None while it is too short."""
+
+    @property
+    def ratio(self) -> float | None:
+        """The value over what is usual."""
+        return self.value / self.usual if self.usual else None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the value is outside the bands."""
+        return self.verdict not in ("healthy", "unknown")
+
+
+def gradient_now(
+    norm: float,
+    past: Sequence[float] = (),
+    *,
+    weight: float | None = None,
+    low: float | None = None,
+    high: float | None = None,
+) -> Moment:
+    """Judge a gradient norm: against limits that the user set, the norms before it, and the norm of its weights.
+
+    `past` holds the norms of earlier steps, oldest first; what is not finite or zero in it has no say. `weight` is the
+    norm of the parameters, where it is known.
+
+    >>> gradient_now(15.0, [1.0] * 50).verdict, gradient_now(150.0, [1.0] * 50).verdict
+    ('healthy', 'exploding')
+    >>> gradient_now(150.0, [1.0] * 50).words
+    'the gradient norm is 150, 150 times its usual 1, at this step only'
+    """
+    if not math.isfinite(norm):
+        return Moment("non-finite", f"the gradient norm is {_number(norm)} {THIS_STEP}", norm)
+    usual = usual_level(past)
+    said = f"the gradient norm is {norm:.3g}"
+    if high is not None and norm > high:
+        return Moment("exploding", f"{said}, above the given limit of {high:g}, {THIS_STEP}", norm, usual)
+    if low is not None and norm < low:
+        return Moment("vanishing", f"{said}, below the given limit of {low:g}, {THIS_STEP}", norm, usual)
+    if high is None and usual is not None and norm > thresholds.GRADIENT_LEAP.value * usual:
+        return Moment("exploding", f"{said}, {_times(norm / usual)} its usual {usual:.3g}, {THIS_STEP}", norm, usual)
+    if high is None and weight and norm >= thresholds.GRADIENT_OVER_WEIGHT.value * weight:
+        held = f"{_times(norm / weight)} the norm of its weights, {weight:.3g}"
+        return Moment("exploding", f"{said}, {held}, {THIS_STEP}", norm, usual)
+    if low is None and usual is not None and norm < thresholds.GRADIENT_FALL.value * usual:
+        return Moment("vanishing", f"{said}, {norm / usual:.1e} of its usual {usual:.3g}, {THIS_STEP}", norm, usual)
+    if low is None and norm < thresholds.GRADIENT_FAINT.value * (weight or thresholds.WEIGHT_SMALL.value):
+        return Moment("vanishing", f"{said}, too small to change its weights, {THIS_STEP}", norm, usual)
+    if usual is None and weight is None and low is None and high is None:
+        return Moment("unknown", f"{said}; there is no history to compare it with yet", norm)
+    return Moment("healthy", said, norm, usual)
+
+
+def loss_now(loss: float, past: Sequence[float] = ()) -> Moment:
+    """Judge a loss against those before it; one that is NaN is called NaN.
+
+    >>> loss_now(float("nan"), [2.0] * 20).words
+    'the loss is NaN at this step only'
+    """
+    if not math.isfinite(loss):
+        return Moment("non-finite", f"the loss is {_number(loss)} {THIS_STEP}", loss)
+    known = _finite(past)
+    if len(known) < thresholds.MOMENT_HISTORY.value:
+        return Moment("unknown", f"the loss is {loss:.4g}; there is no history to compare it with yet", loss)
+    usual = float(np.median(known))
+    spread = max(float(np.median(np.abs(known - usual))), 1e-3 * abs(usual))
+    high = usual + thresholds.SPIKE_MADS.value * spread
+    if loss > high and loss > thresholds.SPIKE_RATIO.value * abs(usual):
+        return Moment("unstable", f"the loss is {loss:.4g}, far above its usual {usual:.4g}, {THIS_STEP}", loss, usual)
+    return Moment("healthy", f"the loss is {loss:.4g}", loss, usual)
+
+
+def output_now(largest: float, past: Sequence[float] = ()) -> Moment:
+    """Judge the largest magnitude of an output against those of the steps before."""
+    if not math.isfinite(largest):
+        return Moment("non-finite", f"the largest magnitude is {_number(largest)} {THIS_STEP}", largest)
+    usual = usual_level(past)
+    said = f"the largest magnitude is {largest:.3g}"
+    if usual is None:
+        return Moment("unknown", f"{said}; there is no history to compare it with yet", largest)
+    if largest >= max(thresholds.ACTIVATION_HIGH.value, thresholds.ACTIVATION_GROWTH.value * usual):
+        return Moment(
+            "exploding", f"{said}, {_times(largest / usual)} its usual {usual:.3g}, {THIS_STEP}", largest, usual
+        )
+    return Moment("healthy", said, largest, usual)
+
+
+def units_now(*, dead: float | None = None, saturated: float | None = None) -> Moment:
+    """Judge the share of a layer's units that were never active, or that are saturated.
+
+    >>> units_now(dead=0.15).verdict, units_now(dead=0.95).verdict, units_now(saturated=0.6).verdict
+    ('healthy', 'dead', 'saturated')
+    """
+    if dead is not None and dead >= thresholds.DEAD_SHARE.value:
+        return Moment("dead", f"{dead:.0%} of the units are dead in what was looked at", dead)
+    if saturated is not None and saturated > thresholds.SATURATED_SHARE.value:
+        return Moment("saturated", f"{saturated:.0%} of the units are saturated in what was looked at", saturated)
+    known = [share for share in (dead, saturated) if share is not None]
+    if not known:
+        return Moment("unknown", "nothing is known of its units", math.nan)
+    return Moment("healthy", f"at most {max(known):.0%} of the units are dead or saturated", max(known))
+
+
+def usual_level(past: Sequence[float]) -> float | None:
+    """Return the median of the magnitudes before a step; None while there are too few of them."""
+    known = np.abs(_finite(past)[-thresholds.MOMENT_WINDOW :])
+    known = known[known > 0]
+    return float(np.median(known)) if len(known) >= thresholds.MOMENT_HISTORY.value else None
+
+
+def _finite(past: Sequence[float]) -> NDArray[np.float64]:
+    known = np.asarray(past, np.float64)
+    result: NDArray[np.float64] = known[np.isfinite(known)]
+    return result
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} times"
+
+
+def _number(value: float) -> str:
+    return "NaN" if math.isnan(value) else "infinite"
