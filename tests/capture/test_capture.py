@@ -1,5 +1,7 @@
 """Captures reach the disk from any thread, within a bound of memory, and nothing that fails can hang them."""
 
+import contextlib
+import errno
 import gc
 import logging
 import os
@@ -12,8 +14,9 @@ import torch
 from tests.waiting import PATIENCE_S, wait_until
 
 from sonde.capture import Capture, living
+from sonde.capture import capture as capture_module
 from sonde.errors import ClosedError, OptionError, RunError, RunExists
-from sonde.store.pages import PageWriter, load_debug_outputs, verify_pages
+from sonde.store.pages import PageWriter, file, load_debug_outputs, verify_pages
 
 MIB = 1 << 20
 
@@ -168,19 +171,21 @@ def test_pages_that_are_there_are_never_overwritten(tmp_path, make):
 
 
 def test_a_full_queue_blocks_and_then_drops(tmp_path, make, gate):
-    capture = make(max_pending_bytes=10_000, block_timeout_s=0.0)
+    capture = make(max_pending_bytes=12_000, stall_timeout_s=0.0)
     capture.open(tmp_path)
     taken = [capture.add(at, {"x": torch.zeros(1000)}) for at in range(5)]
     assert taken == [True, True, False, False, False]
     assert capture.dropped == 3
-    assert capture.pending_bytes <= 10_000
+    assert capture.pending_bytes <= 12_000
     gate.set()
-    capture.seal()
+    with pytest.raises(RunError, match="3 captures could not be written; the first, of datapoint 2: there is no room"):
+        capture.seal(PATIENCE_S)
+    assert capture.take_lost() == [2, 3, 4]
     assert list(load_debug_outputs(tmp_path)) == [0, 1]
 
 
 def test_a_full_queue_blocks_until_there_is_room(tmp_path, make, gate):
-    capture = make(max_pending_bytes=10_000, block_timeout_s=PATIENCE_S)
+    capture = make(max_pending_bytes=12_000, stall_timeout_s=PATIENCE_S)
     capture.open(tmp_path)
 
     def fill():
@@ -196,8 +201,106 @@ def test_a_full_queue_blocks_until_there_is_room(tmp_path, make, gate):
     assert len(load_debug_outputs(tmp_path)) == 20
 
 
+class SlowDisk:
+    """A disk on which every write takes 50 seconds of a clock that only its writes move."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.most_pending, self.capture = 0.0, 0, None
+        real = PageWriter.add
+
+        def add(writer, *args, **kwargs):
+            self.most_pending = max(self.most_pending, self.capture.pending_bytes)
+            self.now += 50.0
+            real(writer, *args, **kwargs)
+
+        monkeypatch.setattr(PageWriter, "add", add)
+
+
+@pytest.fixture
+def slow(monkeypatch, make):
+    disk = SlowDisk(monkeypatch)
+    disk.capture = make(monotonic=lambda: disk.now, max_pending_bytes=20_000, stall_timeout_s=60.0)
+    return disk
+
+
+def test_a_slow_disk_slows_the_caller_and_loses_nothing(tmp_path, slow):
+    slow.capture.open(tmp_path)
+    for at in range(1000):  # far more than fits: each waits until there is room
+        assert slow.capture.add(at, {"x": torch.zeros(100)})
+    assert slow.capture.seal(), "50,000 seconds, of which none passed without progress for more than 50"
+    assert slow.now == 1000 * 50.0
+    assert slow.most_pending <= 20_000
+    assert (slow.capture.written, slow.capture.dropped, slow.capture.take_lost()) == (1000, 0, [])
+    assert list(load_debug_outputs(tmp_path)) == list(range(1000))
+
+
+def test_what_waited_for_a_folder_is_all_written_however_long_that_takes(tmp_path, slow):
+    slow.capture.max_pending_bytes = 1 << 30
+    for at in range(200):
+        assert slow.capture.add(at, {"x": at})
+    slow.capture.open(tmp_path)
+    slow.capture.close()
+    assert slow.now == 200 * 50.0
+    assert len(load_debug_outputs(tmp_path)) == 200
+
+
+def test_a_disk_that_hangs_is_waited_for_once_and_not_for_every_capture(tmp_path, make, gate):
+    now = 0.0
+    capture = make(monotonic=lambda: now, max_pending_bytes=1, stall_timeout_s=60.0, on_error="isolate")
+    capture.open(tmp_path)
+    capture.add(0, {"x": 0})
+    assert gate.reached.wait(PATIENCE_S)
+    now = 61.0
+    assert not any(capture.add(at, {"x": 1}) for at in range(1, 51)), "none of them waits another minute"
+    assert capture.dropped == 50
+    now = 61.0 + 60.0
+    gate.set()
+    wait_until(lambda: capture.written == 1)
+    assert capture.add(100, {"x": 1}), "a disk that comes back is used again"
+    capture.seal()
+    assert list(load_debug_outputs(tmp_path)) == [0, 100]
+
+
+def test_a_large_capture_gets_the_time_that_it_needs(tmp_path, make, gate):
+    now = 0.0
+    capture = make(monotonic=lambda: now, stall_timeout_s=1.0, on_error="isolate")
+    capture.open(tmp_path)
+    capture.add(0, {"x": np.zeros(100 * MIB, np.uint8)})
+    assert gate.reached.wait(PATIENCE_S)
+    now = 99.0
+    sealed = []
+    waiting = threading.Thread(target=lambda: sealed.append(capture.seal()))
+    waiting.start()
+    wait_until(lambda: capture._changed._waiters or sealed, "the seal to wait")
+    gate.set()
+    waiting.join(PATIENCE_S)
+    assert sealed == [True]
+    assert capture.take_lost() == []
+
+
+def test_captures_added_while_spilled_ones_move_to_their_folder_keep_their_order(tmp_path, make, monkeypatch):
+    capture = make(max_pending_bytes=3000, spill_folder=tmp_path, on_error="raise")
+    for at in range(20):
+        capture.add(at, {"x": at})
+    real, added, threads_ = capture_module.move_pages, [], []
+
+    def move(*args):
+        other = threading.Thread(target=lambda: added.extend(capture.add(at, {"x": at}) for at in range(20, 40)))
+        other.start()
+        threads_.append(other)
+        real(*args)
+
+    monkeypatch.setattr(capture_module, "move_pages", move)
+    capture.open(tmp_path / "pages")
+    threads_[0].join(PATIENCE_S)
+    capture.close()
+    assert added == [True] * 20
+    assert list(load_debug_outputs(tmp_path / "pages")) == list(range(40))
+    assert [each.name for each in tmp_path.iterdir()] == ["pages"], "no second temporary folder is left"
+
+
 def test_dropping_never_blocks(tmp_path, make, gate):
-    capture = make(max_pending_bytes=5000, on_full="drop", block_timeout_s=1e9)
+    capture = make(max_pending_bytes=5000, on_full="drop", stall_timeout_s=1e9)
     capture.open(tmp_path)
     assert [capture.add(at, {"x": torch.zeros(1000)}) for at in range(3)] == [True, False, False]
     gate.set()
@@ -254,6 +357,22 @@ def test_failures_are_raised_where_that_was_asked_for(tmp_path, make, failing):
     assert list(load_debug_outputs(tmp_path)) == [0, 2, 3]
 
 
+@pytest.mark.parametrize("on_error", ["isolate", "raise"])
+def test_a_disk_that_is_full_when_a_page_is_finished_loses_nothing(tmp_path, make, monkeypatch, caplog, on_error):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(file, "fill_header", full)
+    capture = make(on_error=on_error)
+    capture.open(tmp_path)
+    capture.add(0, {"x": torch.ones(2)})
+    with pytest.raises(OSError, match="No space left") if on_error == "raise" else contextlib.nullcontext():
+        capture.seal()
+    assert ("No space left on device" in caplog.text) == (on_error == "isolate")
+    assert capture.take_lost() == []
+    assert load_debug_outputs(tmp_path)[0]["x"].tolist() == [1, 1]
+
+
 def test_flushing_ends_in_time(tmp_path, make, gate, caplog):
     capture = make(on_error="isolate")
     capture.open(tmp_path)
@@ -262,7 +381,7 @@ def test_flushing_ends_in_time(tmp_path, make, gate, caplog):
     assert gate.reached.wait(PATIENCE_S)
     assert not capture.flush(0.01)
     capture.on_error = "raise"
-    with pytest.raises(RunError, match=r"not written after 0\.01 s"):
+    with pytest.raises(RunError, match=r"2 captures wait, and none was written for 0\.01 s"):
         capture.flush(0.01)
     capture.on_error = "isolate"
     with caplog.at_level(logging.WARNING, "sonde"):
@@ -359,7 +478,7 @@ def test_a_forked_child_leaves_captures_alone(tmp_path, make, gate):
 
 
 def test_a_capture_that_waits_for_room_is_dropped_when_it_is_closed(tmp_path, make, gate):
-    capture = make(max_pending_bytes=1, block_timeout_s=PATIENCE_S, on_error="isolate")
+    capture = make(max_pending_bytes=1, stall_timeout_s=PATIENCE_S, on_error="isolate")
     capture.open(tmp_path)
     capture.add(0, {"x": 0})
     assert gate.reached.wait(PATIENCE_S)

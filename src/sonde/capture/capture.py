@@ -1,4 +1,4 @@
-"""Captures: taken from any thread, written to pages by another, sorted out once their scores are known."""
+"""Captures: added by any thread, written to pages by another, and selected once their scores are known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,7 +16,7 @@ import torch
 
 from sonde.capture.item import take
 from sonde.capture.living import living
-from sonde.capture.worker import Worker
+from sonde.capture.worker import Failure, Worker
 from sonde.errors import ClosedError, OptionError, RunError, RunExists
 from sonde.store.pages import DebugOutputs, PageWriter
 from sonde.store.pages.keep import Keep, copy_datapoints, move_pages
@@ -30,29 +30,31 @@ WAITING_ROOM: Final = "spill"
 
 
 class Capture(Worker):
-    """Takes captures from any thread and writes them to pages with a thread of its own.
+    """Take captures from any thread and write them to pages with a thread of its own.
 
     Captures that come before a folder is known wait in memory; what exceeds `max_pending_bytes` waits in pages in a
-    temporary folder, and moves when `open` names the place. The thread lives only while there is something to write.
-    In a forked child every verb does nothing: files and thread belong to the parent.
+    temporary folder, and moves when `open` names the folder. A full queue slows the caller down; nothing is dropped
+    while captures reach the disk. The thread runs only while there is something to write. In a forked child every
+    method does nothing: files and thread belong to the parent.
 
     Args:
         page_bytes: How large a page grows.
         save_dtype: Floating tensors are stored as this type.
         max_pending_bytes: How many bytes of captures may wait in memory; those on a device wait there.
-        on_full: What `add` does when that is reached: wait for up to `block_timeout_s`, or drop the capture. Dropped
-            ones are counted.
-        block_timeout_s: After waiting this long a capture is dropped as well.
-        on_error: What happens to a capture that cannot be written. `"isolate"` reports the first one and counts all;
+        on_full: What `add` does when that is reached: wait until the thread has made room, or drop the capture.
+        stall_timeout_s: How long the thread may go without writing a single capture before nobody waits for it any
+            longer. Captures that found no room by then are dropped and counted.
+        on_error: What happens to a capture that cannot be written. `"isolate"` logs the first one and counts all;
             `"raise"` also makes the next `flush`, `seal` or `close` raise.
         keep: Which captures stay once scores are known: `"worst:50"`, or `"worst:50+control:5"`. The control is drawn
-            from the good ones; without a word on it, it is a tenth. Captures wait in pages until `keep_only` is called.
+            from the good ones; by default it is a tenth. Captures wait in pages until `keep_only` is called.
         seed: For drawing the control.
         rank: The process of a distributed evaluation.
-        spill_folder: Where captures go that exceed the memory before a folder is known; the system's temporary one by
-            default.
+        spill_folder: Where captures go that exceed the memory before a folder is known; by default the system's
+            temporary folder.
         sync: Force each page to the disk when it is sealed, so that it also survives a loss of power.
-        clock: Tells the time.
+        clock: Returns the time of a capture.
+        monotonic: Returns the time by which stalls are measured.
 
     """
 
@@ -63,7 +65,7 @@ class Capture(Worker):
         save_dtype: torch.dtype | None = None,
         max_pending_bytes: int = 256 << 20,
         on_full: Literal["block", "drop"] = "block",
-        block_timeout_s: float = 30.0,
+        stall_timeout_s: float = 60.0,
         on_error: Literal["isolate", "raise"] = "isolate",
         keep: str | None = None,
         seed: int = 0,
@@ -71,6 +73,7 @@ class Capture(Worker):
         spill_folder: str | Path | None = None,
         sync: bool = True,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         _check("on_full", on_full, "block", "drop")
         _check("on_error", on_error, "isolate", "raise")
@@ -78,19 +81,20 @@ class Capture(Worker):
             raise OptionError(f"Sizes are positive; got {page_bytes=}, {max_pending_bytes=}.")
         if save_dtype is not None and not save_dtype.is_floating_point:
             raise OptionError(f"save_dtype is a floating type, such as torch.float16; got {save_dtype!r}.")
-        super().__init__(max_pending_bytes)
+        if not stall_timeout_s >= 0:
+            raise OptionError(f"stall_timeout_s is a number of seconds, or math.inf; got {stall_timeout_s!r:.80}.")
+        super().__init__(max_pending_bytes, stall_timeout_s, monotonic)
         self.page_bytes = page_bytes
         self.save_dtype = save_dtype
         self.on_full = on_full
-        self.block_timeout_s = block_timeout_s
         self.on_error = on_error
         self.keep = Keep.parse(keep) if keep is not None else None
         self.seed = seed
         self.rank = rank
         self.dropped = 0
-        """Captures that found no room in time."""
+        """Captures that were given up: there was no room for them, or the thread stalled."""
         self.discarded = 0
-        """Captures that `keep_only` let go."""
+        """Captures that `keep_only` removed."""
         self._clock = clock
         self._sync = sync
         self._spill_root = spill_folder
@@ -139,7 +143,7 @@ class Capture(Worker):
     # Verbs
 
     def open(self, folder: str | Path, *, resume: bool = False) -> None:
-        """Say where captures go. What waits is written there; a folder that was open before is sealed.
+        """Set the folder that captures go to. What waits is written there; a folder that was open before is sealed.
 
         Raises:
             RunExists: The folder holds pages, and was not to be continued.
@@ -156,15 +160,17 @@ class Capture(Worker):
                 raise RunExists(f"{path} holds pages already. Pass resume=True to add to them.")
             target = path if self.keep is None else self._waiting_room(path)
             writer = self._make_writer(target, resume=resume)
-            with self._taken_back_spill() as spilled:
-                if spilled is not None:
-                    move_pages(spilled, writer)
-            with self._changed:
+            with self._changed:  # `add` waits meanwhile, so that the order of captures stays
+                with self._taken_back_spill() as spilled:
+                    if spilled is not None:
+                        move_pages(spilled, writer)
                 self._folder = path
                 self._write_to(writer)
 
     def add(self, datapoint: Datapoint, outputs: Mapping[str, Any], *, info: Mapping[str, Any] | None = None) -> bool:
         """Take what was captured for a datapoint; its tensors belong to this object from now on.
+
+        Waits while there is no room, as long as the thread makes progress.
 
         Returns:
             Whether there was room for it.
@@ -178,41 +184,50 @@ class Capture(Worker):
             if not self._has_room(item.nbytes) and self._writer is None:
                 self._begin_spill()
             may_wait = self.on_full == "block" and self._writer is not None
-            if self._put(item, self.block_timeout_s if may_wait else 0.0):
+            if self._put(item, self.stall_timeout_s if may_wait else 0.0):
                 return True
-            self.dropped += 1
-            if self.dropped == 1:
-                logger.warning("Captures are dropped: %s bytes wait to be written.", f"{self._pending_bytes:,}")
+            self._drop([item.datapoint])
+            self._note(Failure(item.datapoint, f"there is no room: {self._pending_bytes:,} bytes wait", ""))
             return False
 
-    def flush(self, timeout_s: float = 60.0) -> bool:
-        """Wait until all captures that were taken are on disk; False if that took too long, or no folder is known.
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until all captures that were taken are on disk; False if the thread stalls, or no folder is known.
+
+        Args:
+            timeout_s: How long the thread may go without writing a capture; `stall_timeout_s` by default.
 
         Raises:
-            RunError: With `on_error="raise"`: it took too long, or something could not be written.
+            RunError: With `on_error="raise"`: the thread stalled, or something could not be written.
 
         """
         if not self._may_act():
             return False
-        done = self._drain(timeout_s)
+        limit = self._limit(timeout_s)
+        done = self._drain(limit)
         if self.on_error == "raise":
             unraised, self._unraised = self._unraised, []
             if unraised:
                 first = f"the first, of datapoint {unraised[0].datapoint!r:.80}: {unraised[0].error}"
                 raise RunError(f"{len(unraised)} captures could not be written; {first}")
             if not done and self._writer is not None:
-                raise RunError(f"{self.num_pending} captures are not written after {timeout_s:g} s.")
+                raise RunError(f"{self.num_pending} captures wait, and none was written for {limit:g} s.")
         return done
 
+    def take_lost(self) -> list[Datapoint]:
+        """Return the datapoints whose captures were dropped or could not be written since this was last called."""
+        with self._changed:
+            lost, self._lost = self._lost, []
+        return lost
+
     def keep_only(
-        self, scores: Mapping[Datapoint, float], higher_is_better: bool, timeout_s: float = 60.0
+        self, scores: Mapping[Datapoint, float], higher_is_better: bool, timeout_s: float | None = None
     ) -> frozenset[Datapoint]:
-        """Let only the captures stay that `keep` asks for, put them in their place, and finish the folder.
+        """Keep only the captures that `keep` asks for, put them in their place, and finish the folder.
 
         Args:
             scores: By datapoint. One that is not a number is the worst of all; a capture without a score stays.
             higher_is_better: The direction of the scores.
-            timeout_s: How long to wait for captures that are not written yet.
+            timeout_s: How long the thread may go without writing a capture; `stall_timeout_s` by default.
 
         Returns:
             The datapoints that stay.
@@ -228,9 +243,9 @@ class Capture(Worker):
             if keep is None or folder is None:
                 raise OptionError("keep_only needs keep=... and a folder: call open(folder) first.")
             self.flush(timeout_s)
-            writer = self._take_writer(timeout_s)
+            writer = self._take_writer(self._limit(timeout_s))
             if writer is None:
-                raise RunError(f"The captures in {folder} are still being written after {timeout_s:g} s; all stay.")
+                raise RunError(f"The thread that writes {folder} has stalled; all captures stay.")
             writer.close()
             captured = DebugOutputs(writer.folder, ranks=False)
             chosen = keep.choose(captured, scores, higher_is_better=higher_is_better, seed=self.seed)
@@ -241,10 +256,14 @@ class Capture(Worker):
             shutil.rmtree(self._waiting_room(folder), ignore_errors=True)
             return frozenset(chosen)
 
-    def seal(self, timeout_s: float = 60.0) -> bool:
+    def seal(self, timeout_s: float | None = None) -> bool:
         """Write all that waits and finish the folder; captures that follow wait for the next `open`.
 
-        With `keep`, captures that never met their scores all stay.
+        With `keep` and no call of `keep_only`, all captures stay.
+
+        Args:
+            timeout_s: How long the thread may go without writing a capture; `stall_timeout_s` by default.
+
         """
         with self._verbs:
             if not self._may_act():
@@ -255,11 +274,11 @@ class Capture(Worker):
             try:
                 done = self.flush(timeout_s)
             finally:
-                self._finish(folder, timeout_s)
+                self._finish(folder, self._limit(timeout_s))
             return done
 
     def discard(self) -> None:
-        """Forget the captures that wait for a folder."""
+        """Discard the captures that wait for a folder."""
         with self._verbs:
             if not self._may_act() or self._folder is not None:
                 return
@@ -267,22 +286,22 @@ class Capture(Worker):
             with self._taken_back_spill():
                 pass
 
-    def close(self, timeout_s: float = 60.0) -> bool:
-        """Seal and end; again is fine. Captures that never got a folder are lost, and counted as dropped."""
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Seal and end; closing twice is fine. Captures that never got a folder are lost, and counted as dropped."""
         with self._verbs:
             if self._abandoned or self._closed:
                 return True
             try:
                 return self.seal(timeout_s)
             finally:
-                self.dropped += self._forget()
+                self._drop(self._forget())
                 with self._taken_back_spill():
                     pass
                 with self._changed:
                     self._closed = True
-                    self.dropped += self._forget()
+                    self._drop(self._forget())
                 living.discard(self)
-                self._join(timeout_s)
+                self._join(min(self._limit(timeout_s), threading.TIMEOUT_MAX))
 
     def __enter__(self) -> Capture:
         return self
@@ -293,7 +312,7 @@ class Capture(Worker):
     # Before a folder is known
 
     def _begin_spill(self) -> None:
-        """Let captures wait on disk, if that is possible."""
+        """Let captures wait in a temporary folder, if that is possible."""
         try:
             self._spill = Path(tempfile.mkdtemp(prefix="sonde-spill-", dir=self._spill_root))
             self._write_to(self._make_writer(self._spill, resume=False))
@@ -301,16 +320,20 @@ class Capture(Worker):
             logger.warning("Captures that wait for a folder cannot be spilled: %s", error)
 
     @contextlib.contextmanager
-    def _taken_back_spill(self, timeout_s: float = 60.0) -> Iterator[Path | None]:
-        """Stop writing to the temporary folder, hand out what it holds, and remove it."""
-        spill, self._spill = self._spill, None
+    def _taken_back_spill(self) -> Iterator[Path | None]:
+        """Stop writing to the temporary folder, yield what it holds, and remove it."""
+        spill = self._spill
         if spill is None:
             yield None
             return
-        self._drain(timeout_s)
-        writer = self._take_writer(timeout_s)
+        spilling = self._writer
+        writer = self._take_writer(self.stall_timeout_s)
+        self._spill = None
         if writer is not None:
             writer.close()
+        elif spilling is not None:
+            self._drop(list(spilling.datapoints))
+            logger.warning("%d captures are lost: the thread that writes %s has stalled.", self.dropped, spill)
         try:
             yield writer.folder if writer is not None else None
         finally:
@@ -326,22 +349,40 @@ class Capture(Worker):
     def _waiting_room(self, folder: Path) -> Path:
         return folder / f"{WAITING_ROOM}_{self.rank}"
 
-    def _finish(self, folder: Path, timeout_s: float) -> None:
-        writer = self._take_writer(timeout_s)
+    def _finish(self, folder: Path, stall_timeout_s: float) -> None:
+        writer = self._take_writer(stall_timeout_s)
         self._folder = None
-        # What this folder did not get in time must not end up in the next one.
+        # What did not reach this folder must not end up in the next one.
         left = self._forget()
         if left:
-            self.dropped += left
-            logger.warning("%d captures for %s were dropped: they were not written in time.", left, folder)
+            self._drop(left)
+            logger.warning(
+                "%d captures of %s were dropped: none was written for %g s.", len(left), folder, stall_timeout_s
+            )
         if writer is None:
-            logger.warning("The last page of %s stays open: a write has hung for %g s.", folder, timeout_s)
+            logger.warning("The last page of %s stays open: a write has hung for %g s.", folder, stall_timeout_s)
             return
-        writer.close()
-        if self.keep is not None:
-            with self._make_writer(folder, resume=True) as final:
-                move_pages(writer.folder, final)
-            shutil.rmtree(self._waiting_room(folder), ignore_errors=True)
+        try:
+            writer.close()
+            if self.keep is not None:
+                with self._make_writer(folder, resume=True) as final:
+                    move_pages(writer.folder, final)
+                shutil.rmtree(self._waiting_room(folder), ignore_errors=True)
+        except (OSError, RunError) as error:
+            if self.on_error == "raise":
+                raise
+            logger.warning(
+                "The last page of %s could not be finished; it stays open, and can be read: %s", folder, error
+            )
+
+    def _limit(self, timeout_s: float | None) -> float:
+        return self.stall_timeout_s if timeout_s is None else timeout_s
+
+    def _drop(self, datapoints: Sequence[Datapoint]) -> None:
+        """Count captures that are given up."""
+        with self._changed:
+            self.dropped += len(datapoints)
+            self._lost += datapoints
 
     # The process
 

@@ -1,4 +1,4 @@
-"""The line of captures that wait in memory, bounded in bytes, and the one thread that writes them to pages."""
+"""The queue of captures in memory, bounded in bytes, and the one thread that writes them to pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import threading
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +21,9 @@ logger = logging.getLogger("sonde")
 MAX_FAILURES: Final = 100
 """How many failures are remembered; all are counted."""
 
+SLOWEST_BYTES_PER_S: Final = 1 << 20
+"""A single capture that is written more slowly than this counts as a stall."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -32,28 +35,35 @@ class Failure:
 
 
 class Worker:
-    """A line of captures and the thread that writes them, in turn. `Capture` adds where they go and which of them stay.
+    """A queue of captures and the thread that writes them in order. `Capture` decides where they go and which stay.
 
-    The thread lives only while there is something to write and somewhere to write it. Who looks at the line and then
-    acts on it holds `_changed` meanwhile.
+    The thread runs only while there is something to write and somewhere to write it. Waiting for it has no fixed
+    deadline: it lasts as long as captures reach the disk, and ends when none has for `stall_timeout_s`. Code that reads
+    the queue and then acts on it holds `_changed` meanwhile.
     """
 
-    def __init__(self, max_pending_bytes: int) -> None:
+    def __init__(self, max_pending_bytes: int, stall_timeout_s: float, monotonic: Callable[[], float]) -> None:
         self.max_pending_bytes = max_pending_bytes
+        self.stall_timeout_s = stall_timeout_s
         self.written = 0
         """Captures that are safe on disk."""
         self.failed = 0
         """Captures that could not be written."""
         self.failures: list[Failure] = []
         """The first of them."""
-        self._line: deque[Item] = deque()
+        self._queue: deque[Item] = deque()
         self._pending_bytes = 0
+        self._lost: list[Datapoint] = []
         self._unraised: list[Failure] = []
         self._writer: PageWriter | None = None
         self._fetcher = Fetcher()
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._closed = False
+        self._paused = False
+        self._monotonic = monotonic
+        self._progress_at = 0.0
+        self._bytes_in_hand = 0
 
     @property
     def pending_bytes(self) -> int:
@@ -63,56 +73,74 @@ class Worker:
     @property
     def num_pending(self) -> int:
         """Captures that wait in memory."""
-        return len(self._line)
+        return len(self._queue)
 
     @property
     def waiting(self) -> list[tuple[Datapoint, Mapping[str, Any]]]:
-        """The captures that wait in memory, by datapoint, oldest first; for looking at, not for changing."""
+        """The captures that wait in memory, by datapoint, oldest first. Do not change them."""
         with self._changed:
-            return [(item.datapoint, item.outputs) for item in self._line]
+            return [(item.datapoint, item.outputs) for item in self._queue]
 
     def _has_room(self, nbytes: int) -> bool:
-        """Say whether so many bytes fit; what is larger than the bound by itself does when nothing else waits."""
+        """Return whether this many bytes fit. A capture above the bound fits when nothing else waits."""
         return not self._pending_bytes or self._pending_bytes + nbytes <= self.max_pending_bytes
 
-    def _put(self, item: Item, wait_s: float) -> bool:
-        """Add to the end of the line, after waiting for room if need be; False if there was none, or it was closed."""
+    def _put(self, item: Item, stall_timeout_s: float) -> bool:
+        """Append to the queue, after waiting for room if needed; False if there was none, or it was closed."""
         with self._changed:
-            has_room = self._changed.wait_for(lambda: self._closed or self._has_room(item.nbytes), wait_s)
+            has_room = self._wait(lambda: self._closed or self._has_room(item.nbytes), stall_timeout_s)
             if self._closed or not has_room:
                 return False
-            self._line.append(item)
+            self._queue.append(item)
             self._pending_bytes += item.nbytes
             self._wake()
         return True
 
     def _write_to(self, writer: PageWriter) -> None:
-        """Write what waits, and what comes, there."""
+        """Write what waits, and what is added later, with this writer."""
         with self._changed:
             self._writer = writer
             self._wake()
 
-    def _drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is left to write; False if that took too long, or there is nowhere to write."""
-        with self._changed:
-            # Without a writer waiting is in vain.
-            return self._changed.wait_for(lambda: not self._pending_bytes, timeout_s if self._writer else 0.0)
+    def _wait(self, done: Callable[[], bool], stall_timeout_s: float) -> bool:
+        """Wait until `done()`; False once the thread has written nothing for `stall_timeout_s`.
 
-    def _take_writer(self, timeout_s: float) -> PageWriter | None:
-        """Let go of the writer and return it once the thread has ended; None if the thread hangs in it."""
+        One large capture gets the time that a slow disk needs for it.
+        """
         with self._changed:
+            while not done():
+                allowed = stall_timeout_s and max(stall_timeout_s, self._bytes_in_hand / SLOWEST_BYTES_PER_S)
+                left = allowed - (self._monotonic() - self._progress_at)
+                if left <= 0:
+                    return False
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+            return True
+
+    def _drain(self, stall_timeout_s: float) -> bool:
+        """Wait until nothing is left to write; False if the thread stalls, or there is nowhere to write."""
+        with self._changed:
+            if self._writer is None:
+                return not self._pending_bytes
+            return self._wait(lambda: not self._pending_bytes, stall_timeout_s)
+
+    def _take_writer(self, stall_timeout_s: float) -> PageWriter | None:
+        """Stop writing and return the writer once the thread has ended; None if the thread hangs in it."""
+        with self._changed:
+            # The writer stays until then, so that `add` waits for room instead of looking for another place.
+            self._paused = True
+            idle = self._wait(lambda: self._thread is None, stall_timeout_s)
             writer, self._writer = self._writer, None
-            idle = self._changed.wait_for(lambda: self._thread is None, timeout_s)
+            self._paused = False
         return writer if idle else None
 
-    def _forget(self) -> int:
-        """Throw away what waits in memory; returns how many captures that were."""
+    def _forget(self) -> list[Datapoint]:
+        """Discard what waits in memory, and return which captures that were."""
         with self._changed:
-            count = len(self._line)
-            self._pending_bytes -= sum(item.nbytes for item in self._line)
-            self._line.clear()
+            forgotten = [item.datapoint for item in self._queue]
+            self._pending_bytes -= sum(item.nbytes for item in self._queue)
+            self._queue.clear()
             self._changed.notify_all()
-        return count
+        return forgotten
 
     def _join(self, timeout_s: float) -> None:
         thread = self._thread
@@ -120,15 +148,16 @@ class Worker:
             thread.join(timeout_s)
 
     def _let_go(self) -> None:
-        """Begin anew, in a forked child: files and thread belong to its parent, and the lock may be held there."""
+        """Start afresh in a forked child: files and thread belong to its parent, and the lock may be held there."""
         self._changed = threading.Condition()
-        self._line.clear()
+        self._queue.clear()
         self._pending_bytes = 0
         self._thread = self._writer = None
 
     def _wake(self) -> None:
         """Start the thread if there is something to write and none runs."""
-        if self._thread is None and self._line and self._writer is not None:
+        if self._thread is None and self._queue and self._writer is not None and not self._paused:
+            self._progress_at = self._monotonic()
             self._thread = threading.Thread(target=self._run, name="sonde-pages", daemon=True)
             self._thread.start()
 
@@ -136,33 +165,39 @@ class Worker:
         while True:
             with self._changed:
                 writer = self._writer
-                if not self._line or writer is None:
+                if not self._queue or writer is None or self._paused:
                     self._thread = None
                     self._changed.notify_all()
                     return
-                item = self._line.popleft()
+                item = self._queue.popleft()
+                self._bytes_in_hand = item.nbytes
             failure = _write(writer, item, self._fetcher)
             with self._changed:
                 self._pending_bytes -= item.nbytes
+                self._bytes_in_hand = 0
+                self._progress_at = self._monotonic()
                 if failure is None:
                     self.written += 1
                 else:
+                    self.failed += 1
+                    self._lost.append(failure.datapoint)
                     self._note(failure)
                 del item
                 self._changed.notify_all()
 
     def _note(self, failure: Failure) -> None:
-        self.failed += 1
-        if self.failed == 1:
+        """Remember why a capture is lost, and log the first one."""
+        if not self.failures:
             logger.warning(
-                "A capture of datapoint %r could not be written; others go on.\n%s",
+                "The capture of datapoint %r could not be written: %s. Other captures go on; further failures are "
+                "only counted.%s",
                 failure.datapoint,
-                failure.traceback,
+                failure.error,
+                f"\n{failure.traceback}" if failure.traceback else "",
             )
         if len(self.failures) < MAX_FAILURES:
             self.failures.append(failure)
         self._unraised.append(failure)
-        del self._unraised[MAX_FAILURES:]
 
 
 def _write(writer: PageWriter, item: Item, fetcher: Fetcher) -> Failure | None:

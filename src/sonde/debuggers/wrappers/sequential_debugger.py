@@ -51,7 +51,9 @@ class SequentialDebugger(BaseDebugger):
         keep: Which captures stay once scores are known, such as `"worst:50"`; see `save_all`.
         save_dtype: Floating tensors are stored as this type.
         page_format: `"pickle"` writes pages for old tools, which run code when they are loaded.
-        max_pending_mb: How much may wait in memory. Beyond it `__call__` waits for the writer.
+        max_pending_mb: How much may wait in memory. Beyond it `__call__` waits until the writer has made room.
+        stall_timeout_s: How long to wait for a writer that writes nothing (a disk that hangs) before captures are given
+            up. While captures reach the disk, however slowly, nothing is lost.
 
     """
 
@@ -67,6 +69,7 @@ class SequentialDebugger(BaseDebugger):
         save_dtype: torch.dtype | None = None,
         page_format: Literal["safetensors", "pickle"] = "safetensors",
         max_pending_mb: float = 256,
+        stall_timeout_s: float = 60.0,
     ) -> None:
         if page_format not in ("safetensors", "pickle"):
             raise OptionError(f"page_format is 'safetensors' or 'pickle'; got {page_format!r:.80}.")
@@ -90,6 +93,7 @@ class SequentialDebugger(BaseDebugger):
             page_bytes=self.page_size,
             save_dtype=save_dtype,
             max_pending_bytes=int(max_pending_mb * MB),
+            stall_timeout_s=stall_timeout_s,
             on_error=on_error,
             keep=keep,
             rank=_rank(),
