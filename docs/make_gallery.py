@@ -31,6 +31,7 @@ from torch import nn
 import sonde
 from sonde.debug import DebugVisualizer, TerminalVisualizer, VisualizationConfig
 from sonde.views import figures
+from sonde.views.document import figure_page
 from sonde.views.report import render_report
 from sonde.views.terminal import print_summary
 
@@ -216,7 +217,7 @@ def main() -> None:
     visualizer = DebugVisualizer(VisualizationConfig(output_directory=options.runs))
     visualizer.plot_run(good)
     with open_browser() as browser:
-        page = drawn(open_page(browser, figures.page("", [figures.Part("", list(figs.values()))]), options.runs))
+        page = drawn(open_page(browser, figure_page("", list(figs.values())), options.runs))
         for number, name in enumerate(figs):
             page.locator(f"[data-figure='{number}']").screenshot(path=options.out / f"figure-{name}.png")
         dashboard = visualizer.create_dashboard().read_text()

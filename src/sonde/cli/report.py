@@ -17,21 +17,27 @@ if TYPE_CHECKING:
 EXAMPLES = """
 sonde report runs/first  # writes first.html, which opens in any browser
 sonde report runs/first --format md  # for an issue or a pull request
+sonde report runs/first --format text  # on the terminal
 sonde report runs/first --format json --out - | jq .findings
 """
 
 
 class ReportFormat(StrEnum):
-    """File formats."""
+    """File formats, and text for the terminal."""
 
     html = "html"
     md = "md"
     json = "json"
+    text = "text"
 
 
 Form = Annotated[
     ReportFormat | None,
-    typer.Option("--format", metavar="html|md|json", help="The format; by default that of --out, else html."),
+    typer.Option(
+        "--format",
+        metavar="html|md|json|text",
+        help="The format; by default that of --out, else html. text is printed.",
+    ),
 ]
 Out = Annotated[
     Path | None,
@@ -51,7 +57,12 @@ def report(run: RunPath, form: Form = None, out: Out = None, force: Force = Fals
 
     chosen = form or _form_of(out)
     opened = open_run(run)
-    if out is not None and str(out) == "-":
+    if chosen is ReportFormat.text and out is None:
+        from sonde.views.report import report_document
+
+        report_document(opened).print()
+        return
+    if str(out) == "-":
         from sonde.cli.answer import utf8_output
         from sonde.views.report import render_report
 
@@ -68,10 +79,11 @@ def _form_of(out: Path | None) -> ReportFormat:
     ('md', 'html')
     """
     endings = {".md": ReportFormat.md, ".markdown": ReportFormat.md, ".json": ReportFormat.json}
+    endings |= {".txt": ReportFormat.text}
     endings |= dict.fromkeys(("", ".html", ".htm"), ReportFormat.html)
     suffix = out.suffix.lower() if out else ""
     if suffix not in endings:
-        raise OptionError(f"{out}: a report is .html, .md or .json. Name it so, or choose one with --format.")
+        raise OptionError(f"{out}: a report is .html, .md, .json or .txt. Name it so, or choose one with --format.")
     return endings[suffix]
 
 

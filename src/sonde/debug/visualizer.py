@@ -17,6 +17,7 @@ from sonde.debug.config import file_name
 from sonde.errors import OptionError, SelectionError
 from sonde.store import Run, open_run
 from sonde.views import figures
+from sonde.views.document import figure_page
 from sonde.views.figures.curves import as_values
 from sonde.views.figures.theme import THEMES, Theme
 
@@ -183,10 +184,9 @@ class DebugVisualizer:
         """
         names = [plot_names] if isinstance(plot_names, str) else self._plots if plot_names is None else plot_names
         chosen = [self._plot(name) for name in names]
-        parts = [figures.Part("", [plot.figure for plot in chosen], columns=2)]
         target = self._target(path, "dashboard.html")
-        none = "" if chosen else '<p class="quiet">No plot was made yet.</p>'
-        target.write_text(figures.page("Debug dashboard", parts, lead=none), encoding="utf-8")
+        page = figure_page("Debug dashboard", [plot.figure for plot in chosen], columns=2)
+        target.write_text(page, encoding="utf-8")
         return target
 
     def save_plot(self, name: str, path: str | Path | None = None) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sonde.pytorch_debugging.training_logs import load_training_logs
 from sonde.views import figures
+from sonde.views.document import figure_page
 
 Curve = tuple[list[Any], list[float]]
 
@@ -27,7 +28,7 @@ def draw_training(log_dir: Path, experiment_name: str) -> Path:
         seconds = ([end["epoch"] for end in ends], [float(end["duration"]) for end in ends])
         drawn.append(figures.training_metrics({"seconds": seconds}, title="Seconds per epoch", over="epoch"))
     path = log_dir / f"{experiment_name}_training.html"
-    path.write_text(figures.page(experiment_name, [figures.Part("", drawn)]), encoding="utf-8")
+    path.write_text(figure_page(experiment_name, drawn), encoding="utf-8")
     return path
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 pytest.importorskip("plotly", reason="HTML reports need the view extra: pip install 'sonde[view]'")
 
 from tests.analysis.made_run import BROKEN, DYING, Recipe, write_run
+from tests.views.html_tags import Tags
 from tests.views.report.hostile_run import ATTACKS, write_hostile_run
 
 from sonde.cli.main import app
@@ -50,26 +50,6 @@ def hostile(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "hostile"
     write_hostile_run(path)
     return open_run(path)
-
-
-class Tags(HTMLParser):
-    """Remembers every tag and its attributes, and the text outside of scripts and styles."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.words = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        if self.tags and self.tags[-1][0] not in ("script", "style"):
-            self.words.append(data)
-
-    @property
-    def text(self):
-        return " ".join(self.words)
 
 
 def test_the_gravest_finding_comes_first_and_before_all_plots(path):

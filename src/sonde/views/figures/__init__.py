@@ -21,13 +21,11 @@ from sonde.views.figures.histograms import histogram_over_time
 from sonde.views.figures.loop import memory_timeline, step_phases
 from sonde.views.figures.metrics import training_metrics
 from sonde.views.figures.module_tree import model_tree
-from sonde.views.figures.page import Part, page
 from sonde.views.figures.ratios import update_ratio
 from sonde.views.figures.theme import THEMES, Theme, apply_theme, template
 
 __all__ = [
     "THEMES",
-    "Part",
     "Theme",
     "activation_patterns",
     "apply_theme",
@@ -41,7 +39,6 @@ __all__ = [
     "layer_heatmap",
     "memory_timeline",
     "model_tree",
-    "page",
     "step_phases",
     "template",
     "tensor_distribution",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from sonde.errors import MissingExtra, OptionError
 from sonde.views.figures.library import Figure
+from sonde.views.figures.theme import captions
 
 _PICTURES = ("png", "svg", "pdf", "jpeg", "webp")
 
@@ -24,11 +24,9 @@ def to_json(figure: Figure) -> str:
 
 def to_html(figure: Figure) -> str:
     """Return a page with one figure that opens anywhere, also without a network."""
-    from sonde.views.figures.page import Part, page
+    from sonde.views.document import figure_page
 
-    title = figure.layout.title.text or "figure"
-    # What a title says is escaped for Plotly; a page escapes it itself.
-    return page(unescape(title.partition("<br>")[0]), [Part("", [figure])])
+    return figure_page(captions(figure).title or "figure", [figure])
 
 
 def write(figure: Figure, path: str | Path, *, width: int = 800, height: int = 600, scale: float = 2) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+from html import unescape
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -73,13 +75,40 @@ def _layout(theme: Theme) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Captions:
+    """The texts around a figure, as plain text."""
+
+    title: str = ""
+    note: str = ""
+    missing: str = ""
+    """What is missing, if there is nothing to draw."""
+
+
+def captions(figure: Figure) -> Captions:
+    """Return the texts that `finish` or `empty` gave a figure; a figure from elsewhere has its title only."""
+    kept = figure.layout.meta
+    if isinstance(kept, dict) and isinstance(kept.get("captions"), dict):
+        return Captions(**{name: unescape(text) for name, text in kept["captions"].items()})
+    return Captions(title=unescape(str(figure.layout.title.text or "")))
+
+
 def finish(figure: Figure, title: str, note: str = "", *, theme: Theme = "light", **layout: Any) -> Figure:
-    """Give a figure its title, a quiet line under it, and its theme. Title and note are shown as they are written."""
-    under = f"<br><span style='font-size:12px;opacity:0.7'>{safe(note)}</span>" if note else ""
+    """Give a figure its title, a quiet line under it, and its theme. Title and note are shown as they are written.
+
+    Both also travel as data in the figure's `layout.meta`, for pages that show them outside of the plot.
+    """
+    return _finish(figure, Captions(title, note), theme, layout)
+
+
+def _finish(figure: Figure, texts: Captions, theme: Theme, layout: dict[str, Any]) -> Figure:
+    # Like every text in a figure, they are kept in a form that is never taken for markup.
+    kept = {name: safe(text) for name, text in asdict(texts).items()}
+    under = f"<br><span style='font-size:12px;opacity:0.7'>{kept['note']}</span>" if texts.note else ""
     height = int(layout.pop("height", None) or figure.layout.height or _HEIGHT)
     # The title keeps its distance from the top however high the figure is.
-    place = {"text": f"{safe(title)}{under}", "y": 1 - 24 / height, "yref": "container", "yanchor": "top"}
-    figure.update_layout(template=template(theme), title=place, height=height)
+    place = {"text": f"{kept['title']}{under}", "y": 1 - 24 / height, "yref": "container", "yanchor": "top"}
+    figure.update_layout(template=template(theme), title=place, height=height, meta={"captions": kept})
     figure.update_layout(**layout)
     if _has_legend(figure) and figure.layout.margin.b is None:
         figure.update_layout(margin={"b": 92})
@@ -131,7 +160,8 @@ def empty(title: str, missing: str, *, theme: Theme = "light") -> Figure:
     figure = graph_objects().Figure()
     figure.add_annotation(text=safe(missing), x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
     hidden = {"visible": False}
-    return finish(figure, title, theme=theme, xaxis=hidden, yaxis=hidden, height=260, meta={"empty": True})
+    texts = Captions(title, missing=missing)
+    return _finish(figure, texts, theme, {"xaxis": hidden, "yaxis": hidden, "height": 260})
 
 
 def colour_scale(count: int) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from html import unescape
 from typing import Any, Final
 
 from starlette.routing import Route
@@ -15,7 +14,7 @@ from sonde.store import Run
 from sonde.views import figures
 from sonde.views.figures.curves import read_lines
 from sonde.views.figures.lines import draw_lines
-from sonde.views.figures.theme import empty, finish
+from sonde.views.figures.theme import captions, empty, finish
 from sonde.views.figures.words import safe, stat_title
 from sonde.views.web.answers import Query, plain_route, run_route
 from sonde.views.web.checkpoints import checkpoints_of
@@ -49,16 +48,14 @@ def _figure(opened: OpenRun, query: Query) -> bytes:
 
 def pack(figure: Any) -> bytes:
     """Return a figure as JSON: its title and note as plain text, its traces, and its layout without a theme."""
-    head, _, under = str(figure.layout.title.text or "").partition("<br>")
-    note = under.partition(">")[2].rpartition("</span>")[0]
-    figure.layout.title = None
-    figure.layout.template = None
+    texts = captions(figure)
+    about = {"title": texts.title, "note": texts.note, "empty": bool(texts.missing)}
+    if texts.missing:  # words need no plot around them
+        return json.dumps(about | {"missing": texts.missing}, allow_nan=False).encode()
+    figure.layout.title = figure.layout.template = figure.layout.meta = None
     body = json.loads(figure.to_json())
     body["layout"].pop("template", None)
-    told = {"title": unescape(head), "note": unescape(note), "empty": bool((figure.layout.meta or {}).get("empty"))}
-    if told["empty"]:  # said in words, which need no plot around them
-        body = {"missing": " ".join(unescape(str(each.text)) for each in figure.layout.annotations)}
-    return json.dumps(told | body, allow_nan=False).encode()
+    return json.dumps(about | body, allow_nan=False).encode()
 
 
 def _curves(run: Run, query: Query) -> Any:

@@ -13,7 +13,7 @@ from sonde.analysis import ending_of, facts_of, find_learning_rate, find_loss, p
 from sonde.analysis.dynamics import classify
 from sonde.records import Event, Finding, Site
 from sonde.store import Run
-from sonde.views.report.content import ranked, where_and_when, words_of
+from sonde.views.document import ranked, when, words_of
 from sonde.views.web.answers import Query, run_route
 from sonde.views.web.checkpoints import checkpoints_of
 from sonde.views.web.library import Library, OpenRun, is_inside
@@ -69,7 +69,7 @@ def describe_finding(run: Run, finding: Finding) -> dict[str, Any]:
     for item in plain["evidence"]:
         key, _, stat = item["series"].rpartition(" ")
         item["site"], item["stat"] = (key, stat) if key in known else (None, None)
-    return plain | {"title": words_of(finding.kind), "when": where_and_when(finding), "line": _source_line(finding)}
+    return plain | {"title": words_of(finding.kind), "when": when(finding), "line": _source_line(finding)}
 
 
 def _source_line(finding: Finding) -> dict[str, str] | None:

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.routing import Route
 
 from sonde.analysis import find_loss, thin
-from sonde.views.report.content import ranked
+from sonde.views.document import ranked
 from sonde.views.web.answers import Query, plain_route, run_route
 from sonde.views.web.library import Library, Listed, OpenRun
 

@@ -1,0 +1,53 @@
+"""The wording of a finding, shared by reports, the viewer and the doors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sonde.records import SEVERITIES, Finding
+
+
+def ranked(findings: Sequence[Finding]) -> list[Finding]:
+    """Sort findings: the most severe first, then the most certain, then the earliest."""
+    return sorted(findings, key=lambda each: (-SEVERITIES.index(each.severity), -each.confidence, each.step))
+
+
+def words_of(kind: str) -> str:
+    """Return the name of a finding as words.
+
+    >>> words_of("missing_zero_grad")
+    'Missing zero grad'
+    """
+    return kind.replace("_", " ").capitalize()
+
+
+def when(finding: Finding) -> str:
+    """Return the steps at which a finding was observed, as words."""
+    if finding.step == finding.last_step:
+        return f"at step {finding.step:,}"
+    return f"steps {finding.step:,} to {finding.last_step:,}"
+
+
+def evidence_line(name: str, value: float, relation: str | None, threshold: float | None) -> str:
+    """Write one piece of evidence.
+
+    >>> evidence_line("share left over", 1.0, ">=", 0.9)
+    'share left over: 1 (>= 0.9)'
+    """
+    limit = f" ({relation} {threshold:.4g})" if relation is not None and threshold is not None else ""
+    return f"{name}: {value:.4g}{limit}"
+
+
+def rows_of(finding: Finding) -> Iterator[tuple[str, list[str]]]:
+    """Yield what there is to know about a finding: a label, and one line or several."""
+    rows = {
+        "Where": [", ".join(finding.sites)],
+        "Cause": [finding.cause],
+        "Fix": [finding.fix],
+        "Evidence": [evidence_line(e.name, e.value, e.relation, e.threshold) for e in finding.evidence],
+        "To prove it wrong": [finding.refute],
+        "Explains": [", ".join(words_of(kind) for kind in finding.explains)],
+    }
+    for label, lines in rows.items():
+        if any(lines):
+            yield label, lines
