@@ -15,142 +15,53 @@ Read, anywhere, live or later (needs no torch):
 On the command line: sonde --help. docs/api.md lists all names, with examples.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING, Any
+from sonde.lazy import attach
 
-from sonde.lazy import loader
-
-if TYPE_CHECKING:
-    from sonde.attach import open_session, watch
-    from sonde.capture import Capture
-    from sonde.diagnosis import Diagnosis, diagnose
-    from sonde.errors import (
-        ClosedError,
-        MissingExtra,
-        NonFiniteError,
-        OptionError,
-        RunDamaged,
-        RunError,
-        RunExists,
-        RunInUse,
-        RunNotFound,
-        SelectionError,
-        SondeError,
-    )
-    from sonde.forensics.bundle import Bundle, load_bundle
-    from sonde.forensics.checkup import Checkup, checkup
-    from sonde.records import Block, Event, Evidence, Finding, Reading, Site
-    from sonde.schedule import at, between, every, first, log_spaced
-    from sonde.select import glob, kind, regex
-    from sonde.session import Session
-    from sonde.store import DebugOutputs, Run, Series, list_runs, load_debug_outputs, open_run
-    from sonde.store.verify import verify
-    from sonde.version import VERSION as __version__
-
-# Loaded at first use, so that reading a run never imports torch, and recording never imports what only readers need.
-_HOMES = {
-    "Block": "records",
-    "Bundle": "forensics.bundle",
-    "Capture": "capture",
-    "Checkup": "forensics.checkup",
-    "ClosedError": "errors",
-    "DebugOutputs": "store",
-    "Diagnosis": "diagnosis",
-    "Event": "records",
-    "Evidence": "records",
-    "Finding": "records",
-    "MissingExtra": "errors",
-    "NonFiniteError": "errors",
-    "OptionError": "errors",
-    "Reading": "records",
-    "Run": "store",
-    "RunDamaged": "errors",
-    "RunError": "errors",
-    "RunExists": "errors",
-    "RunInUse": "errors",
-    "RunNotFound": "errors",
-    "SelectionError": "errors",
-    "Series": "store",
-    "Session": "session",
-    "Site": "records",
-    "SondeError": "errors",
-    "at": "schedule",
-    "between": "schedule",
-    "checkup": "forensics.checkup",
-    "diagnose": "diagnosis",
-    "every": "schedule",
-    "first": "schedule",
-    "glob": "select",
-    "kind": "select",
-    "list_runs": "store",
-    "load_bundle": "forensics.bundle",
-    "load_debug_outputs": "store",
-    "log_spaced": "schedule",
-    "open_run": "store",
-    "open_session": "attach",
-    "regex": "select",
-    "verify": "store",
-    "watch": "attach",
-}
-
-__all__ = [
-    "Block",
-    "Bundle",
-    "Capture",
-    "Checkup",
-    "ClosedError",
-    "DebugOutputs",
-    "Diagnosis",
-    "Event",
-    "Evidence",
-    "Finding",
-    "MissingExtra",
-    "NonFiniteError",
-    "OptionError",
-    "Reading",
-    "Run",
-    "RunDamaged",
-    "RunError",
-    "RunExists",
-    "RunInUse",
-    "RunNotFound",
-    "SelectionError",
-    "Series",
-    "Session",
-    "Site",
-    "SondeError",
-    "__version__",
-    "at",
-    "between",
-    "checkup",
-    "diagnose",
-    "every",
-    "first",
-    "glob",
-    "kind",
-    "list_runs",
-    "load_bundle",
-    "load_debug_outputs",
-    "log_spaced",
-    "open_run",
-    "open_session",
-    "regex",
-    "verify",
-    "watch",
-]
-
-
-_load = loader(__name__, _HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from sonde.version import VERSION
-
-        return VERSION
-    return _load(name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
+    from sonde.attach import open_session as open_session
+    from sonde.attach import watch as watch
+    from sonde.capture import Capture as Capture
+    from sonde.diagnosis import Diagnosis as Diagnosis
+    from sonde.diagnosis import diagnose as diagnose
+    from sonde.errors import ClosedError as ClosedError
+    from sonde.errors import MissingExtra as MissingExtra
+    from sonde.errors import NonFiniteError as NonFiniteError
+    from sonde.errors import OptionError as OptionError
+    from sonde.errors import RunDamaged as RunDamaged
+    from sonde.errors import RunError as RunError
+    from sonde.errors import RunExists as RunExists
+    from sonde.errors import RunInUse as RunInUse
+    from sonde.errors import RunNotFound as RunNotFound
+    from sonde.errors import SelectionError as SelectionError
+    from sonde.errors import SondeError as SondeError
+    from sonde.forensics.bundle import Bundle as Bundle
+    from sonde.forensics.bundle import load_bundle as load_bundle
+    from sonde.forensics.checkup import Checkup as Checkup
+    from sonde.forensics.checkup import checkup as checkup
+    from sonde.records import Block as Block
+    from sonde.records import Event as Event
+    from sonde.records import Evidence as Evidence
+    from sonde.records import Finding as Finding
+    from sonde.records import Reading as Reading
+    from sonde.records import Site as Site
+    from sonde.schedule import at as at
+    from sonde.schedule import between as between
+    from sonde.schedule import every as every
+    from sonde.schedule import first as first
+    from sonde.schedule import log_spaced as log_spaced
+    from sonde.select import glob as glob
+    from sonde.select import kind as kind
+    from sonde.select import regex as regex
+    from sonde.session import Session as Session
+    from sonde.store import DebugOutputs as DebugOutputs
+    from sonde.store import Run as Run
+    from sonde.store import Series as Series
+    from sonde.store import list_runs as list_runs
+    from sonde.store import load_debug_outputs as load_debug_outputs
+    from sonde.store import open_run as open_run
+    from sonde.store.verify import verify as verify
+    from sonde.version import __version__ as __version__
+else:
+    __getattr__, __dir__, __all__ = attach(__name__, __file__)

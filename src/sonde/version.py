@@ -12,3 +12,4 @@ def _installed() -> str:
 
 
 VERSION: Final = _installed()
+__version__: Final = VERSION

@@ -82,7 +82,6 @@ def test_recording_imports_only_what_a_training_container_has():
 
 def test_the_public_names_are_sorted_exact_and_there():
     assert sonde.__all__ == sorted(sonde.__all__)
-    assert set(sonde._HOMES) | {"__version__"} == set(sonde.__all__)
     for name in sonde.__all__:
         assert getattr(sonde, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'wacth'"):

@@ -1,169 +1,63 @@
 """Debug sessions, inspectors, hooks and visualizers, by the names their users know."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
-from sonde.lazy import loader
+from sonde.lazy import attach
 
-if TYPE_CHECKING:
-    from sonde.debug.architecture import (
-        AttentionAnalysis,
-        WeightAnalysis,
-        analyze_attention,
-        analyze_weights,
-        count_flops,
-        describe_architecture,
-        loss_gradients,
-        receptive_field,
-    )
-    from sonde.debug.config import DebugConfig
-    from sonde.debug.gradient_debugger import (
-        GradientAlert,
-        GradientConflict,
-        GradientDebugger,
-        GradientFlowAnalysis,
-        LayerHealth,
-    )
-    from sonde.debug.gradient_layer import GradientPoint, GradientThresholds, UnitActivity
-    from sonde.debug.hook_types import AlertSeverity, HookAction, HookCondition, HookTrigger, Occasion
-    from sonde.debug.hooks import Hook, HookBuilder, HookManager, HookResult, HookStatistics, TrainingStopped
-    from sonde.debug.model_diagnostics import (
-        DiagnosticAlert,
-        LayerActivationStats,
-        ModelArchitectureInfo,
-        ModelDiagnostics,
-        ModelHealth,
-        ModelPerformanceMetrics,
-        TrainingDynamics,
-    )
-    from sonde.debug.pause import resume_run
-    from sonde.debug.profiler import Bottleneck, Profiler
-    from sonde.debug.report import DebugReport, DebugSummary, Issue
-    from sonde.debug.session import DebugSession, debug_session, debug_session_with_config
-    from sonde.debug.tensor_inspector import TensorAlert, TensorInfo, TensorInspector
-    from sonde.debug.tensor_stats import Drift, TensorComparison, TensorDistribution, TensorStats
-    from sonde.debug.terminal_visualizer import TerminalVisualizer
-    from sonde.debug.visualizer import DebugVisualizer, VisualizationConfig
-
-# Loaded at first use, so that drawing never imports torch, and recording never imports what only drawing needs.
-_HOMES: dict[str, str] = {
-    "AlertSeverity": "hook_types",
-    "AttentionAnalysis": "architecture",
-    "Bottleneck": "profiler",
-    "DebugConfig": "config",
-    "DebugReport": "report",
-    "DebugSession": "session",
-    "DebugSummary": "report",
-    "DebugVisualizer": "visualizer",
-    "DiagnosticAlert": "model_diagnostics",
-    "Drift": "tensor_stats",
-    "GradientAlert": "gradient_debugger",
-    "GradientConflict": "gradient_debugger",
-    "GradientDebugger": "gradient_debugger",
-    "GradientFlowAnalysis": "gradient_debugger",
-    "GradientPoint": "gradient_layer",
-    "GradientThresholds": "gradient_layer",
-    "Hook": "hooks",
-    "HookAction": "hook_types",
-    "HookBuilder": "hooks",
-    "HookCondition": "hook_types",
-    "HookManager": "hooks",
-    "HookResult": "hooks",
-    "HookStatistics": "hooks",
-    "HookTrigger": "hook_types",
-    "Issue": "report",
-    "LayerActivationStats": "model_diagnostics",
-    "LayerHealth": "gradient_debugger",
-    "ModelArchitectureInfo": "model_diagnostics",
-    "ModelDiagnostics": "model_diagnostics",
-    "ModelHealth": "model_diagnostics",
-    "ModelPerformanceMetrics": "model_diagnostics",
-    "Occasion": "hook_types",
-    "Profiler": "profiler",
-    "TensorAlert": "tensor_inspector",
-    "TensorComparison": "tensor_stats",
-    "TensorDistribution": "tensor_stats",
-    "TensorInfo": "tensor_inspector",
-    "TensorInspector": "tensor_inspector",
-    "TensorStats": "tensor_stats",
-    "TerminalVisualizer": "terminal_visualizer",
-    "TrainingDynamics": "model_diagnostics",
-    "TrainingStopped": "hooks",
-    "UnitActivity": "gradient_layer",
-    "VisualizationConfig": "visualizer",
-    "WeightAnalysis": "architecture",
-    "analyze_attention": "architecture",
-    "analyze_weights": "architecture",
-    "count_flops": "architecture",
-    "debug_session": "session",
-    "debug_session_with_config": "session",
-    "describe_architecture": "architecture",
-    "loss_gradients": "architecture",
-    "receptive_field": "architecture",
-    "resume_run": "pause",
-}
-
-__all__ = [
-    "AlertSeverity",
-    "AttentionAnalysis",
-    "Bottleneck",
-    "DebugConfig",
-    "DebugReport",
-    "DebugSession",
-    "DebugSummary",
-    "DebugVisualizer",
-    "DiagnosticAlert",
-    "Drift",
-    "GradientAlert",
-    "GradientConflict",
-    "GradientDebugger",
-    "GradientFlowAnalysis",
-    "GradientPoint",
-    "GradientThresholds",
-    "Hook",
-    "HookAction",
-    "HookBuilder",
-    "HookCondition",
-    "HookManager",
-    "HookResult",
-    "HookStatistics",
-    "HookTrigger",
-    "Issue",
-    "LayerActivationStats",
-    "LayerHealth",
-    "ModelArchitectureInfo",
-    "ModelDiagnostics",
-    "ModelHealth",
-    "ModelPerformanceMetrics",
-    "Occasion",
-    "Profiler",
-    "TensorAlert",
-    "TensorComparison",
-    "TensorDistribution",
-    "TensorInfo",
-    "TensorInspector",
-    "TensorStats",
-    "TerminalVisualizer",
-    "TrainingDynamics",
-    "TrainingStopped",
-    "UnitActivity",
-    "VisualizationConfig",
-    "WeightAnalysis",
-    "analyze_attention",
-    "analyze_weights",
-    "count_flops",
-    "debug_session",
-    "debug_session_with_config",
-    "describe_architecture",
-    "loss_gradients",
-    "receptive_field",
-    "resume_run",
-]
-
-
-__getattr__ = loader(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
+    from sonde.debug.architecture import AttentionAnalysis as AttentionAnalysis
+    from sonde.debug.architecture import WeightAnalysis as WeightAnalysis
+    from sonde.debug.architecture import analyze_attention as analyze_attention
+    from sonde.debug.architecture import analyze_weights as analyze_weights
+    from sonde.debug.architecture import count_flops as count_flops
+    from sonde.debug.architecture import describe_architecture as describe_architecture
+    from sonde.debug.architecture import loss_gradients as loss_gradients
+    from sonde.debug.architecture import receptive_field as receptive_field
+    from sonde.debug.config import DebugConfig as DebugConfig
+    from sonde.debug.gradient_debugger import GradientAlert as GradientAlert
+    from sonde.debug.gradient_debugger import GradientConflict as GradientConflict
+    from sonde.debug.gradient_debugger import GradientDebugger as GradientDebugger
+    from sonde.debug.gradient_debugger import GradientFlowAnalysis as GradientFlowAnalysis
+    from sonde.debug.gradient_debugger import LayerHealth as LayerHealth
+    from sonde.debug.gradient_layer import GradientPoint as GradientPoint
+    from sonde.debug.gradient_layer import GradientThresholds as GradientThresholds
+    from sonde.debug.gradient_layer import UnitActivity as UnitActivity
+    from sonde.debug.hook_types import AlertSeverity as AlertSeverity
+    from sonde.debug.hook_types import HookAction as HookAction
+    from sonde.debug.hook_types import HookCondition as HookCondition
+    from sonde.debug.hook_types import HookTrigger as HookTrigger
+    from sonde.debug.hook_types import Occasion as Occasion
+    from sonde.debug.hooks import Hook as Hook
+    from sonde.debug.hooks import HookBuilder as HookBuilder
+    from sonde.debug.hooks import HookManager as HookManager
+    from sonde.debug.hooks import HookResult as HookResult
+    from sonde.debug.hooks import HookStatistics as HookStatistics
+    from sonde.debug.hooks import TrainingStopped as TrainingStopped
+    from sonde.debug.model_diagnostics import DiagnosticAlert as DiagnosticAlert
+    from sonde.debug.model_diagnostics import LayerActivationStats as LayerActivationStats
+    from sonde.debug.model_diagnostics import ModelArchitectureInfo as ModelArchitectureInfo
+    from sonde.debug.model_diagnostics import ModelDiagnostics as ModelDiagnostics
+    from sonde.debug.model_diagnostics import ModelHealth as ModelHealth
+    from sonde.debug.model_diagnostics import ModelPerformanceMetrics as ModelPerformanceMetrics
+    from sonde.debug.model_diagnostics import TrainingDynamics as TrainingDynamics
+    from sonde.debug.pause import resume_run as resume_run
+    from sonde.debug.profiler import Bottleneck as Bottleneck
+    from sonde.debug.profiler import Profiler as Profiler
+    from sonde.debug.report import DebugReport as DebugReport
+    from sonde.debug.report import DebugSummary as DebugSummary
+    from sonde.debug.report import Issue as Issue
+    from sonde.debug.session import DebugSession as DebugSession
+    from sonde.debug.session import debug_session as debug_session
+    from sonde.debug.session import debug_session_with_config as debug_session_with_config
+    from sonde.debug.tensor_inspector import TensorAlert as TensorAlert
+    from sonde.debug.tensor_inspector import TensorInfo as TensorInfo
+    from sonde.debug.tensor_inspector import TensorInspector as TensorInspector
+    from sonde.debug.tensor_stats import Drift as Drift
+    from sonde.debug.tensor_stats import TensorComparison as TensorComparison
+    from sonde.debug.tensor_stats import TensorDistribution as TensorDistribution
+    from sonde.debug.tensor_stats import TensorStats as TensorStats
+    from sonde.debug.terminal_visualizer import TerminalVisualizer as TerminalVisualizer
+    from sonde.debug.visualizer import DebugVisualizer as DebugVisualizer
+    from sonde.debug.visualizer import VisualizationConfig as VisualizationConfig
+else:
+    __getattr__, __dir__, __all__ = attach(__name__, __file__)
