@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sonde.growth import growth
+from sonde.core.robust import growth
 from sonde.probes import memory_scope
 from sonde.probes.leaks import Leak, TensorWatch
 from sonde.probes.leaks_lines import feeding_lines

@@ -21,8 +21,9 @@ from sonde.analysis.summary import (
     usual_stat,
     worst_first,
 )
-from sonde.analysis.trend import Trend, describe, slope, smooth
+from sonde.analysis.trend import Trend, describe, smooth
 from sonde.analysis.unusual import History, Level, Mark, mark_all, peer_group
+from sonde.core.robust import slope
 
 __all__ = [
     "DEFAULT_STATS",

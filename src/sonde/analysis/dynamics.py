@@ -12,6 +12,7 @@ from typing import Final, Literal
 import numpy as np
 
 from sonde.analysis.downsample import Values
+from sonde.core.robust import mad
 
 State = Literal["converging", "converged", "plateau", "oscillating", "diverging", "unknown"]
 Stability = Literal["stable", "high_variance", "unstable", "unknown"]
@@ -70,7 +71,7 @@ def classify(losses: Values) -> Dynamics:
     level = _level(values)
     residual = values - level
     typical = max(float(np.median(np.abs(level))), 1e-300)
-    noise = 1.4826 * float(np.median(np.abs(residual - np.median(residual))))
+    noise = mad(residual)
     blocks = _blocks(values)
     # A bad batch now and then is neither a trend nor a swing.
     values = level + np.clip(residual, -_OUTLIER * noise, _OUTLIER * noise) if noise > 0 else values
@@ -178,7 +179,7 @@ def judge_fit(train: Values, validation: Values) -> Fit:
         return "unknown"
     best = int(np.argmin(validation))
     last = float(np.median(validation[-3:]))
-    noise = 1.4826 * float(np.median(np.abs(np.diff(validation)))) if len(validation) > 2 else 0.0
+    noise = mad(np.diff(validation), about=0.0) if len(validation) > 2 else 0.0
     risen = last - validation[best]
     falling = float(np.median(train[-3:])) < train[best] or len(train) - 1 - best >= 3
     if len(train) - 1 - best >= 2 and falling and risen > max(0.05 * abs(validation[best]), noise):

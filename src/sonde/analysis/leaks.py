@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from sonde.analysis.downsample import Steps, Values
-from sonde.growth import Growth, growth, less
+from sonde.core.robust import Growth, growth, less
 from sonde.store.log.reader import Run
 from sonde.store.series import Series
 

@@ -8,7 +8,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.analysis.downsample import Steps, Values, thin
+from sonde.analysis.downsample import Steps, Values
+from sonde.core.robust import MAD_TO_STD, mad, pair_slopes, slope, tamed, untamed
 
 Direction = Literal["falling", "flat", "rising", "broken"]
 
@@ -16,10 +17,6 @@ Direction = Literal["falling", "flat", "rising", "broken"]
 _OUTLIER_DEVIATIONS: Final = 6.0
 _REFITS: Final = 3
 _NEIGHBOURS: Final = 7
-# Theil-Sen looks at all pairs; 200 points make 19,900 of them.
-_SLOPE_POINTS: Final = 200
-_TAME_EXPONENT: Final = 400
-_LARGEST: Final = float(np.finfo(np.float64).max)
 
 
 def smooth(values: Values, window: int) -> Values:
@@ -35,7 +32,7 @@ def smooth(values: Values, window: int) -> Values:
     known = np.isfinite(values)
     if known.sum() < 3 or window < 1:
         return np.where(known, values, np.nan)
-    values, exponent = _tamed(values)
+    values, exponent = tamed(values)
     filled = np.where(known, values, 0.0)
     offsets = np.arange(-window, window + 1)
     kernel = (1 - np.abs(offsets / (window + 1)) ** 3) ** 3
@@ -45,20 +42,7 @@ def smooth(values: Values, window: int) -> Values:
     for _ in range(_REFITS):
         fitted = _local_lines(filled, trust, kernel, offsets)
         trust[known] = _bisquare((filled - fitted)[known])
-    return np.where(known, _untamed(fitted, exponent), np.nan)
-
-
-def _tamed(values: Values) -> tuple[Values, int]:
-    """Return values near the ends of what floats can hold as a power of two apart, so that sums and squares fit in."""
-    exponent = int(np.frexp(np.abs(values[np.isfinite(values)]).max(initial=0.0))[1])
-    if abs(exponent) <= _TAME_EXPONENT:
-        return values, 0
-    return np.ldexp(values, -exponent), exponent
-
-
-def _untamed(values: Values, exponent: int) -> Values:
-    with np.errstate(over="ignore"):
-        return np.clip(np.ldexp(values, exponent), -_LARGEST, _LARGEST)
+    return np.where(known, untamed(fitted, exponent), np.nan)
 
 
 def _local_lines(values: Values, trust: Values, kernel: Values, offsets: NDArray[np.int64]) -> Values:
@@ -82,9 +66,8 @@ def _residuals_of_neighbours(x: NDArray[np.intp], y: Values) -> Values:
     size = min(_NEIGHBOURS, len(x))
     start = np.clip(np.arange(len(x)) - size // 2, 0, len(x) - size)
     index = start[:, None] + np.arange(size)
-    i, j = np.triu_indices(size, 1)
     xs, ys = x[index].astype(np.float64), y[index]
-    slopes = np.median((ys[:, j] - ys[:, i]) / (xs[:, j] - xs[:, i]), axis=1)
+    slopes = np.median(pair_slopes(xs, ys), axis=1)
     starts = np.median(ys - slopes[:, None] * xs, axis=1)
     residuals: Values = y - (starts + slopes * x)
     return residuals
@@ -95,18 +78,6 @@ def _bisquare(residuals: Values) -> Values:
     scale = max(float(np.median(np.abs(residuals))), 1e-9 * float(np.abs(residuals).max()), 1e-300)
     weights: Values = np.clip(1 - (residuals / (_OUTLIER_DEVIATIONS * scale)) ** 2, 0.0, None) ** 2
     return weights
-
-
-def slope(steps: Steps, values: Values) -> float:
-    """Return the median slope over all pairs of readings (Theil-Sen), per step; NaN below two readings."""
-    known = np.isfinite(values)
-    steps, values = thin(steps[known], values[known], _SLOPE_POINTS)
-    values, exponent = _tamed(values)
-    i, j = np.triu_indices(len(steps), 1)
-    apart = steps[j] > steps[i]
-    if not apart.any():
-        return float("nan")
-    return float(_untamed(np.median((values[j] - values[i])[apart] / (steps[j] - steps[i])[apart]), exponent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +122,10 @@ def describe(steps: Steps, values: Values) -> Trend:
 def _direction(steps: Steps, values: Values, rate: float, ends_finite: bool) -> Direction:
     if not ends_finite:
         return "broken"
-    values, exponent = _tamed(values)
+    values, exponent = tamed(values)
     moved = float(np.ldexp(rate, -exponent)) * float(steps[-1] - steps[0])
     # A move that the scatter around it would hide is no direction.
-    scatter = float(np.median(np.abs(values - np.median(values))))
+    scatter = mad(values) / MAD_TO_STD
     if not np.isfinite(moved) or abs(moved) <= max(scatter, 0.01 * abs(float(np.median(values)))):
         return "flat"
     return "rising" if moved > 0 else "falling"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sonde import vitals
 from sonde.analysis.downsample import Steps, Values
+from sonde.core.robust import mad, median
 from sonde.records import Site
 
 Level = Literal["bad", "odd", "fine"]
@@ -34,7 +35,6 @@ _DRIFT_BEGINS: Final = 0.5
 # Peers that agree closely would make any difference look huge: 0.15 decades is a factor of 1.4.
 _LEAST_DEVIATION: Final = 0.15
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
-_TO_SIGMA: Final = 1.4826  # a median absolute deviation times this estimates a standard deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ def mark_all(histories: Sequence[History]) -> list[Mark]:
     """Return a mark for each history, comparing those that are peers of each other."""
     logs = [history.logs for history in histories]
     own = _own_moves(histories, logs)
-    now = np.array([_median(log[-RECENT:]) for log in logs])
-    drift = now - np.array([_median(log[_EARLY]) for log in logs])
+    now = np.array([median(log[-RECENT:]) for log in logs])
+    drift = now - np.array([median(log[_EARLY]) for log in logs])
     groups: dict[object, list[int]] = {}
     for index, history in enumerate(histories):
         groups.setdefault(peer_group(history.site), []).append(index)
@@ -115,17 +115,12 @@ def is_one_number(site: Site) -> bool:
     return site.quantity == "scalar" or (site.name == vitals.LOSS and site.quantity == "output")
 
 
-def _median(values: Values) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
-
-
 def _against_peers(values: Values) -> tuple[Values, float]:
     """Return how far each value is from the median of all, and the robust spread of those distances."""
     if np.isfinite(values).sum() < MIN_PEERS:
         return np.full(len(values), np.nan), _LEAST_DEVIATION
-    shift = values - _median(values)
-    return shift, max(_TO_SIGMA * _median(np.abs(shift)), _LEAST_DEVIATION)
+    shift = values - median(values)
+    return shift, max(mad(shift, about=0.0), _LEAST_DEVIATION)
 
 
 def _own_moves(histories: Sequence[History], logs: Sequence[Values]) -> list[Values]:
@@ -185,7 +180,7 @@ def largest_jump(logs: Values) -> tuple[int, float, float] | None:
     jumps = values[RECENT:] - before
     # After a jump that lasts, the next readings are as far; noise must not pick one of them.
     place = int((np.abs(jumps) >= _FIRST_OF_A_JUMP * np.abs(jumps).max()).argmax())
-    usual = max(_TO_SIGMA * _median(np.abs(jumps)), _LEAST_DEVIATION)
+    usual = max(mad(jumps, about=0.0), _LEAST_DEVIATION)
     return int(known[place + RECENT]), float(jumps[place]), float(abs(jumps[place]) / usual)
 
 
@@ -207,7 +202,7 @@ def _drift(steps: NDArray[np.int64], logs: Values, decades: float) -> Mark | Non
         return None
     verb = "grew" if decades > 0 else "faded"
     # It began after the last reading that was still near where it came from.
-    near = np.flatnonzero(np.abs(logs - _median(logs[_EARLY])) < _DRIFT_BEGINS)
+    near = np.flatnonzero(np.abs(logs - median(logs[_EARLY])) < _DRIFT_BEGINS)
     step = int(steps[min(near[-1] + 1, len(steps) - 1)]) if len(near) else None
     since = "" if step is None else f" since step {step}"
     return Mark("odd", abs(decades) / _LEAST_DEVIATION, f"{verb} {times(decades)}{since}", step)

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from sonde.analysis.trend import slope
+from sonde.core.robust import slope
 from sonde.errors import OptionError
 
 _KEPT: Final = 1000

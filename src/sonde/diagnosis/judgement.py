@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde import schema, vitals
+from sonde.core.robust import MAD_TO_STD, mad
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.doctor import Doctor
@@ -279,7 +280,7 @@ def loss_now(loss: float, past: Sequence[float] = ()) -> Moment:
     if len(known) < thresholds.MOMENT_HISTORY.value:
         return Moment("unknown", f"the loss is {loss:.4g}; there is no history to compare it with yet", loss)
     usual = float(np.median(known))
-    spread = max(float(np.median(np.abs(known - usual))), 1e-3 * abs(usual))
+    spread = max(mad(known) / MAD_TO_STD, 1e-3 * abs(usual))
     high = usual + thresholds.SPIKE_MADS.value * spread
     if loss > high and loss > thresholds.SPIKE_RATIO.value * abs(usual):
         return Moment("unstable", f"the loss is {loss:.4g}, far above its usual {usual:.4g}, {THIS_STEP}", loss, usual)

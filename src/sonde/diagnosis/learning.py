@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from sonde.core.robust import mad
 from sonde.diagnosis.track import Values
 
 State = Literal["improving", "flat", "worse", "broken", "unknown"]
@@ -64,7 +65,7 @@ def judge(losses: Values) -> Learning:
     tail = losses[-max(START, len(losses) // 5) :]
     recent, best = float(np.median(tail)), float(np.median(np.sort(losses)[:START]))
     steps = np.diff(losses)
-    noise = float(np.median(np.abs(steps - np.median(steps)))) * 1.4826 / np.sqrt(2)
+    noise = mad(steps) / np.sqrt(2)
     # The difference of two medians is uncertain by about this much; below it nothing can be said to have moved.
     margin = max(RELATIVE * abs(initial), 2.5 * noise * 1.253 * np.sqrt(1 / START + 1 / len(tail)))
     state: State = "flat"
@@ -84,8 +85,7 @@ def judge(losses: Values) -> Learning:
 
 def _trend(losses: Values) -> tuple[float, bool]:
     """Return the change along the whole curve, and whether it is a fall that its scatter cannot make: a slow one."""
-    middle = np.median(losses)
-    spread = 1.4826 * float(np.median(np.abs(losses - middle)))
+    middle, spread = np.median(losses), mad(losses)
     # A few outliers must not make a trend.
     kept = np.clip(losses, middle - _OUTLIER * spread, middle + _OUTLIER * spread)
     x = np.arange(len(kept)) - (len(kept) - 1) / 2

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from sonde.growth import Growth, growth
+from sonde.core.robust import Growth, growth
 from sonde.probes.leaks_graphs import LongGraph, find_long_graph
 from sonde.probes.leaks_holders import Holder, find_holder
 from sonde.probes.leaks_lines import SourceLine

@@ -16,8 +16,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from sonde.arguments import whole_number
+from sonde.core.robust import WARM_UP_SHARE, Growth
 from sonde.errors import OptionError
-from sonde.growth import WARM_UP_SHARE, Growth
 from sonde.guard import Guard, warn_of_fault
 from sonde.handles import around_steps, remove_all
 from sonde.probes.device_memory import ALLOCATED, allocator_numbers

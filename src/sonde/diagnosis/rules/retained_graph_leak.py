@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from sonde.core.robust import growth, less
 from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import Rule, above, fact
-from sonde.growth import growth, less
 from sonde.records import Finding
 
 _RSS = "process.rss"
