@@ -10,13 +10,13 @@ import torch
 
 import sonde
 from sonde import schema, vitals
-from sonde.diagnosis import explain
+from sonde.diagnosis import ranking
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.doctor import Doctor
 from sonde.diagnosis.history import HEAD, MAX_RECENT, History
 from sonde.diagnosis.learning import judge
 from sonde.diagnosis.monitor import Monitor
-from sonde.diagnosis.rule import Rule
+from sonde.diagnosis.rule import Found, Rule
 from sonde.records import Block, Finding, Site
 from sonde.testing import FakeClock, tiny_mlp
 
@@ -71,11 +71,11 @@ def test_memory_is_bounded_by_keeping_fewer_steps_of_more_sites():
 
 
 def test_a_rule_that_raises_is_isolated_and_named(caplog):
-    def broken(case: Case) -> Finding | None:
+    def broken(case: Case) -> Found | None:
         raise ZeroDivisionError("planted")
 
-    works = Rule(kind="works", check=lambda case: finding("works"))
-    doctor = Doctor([Rule(kind="breaks", check=broken), works])
+    works = Rule(kind="works", find=lambda case: Found(cause="planted", sites=(), confidence=0.9))
+    doctor = Doctor([Rule(kind="breaks", find=broken), works])
     case = Case()
     case.history.put(block(1, {0: 1.0}))
     assert [found.kind for found in doctor.look(case)] == ["works"]
@@ -84,10 +84,10 @@ def test_a_rule_that_raises_is_isolated_and_named(caplog):
 
 
 def test_a_missing_signal_gives_not_measured_instead_of_a_verdict():
-    def needs(case: Case) -> Finding | None:
+    def needs(case: Case) -> Found | None:
         raise NotMeasured("optimizer:vital.leftover")
 
-    doctor = Doctor([Rule(kind="needy", check=needs)])
+    doctor = Doctor([Rule(kind="needy", find=needs)])
     case = Case()
     case.history.put(block(1, {0: 1.0}))
     assert doctor.look(case) == []
@@ -95,8 +95,8 @@ def test_a_missing_signal_gives_not_measured_instead_of_a_verdict():
 
 
 def test_symptoms_are_folded_under_their_cause(monkeypatch):
-    monkeypatch.setitem(explain.EXPLAINS, "cause", frozenset({"symptom"}))
-    found = explain.fold([finding("symptom", "critical"), finding("cause"), finding("loss_plateau"), finding("other")])
+    monkeypatch.setitem(ranking.EXPLAINS, "cause", frozenset({"symptom"}))
+    found = ranking.fold([finding("symptom", "critical"), finding("cause"), finding("loss_plateau"), finding("other")])
     assert {item.kind: item.explains for item in found} == {
         "cause": ("loss_plateau", "symptom"),
         "other": ("loss_plateau",),
@@ -104,23 +104,23 @@ def test_symptoms_are_folded_under_their_cause(monkeypatch):
 
 
 def test_where_a_bad_number_began_is_kept_when_it_is_folded(monkeypatch):
-    monkeypatch.setitem(explain.EXPLAINS, "cause", frozenset({"nan_forward"}))
+    monkeypatch.setitem(ranking.EXPLAINS, "cause", frozenset({"nan_forward"}))
     begun = replace(finding("nan_forward"), data={"origin": {"line": 3}, "reason": "log_of_zero", "last_steps": []})
-    (found,) = explain.fold([begun, replace(finding("cause", "critical"), data={"own": 1})])
+    (found,) = ranking.fold([begun, replace(finding("cause", "critical"), data={"own": 1})])
     assert found.data == {"origin": {"line": 3}, "reason": "log_of_zero", "own": 1}
 
 
 def test_an_outcome_stands_alone_if_nothing_explains_it():
-    assert [item.kind for item in explain.fold([finding("loss_plateau"), finding("note", "info")])] == [
+    assert [item.kind for item in ranking.fold([finding("loss_plateau"), finding("note", "info")])] == [
         "loss_plateau",
         "note",
     ]
 
 
 def test_of_two_that_explain_each_other_the_better_stays(monkeypatch):
-    monkeypatch.setitem(explain.EXPLAINS, "a", frozenset({"b"}))
-    monkeypatch.setitem(explain.EXPLAINS, "b", frozenset({"a"}))
-    found = explain.fold([finding("a", confidence=0.5), finding("b", confidence=0.8)])
+    monkeypatch.setitem(ranking.EXPLAINS, "a", frozenset({"b"}))
+    monkeypatch.setitem(ranking.EXPLAINS, "b", frozenset({"a"}))
+    found = ranking.fold([finding("a", confidence=0.5), finding("b", confidence=0.8)])
     assert [(item.kind, item.explains) for item in found] == [("b", ("a",))]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -12,9 +13,7 @@ from numpy.typing import NDArray
 from sonde import facts, vitals
 from sonde.diagnosis.history import HEAD, Curve, History, Stretch
 from sonde.diagnosis.learning import Learning, judge
-from sonde.diagnosis.panel import Panel
-from sonde.diagnosis.replicas import Drift
-from sonde.diagnosis.track import Track, Values
+from sonde.diagnosis.track import Panel, Track, Values
 from sonde.facts import Facts, LossFacts, ModuleFacts, ParameterFacts
 from sonde.records import Event, Phase, Quantity, Site
 
@@ -31,6 +30,19 @@ T = TypeVar("T")
 
 class NotMeasured(Exception):
     """Raised by a rule that needs something the run does not have: it gives no verdict instead of a wrong one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A parameter that is not the same on all ranks."""
+
+    name: str
+    step: int
+    """The first step after which it differed."""
+    first: float
+    """By how much then, as a part of its size."""
+    last: float
+    """By how much at the end."""
 
 
 class Case:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.explain import fold
 from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM, is_better_told, is_earlier
+from sonde.diagnosis.ranking import fold
 from sonde.diagnosis.rule import Rule
 from sonde.diagnosis.rules import RULES
 from sonde.records import Finding

@@ -20,9 +20,18 @@ from numpy.typing import NDArray
 
 from sonde import schema, vitals
 from sonde.core.robust import MAD_TO_STD, mad
-from sonde.diagnosis import thresholds
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.doctor import Doctor
+from sonde.diagnosis.rule import Threshold
+from sonde.diagnosis.rules.activations import ACTIVATION_GROWTH, ACTIVATION_HIGH, DEAD_SHARE, SATURATED_SHARE
+from sonde.diagnosis.rules.gradients import (
+    GRADIENT_FAINT,
+    GRADIENT_FALL,
+    GRADIENT_LEAP,
+    GRADIENT_OVER_WEIGHT,
+    WEIGHT_SMALL,
+)
+from sonde.diagnosis.rules.loading import SPIKE_MADS, SPIKE_RATIO
 from sonde.records import SEVERITIES, Block, Finding, Quantity, Reading, Severity, Site
 from sonde.schema import Rows
 
@@ -53,6 +62,9 @@ _SCORES: Final[dict[Severity, tuple[float, float]]] = {
     "info": (0.95, 0.75),
 }
 _LOOK_EVERY: Final = 25
+MOMENT_HISTORY = Threshold(10, "values before it: the first steps of a training are unlike the rest")
+MOMENT_WINDOW: Final = 64
+"""How many values before a step make its history: as many steps as the rules compare layers over."""
 THIS_STEP: Final = "at this step only"
 """What every `Moment` that finds something says about its window."""
 
@@ -254,14 +266,14 @@ def gradient_now(
         return Moment("exploding", f"{said}, above the given limit of {high:g}, {THIS_STEP}", norm, usual)
     if low is not None and norm < low:
         return Moment("vanishing", f"{said}, below the given limit of {low:g}, {THIS_STEP}", norm, usual)
-    if high is None and usual is not None and norm > thresholds.GRADIENT_LEAP.value * usual:
+    if high is None and usual is not None and norm > GRADIENT_LEAP * usual:
         return Moment("exploding", f"{said}, {_times(norm / usual)} its usual {usual:.3g}, {THIS_STEP}", norm, usual)
-    if high is None and weight and norm >= thresholds.GRADIENT_OVER_WEIGHT.value * weight:
+    if high is None and weight and norm >= GRADIENT_OVER_WEIGHT * weight:
         held = f"{_times(norm / weight)} the norm of its weights, {weight:.3g}"
         return Moment("exploding", f"{said}, {held}, {THIS_STEP}", norm, usual)
-    if low is None and usual is not None and norm < thresholds.GRADIENT_FALL.value * usual:
+    if low is None and usual is not None and norm < GRADIENT_FALL * usual:
         return Moment("vanishing", f"{said}, {norm / usual:.1e} of its usual {usual:.3g}, {THIS_STEP}", norm, usual)
-    if low is None and norm < thresholds.GRADIENT_FAINT.value * (weight or thresholds.WEIGHT_SMALL.value):
+    if low is None and norm < GRADIENT_FAINT * (weight or WEIGHT_SMALL):
         return Moment("vanishing", f"{said}, too small to change its weights, {THIS_STEP}", norm, usual)
     if usual is None and weight is None and low is None and high is None:
         return Moment("unknown", f"{said}; there is no history to compare it with yet", norm)
@@ -277,12 +289,12 @@ def loss_now(loss: float, past: Sequence[float] = ()) -> Moment:
     if not math.isfinite(loss):
         return Moment("non-finite", f"the loss is {_number(loss)} {THIS_STEP}", loss)
     known = _finite(past)
-    if len(known) < thresholds.MOMENT_HISTORY.value:
+    if len(known) < MOMENT_HISTORY:
         return Moment("unknown", f"the loss is {loss:.4g}; there is no history to compare it with yet", loss)
     usual = float(np.median(known))
     spread = max(mad(known) / MAD_TO_STD, 1e-3 * abs(usual))
-    high = usual + thresholds.SPIKE_MADS.value * spread
-    if loss > high and loss > thresholds.SPIKE_RATIO.value * abs(usual):
+    high = usual + SPIKE_MADS * spread
+    if loss > high and loss > SPIKE_RATIO * abs(usual):
         return Moment("unstable", f"the loss is {loss:.4g}, far above its usual {usual:.4g}, {THIS_STEP}", loss, usual)
     return Moment("healthy", f"the loss is {loss:.4g}", loss, usual)
 
@@ -295,7 +307,7 @@ def output_now(largest: float, past: Sequence[float] = ()) -> Moment:
     said = f"the largest magnitude is {largest:.3g}"
     if usual is None:
         return Moment("unknown", f"{said}; there is no history to compare it with yet", largest)
-    if largest >= max(thresholds.ACTIVATION_HIGH.value, thresholds.ACTIVATION_GROWTH.value * usual):
+    if largest >= max(ACTIVATION_HIGH, ACTIVATION_GROWTH * usual):
         return Moment(
             "exploding", f"{said}, {_times(largest / usual)} its usual {usual:.3g}, {THIS_STEP}", largest, usual
         )
@@ -308,9 +320,9 @@ def units_now(*, dead: float | None = None, saturated: float | None = None) -> M
     >>> units_now(dead=0.15).verdict, units_now(dead=0.95).verdict, units_now(saturated=0.6).verdict
     ('healthy', 'dead', 'saturated')
     """
-    if dead is not None and dead >= thresholds.DEAD_SHARE.value:
+    if dead is not None and dead >= DEAD_SHARE:
         return Moment("dead", f"{dead:.0%} of the units are dead in what was looked at", dead)
-    if saturated is not None and saturated > thresholds.SATURATED_SHARE.value:
+    if saturated is not None and saturated > SATURATED_SHARE:
         return Moment("saturated", f"{saturated:.0%} of the units are saturated in what was looked at", saturated)
     known = [share for share in (dead, saturated) if share is not None]
     if not known:
@@ -320,9 +332,9 @@ def units_now(*, dead: float | None = None, saturated: float | None = None) -> M
 
 def usual_level(past: Sequence[float]) -> float | None:
     """Return the median of the magnitudes before a step; None while there are too few of them."""
-    known = np.abs(_finite(past)[-thresholds.MOMENT_WINDOW :])
+    known = np.abs(_finite(past)[-MOMENT_WINDOW:])
     known = known[known > 0]
-    return float(np.median(known)) if len(known) >= thresholds.MOMENT_HISTORY.value else None
+    return float(np.median(known)) if len(known) >= MOMENT_HISTORY else None
 
 
 def _finite(past: Sequence[float]) -> NDArray[np.float64]:

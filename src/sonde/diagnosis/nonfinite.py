@@ -9,6 +9,7 @@ import numpy as np
 
 from sonde import schema, vitals
 from sonde.diagnosis.case import Case
+from sonde.diagnosis.symptoms import NOT_FINITE
 from sonde.records import Finding, Site
 
 TOLD_FROM: Final = "told_from"
@@ -29,7 +30,6 @@ KINDS: Final = frozenset(
 )
 """What is said about non-finite numbers, by rules or by those who repeated the step."""
 Stage = Literal["data", "weights", "forward", "loss", "backward", "update"]
-_COMPUTED: Final = ("nan_in_weights", "nan_forward", "nan_in_loss", "nan_backward", "nan_in_optimizer")
 _ORDER: Final[tuple[Stage, ...]] = ("data", "weights", "forward", "loss", "backward", "update")
 _STAGES: Final[dict[str, Stage]] = {
     "input": "data",
@@ -63,11 +63,11 @@ def is_earlier(finding: Finding, other: Finding) -> bool:
     Who repeats a step may not see all of it, as where parts of a model are called one by one. What comes first goes by
     the order in which a step computes.
     """
-    if finding.kind not in _COMPUTED or other.kind not in _COMPUTED or finding.step > other.step:
+    if finding.kind not in NOT_FINITE or other.kind not in NOT_FINITE or finding.step > other.step:
         return False
     if other.data.get("reason") != "unknown" and other.data.get("origin", {}).get("repeated") is not False:
         return False
-    return _COMPUTED.index(finding.kind) < _COMPUTED.index(other.kind)
+    return NOT_FINITE.index(finding.kind) < NOT_FINITE.index(other.kind)
 
 
 def find_origin(case: Case) -> Origin | None:

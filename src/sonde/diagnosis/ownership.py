@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import prod
 from typing import Final
 
@@ -18,28 +18,6 @@ _KEEPERS: Final = ("ParameterList", "ParameterDict", "ParametrizationList")
 _CALLS_NO_PARTS: Final = ("MultiheadAttention",)
 # Optimizers whose step does not grow with the gradient.
 _ADAPTIVE: Final = ("ada", "rmsprop", "rprop", "lion", "lamb", "lars", "sophia", "muon", "radam", "prodigy", "shampoo")
-
-
-def few(names: Sequence[str], most: int = 3) -> str:
-    """Write some names of many.
-
-    >>> few(["a", "b", "c", "d", "e"])
-    'a, b, c and 2 more'
-    >>> few(["a", "b"])
-    'a and b'
-    """
-    if len(names) > most:
-        return f"{', '.join(names[:most])} and {len(names) - most} more"
-    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
-
-
-def by_number(names: Sequence[str], one: str, several: str) -> str:
-    """Return the words that fit the number of names.
-
-    >>> by_number(["a"], "is", "are")
-    'is'
-    """
-    return one if len(names) == 1 else several
 
 
 def module_of(parameter: str) -> str:

@@ -1,71 +1,158 @@
-"""What a rule is: the name of a disease and a function that looks for it."""
+"""What a rule is: one function that looks for one fault, with everything known about that fault beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.thresholds import Threshold
 from sonde.records import Evidence, Finding, Severity
+
+
+class Threshold(float):
+    """A number that rules compare with, and where it comes from.
+
+    Where a threshold is a matter of judgement it is relative to the run's own history or to other layers, and the
+    source says what it was measured on. Exact relations need none.
+
+    >>> ratio = Threshold(0.5, "half of it")
+    >>> 0.7 > ratio, ratio.source
+    (True, 'half of it')
+    """
+
+    source: str
+
+    def __new__(cls, value: float, source: str) -> Threshold:  # noqa: D102 - documented by the class
+        threshold = super().__new__(cls, value)
+        threshold.source = source
+        return threshold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a rule has found in a case. The rest of the finding is the same for all cases and stands on the rule."""
+
+    cause: str
+    sites: tuple[str, ...]
+    confidence: float
+    evidence: tuple[Evidence, ...] = ()
+    severity: Severity | None = None
+    """The rule's own if None."""
+    step: int | None = None
+    """Where it began; the present step if that is not known."""
+    fix: str = ""
+    """Instead of the rule's, where the fault has more than one form."""
+    refute: str = ""
+    """Instead of the rule's."""
+    values: Mapping[str, object] = field(default_factory=dict)
+    """What the `{names}` in the rule's `fix` and `refute` stand for."""
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One disease. `check` returns a finding, or None where the patient is well in this respect.
-
-    It raises `NotMeasured` where the run lacks what it needs. It looks only at its argument, never at files, clocks or
-    torch, and gives the same answer for the same case.
-    """
+    """One kind of finding and how to look for it. Made by the decorator `rule`."""
 
     kind: str
-    check: Callable[[Case], Finding | None]
-    since: int = 1
+    find: Callable[[Case], Found | None]
+    """Looks only at its argument, never at files, clocks or torch, and gives the same answer for the same case. Raises
+    `NotMeasured` where the run lacks what it needs."""
+    needs: tuple[str, ...] = ()
+    """What it reads: signals of `sonde.vitals`, quantities of readings, and `facts.<name>`."""
+    explains: frozenset[str] = frozenset()
+    """Kinds of findings that follow from it and are folded under it."""
+    fix: str = ""
+    """What to do about it. May have `{names}` that `Found.values` fills in; so may `refute`."""
+    refute: str = ""
+    """A test that would show that the finding is wrong."""
+    severity: Severity = "warning"
+    """How severe it is, unless `Found` says otherwise for the case at hand."""
+    since: float = 1
     """How many steps must have been recorded before it makes sense to look; 0 looks as soon as facts are known."""
     final: bool = False
-    """Whether it can only be told when the run is over."""
+    """Whether it can be told only when the run is over."""
     lasting: bool = False
     """Whether it stays true once it was found: something that happened, not a state that may pass."""
+    outcome: bool = False
+    """Whether any fault can lead to it, so that it is reported on its own only if nothing else was found."""
 
-    def finding(
-        self,
-        case: Case,
-        severity: Severity,
-        confidence: float,
-        *,
-        cause: str,
-        fix: str,
-        refute: str,
-        sites: tuple[str, ...] = (),
-        evidence: tuple[Evidence, ...] = (),
-        step: int | None = None,
-        data: dict[str, Any] | None = None,
-    ) -> Finding:
-        """Make a finding of this rule's kind; `step` is where it began, the present step if that is not known."""
+    @property
+    def theme(self) -> str:
+        """The name of the module that the rule is in, which sensors for it share."""
+        return self.find.__module__.rpartition(".")[2]
+
+    @property
+    def summary(self) -> str:
+        """What is wrong, in a sentence: the first line of the function's docstring."""
+        return (self.find.__doc__ or "").partition("\n")[0]
+
+    def check(self, case: Case) -> Finding | None:
+        """Look at a case and return a finding, or None where nothing is wrong in this respect.
+
+        Raises:
+            NotMeasured: The run lacks what the rule needs.
+
+        """
+        found = self.find(case)
+        if found is None:
+            return None
         return Finding(
             kind=self.kind,
-            severity=severity,
-            confidence=confidence,
-            step=case.step if step is None else step,
+            severity=found.severity or self.severity,
+            confidence=found.confidence,
+            step=case.step if found.step is None else found.step,
             last_step=case.step,
-            sites=sites,
-            evidence=evidence,
-            cause=cause,
-            fix=fix,
-            refute=refute,
-            data=data or {},
+            sites=found.sites,
+            evidence=found.evidence,
+            cause=found.cause,
+            fix=found.fix or self.fix.format_map(found.values),
+            refute=found.refute or self.refute.format_map(found.values),
+            data=found.data,
         )
 
 
-def above(name: str, value: float, threshold: Threshold | float, series: str = "") -> Evidence:
+def rule(
+    kind: str,
+    *,
+    fix: str,
+    refute: str,
+    needs: Sequence[str] = (),
+    explains: Sequence[str] = (),
+    severity: Severity = "warning",
+    since: float = 1,
+    final: bool = False,
+    lasting: bool = False,
+    outcome: bool = False,
+) -> Callable[[Callable[[Case], Found | None]], Rule]:
+    """Make a rule of a function; see `Rule` for what the arguments mean."""
+
+    def make(find: Callable[[Case], Found | None]) -> Rule:
+        return Rule(
+            kind=kind,
+            find=find,
+            needs=tuple(needs),
+            explains=frozenset(explains),
+            fix=fix,
+            refute=refute,
+            severity=severity,
+            since=since,
+            final=final,
+            lasting=lasting,
+            outcome=outcome,
+        )
+
+    return make
+
+
+def above(name: str, value: float, threshold: float, series: str = "") -> Evidence:
     """Return evidence that a value reaches its threshold."""
-    return Evidence(name=name, value=float(value), threshold=_number(threshold), relation=">=", series=series)
+    return Evidence(name=name, value=float(value), threshold=float(threshold), relation=">=", series=series)
 
 
-def below(name: str, value: float, threshold: Threshold | float, series: str = "") -> Evidence:
+def below(name: str, value: float, threshold: float, series: str = "") -> Evidence:
     """Return evidence that a value does not exceed its threshold."""
-    return Evidence(name=name, value=float(value), threshold=_number(threshold), relation="<=", series=series)
+    return Evidence(name=name, value=float(value), threshold=float(threshold), relation="<=", series=series)
 
 
 def fact(name: str, value: float, series: str = "") -> Evidence:
@@ -73,5 +160,23 @@ def fact(name: str, value: float, series: str = "") -> Evidence:
     return Evidence(name=name, value=float(value), series=series)
 
 
-def _number(threshold: Threshold | float) -> float:
-    return threshold.value if isinstance(threshold, Threshold) else float(threshold)
+def few(names: Sequence[str], most: int = 3) -> str:
+    """Write some names of many.
+
+    >>> few(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    >>> few(["a", "b"])
+    'a and b'
+    """
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
+
+
+def by_number(names: Sequence[str], one: str, several: str) -> str:
+    """Return the words that fit the number of names.
+
+    >>> by_number(["a"], "is", "are")
+    'is'
+    """
+    return one if len(names) == 1 else several

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.doctor import Doctor
 from sonde.diagnosis.nonfinite import is_better_told
-from sonde.diagnosis.replicas import compare_ranks
+from sonde.diagnosis.rules.ranks import compare_ranks
 from sonde.records import SEVERITIES, Event, Finding, Severity
 from sonde.store import Run, open_run
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.panel import Panel
-from sonde.diagnosis.track import Values
+from sonde.diagnosis.track import Panel, Values
 from sonde.records import Quantity, Site
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from patients import asked, patient
 
-from sonde.diagnosis.rules.adam_eps_too_small import RULE
+from sonde.diagnosis.rules.optimizers import adam_eps_too_small
 from sonde.facts import Facts, GroupFacts, OptimizerFacts, ParameterFacts
 
 
@@ -17,4 +17,4 @@ def test_an_eps_that_is_zero_in_float16_is_found(dtype, eps, ill):
         parameters=(ParameterFacts(name="w", dtype=dtype),),
         optimizers=(OptimizerFacts(name="optimizer", kind="Adam", groups=(group,)),),
     )
-    assert (asked(RULE, patient({}, facts)) is not None) is ill
+    assert (asked(adam_eps_too_small, patient({}, facts)) is not None) is ill

@@ -3,11 +3,13 @@ from __future__ import annotations
 import numpy as np
 from patients import asked, patient
 
-from sonde.diagnosis.rules.attention_entropy_collapse import RULE
+from sonde.diagnosis.rules.activations import attention_entropy_collapse
 
 
 def run(entropies, losses):
-    return asked(RULE, patient({"attn:vital.attention_entropy": entropies, "loss:scalar": losses}))
+    return asked(
+        attention_entropy_collapse, patient({"attn:vital.attention_entropy": entropies, "loss:scalar": losses})
+    )
 
 
 FLAT, FALLING = [2.3] * 60, [2.3 - 0.03 * step for step in range(60)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from patients import asked, patient
 
-from sonde.diagnosis.rules.bad_batch_spike import RULE
+from sonde.diagnosis.rules.loading import bad_batch_spike
 
 
 def run(bad):
@@ -13,7 +13,8 @@ def run(bad):
     for step in bad:
         losses[step] = 20.0
     return asked(
-        RULE, patient({"(model):input[0]": [batches[step % 20] for step in range(100)], "loss:scalar": losses})
+        bad_batch_spike,
+        patient({"(model):input[0]": [batches[step % 20] for step in range(100)], "loss:scalar": losses}),
     )
 
 

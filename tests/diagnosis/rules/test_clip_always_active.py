@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from patients import asked, patient
 
-from sonde.diagnosis.rules.clip_always_active import RULE
+from sonde.diagnosis.rules.optimizers import clip_always_active
 from sonde.facts import Facts, OptimizerFacts
 
 
@@ -14,7 +14,10 @@ def run(norms, losses, kind="SGD", pace=None):
         "loss:scalar": losses,
     }
     shapes = dict.fromkeys(moved, (2, 1))
-    return asked(RULE, patient(sites, Facts(optimizers=(OptimizerFacts(name="optimizer", kind=kind),)), shapes=shapes))
+    return asked(
+        clip_always_active,
+        patient(sites, Facts(optimizers=(OptimizerFacts(name="optimizer", kind=kind),)), shapes=shapes),
+    )
 
 
 FLAT, FALLING = [2.3] * 60, [2.3 - 0.03 * step for step in range(60)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from patients import asked, patient
 
-from sonde.diagnosis.rules.data_leakage import RULE
+from sonde.diagnosis.rules.data import data_leakage
 
 
 def run(leaks, name):
@@ -14,7 +14,8 @@ def run(leaks, name):
         other = generator.normal(size=(80, 4))
         evaluated[end] = np.concatenate(train[end - 9 : end + 1])[::-1] if leaks else other
     return asked(
-        RULE, patient({"(model):input[0]": train, "(model):input[0]@eval": evaluated, f"{name}:scalar": [1.0] * 30})
+        data_leakage,
+        patient({"(model):input[0]": train, "(model):input[0]@eval": evaluated, f"{name}:scalar": [1.0] * 30}),
     )
 
 

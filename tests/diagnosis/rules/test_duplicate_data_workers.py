@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from patients import asked, patient
 
-from sonde.diagnosis.rules.duplicate_data_workers import RULE
+from sonde.diagnosis.rules.loading import duplicate_data_workers
 from sonde.facts import Facts, LoaderFacts
 
 
@@ -11,7 +11,7 @@ def run(order, workers=2):
     generator = np.random.default_rng(0)
     batches = [generator.normal(size=(8, 4)) for _ in range(max(order) + 1)]
     facts = Facts(loader=LoaderFacts(kind="DataLoader", settings={"num_workers": workers}))
-    return asked(RULE, patient({"(model):input[0]": [batches[at] for at in order]}, facts))
+    return asked(duplicate_data_workers, patient({"(model):input[0]": [batches[at] for at in order]}, facts))
 
 
 def test_batches_that_come_once_per_worker_are_found():

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from patients import asked, patient
 
-from sonde.diagnosis.rules.exploding_activation import RULE
+from sonde.diagnosis.rules.activations import exploding_activation
 
 
 def run(growth, losses):
     outputs = [[growth**step, -1.0] for step in range(60)]
-    return asked(RULE, patient({"fc:output": outputs, "loss:scalar": losses}))
+    return asked(exploding_activation, patient({"fc:output": outputs, "loss:scalar": losses}))
 
 
 def test_outputs_that_grow_without_end_are_found():
@@ -17,4 +17,4 @@ def test_outputs_that_grow_without_end_are_found():
 
 
 def test_outputs_that_are_large_from_the_start_are_not():
-    assert asked(RULE, patient({"fc:output": [[5000.0]] * 60, "loss:scalar": [2.3] * 60})) is None
+    assert asked(exploding_activation, patient({"fc:output": [[5000.0]] * 60, "loss:scalar": [2.3] * 60})) is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from patients import asked, patient
 
-from sonde.diagnosis.rules.exploding_gradient import RULE
+from sonde.diagnosis.rules.gradients import exploding_gradient
 
 FLAT, FALLING = [2.3] * 60, [2.3 - 0.03 * step for step in range(60)]
 
@@ -11,7 +11,7 @@ FLAT, FALLING = [2.3] * 60, [2.3 - 0.03 * step for step in range(60)]
 def run(norms, losses):
     sites = {"a.weight:gradient": [[norm] * 4 for norm in norms], "a.weight:parameter": [[1.0] * 4] * len(norms)}
     shapes = {"a.weight:gradient": (2, 2), "a.weight:parameter": (2, 2)}
-    return asked(RULE, patient(sites | {"loss:scalar": losses}, shapes=shapes))
+    return asked(exploding_gradient, patient(sites | {"loss:scalar": losses}, shapes=shapes))
 
 
 @pytest.mark.parametrize(

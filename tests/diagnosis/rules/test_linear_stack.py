@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from patients import asked, patient
 
-from sonde.diagnosis.rules.linear_stack import RULE
+from sonde.diagnosis.rules.architecture import linear_stack
 from sonde.facts import Facts, ModuleFacts, ParameterFacts
 
 
@@ -20,7 +20,7 @@ def run(between="Identity", width=32, name="fc2"):
         parameters=tuple(ParameterFacts(name=f"{name}.weight", shape=shape) for name, shape in shapes.items()),
         edges=(("fc1", "one"), ("one", name), (name, "two"), ("two", "fc3")),
     )
-    return asked(RULE, patient({"loss:scalar": [2.0] * 30}, facts))
+    return asked(linear_stack, patient({"loss:scalar": [2.0] * 30}, facts))
 
 
 @pytest.mark.parametrize("between", ["Identity", "Dropout"])

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from patients import asked, patient
 
-from sonde.diagnosis.rules import nan_in_loss
-from sonde.diagnosis.rules.loss_divergence import RULE
+from sonde.diagnosis.rules.numerics import nan_in_loss
+from sonde.diagnosis.rules.outcomes import loss_divergence
 
 
 def run(losses):
-    return asked(RULE, patient({"loss:scalar": losses}))
+    return asked(loss_divergence, patient({"loss:scalar": losses}))
 
 
 def test_a_loss_that_leaves_its_level_is_found():
@@ -17,7 +17,7 @@ def test_a_loss_that_leaves_its_level_is_found():
 def test_a_logged_loss_that_is_nan_is_called_nan_and_not_diverging():
     losses = [2.0] * 20 + [float("nan")]
     assert run(losses) is None
-    found = asked(nan_in_loss.RULE, patient({"loss:scalar": losses}))
+    found = asked(nan_in_loss, patient({"loss:scalar": losses}))
     assert (found.severity, found.step) == ("critical", 21)
     assert found.cause.startswith("The loss is NaN, since step 21")
 

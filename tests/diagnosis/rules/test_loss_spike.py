@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from patients import asked, patient
 
-from sonde.diagnosis.rules.loss_spike import RULE
+from sonde.diagnosis.rules.outcomes import loss_spike
 
 
 def run(losses):
-    return asked(RULE, patient({"loss:scalar": losses}))
+    return asked(loss_spike, patient({"loss:scalar": losses}))
 
 
 CALM = [2.0 - 0.01 * step for step in range(100)]

@@ -3,12 +3,14 @@ from __future__ import annotations
 import numpy as np
 from patients import asked, patient
 
-from sonde.diagnosis.rules.lr_schedule_collapse import RULE
+from sonde.diagnosis.rules.rates import lr_schedule_collapse
 from sonde.facts import Facts, SchedulerFacts
 
 
 def run(rates):
-    return asked(RULE, patient({"optimizer.group0.lr:scalar": list(rates), "loss:scalar": [1.0] * len(rates)}))
+    return asked(
+        lr_schedule_collapse, patient({"optimizer.group0.lr:scalar": list(rates), "loss:scalar": [1.0] * len(rates)})
+    )
 
 
 def test_a_rate_that_is_gone_after_twenty_steps_is_found():
@@ -28,7 +30,9 @@ def test_schedules_that_end_low_or_begin_low_are_not():
 def plateau(mode, rates):
     facts = Facts(scheduler=SchedulerFacts(kind="ReduceLROnPlateau", settings={"mode": mode}))
     losses = np.exp(-np.arange(len(rates)) / 40).tolist()
-    return asked(RULE, patient({"optimizer.group0.lr:scalar": list(rates), "loss:scalar": losses}, facts))
+    return asked(
+        lr_schedule_collapse, patient({"optimizer.group0.lr:scalar": list(rates), "loss:scalar": losses}, facts)
+    )
 
 
 def test_a_plateau_scheduler_that_waits_for_a_loss_to_rise_is_found():
@@ -45,7 +49,9 @@ def test_a_plateau_scheduler_that_gives_up_while_the_loss_falls_is_found():
 
     def severity(losses):
         facts = Facts(scheduler=SchedulerFacts(kind="ReduceLROnPlateau", settings={"mode": "min"}))
-        return asked(RULE, patient({"optimizer.group0.lr:scalar": rates, "loss:scalar": losses}, facts)).severity
+        return asked(
+            lr_schedule_collapse, patient({"optimizer.group0.lr:scalar": rates, "loss:scalar": losses}, facts)
+        ).severity
 
     assert severity([2.3 - 0.02 * min(step, 24) for step in range(100)]) == "warning"
     assert severity([2.3 - 2.0 * min(step, 10) / 10 for step in range(100)]) == "info"  # it had learnt by then

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from patients import asked, patient
 
-from sonde.diagnosis.rules.missing_warmup import RULE
+from sonde.diagnosis.rules.rates import missing_warmup
 from sonde.facts import Facts, ModuleFacts, OptimizerFacts
 
 FACTS = Facts(
@@ -13,7 +13,7 @@ RISE = [2.0, 3.0, 4.0, 3.5, 3.0, 2.5] + [2.0 - 0.03 * step for step in range(54)
 
 
 def run(losses, rates):
-    return asked(RULE, patient({"loss:scalar": losses, "optimizer.group0.lr:scalar": rates}, FACTS))
+    return asked(missing_warmup, patient({"loss:scalar": losses, "optimizer.group0.lr:scalar": rates}, FACTS))
 
 
 def test_an_early_rise_at_the_full_rate_is_worth_a_note():

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 from patients import asked, patient
 
-from sonde.diagnosis.rules.not_learning import RULE
+from sonde.diagnosis.rules.outcomes import not_learning
 from sonde.facts import Facts, LossFacts
 
 
 def run(losses, final):
-    return asked(RULE, patient({"loss:scalar": losses}, final=final))
+    return asked(not_learning, patient({"loss:scalar": losses}, final=final))
 
 
 def test_a_run_that_ends_where_it_began_is_a_warning_only_then():
@@ -24,7 +24,7 @@ def test_where_the_targets_move_a_flat_loss_is_worth_a_note_only():
     def severity(drift):
         targets = [rng.normal(drift * step, 1, 64) for step in range(120)]
         readings = {"loss:scalar": [0.5] * 120, "loss_fn:input.input": targets, "loss_fn:input.target": targets}
-        return asked(RULE, patient(readings, kinds={"loss_fn:input.input": "mse_loss"}, final=True)).severity
+        return asked(not_learning, patient(readings, kinds={"loss_fn:input.input": "mse_loss"}, final=True)).severity
 
     assert severity(0.0) == "warning"
     assert severity(0.01) == "info"
@@ -34,7 +34,7 @@ def test_what_is_learnt_from_noisy_labels_counts():
     def severity(level):
         scatter = 0.06 * np.random.default_rng(1).standard_normal(200)
         facts = Facts(losses=(LossFacts(kind="cross_entropy", settings={"reduction": "mean"}, classes=2),))
-        return asked(RULE, patient({"loss_fn:output": list(level + scatter)}, facts, final=True))
+        return asked(not_learning, patient({"loss_fn:output": list(level + scatter)}, facts, final=True))
 
     learnt = np.concatenate([np.linspace(0.69, 0.64, 5), np.full(195, 0.64)])
     assert severity(learnt) is None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from patients import asked, patient
 
-from sonde.diagnosis.rules.overfitting import RULE
+from sonde.diagnosis.rules.outcomes import overfitting
 from sonde.facts import Facts, LossFacts
 
 
@@ -12,7 +12,7 @@ def run(last):
     later = [1.0 + (last - 1.0) * (at + 1) / 7 for at in range(7)]
     values = [None] * 100
     values[9::10] = best + later
-    return asked(RULE, patient({"loss:scalar": losses, "val_loss:scalar": values}))
+    return asked(overfitting, patient({"loss:scalar": losses, "val_loss:scalar": values}))
 
 
 def test_a_validation_loss_that_rises_while_training_goes_on_is_found():
@@ -31,7 +31,7 @@ def by_heart(training, validation, chance=1.0):
     values[9::10] = [chance * level for level in (0.9, 0.8, *[validation] * 8)]
     facts = Facts(losses=(LossFacts(kind="mse_loss", settings={"reduction": "mean"}),))
     readings = {"loss:scalar": losses, "val_loss:scalar": values, "loss_fn:vital.target_spread": [chance] * 100}
-    return asked(RULE, patient(readings, facts))
+    return asked(overfitting, patient(readings, facts))
 
 
 def test_data_known_by_heart_that_helps_with_nothing_else_is_found():

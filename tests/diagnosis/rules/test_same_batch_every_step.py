@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from patients import asked, patient
 
-from sonde.diagnosis.rules.same_batch_every_step import RULE
+from sonde.diagnosis.rules.loading import same_batch_every_step
 from sonde.facts import Facts, LoaderFacts
 
 BATCH = np.random.default_rng(0).normal(size=(8, 4))
@@ -12,7 +12,9 @@ BATCH = np.random.default_rng(0).normal(size=(8, 4))
 def run(batches, waits=None, length=9):
     facts = Facts(loader=LoaderFacts(kind="DataLoader", settings={"length": length}))
     sites = {"(model):input[0]": batches}
-    return asked(RULE, patient(sites if waits is None else sites | {"(loop):vital.data_wait": waits}, facts))
+    return asked(
+        same_batch_every_step, patient(sites if waits is None else sites | {"(loop):vital.data_wait": waits}, facts)
+    )
 
 
 def test_a_loader_that_is_asked_and_gives_the_same_is_a_warning():

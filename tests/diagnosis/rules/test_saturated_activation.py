@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from patients import asked, patient
 
-from sonde.diagnosis.rules.saturated_activation import RULE
+from sonde.diagnosis.rules.activations import saturated_activation
 from sonde.facts import Facts
 
 
@@ -11,7 +11,7 @@ def run(share, losses, order=("fc", "act", "head"), growing=False):
     if growing:
         looks[:10] = [[0.0] * 100] * 10
     facts = Facts(order=order, edges=(("fc", "act"),))
-    return asked(RULE, patient({"act:vital.saturated": looks, "loss:scalar": losses}, facts))
+    return asked(saturated_activation, patient({"act:vital.saturated": looks, "loss:scalar": losses}, facts))
 
 
 FLAT, FALLING = [2.3] * 60, [2.3 - 0.03 * step for step in range(60)]

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from patients import asked, patient
 
-from sonde.diagnosis.rules.scheduler_before_optimizer import RULE
+from sonde.diagnosis.rules.rates import scheduler_before_optimizer
 from sonde.facts import Facts, SchedulerFacts
 
 
 def run(counts):
     facts = Facts(scheduler=SchedulerFacts(kind="StepLR", settings={"last_epoch": 0}))
-    return asked(RULE, patient({"scheduler.last_epoch:scalar": counts}, facts))
+    return asked(scheduler_before_optimizer, patient({"scheduler.last_epoch:scalar": counts}, facts))
 
 
 def test_the_counter_tells_who_came_first():

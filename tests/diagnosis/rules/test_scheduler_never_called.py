@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from patients import asked, patient
 
-from sonde.diagnosis.rules.scheduler_never_called import RULE
+from sonde.diagnosis.rules.rates import scheduler_never_called
 from sonde.facts import Facts, LoaderFacts, SchedulerFacts
 
 
@@ -10,7 +10,7 @@ def run(counts, kind="StepLR", length=None, final=False):
     loader = None if length is None else LoaderFacts(kind="DataLoader", settings={"length": length})
     facts = Facts(scheduler=SchedulerFacts(kind=kind), loader=loader)
     sites = {"scheduler.last_epoch:scalar": counts, "optimizer.group0.lr:scalar": [0.1] * len(counts)}
-    return asked(RULE, patient(sites, facts, final=final))
+    return asked(scheduler_never_called, patient(sites, facts, final=final))
 
 
 def test_a_scheduler_that_never_moves_is_found():

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from patients import asked, patient
 
-from sonde.diagnosis.rules.train_val_preproc_mismatch import RULE
+from sonde.diagnosis.rules.data import train_val_preproc_mismatch
 
 
 def run(change):
     generator = np.random.default_rng(0)
     train = [generator.normal(size=(32, 4)) for _ in range(30)]
     evaluated = [None] * 29 + [change(generator.normal(size=(320, 4)))]
-    return asked(RULE, patient({"(model):input[0]": train, "(model):input[0]@eval": evaluated}))
+    return asked(train_val_preproc_mismatch, patient({"(model):input[0]": train, "(model):input[0]@eval": evaluated}))
 
 
 @pytest.mark.parametrize("change", [lambda x: x * 255, lambda x: x + 2, lambda x: x / 10])

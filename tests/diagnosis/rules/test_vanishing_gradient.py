@@ -5,7 +5,7 @@ import torch
 from patients import asked, patient
 from programs import data, kinds, train
 
-from sonde.diagnosis.rules.vanishing_gradient import RULE
+from sonde.diagnosis.rules.gradients import vanishing_gradient
 
 FLAT, FALLING = [2.3] * 60, [2.3 - 0.03 * step for step in range(60)]
 
@@ -14,7 +14,7 @@ def one_weight(gradient, losses=FLAT, **more):
     curves = {"gradient": gradient, "parameter": [1.0] * 60} | more
     sites = {f"a.weight:{quantity}": values for quantity, values in curves.items()}
     shapes = dict.fromkeys(sites, (1, 1))
-    return asked(RULE, patient(sites | ({"loss:scalar": losses} if losses else {}), shapes=shapes))
+    return asked(vanishing_gradient, patient(sites | ({"loss:scalar": losses} if losses else {}), shapes=shapes))
 
 
 def deep(act):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from patients import asked, patient
 
-from sonde.diagnosis.rules.weight_decay_on_norm_bias import RULE
+from sonde.diagnosis.rules.optimizers import weight_decay_on_norm_bias
 from sonde.facts import Facts, GroupFacts, OptimizerFacts, ParameterFacts
 
 
@@ -13,7 +13,7 @@ def run(decay):
         ParameterFacts(name="fc.weight", shape=(8, 8), kind="Linear"),
     )
     facts = Facts(parameters=parameters, optimizers=(OptimizerFacts(name="optimizer", kind="AdamW", groups=(group,)),))
-    return asked(RULE, patient({}, facts))
+    return asked(weight_decay_on_norm_bias, patient({}, facts))
 
 
 def test_a_chosen_decay_on_norms_is_worth_a_note_and_the_default_is_not():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from patients import asked, patient
 
-from sonde.diagnosis.rules.worker_rng_identical import RULE
+from sonde.diagnosis.rules.loading import worker_rng_identical
 from sonde.facts import Facts, LoaderFacts
 
 
@@ -17,5 +17,5 @@ from sonde.facts import Facts, LoaderFacts
     ],
 )
 def test_a_generator_copied_into_workers_is_found(settings, ill):
-    found = asked(RULE, patient({}, Facts(loader=LoaderFacts(kind="DataLoader", settings=settings))))
+    found = asked(worker_rng_identical, patient({}, Facts(loader=LoaderFacts(kind="DataLoader", settings=settings))))
     assert (found is not None) is ill

@@ -1,4 +1,4 @@
-"""All rules, one disease a file. Each file names its rule `RULE`; which files there are is found, not listed."""
+"""All rules, in one module per theme. Which modules and rules there are is found, not listed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from sonde.diagnosis.rule import Rule
 
 
 def _load() -> tuple[Rule, ...]:
-    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
-    rules = (getattr(import_module(f"{__name__}.{name}"), "RULE", None) for name in names)
-    return tuple(rule for rule in rules if isinstance(rule, Rule))
+    names = [info.name for info in pkgutil.iter_modules(__path__)]
+    found = (value for name in names for value in vars(import_module(f"{__name__}.{name}")).values())
+    by_kind = {value.kind: value for value in found if isinstance(value, Rule)}
+    return tuple(by_kind[kind] for kind in sorted(by_kind))
 
 
 RULES: tuple[Rule, ...] = _load()

@@ -1,0 +1,329 @@
+"""Rules about how the modules of a model are connected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from sonde import vitals
+from sonde.diagnosis.case import Case, NotMeasured
+from sonde.diagnosis.outlook import is_learning_well
+from sonde.diagnosis.rule import Found, Threshold, above, by_number, fact, few, rule
+from sonde.diagnosis.symptoms import NOT_TRAINED
+from sonde.facts import ReshapeFacts
+from sonde.records import Severity, Site
+
+_TRANSPARENT: Final = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d"})
+
+
+_LINEAR: Final = frozenset({"Linear", "LazyLinear", "Conv1d", "Conv2d", "Conv3d"})
+
+
+@rule(
+    "linear_stack",
+    needs=["facts.edges"],
+    fix="Put an activation between them (nn.ReLU(), nn.GELU()), or make them one layer.",
+    refute="Replace both by the one layer that is their product: if the outputs differ, something is between them.",
+    since=1,
+)
+def linear_stack(case: Case) -> Found | None:
+    """Layers follow each other with nothing between them that bends.
+
+    Find a linear layer that is handed the very output of another one.
+    """
+    facts = case.need_facts()
+    if not facts.edges:
+        raise NotMeasured("how modules follow each other")
+    pairs = [(a, b) for a, b in _hops(case) if a != b and _is_wasted(case, a, b)]
+    if not pairs:
+        return None
+    names = tuple(dict.fromkeys(name for pair in pairs for name in pair))
+    return Found(
+        severity=_severity(case, len(pairs)),
+        confidence=0.8,
+        step=1,
+        sites=names[:8],
+        evidence=(
+            above("pairs of linear layers without anything between them", len(pairs), 1),
+            fact("layers in such pairs", len(names)),
+        ),
+        cause=f"{pairs[0][0]} hands its output straight to {pairs[0][1]}: together they can do no more than one layer.",
+    )
+
+
+def _hops(case: Case) -> list[tuple[str, str]]:
+    """Return which module feeds which, looking through those that bend nothing."""
+    after: dict[str, list[str]] = {}
+    for first, second in case.facts.edges:
+        after.setdefault(first, []).append(second)
+    hops = []
+    for start in after:
+        waiting, seen = list(after[start]), {start}
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            module = case.modules.get(name)
+            if module is not None and module.kind in _TRANSPARENT:
+                waiting.extend(after.get(name, ()))
+            else:
+                hops.append((start, name))
+    return hops
+
+
+def _is_wasted(case: Case, first: str, second: str) -> bool:
+    """Say whether two layers do no more than one; a narrow waist makes a low rank, which may be meant."""
+    modules = case.modules
+    kinds = [modules[name].kind if name in modules else "" for name in (first, second)]
+    weights = [case.parameters.get(f"{name}.weight") for name in (first, second)]
+    if kinds[0] != kinds[1] or kinds[0] not in _LINEAR or weights[0] is None or weights[1] is None:
+        return False
+    if any(modules[name].settings.get("groups", 1) != 1 for name in (first, second)):
+        return False
+    one, two = weights[0].shape, weights[1].shape
+    if len(one) > 2 and (one[2:] == (1,) * len(one[2:]) or two[2:] == (1,) * len(two[2:])):
+        return False  # pointwise kernels factorise on purpose
+    narrow = len(one) >= 2 and len(two) >= 2 and one[0] < min(one[1], two[0])
+    return not narrow and "lora" not in f"{first}.{second}".lower()
+
+
+def _severity(case: Case, pairs: int) -> Severity:
+    # One pair in a deep network wastes a layer; several leave a network that cannot bend where it should.
+    return "warning" if pairs >= 2 and not is_learning_well(case) else "info"
+
+
+_LAYERS = ("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
+
+
+_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "InstanceNorm1d", "InstanceNorm2d",
+          "InstanceNorm3d")  # fmt: skip
+
+
+@rule(
+    "bias_before_norm",
+    needs=["facts.edges"],
+    severity="info",
+    fix="Write bias=False in those layers; it saves memory and changes nothing else.",
+    refute="Add 1 to the bias and run a batch in train() mode: another output refutes it.",
+    since=1,
+)
+def bias_before_norm(case: Case) -> Found | None:
+    """A norm takes a bias away again.
+
+    Find layers with a bias whose output goes straight into a norm that subtracts the mean of each channel.
+    """
+    if not case.need_facts().edges:
+        raise NotMeasured("how modules follow each other")
+    layers = [
+        before
+        for before, after in case.facts.edges
+        if (layer := case.modules.get(before)) is not None
+        and (norm := case.modules.get(after)) is not None
+        and layer.kind in _LAYERS
+        and norm.kind in _NORMS
+        and layer.settings.get("bias") is True
+    ]
+    if not layers:
+        return None
+    return Found(
+        confidence=0.97,
+        step=0,
+        sites=tuple(dict.fromkeys(layers)),
+        evidence=(fact("layers with a bias right before such a norm", len(set(layers))),),
+        cause=f"The norm behind {few(layers)} subtracts the mean of each channel, and with it "
+        f"{by_number(layers, 'its', 'their')} bias, which has no effect.",
+    )
+
+
+@rule(
+    "batch_axis_mixed",
+    needs=["output", "facts.reshapes", "facts.losses"],
+    explains=[*NOT_TRAINED, "overfitting"],
+    severity="critical",
+    fix="Write transpose or permute to move axes; view and reshape only part or join neighbours.",
+    refute="Change one sample of a batch: if the outputs of all others stay the same, it is wrong.",
+    since=2,
+)
+def batch_axis_mixed(case: Case) -> Found | None:
+    """Samples of a batch are mixed with each other.
+
+    Find a sequence layer that runs along the batch, or a view that changes the shape where it should move axes.
+    """
+    case.need_facts()
+    for site in _sequences(case):
+        return _along_the_batch(case, site)
+    return _cut_up(case, case.facts.reshapes[0]) if case.facts.reshapes else None
+
+
+def _sequences(case: Case) -> Iterator[Site]:
+    """Yield outputs of layers that take the first axis for time, though it has a row for each target."""
+    # A loss with one answer per sample says how many samples there are; any other may count words or pixels.
+    counts = {
+        loss.target_shape[0]
+        for loss in case.facts.losses
+        if loss.target_shape
+        and loss.input_shape[:1] == loss.target_shape[:1]
+        and max(loss.target_shape[1:], default=1) == 1
+    }
+    for site in case.sites("output"):
+        module = case.modules.get(site.name)
+        if module is None or module.settings.get("batch_first") is not False or len(site.shape) != 3:
+            continue
+        first, second = site.shape[:2]
+        if counts == {first} and first > 1 and second > 1 and first != second:
+            yield site
+
+
+def _along_the_batch(case: Case, site: Site) -> Found:
+    rows, steps, _ = site.shape
+    return Found(
+        confidence=0.95,
+        step=1,
+        sites=(site.name,),
+        evidence=(
+            fact("size of the axis that it takes for time", rows),
+            fact("samples in the batch, as the loss has them", rows),
+            fact("size of the axis that it takes for samples", steps),
+        ),
+        cause=f"{site.name} ({site.kind}) runs along the batch: it was made with batch_first=False and takes the first "
+        f"axis for time, but that has the {rows} samples. Each sample is read as what follows the one before.",
+        fix=f"Make it with batch_first=True, or hand it x.transpose(0, 1), which begins with ({steps}, {rows}) here.",
+    )
+
+
+def _cut_up(case: Case, reshape: ReshapeFacts) -> Found:
+    where = reshape.module or "(model)"
+    return Found(
+        confidence=0.9,
+        step=1,
+        sites=(where, vitals.LOSS) if where == "(model)" else (where, "(model)"),
+        evidence=(
+            fact("size of the first axis that changed before", reshape.before[_moved(reshape)]),
+            fact("the same after", reshape.after[_moved(reshape)]),
+        ),
+        cause=f"A view or reshape turns {reshape.before} into {reshape.after}: the same sizes in another order. That "
+        "moves no axes but cuts the numbers up anew, so that samples and steps get mixed.",
+        refute="Compare it with .transpose on a tensor of counted numbers: if both are equal, it is wrong.",
+    )
+
+
+def _moved(reshape: ReshapeFacts) -> int:
+    pairs = zip(reshape.before, reshape.after, strict=True)
+    return next(at for at, (before, after) in enumerate(pairs) if before != after)
+
+
+AHEAD_SHARE = Threshold(0.05, "of the weight; with a mask none, and fresh attention without one has nearly half there")
+NEXT_TOKEN_SHARE = Threshold(0.99, "of the targets: all of them, but for the ends of texts")
+
+
+@rule(
+    "future_leak",
+    needs=[vitals.LOOKS_AHEAD, vitals.NEXT_TOKEN, "facts.softmaxes"],
+    explains=["attention_entropy_collapse", "overfitting"],
+    severity="critical",
+    fix=(
+        "Mask what lies ahead: scores.masked_fill(mask, -inf) with torch.ones(T, T).triu(1).bool(), is_causal=True "
+        "in scaled_dot_product_attention, or attn_mask (src_mask) in torch's layers."
+    ),
+    refute="Change the last token of an input: if no output before it changes, it is wrong.",
+    since=1,
+    lasting=True,
+)
+def future_leak(case: Case) -> Found | None:
+    """A language model reads the token it is to foretell.
+
+    Find targets that are the inputs moved by one, and attention that is free to look ahead everywhere.
+    """
+    following = case.need_vital(vitals.LOSS, vitals.NEXT_TOKEN)
+    ahead = case.need_vital(vitals.LOOP, vitals.LOOKS_AHEAD)
+    # An encoder may look ahead; its decoder may not. One attention that does not is enough to leave it open.
+    share, least = float(following.numbers().min()), float(ahead.stat("min")[0])
+    if share < NEXT_TOKEN_SHARE or least < AHEAD_SHARE:
+        return None
+    if case.learning.state == "broken":  # a mask the wrong way round leaves the last place nothing: that comes first
+        return None
+    return Found(
+        confidence=0.95,
+        step=1,
+        sites=_sites(case),
+        evidence=(
+            above("share of targets that are the next token of the input", share, NEXT_TOKEN_SHARE),
+            above("part of the attention that lies ahead, least of all layers", least, AHEAD_SHARE),
+        ),
+        cause="The model is to foretell the next token and can see it: no attention is masked, so each place looks at "
+        "those after it. The loss becomes very small, and what it writes by itself makes no sense.",
+    )
+
+
+def _sites(case: Case) -> tuple[str, ...]:
+    """Return the modules that hold attention, as far as they are known."""
+    held = [each.module for each in case.facts.softmaxes if each.used == "weights" and each.module]
+    named = [module.name for module in case.facts.modules if "attention" in module.kind.lower()]
+    return tuple(dict.fromkeys((*held, *named))) or ("(model)",)
+
+
+_RECURRENT: Final = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
+
+
+@rule(
+    "rnn_state_not_detached",
+    severity="critical",
+    fix="Detach it between batches (hidden = hidden.detach(), for an LSTM both parts), or start each from zeros.",
+    refute="Start every batch from a state of zeros: if the error remains, another tensor carries the graph.",
+    since=0,
+)
+def rnn_state_not_detached(case: Case) -> Found | None:
+    """A hidden state is carried into the next batch with its graph.
+
+    Find the error of a second backward through the same graph, in a model with a recurrent layer.
+    """
+    recurrent = [module.name for module in case.facts.modules if module.kind in _RECURRENT]
+    said = [
+        event
+        for event in case.events
+        if event.event_type == "exception" and "backward through the graph a second time" in event.message
+    ]
+    if not recurrent or not said:
+        return None
+    return Found(
+        confidence=0.85,
+        step=case.step if said[0].step is None else said[0].step,
+        sites=tuple(recurrent[:4]),
+        evidence=(fact("errors of a second backward through the same graph", len(said)),),
+        cause="The hidden state of the batch before still carries its graph, which the backward pass has freed.",
+    )
+
+
+@rule(
+    "rnn_state_not_reset",
+    needs=["facts.carried"],
+    severity="warning",
+    fix="Begin each batch with no state (hand in None or zeros), or read the samples in order with shuffle=False.",
+    refute="If sample i of each batch goes on where sample i of the batch before ended, it is wrong.",
+    since=2,
+)
+def rnn_state_not_reset(case: Case) -> Found | None:
+    """A recurrent state is handed on between samples that have nothing to do with each other.
+
+    Find recurrent modules that begin with the state of the step before, though the loader shuffles.
+    """
+    carried = case.facts.carried
+    if not carried:
+        return None
+    loader = case.facts.loader
+    if loader is None or "shuffle" not in loader.settings:
+        raise NotMeasured("whether the loader shuffles")
+    if loader.settings["shuffle"] is not True:
+        return None  # pieces of one long text in their order: the state belongs to them
+    return Found(
+        confidence=0.9,
+        step=2,
+        sites=(*carried, "loader"),
+        evidence=(
+            fact("recurrent modules that begin with the state of the step before", len(carried)),
+            fact("the loader shuffles", 1),
+        ),
+        cause=f"{few(carried)} begins each batch with the state that the batch before ended with, but the loader "
+        "shuffles: that state belongs to other samples.",
+    )

@@ -1,0 +1,447 @@
+"""Rules about the training loop: gradients that are cleared, passes and steps in the wrong order or number."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde import measures, schema, vitals
+from sonde.core.robust import growth, less
+from sonde.diagnosis.case import Case, NotMeasured, longest_run, run_length
+from sonde.diagnosis.ownership import held, is_adaptive, need_optimizers, recent_rates
+from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
+from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
+from sonde.diagnosis.track import Panel, Track
+from sonde.facts import OptimizerFacts
+from sonde.records import Evidence
+
+LEFTOVER_SHARE = Threshold(0.5, "exact relation: any parameter left over counts; half keeps partial clearing out")
+LEFTOVER_STEPS = Threshold(3, "persistence: once may be meant, three times in a row is a habit")
+
+
+_MISSING_ZERO_GRAD_RECENT: Final = 64
+
+
+MOST: Final = 0.5
+
+
+@rule(
+    "missing_zero_grad",
+    needs=[vitals.LEFTOVER],
+    explains=[*ANY_STATISTIC, "momentum_state_stale"],
+    severity="critical",
+    fix="Call optimizer.zero_grad() once per step, before loss.backward().",
+    refute=(
+        "Compare p.grad after backward with that of a fresh copy of the model on the same batch: equal "
+        "gradients refute it."
+    ),
+    since=3,
+)
+def missing_zero_grad(case: Case) -> Found | None:
+    """Gradients of earlier steps are added to those of this one.
+
+    Find an optimizer whose gradients were not cleared between most of its steps, several times in a row.
+    """
+    tracks = case.vitals(vitals.LEFTOVER)
+    if not tracks:
+        raise NotMeasured("optimizer:vital.leftover")
+    for track in tracks:
+        # Clearing once an epoch is as wrong as never: the stretches between count.
+        track = track.last(_MISSING_ZERO_GRAD_RECENT)
+        shares = track.numbers()
+        left_over = shares >= LEFTOVER_SHARE
+        longest = longest_run(left_over)
+        if longest >= LEFTOVER_STEPS and left_over.mean() > MOST:
+            return Found(
+                confidence=0.99,
+                step=int(track.steps[left_over][0]),
+                sites=(track.name,),
+                evidence=(
+                    above(
+                        "share of parameters whose gradient still held the last step's when the next was added",
+                        shares[left_over][-1],
+                        LEFTOVER_SHARE,
+                        f"{track.key} mean",
+                    ),
+                    above("steps in a row", longest, LEFTOVER_STEPS),
+                ),
+                cause=f"Gradients are not cleared between steps: each step of {track.name} applies the "
+                "sum of those before.",
+            )
+    return None
+
+
+CLEARED_STEPS = Threshold(2, "persistence: a step without any gradient after a backward pass, twice in a row")
+THROWN_STEPS = Threshold(5, "persistence: steps that had the gradient of the last of several passes only")
+
+
+@rule(
+    "zero_grad_misplaced",
+    needs=[vitals.BACKWARDS_SEEN, vitals.NO_GRADIENT, vitals.THROWN_AWAY, "facts.input_gradient"],
+    explains=[*NOT_TRAINED, "graph_break_detach", "optimizer_step_noop", "unused_parameters"],
+    fix="Move optimizer.zero_grad() in front of loss.backward(), or behind optimizer.step().",
+    refute="Print p.grad of any parameter on the line before optimizer.step(): a gradient there refutes it.",
+    since=2,
+)
+def zero_grad_misplaced(case: Case) -> Found | None:
+    """Gradients are cleared between the backward pass and the step.
+
+    Find an optimizer that has no gradient at all when it steps, though a backward pass reached its parameters.
+
+    Or one that has the gradient of the last of several passes only, time and again.
+    """
+    found = (_look_at(case, optimizer) for optimizer in need_optimizers(case))
+    return next((finding for finding in found if finding is not None), None) or _thrown_away(case)
+
+
+def _look_at(case: Case, optimizer: OptimizerFacts) -> Found | None:
+    missing = case.need_vital(optimizer.name, vitals.NO_GRADIENT)
+    backwards = case.vital(optimizer.name, vitals.BACKWARDS_SEEN)
+    if backwards is None:
+        raise NotMeasured(f"{optimizer.name}:vital.backwards_seen")
+    # Where two optimizers hold the same parameters, one clears what the other's backward pass has left.
+    if any(len(case.parameters[name].owners) > 1 for name in held(optimizer) if name in case.parameters):
+        return None
+    trainable = sum(case.parameters[name].trainable for name in set(held(optimizer)) if name in case.parameters)
+    reached = dict(zip(backwards.steps.tolist(), (backwards.numbers() > 0).tolist(), strict=True))
+    bare = [
+        bool(count >= trainable > 0 and reached.get(step, False))
+        for step, count in zip(missing.steps.tolist(), missing.numbers().tolist(), strict=True)
+    ]
+    if run_length(bare) < CLEARED_STEPS:
+        return None
+    first = int(missing.steps[len(bare) - run_length(bare)])
+    return Found(
+        severity="critical",
+        confidence=0.99,
+        step=first,
+        sites=(optimizer.name,),
+        evidence=(
+            above("parameters without a gradient at the step", missing.numbers()[-1], trainable, f"{missing.key} mean"),
+            above("backward passes that reached them before", backwards.numbers()[-1], 1, f"{backwards.key} mean"),
+            fact("steps in a row", run_length(bare)),
+        ),
+        cause=f"Gradients are cleared after the backward pass: {optimizer.name} steps without any gradient.",
+    )
+
+
+def _thrown_away(case: Case) -> Found | None:
+    optimizers = need_optimizers(case)
+    if len(optimizers) != 1 or case.facts.input_gradient:
+        return None  # another one's passes may reach it; or a gradient of the input is what the first pass is for
+    name = optimizers[0].name
+    thrown, passes = case.vital(name, vitals.THROWN_AWAY), case.vital(name, vitals.BACKWARDS_SEEN)
+    if thrown is None or passes is None:
+        return None
+    lost = thrown.numbers() == 1
+    if run_length(lost) < THROWN_STEPS or len(thrown) < 0.8 * len(passes):
+        return None
+    return Found(
+        severity="warning",
+        confidence=0.9,
+        step=int(thrown.steps[len(lost) - run_length(lost)]),
+        sites=(name,),
+        evidence=(
+            above("steps in a row that had the last backward pass only", run_length(lost), THROWN_STEPS),
+            fact("backward passes before a step", float(passes.numbers()[-1]), f"{passes.key} mean"),
+        ),
+        cause=f"Gradients are cleared between the {passes.numbers()[-1]:.0f} backward passes of a step: {name} applies "
+        "that of the last one, and the others are computed for nothing.",
+        fix="To gather gradients, call optimizer.zero_grad() once after optimizer.step(), not before each backward().",
+        refute="Print p.grad before each loss.backward(): if only the first is None or zero, it is wrong.",
+    )
+
+
+IDLE_STEPS = Threshold(50, "steps of other optimizers while one never steps; pre-training phases are longer or planned")
+NEVER_STEPPED = Threshold(5, "backward passes before a run ended without one step; more than usual accumulation")
+
+
+@rule(
+    "step_not_called",
+    needs=[vitals.BACKWARDS, vitals.BACKWARDS_SEEN, vitals.WRITTEN],
+    explains=[*NOT_TRAINED],
+    fix="Call {optimizer}.step() after loss.backward().",
+    refute="Put a print into the branch that calls step(): if it is reached, this is wrong.",
+    since=0,
+)
+def step_not_called(case: Case) -> Found | None:
+    """An optimizer never steps.
+
+    Find an optimizer that was never asked to step by the end of the run, or while others stepped for long.
+    """
+    optimizers = need_optimizers(case)
+    stepped = {track.name for track in case.vitals(vitals.BACKWARDS_SEEN)}
+    idle = [each for each in optimizers if each.name not in stepped]
+    if not idle:
+        return None
+    if len(idle) == len(optimizers):
+        return _nobody_steps(case, idle)
+    if case.num_steps < IDLE_STEPS:
+        return None
+    counted = above("steps of the other optimizers", case.num_steps, IDLE_STEPS)
+    return _finding_of_step_not_called(case, idle[0], counted=(counted,), confidence=0.75)
+
+
+def _nobody_steps(case: Case, idle: list[OptimizerFacts]) -> Found | None:
+    track = case.vital(vitals.LOOP, vitals.BACKWARDS)
+    if track is None:
+        raise NotMeasured("(loop):vital.backwards")
+    written = case.vital(vitals.LOOP, vitals.WRITTEN)
+    if written is not None and written.numbers()[-1] > 0:
+        return None  # somebody steps whom nobody watches
+    passes = float(track.numbers().sum())
+    if not case.final or passes < NEVER_STEPPED:
+        return None
+    counted = above("backward passes until the run ended", passes, NEVER_STEPPED, f"{track.key} mean")
+    return _finding_of_step_not_called(
+        case, idle[0], counted=(counted, below("steps of the optimizer", 0, 0)), confidence=0.95
+    )
+
+
+def _finding_of_step_not_called(
+    case: Case, optimizer: OptimizerFacts, *, counted: tuple[Evidence, ...], confidence: float
+) -> Found:
+    return Found(
+        severity="critical" if confidence > 0.9 else "warning",
+        confidence=confidence,
+        step=0,
+        sites=(optimizer.name,),
+        evidence=counted,
+        cause=f"{optimizer.name} has never stepped: {few(held(optimizer))} "
+        + by_number(held(optimizer), "stays as it was drawn.", "stay as they were drawn."),
+        values={"optimizer": optimizer.name},
+    )
+
+
+DOUBLE_STEPS = Threshold(4, "two rounds of two steps")
+
+
+@rule(
+    "double_step",
+    needs=[vitals.BACKWARDS_SEEN, vitals.NO_GRADIENT],
+    explains=["exploding_gradient", "loss_divergence", "lr_too_high"],
+    severity="warning",
+    fix=(
+        "Call optimizer.step() once per backward pass; look for a second call in a helper, a callback or at the "
+        "end of the loop."
+    ),
+    refute=(
+        "Count calls of loss.backward() and of optimizer.step() over an epoch: equal counts, or fewer steps, refute it."
+    ),
+    since=4,
+)
+def double_step(case: Case) -> Found | None:
+    """The optimizer steps twice with the same gradients.
+
+    Find steps that no backward pass came before, taken with the gradients of the step before, time and again.
+    """
+    sizes = {optimizer.name: len(set(held(optimizer))) for optimizer in need_optimizers(case)}
+    tracks = case.vitals(vitals.BACKWARDS_SEEN)
+    if not tracks:
+        raise NotMeasured("optimizer:vital.backwards_seen")
+    for track in tracks:
+        recent = track.last(int(DOUBLE_STEPS))
+        again = recent.numbers() == 0
+        # All zero means that backward passes are not seen here at all, as with some compiled loops.
+        if len(recent) < DOUBLE_STEPS or not 0.4 < again.mean() < 1:
+            continue
+        if _has_gradients(case, recent, again, sizes.get(track.name, 0)):
+            return _finding_of_double_step(case, track, float(again.mean()))
+    return None
+
+
+def _has_gradients(case: Case, recent: Track, again: NDArray[np.bool_], size: int) -> bool:
+    """Say whether there was something to step with: a step after clearing does nothing."""
+    missing = case.vital(recent.name, vitals.NO_GRADIENT)
+    if missing is None:
+        return False
+    bare = dict(zip(missing.steps.tolist(), missing.numbers().tolist(), strict=True))
+    return all(bare.get(step, size) < size for step in recent.steps[again].tolist())
+
+
+def _finding_of_double_step(case: Case, track: Track, share: float) -> Found:
+    empty = track.numbers() == 0
+    return Found(
+        confidence=0.96,
+        step=int(track.steps[empty][0]),
+        sites=(track.name,),
+        evidence=(
+            above("share of the last steps that no backward pass came before", share, 0.4, f"{track.key} mean"),
+            below("backward passes before such a step", 0, 0),
+            fact("such steps so far", int(empty.sum())),
+        ),
+        cause=f"{track.name} steps more than once with the same gradients: every other step repeats the one before.",
+    )
+
+
+NOOP_STEPS = Threshold(3, "persistence: a weight that is bitwise the same after three steps in a row")
+NOOP_RELATIVE_STEP = Threshold(1e-6, "float32 resolves 1.2e-7 of a weight: a larger step must show")
+
+
+_OPTIMIZER_STEP_NOOP_RECENT: Final = 8
+
+
+# Their step may end where it began: a line search that finds nothing better.
+_SEARCHING: Final = ("LBFGS",)
+
+
+_COARSE: Final = ("bfloat16", "float16", "float8")
+
+
+@rule(
+    "optimizer_step_noop",
+    needs=["gradient", "parameter", "update"],
+    explains=[*NOT_TRAINED],
+    fix=(
+        "See that step() writes to the model's own tensors (p.add_(...), not p = p + ...) and that no hook or "
+        "wrapper holds the update back; update torch if the device's kernel is at fault."
+    ),
+    refute="Copy one of them, call optimizer.step(), and compare: a difference refutes it.",
+    since=3,
+)
+def optimizer_step_noop(case: Case) -> Found | None:
+    """Steps change nothing, though there are gradients and a learning rate.
+
+    Find weights that are bitwise the same after each of the last steps of their optimizer.
+    """
+    optimizers = need_optimizers(case)
+    updates, gradients = (
+        case.panel("update", last=_OPTIMIZER_STEP_NOOP_RECENT),
+        case.panel("gradient", last=_OPTIMIZER_STEP_NOOP_RECENT),
+    )
+    if not updates.sites or not gradients.sites:
+        raise NotMeasured("updates and gradients")
+    stuck = _stuck(case, updates, gradients)
+    if not stuck:
+        return None
+    rates, sizes = recent_rates(case, int(NOOP_STEPS)), _sizes(case)
+    for optimizer in optimizers:
+        adaptive = is_adaptive(optimizer)
+        mine = [
+            name
+            for name in held(optimizer)
+            if name in stuck
+            and case.parameters[name].dtype not in _COARSE
+            and _would_show(rates.get(name), 1.0 if adaptive else stuck[name], sizes.get(name))
+        ]
+        if mine and optimizer.kind not in _SEARCHING:
+            return _finding_of_optimizer_step_noop(case, optimizer, mine)
+    return None
+
+
+def _stuck(case: Case, updates: Panel, gradients: Panel) -> dict[str, float]:
+    """Return by parameter the largest gradient of the last steps, where none of them changed it."""
+    steps = int(NOOP_STEPS)
+    skipped = np.isin(updates.steps, case.history.skipped_steps())
+    stepped = updates.read & ~skipped[:, None]
+    # Of each parameter, the last few steps of its own optimizer.
+    last = stepped & (np.cumsum(stepped[::-1], axis=0)[::-1] <= steps)
+    unchanged = updates.column(schema.ZERO) == updates.column(schema.COUNT)
+    still = (last.sum(axis=0) == steps) & ~(last & ~unchanged).any(axis=0)
+    places = {name: at for at, name in enumerate(gradients.names)} if still.any() else {}
+    chosen = [at for at in np.flatnonzero(still).tolist() if updates.sites[at].name in places]
+    if not chosen:
+        return {}
+    names = [updates.sites[at].name for at in chosen]
+    rows = gradients.rows[:, [places[name] for name in names]]
+    pulled = (rows[..., schema.SEEN] > 0) & (measures.norm(rows) > 0) & (measures.nonfinite(rows) == 0)
+    always = ~(last[:, chosen] & ~pulled).any(axis=0)
+    largest = np.nanmax(np.where(last[:, chosen] & pulled, measures.abs_max(rows), 0.0), axis=0)
+    return {name: float(most) for name, most, found in zip(names, largest, always, strict=True) if found}
+
+
+def _sizes(case: Case) -> dict[str, float]:
+    """Return by parameter the largest magnitude of its last reading."""
+    panel = case.panel("parameter", last=_OPTIMIZER_STEP_NOOP_RECENT)
+    largest = panel.stat("abs_max")
+    at = np.where(panel.read, np.arange(len(panel))[:, None], -1).max(axis=0, initial=-1)
+    return {name: float(largest[at[i], i]) for i, name in enumerate(panel.names) if at[i] >= 0}
+
+
+def _would_show(rate: float | None, pull: float, size: float | None) -> bool:
+    """Say whether a step of the present length would show in the weight's own precision."""
+    return rate is not None and size is not None and rate * pull > NOOP_RELATIVE_STEP * size
+
+
+def _finding_of_optimizer_step_noop(case: Case, optimizer: OptimizerFacts, names: list[str]) -> Found:
+    rates = recent_rates(case, 1)
+    return Found(
+        severity="critical" if len(names) == len(held(optimizer)) else "warning",
+        confidence=0.97,
+        step=max(1, case.step - int(NOOP_STEPS) + 1),
+        sites=(optimizer.name, *names),
+        evidence=(
+            above("steps in a row that left every element as it was", NOOP_STEPS, 3),
+            fact("learning rate", rates.get(names[0], float("nan"))),
+            fact("parameters", len(names), f"{names[0]}:update norm"),
+        ),
+        cause=f"{optimizer.name} steps with gradients and a learning rate of {rates.get(names[0], 0):g}, but "
+        f"{few(names)} {by_number(names, 'stays', 'stay')} the same to the last bit.",
+    )
+
+
+LEAK_BYTES = Threshold(32 << 20, "less than this is the noise of allocators and readers")
+LEAK_SHARE = Threshold(0.05, "of the resident memory after warming up; allocators round and caches fill by less")
+
+
+_RSS = "process.rss"
+
+
+_MEMORIES = ("cuda.allocated", _RSS)
+
+
+_OWN = "process.sonde"
+
+
+_MIB = 1 << 20
+
+
+@rule(
+    "retained_graph_leak",
+    severity="warning",
+    fix=(
+        "Add up loss.item() or loss.detach(), not loss; do not append outputs to a list without .detach(); "
+        "look for retain_graph=True and create_graph=True."
+    ),
+    refute=("Train on one batch without keeping any result: if memory still grows, the graph is not what is kept."),
+    since=50,
+)
+def retained_graph_leak(case: Case) -> Found | None:
+    """Memory grows with every step.
+
+    Find memory that grows steadily after warming up, by more than caches and readers do.
+    """
+    curves = [(name, curve) for name in _names(case) if (curve := case.scalar(name)) is not None]
+    if not curves:
+        raise NotMeasured("process.rss")
+    for name, (steps, values) in curves:
+        own = case.scalar(_OWN) if name == _RSS else None
+        if own is not None:  # what Sonde holds grows within its bounds as the first steps come in
+            values = less(steps, values, *own)
+        # A slope over all pairs of points is dear; a curve that has not risen needs none.
+        if np.nanmax(values) - np.nanmin(values) < LEAK_BYTES:
+            continue
+        found = growth(steps.astype(np.float64), values)
+        base = float(values[np.isfinite(values)][:1].sum())
+        share = found.total / base if base > 0 else 0.0
+        large = found.total >= LEAK_BYTES and share >= LEAK_SHARE
+        if found.steady and large:
+            return Found(
+                confidence=0.75,
+                step=int(steps[0]),
+                sites=("(loop)",),
+                evidence=(
+                    above("growth in MiB", found.total / _MIB, LEAK_BYTES / _MIB, f"{name}:scalar mean"),
+                    above("growth over memory at the start", share, LEAK_SHARE),
+                    fact("MiB per step", found.per_step / _MIB),
+                ),
+                cause=f"Memory ({name}) grows by {found.per_step / _MIB:.2f} MiB with every step: something keeps what "
+                "steps leave behind, most often losses with their graphs.",
+            )
+    return None
+
+
+def _names(case: Case) -> list[str]:
+    return [name for name in case.scalars() if name in _MEMORIES or name.endswith(".allocated")]

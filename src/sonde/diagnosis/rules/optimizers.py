@@ -1,0 +1,491 @@
+"""Rules about the settings of optimizers: clipping, weight decay, eps and momentum."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde import measures, vitals
+from sonde.diagnosis.case import Case, NotMeasured, run_length
+from sonde.diagnosis.outlook import gravity, is_failing, is_learning_well
+from sonde.diagnosis.ownership import held, is_adaptive
+from sonde.diagnosis.rule import Found, Threshold, above, below, fact, few, rule
+from sonde.diagnosis.symptoms import NOT_FINITE, TOO_FAR
+from sonde.diagnosis.track import Panel, Track
+from sonde.diagnosis.weights import Weights, first_weights, last_weights
+from sonde.facts import GroupFacts, OptimizerFacts
+from sonde.records import Severity
+
+APPLIED_OVER_LIMIT = Threshold(1.05, "gradients that were clipped never exceed the limit by more than rounding")
+
+
+@rule(
+    "clip_after_step",
+    needs=[vitals.CLIP_MAX, vitals.CLIP_NORM, "gradient"],
+    explains=[*NOT_FINITE, "exploding_gradient", "lr_too_high"],
+    severity="warning",
+    fix="Call clip_grad_norm_ between loss.backward() and optimizer.step().",
+    refute="Print the norm of all gradients right before optimizer.step(): never above max_norm refutes it.",
+    since=4,
+)
+def clip_after_step(case: Case) -> Found | None:
+    """Gradients are clipped when they have been used already.
+
+    Find clipping that measures the very gradients that a step has applied whole, or none at all, several times.
+    """
+    norms = case.vitals(vitals.CLIP_NORM)
+    gradients = case.panel("gradient")
+    if not norms or not gradients.sites:
+        raise NotMeasured("optimizer:vital.clip_norm and gradients")
+    if len(norms) > 1 or case.facts.scaler or len(case.facts.optimizers) > 1:
+        return None
+    applied = np.sqrt(np.nansum(gradients.stat("norm") ** 2, axis=1))
+    by_step = dict(zip(gradients.steps.tolist(), applied.tolist(), strict=True))
+    return _judge_of_clip_after_step(case, norms[0].last(32), by_step) or _too_early(case, norms[0].last(32), by_step)
+
+
+def _judge_of_clip_after_step(case: Case, norms: Track, applied: dict[int, float]) -> Found | None:
+    limits = case.vital(norms.name, vitals.CLIP_MAX)
+    if limits is None:
+        return None
+    limit = float(np.median(limits.numbers()))
+    same = _used_whole(norms, applied, 0) | _used_whole(norms, applied, -1)
+    over = norms.numbers() > APPLIED_OVER_LIMIT * limit
+    late = same & over
+    # Where clipping comes first, the gradients that a step finds never exceed the limit.
+    if late.sum() < 3 or late.sum() < 0.8 * over.sum():
+        return None
+    ratio = float(np.median(norms.numbers()[late])) / limit
+    return Found(
+        confidence=0.95,
+        step=int(norms.steps[late][0]),
+        sites=(norms.name,),
+        evidence=(
+            above(
+                "norm of the applied gradients over the limit",
+                ratio,
+                APPLIED_OVER_LIMIT,
+                f"{norms.key} mean",
+            ),
+            above("steps that applied gradients before they were clipped", int(late.sum()), 3),
+        ),
+        cause="Gradients are clipped after optimizer.step() has used them: clipping has no effect.",
+    )
+
+
+def _too_early(case: Case, norms: Track, applied: dict[int, float]) -> Found | None:
+    """Find clipping that met no gradient, in steps that had one: it came before the backward pass."""
+    used = np.array([applied.get(step, np.nan) for step in norms.steps.tolist()])
+    early = (norms.numbers() == 0) & (used > 0)
+    if early.sum() < 3 or early.sum() < 0.8 * len(norms):
+        return None
+    limits = case.vital(norms.name, vitals.CLIP_MAX)
+    limit = float("nan") if limits is None else float(np.median(limits.numbers()))
+    return Found(
+        confidence=0.97,
+        step=int(norms.steps[early][0]),
+        sites=(norms.name,),
+        evidence=(
+            below("norm of what was clipped", 0, 0, f"{norms.key} mean"),
+            fact("norm of the gradients that were applied then", float(np.nanmedian(used[early]))),
+            fact("norm to clip to", limit),
+            above("steps in which it was so", int(early.sum()), 3),
+        ),
+        cause="Gradients are clipped before loss.backward() has made them: there is nothing to clip, and the step "
+        "applies them whole.",
+        refute="Print what clip_grad_norm_ returns: anything but 0 refutes it.",
+    )
+
+
+def _used_whole(norms: Track, applied: dict[int, float], shift: int) -> NDArray[np.bool_]:
+    used = np.array([applied.get(step + shift, np.nan) for step in norms.steps.tolist()])
+    result: NDArray[np.bool_] = np.isclose(norms.numbers(), used, rtol=1e-3)
+    return result
+
+
+CLIP_LOOKS = Threshold(30, "updates to judge by")
+CLIPPED_FACTOR = Threshold(3.0, "norm over limit: below this, clipping changes the step's length little")
+CLIPPED_SHARE = Threshold(0.5, "Google's tuning playbook: if more than half of the updates are clipped, cut the rate")
+CLIPPED_GRAVE = Threshold(10.0, "norm over limit: steps are ten times shorter than the learning rate says")
+CLIPPED_PACE = Threshold(1e-3, "update over weight that steps of a usual length have; clipped ones are shorter")
+
+
+@rule(
+    "clip_always_active",
+    needs=[vitals.CLIP_MAX, vitals.CLIP_NORM, "gradient", "parameter", "update"],
+    explains=["lr_too_low"],
+    fix=("Raise max_norm to about {typical:.3g} (nine of ten norms lie below), or lower the learning rate instead."),
+    refute="Train with the limit raised a hundredfold: if the loss behaves the same, clipping is not to blame.",
+    since=CLIP_LOOKS,
+)
+def clip_always_active(case: Case) -> Found | None:
+    """Gradients are clipped at nearly every step.
+
+    Find an optimizer most of whose gradients exceed the limit, by much.
+    """
+    norms = case.vitals(vitals.CLIP_NORM)
+    if not norms:
+        raise NotMeasured("optimizer:vital.clip_norm")
+    for track in norms:
+        limits = case.vital(track.name, vitals.CLIP_MAX)
+        if (
+            limits is not None
+            and (found := _judge_of_clip_always_active(case, track.last(100), limits.last(100))) is not None
+        ):
+            return found
+    return None
+
+
+def _judge_of_clip_always_active(case: Case, norms: Track, limits: Track) -> Found | None:
+    limit = float(np.median(limits.numbers()))
+    values = norms.numbers()
+    if len(values) < CLIP_LOOKS or not (np.isfinite(limit) and limit > 0):
+        return None
+    share = float((values > limit).mean())
+    factor = float(np.median(values)) / limit
+    if share <= CLIPPED_SHARE or factor < CLIPPED_FACTOR:
+        return None
+    typical = float(np.nanquantile(values[np.isfinite(values)], 0.9)) if np.isfinite(values).any() else float("nan")
+    return Found(
+        severity=_severity(case, norms.name, factor),
+        confidence=0.9 if factor > 30 else 0.75,
+        step=int(norms.steps[values > limit][0]),
+        sites=(norms.name,),
+        evidence=(
+            above("share of the last updates that were clipped", share, CLIPPED_SHARE),
+            above("median norm over the limit", factor, CLIPPED_FACTOR, f"{norms.key} mean"),
+        ),
+        cause=f"Gradients are clipped at almost every step: the limit of {limit:.3g} is {factor:.0f} times below the "
+        "usual norm, so every step has the same short length.",
+        values={"typical": typical},
+    )
+
+
+def _severity(case: Case, name: str, factor: float) -> Severity:
+    # Adam divides by the gradient's own size: clipping by a constant factor cancels out.
+    kind = next((optimizer.kind for optimizer in case.facts.optimizers if optimizer.name == name), "")
+    short = factor >= CLIPPED_GRAVE and "Ada" not in kind
+    return "warning" if short and (is_failing(case) or _crawls(case)) else "info"
+
+
+def _crawls(case: Case) -> bool:
+    """Say whether steps are short, and the loss is far from where it could be expected by now."""
+    try:
+        pace = last_weights(case).pace()
+    except NotMeasured:
+        return False
+    slow = len(pace) > 0 and float(np.median(pace)) <= CLIPPED_PACE
+    enough = case.learning.points >= 2 * CLIP_LOOKS
+    return slow and enough and not is_learning_well(case)
+
+
+@rule(
+    "clip_before_unscale",
+    needs=[vitals.CLIP_NORM, vitals.SCALED_CLIP],
+    explains=["clip_always_active", "lr_too_low"],
+    severity="warning",
+    fix="Call scaler.unscale_(optimizer) before clip_grad_norm_.",
+    refute="Print what clip_grad_norm_ returns: if it does not grow with scaler.get_scale(), it is fine.",
+    since=3,
+)
+def clip_before_unscale(case: Case) -> Found | None:
+    """Gradients are clipped while they are still multiplied by the loss scale.
+
+    Find clipping of scaled gradients, three times in a row.
+    """
+    tracks = case.vitals(vitals.SCALED_CLIP)
+    if not tracks:
+        raise NotMeasured("optimizer:vital.scaled_clip")
+    for track in tracks:
+        scaled = track.numbers() == 1
+        if run_length(scaled) >= 3:
+            norms = case.vital(track.name, vitals.CLIP_NORM)
+            return Found(
+                confidence=0.98,
+                step=int(track.steps[scaled][0]),
+                sites=(track.name,),
+                evidence=(
+                    above(
+                        "times in a row that scaled gradients were clipped", run_length(scaled), 3, f"{track.key} mean"
+                    ),
+                    fact("norm that was clipped", float("nan") if norms is None else norms.numbers()[-1]),
+                ),
+                cause="Gradients are clipped before they are unscaled: the limit is compared with a norm that is "
+                "thousands of times too large, so that the step that is left is thousands of times too short.",
+            )
+    return None
+
+
+DECAY_ON_NORMS = Threshold(0.02, "above AdamW's own default, so that somebody chose it")
+
+
+@rule(
+    "weight_decay_on_norm_bias",
+    severity="info",
+    fix="Give the optimizer two groups: matrices with weight decay, biases and norms with 0.",
+    refute="Train with two groups: if the result is the same, it does not matter for this model.",
+    since=0,
+)
+def weight_decay_on_norm_bias(case: Case) -> Found | None:
+    """Weight decay pulls the scales of norms towards zero.
+
+    Find scales of norms that are pulled to zero by a decay that somebody chose.
+    """
+    case.need_facts()
+    for optimizer in case.facts.optimizers:
+        for group in optimizer.groups:
+            decay = group.settings.get("weight_decay")
+            if not isinstance(decay, int | float) or decay < DECAY_ON_NORMS:
+                continue
+            norms = [name for name in group.parameters if _is_norm(case, name)]
+            if norms:
+                return Found(
+                    confidence=0.8,
+                    step=0,
+                    sites=tuple(norms[:8]),
+                    evidence=(
+                        above("weight decay", decay, DECAY_ON_NORMS),
+                        fact("parameters of norms under it", len(norms)),
+                    ),
+                    cause="Weight decay also pulls the scales of norms towards 0, where they should be near 1.",
+                )
+    return None
+
+
+def _is_norm(case: Case, name: str) -> bool:
+    parameter = case.parameters.get(name)
+    return parameter is not None and "Norm" in parameter.kind and len(parameter.shape) == 1
+
+
+DECAY_LEFT = Threshold(0.3, "of a weight's first size left: decay in balance with gradients takes less")
+DECAY_SHARE = Threshold(0.5, "of the weights: one layer may shrink because it is not needed")
+DECAY_GRADIENT = Threshold(3.0, "pull of the decay over the gradient: the weights go where the decay wants them")
+
+
+@rule(
+    "weight_decay_too_large",
+    needs=["gradient", "parameter", "update"],
+    explains=[*TOO_FAR, "class_imbalance_collapse", "lr_too_high", "lr_too_low"],
+    severity="warning",
+    fix="Divide weight_decay by 100 or more; 1e-4 is usual for SGD, 0.01 for AdamW.",
+    refute="Train 100 steps with weight_decay=0: if the loss does not fall then either, it was not the decay.",
+    since=20,
+)
+def weight_decay_too_large(case: Case) -> Found | None:
+    """Weight decay leaves nothing of the weights.
+
+    Find weights that have shrunk as far as the decay, by its own numbers, must shrink them, in a run that fails.
+    """
+    if case.loss() is None:
+        raise NotMeasured("the loss")
+    first, last = first_weights(case), last_weights(case)
+    for optimizer in case.facts.optimizers:
+        for at, group in enumerate(optimizer.groups):
+            decay = _number(group, "weight_decay")
+            chosen = [index for index, name in enumerate(first.names) if name in group.parameters]
+            if not decay > 0 or not chosen or first.names != last.names:
+                continue
+            left = _left(first, last, chosen)
+            gone = left <= DECAY_LEFT
+            if gone.mean() < DECAY_SHARE or not _must_shrink(case, optimizer, at, first, chosen):
+                continue
+            if is_failing(case):
+                names = [first.names[index] for index, is_gone in zip(chosen, gone.tolist(), strict=True) if is_gone]
+                return _finding(case, optimizer, decay, float(np.median(left)), names)
+    return None
+
+
+def _number(group: GroupFacts, name: str) -> float:
+    value = group.settings.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _left(first: Weights, last: Weights, chosen: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Return what is left of the size that each weight had."""
+    before, now = first.sizes[0, chosen], last.sizes[-1, chosen]
+    return np.divide(now, before, out=np.ones(len(chosen)), where=before > 0)
+
+
+def _must_shrink(case: Case, optimizer: OptimizerFacts, at: int, first: Weights, chosen: list[int]) -> bool:
+    """Say whether the decay alone takes the weights that far within the steps so far.
+
+    Plain descent and decoupled decay multiply a weight by 1 - rate * decay at each step, momentum adds to that. Where
+    the decay is a part of a gradient that is scaled to the same size anyway, it counts by its share of the gradient.
+    """
+    group = optimizer.groups[at]
+    decay = _number(group, "weight_decay")
+    decoupled = optimizer.kind == "AdamW" or group.settings.get("decoupled_weight_decay") is True
+    if is_adaptive(optimizer) and not decoupled:
+        pull = decay * first.sizes[:, chosen]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.nanmedian(pull / first.gradients[:, chosen])
+        return bool(share >= DECAY_GRADIENT)
+    curve = case.learning_rate(optimizer.name, at)
+    rate = _number(group, "lr") if curve is None else float(np.mean(curve[1]))
+    momentum = 0.0 if decoupled else _number(group, "momentum")
+    each = rate * decay / max(1 - momentum, 1e-3)
+    return each * case.num_steps >= -math.log(DECAY_LEFT)
+
+
+def _finding(case: Case, optimizer: OptimizerFacts, decay: float, left: float, names: list[str]) -> Found:
+    return Found(
+        confidence=0.92,
+        step=1,
+        sites=(optimizer.name, *names[:8]),
+        evidence=(
+            below("size of the weights over what it was, median", left, DECAY_LEFT, f"{names[0]} rms"),
+            fact("weight decay", decay),
+            fact("weights that have shrunk like that", len(names)),
+        ),
+        cause=f"A weight decay of {decay:g} pulls weights to zero faster than gradients can hold them: {few(names)} "
+        f"have {left:.0%} of their size left, and the loss does not fall.",
+    )
+
+
+EPS_OVER_GRADIENT = Threshold(10.0, "eps ten times the gradient's size: Adam becomes plain descent at lr/eps")
+
+
+@rule(
+    "adam_eps_too_large",
+    needs=["gradient", "parameter", "update"],
+    explains=["lr_too_low"],
+    fix="Use eps=1e-8, or raise the learning rate if the large eps is meant.",
+    refute="Train with eps=1e-8: if the loss falls no faster, eps was not the reason.",
+    since=20,
+)
+def adam_eps_too_large(case: Case) -> Found | None:
+    """Adam's eps drowns the gradient.
+
+    Find an adaptive optimizer whose eps is many times the size of the gradients it divides by.
+    """
+    case.need_facts()
+    settings = [
+        group.settings for optimizer in case.facts.optimizers if "Adam" in optimizer.kind for group in optimizer.groups
+    ]
+    eps = max((value for each in settings if isinstance(value := each.get("eps"), float)), default=0.0)
+    if eps <= 1e-7:
+        return None
+    weights = last_weights(case)
+    sizes = weights.gradients[-20:]
+    known = sizes[np.isfinite(sizes) & (sizes > 0)]
+    ratio = eps / float(np.median(known)) if len(known) else 0.0
+    if ratio < EPS_OVER_GRADIENT:
+        return None
+    return Found(
+        severity=gravity(case),
+        confidence=0.8,
+        step=int(weights.steps[0]),
+        sites=("optimizer",),
+        evidence=(
+            above("eps over the size of a usual gradient", ratio, EPS_OVER_GRADIENT),
+            fact("eps", eps),
+        ),
+        cause="Adam's eps is larger than the gradients: it no longer adapts, and its steps are far shorter than lr.",
+    )
+
+
+EPS_ROUNDS_TO_ZERO = Threshold(2.98e-8, "half of float16's smallest number, 2**-24: anything below rounds to 0")
+
+
+@rule(
+    "adam_eps_too_small",
+    explains=[*NOT_FINITE, "exploding_activation", "lr_too_high"],
+    severity="critical",
+    fix="Keep the parameters in float32 and use autocast, or set eps=1e-4.",
+    refute="Run one step with a gradient of zeros: if the parameters stay finite, eps is large enough.",
+    since=0,
+)
+def adam_eps_too_small(case: Case) -> Found | None:
+    """Adam's eps is zero in float16.
+
+    Find float16 parameters whose optimizer adds an eps that rounds to 0 before it divides.
+    """
+    case.need_facts()
+    for optimizer in case.facts.optimizers:
+        for group in optimizer.groups:
+            eps = group.settings.get("eps")
+            halves = [name for name in group.parameters if _is_half(case, name)]
+            if isinstance(eps, float) and eps < EPS_ROUNDS_TO_ZERO and halves:
+                return Found(
+                    confidence=0.95,
+                    step=0,
+                    sites=(optimizer.name, *halves[:4]),
+                    evidence=(
+                        below("eps", eps, EPS_ROUNDS_TO_ZERO),
+                        fact("parameters in float16", len(halves)),
+                    ),
+                    cause=f"{optimizer.kind} works in float16, where eps={eps:g} is 0: a gradient of 0 makes it "
+                    "divide 0 by 0.",
+                )
+    return None
+
+
+def _is_half(case: Case, name: str) -> bool:
+    parameter = case.parameters.get(name)
+    return parameter is not None and parameter.dtype.endswith("float16") and not parameter.dtype.endswith("bfloat16")
+
+
+@rule(
+    "momentum_never_filled",
+    needs=["gradient", "parameter"],
+    explains=[*TOO_FAR, "lr_too_high"],
+    severity="critical",
+    fix=(
+        "Leave fused=True out for SGD with momentum, or begin with a scale that does not overflow, such as "
+        "GradScaler(init_scale=1024)."
+    ),
+    refute="Set fused=False: if step {step} still makes the weights non-finite, this finding is wrong.",
+    since=2,
+)
+def momentum_never_filled(case: Case) -> Found | None:
+    """A fused SGD used momentum that was never filled.
+
+    Find weights that the first step of a fused SGD has spoilt with finite gradients, after steps it had skipped.
+    """
+    fused = [each for each in case.need_facts().optimizers if _fills_late(each)]
+    if not fused:
+        raise NotMeasured("a fused SGD with momentum")
+    return next((found for each in fused if (found := _check_one(case, each)) is not None), None)
+
+
+def _fills_late(optimizer: OptimizerFacts) -> bool:
+    settings = [group.settings for group in optimizer.groups]
+    return optimizer.kind == "SGD" and any(each.get("fused") and each.get("momentum") for each in settings)
+
+
+def _check_one(case: Case, optimizer: OptimizerFacts) -> Found | None:
+    flag = case.track(f"{optimizer.name}.found_inf:scalar")
+    if flag is None or case.history.first_step not in (0, 1) or int(flag.steps[0]) != 1:
+        return None
+    taken = np.flatnonzero(flag.numbers() == 0)
+    if not len(taken) or taken[0] == 0:
+        return None
+    skipped, step = int(taken[0]), int(flag.steps[taken[0]])
+    mine = set(held(optimizer))
+    gradients, parameters = (_bad(case.first_panel(quantity), step) for quantity in ("gradient", "parameter"))
+    bad = [name for name in parameters if name in mine]
+    if not bad or any(name in mine for name in gradients):
+        return None
+    return Found(
+        confidence=0.97,
+        step=step,
+        sites=(optimizer.name, *bad[:4]),
+        evidence=(
+            fact("steps that were skipped before the first that was taken", skipped, f"{flag.key} mean"),
+            fact("parameters that it made non-finite, with gradients that were finite", len(bad)),
+        ),
+        cause=f"{optimizer.name} is a fused SGD whose first step was skipped by the gradient scaler. Torch makes its "
+        f"momentum then but fills it only in a step that is taken: step {step} added what the memory happened to hold.",
+        values={"step": step},
+    )
+
+
+def _bad(panel: Panel, step: int) -> list[str]:
+    """Return the names of sites that are not finite in a step."""
+    at = np.flatnonzero(panel.steps == step)
+    if not len(at):
+        return []
+    bad = measures.nonfinite(panel.rows[at[0]]) > 0
+    return [name for name, is_bad in zip(panel.names, bad, strict=True) if is_bad]

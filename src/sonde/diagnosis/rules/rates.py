@@ -1,0 +1,417 @@
+"""Rules about the learning rate and its schedule."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnosis.case import Case, NotMeasured, run_length
+from sonde.diagnosis.learning import judge
+from sonde.diagnosis.outlook import chance_loss, is_failing, is_learning_well, is_near_chance
+from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
+from sonde.diagnosis.symptoms import TOO_FAR
+from sonde.diagnosis.track import Values
+from sonde.diagnosis.weights import Weights, first_weights, last_weights
+from sonde.records import Evidence, Severity
+
+PACE_HIGH = Threshold(0.1, "a healthy step moves a weight by about a thousandth of its size; a tenth is a leap")
+PACE_STEPS = Threshold(3, "persistence: one long first step is common with Adam")
+OVERSHOOT = Threshold(1.5, "times the first loss; random labels or a dead loss never rise above where they began")
+PACE_HIGH_WORSE = Threshold(0.03, "with a loss above its start, a third of that is enough to blame the step length")
+
+
+@rule(
+    "lr_too_high",
+    needs=["gradient", "parameter", "update"],
+    explains=[*TOO_FAR],
+    fix="Divide the learning rate by 10 (or find one with sonde.checkup), or warm it up.",
+    refute="Train 100 steps at a tenth of the rate: if the loss does not fall then either, it was not the rate.",
+    since=8,
+)
+def lr_too_high(case: Case) -> Found | None:
+    """Steps are so long that the loss does not fall.
+
+    Find weights that move by a large part of their size at each step while the loss gets nowhere.
+    """
+    found = case.loss()
+    if found is None:
+        raise NotMeasured("the loss")
+    if not is_failing(case):
+        return None
+    first = first_weights(case)
+    early, late = first.pace(), last_weights(case).pace()
+    if not len(early):
+        raise NotMeasured("updates")
+    if case.learning.state == "broken" and not _was_out_of_order(found[1], early):
+        return None
+    leaps = _count(early, PACE_HIGH)
+    overshoot = _overshoot(found[1])
+    worse = case.learning.state in ("worse", "broken")
+    evidence = _evidence(early, late, overshoot)
+    if leaps >= PACE_STEPS or (leaps and case.learning.state == "broken"):
+        rose = overshoot >= OVERSHOOT or worse
+        return _finding(case, first, 0.9 if rose else 0.65, evidence)
+    if worse and overshoot >= OVERSHOOT:
+        fast = max(_count(early, PACE_HIGH_WORSE), _count(late, PACE_HIGH_WORSE))
+        if fast >= PACE_STEPS:
+            return _finding(case, first, 0.8, evidence)
+    return None
+
+
+def _was_out_of_order(losses: Values, early: Values) -> bool:
+    """Say whether something was wrong before the loss broke: only then can the step length be what broke it.
+
+    A loss that fell until an odd batch made it NaN had no trouble with the length of its steps. One that broke at once,
+    after a step longer than the weights themselves, gave no other sign.
+    """
+    bad = np.flatnonzero(~np.isfinite(losses))
+    before = losses[: bad[0]] if len(bad) else losses
+    if len(before) < PACE_STEPS:
+        return bool(len(early) and early[:3].max() >= 1)
+    return _overshoot(before) >= OVERSHOOT or bool(before[-1] > before[0])
+
+
+def _count(pace: Values, limit: float) -> int:
+    return int((pace >= limit).sum())
+
+
+def _overshoot(losses: Values) -> float:
+    """Return the highest loss over the first."""
+    finite = losses[np.isfinite(losses)]
+    if len(finite) < len(losses):
+        return float("inf")
+    return float(finite.max() / abs(finite[0])) if len(finite) and finite[0] else 0.0
+
+
+def _evidence(early: Values, late: Values, overshoot: float) -> tuple[Evidence, ...]:
+    return (
+        above("update of a weight over its size, highest of the first steps", early.max(), PACE_HIGH_WORSE),
+        fact("the same over the last steps, median", float(np.median(late)) if len(late) else float("nan")),
+        fact("highest loss over the first", overshoot, "loss:scalar mean"),
+    )
+
+
+def _finding(case: Case, first: Weights, confidence: float, evidence: tuple[Evidence, ...]) -> Found:
+    rate = case.learning_rate()
+    at = "" if rate is None else f" (at a rate of {rate[1].max():.3g})"
+    ratios = first.update_ratio
+    fastest = np.argsort(-np.nan_to_num(np.nanmax(np.nan_to_num(ratios), axis=0)))[:3]
+    return Found(
+        severity="critical" if case.learning.state == "broken" else "warning",
+        confidence=confidence,
+        step=int(first.steps[0]),
+        sites=("optimizer", *(first.names[index] for index in fastest)),
+        evidence=evidence,
+        cause=f"The learning rate is too high: steps move weights by a large part of their size{at}, and the loss "
+        "does not fall.",
+    )
+
+
+PACE_LOW_STEPS = Threshold(40, "long enough to be past a short warm-up")
+PACE_VERY_LOW = Threshold(1e-5, "so slow that a weight moves by a tenth in ten thousand steps")
+PACE_LOW = Threshold(1e-4, "rule of thumb: log10 of the update ratio lies between -4 and -1 in runs that learn")
+PACE_SLOW = Threshold(1e-3, "the pace of a healthy step: enough to blame it where the loss does fall, only slowly")
+
+
+@rule(
+    "lr_too_low",
+    needs=["gradient", "parameter", "update"],
+    severity="warning",
+    fix="Raise the learning rate tenfold until the loss moves; sonde.checkup suggests one.",
+    refute="Train 100 steps at 100 times the rate: if the loss stays put then too, it was not the rate.",
+    since=PACE_LOW_STEPS,
+)
+def lr_too_low(case: Case) -> Found | None:
+    """Steps are so short that nothing changes.
+
+    Find weights that hardly move for many steps though they have gradients, with a loss that stays where it was.
+    """
+    if case.loss() is None:
+        raise NotMeasured("the loss")
+    weights = last_weights(case)
+    pace = weights.fastest()
+    if len(pace) < PACE_LOW_STEPS or not _stays_put(case) or _is_scheduled(case):
+        return None
+    # A model that begins well trained may rest: then the loss is far below guessing.
+    known = chance_loss(case) is not None
+    limit = PACE_VERY_LOW
+    if known and is_near_chance(case):
+        limit = PACE_SLOW if case.learning.falls else PACE_LOW
+    highest = float(pace[-int(PACE_LOW_STEPS) :].max())
+    gradients = weights.gradient_ratio[-5:, -1]
+    if highest >= limit or not np.nanmax(np.nan_to_num(gradients)) > 0:
+        return None
+    alive = float(np.nanmax(gradients))
+    if alive < 1e-6:  # there is nothing to step along: that is another disease
+        return None
+    rate = case.learning_rate()
+    return Found(
+        confidence=0.85 if known else 0.75,
+        step=int(weights.steps[0]),
+        sites=("optimizer",),
+        evidence=(
+            below("update of a weight over its size, fastest weight, highest of the last steps", highest, limit),
+            fact("gradient of the last weight over its size", alive, f"{weights.names[-1]}:gradient rms"),
+            fact("learning rate", float("nan") if rate is None else float(rate[1][-1])),
+        ),
+        cause="The learning rate is too low: steps change the weights by almost nothing, and the loss stays put.",
+    )
+
+
+def _stays_put(case: Case) -> bool:
+    """Say whether the loss does not fall. That it seems to rise is chance, where steps are that short."""
+    return case.learning.state in ("flat", "worse")
+
+
+def _is_scheduled(case: Case) -> bool:
+    """Say whether the rate is on its way: rising in a warm-up, or far below what it was before."""
+    rate = case.learning_rate()
+    if rate is None or len(rate[1]) < 2:
+        return False
+    values = rate[1]
+    before = values[max(0, len(values) - 11)]
+    return bool(values[-1] > before * 1.05 or values[-1] < 0.1 * values.max())
+
+
+LR_COLLAPSED = Threshold(1e-3, "times the highest: the last two percent of a cosine lie below, no more")
+LR_COLLAPSED_STEPS = Threshold(6, "persistence")
+LR_COLLAPSED_SHARE = Threshold(0.1, "of the run: five times what the end of a cosine takes")
+LR_USEFUL_STEPS = Threshold(300, "a schedule that ends this early was made for epochs, not batches")
+
+
+_CUTS = 3
+
+
+_EPOCHS = (
+    "it is stepped once a batch, but was made for epochs.",
+    "Call scheduler.step() once per epoch, outside the batch loop, or give the schedule its length in steps.",
+)
+
+
+_RISE = (
+    "it waits for a number that rises (mode='max') and is given one that falls, such as the loss.",
+    "Write mode='min' for a loss; mode='max' is for accuracies and other scores.",
+)
+
+
+@rule(
+    "lr_schedule_collapse",
+    explains=["lr_too_low"],
+    fix=("Call scheduler.step() once per epoch, outside the batch loop, or give the schedule its length in steps."),
+    refute="Print the learning rate of the last epoch you planned: if it is meant to be this low, it is fine.",
+    since=10,
+)
+def lr_schedule_collapse(case: Case) -> Found | None:
+    """The learning rate is used up long before the training is over.
+
+    Find a rate that fell to almost nothing early and stays there while training goes on.
+    """
+    rate = case.learning_rate()
+    if rate is None:
+        raise NotMeasured("learning rates")
+    steps, values = rate
+    peak = float(values.max())
+    if not peak > 0:
+        return None
+    gone = values <= LR_COLLAPSED * peak
+    since_peak = np.arange(len(values)) > int(values.argmax())  # a warm-up begins at nothing
+    idle = run_length(gone & since_peak)
+    if idle < LR_COLLAPSED_STEPS:
+        return None
+    start = len(values) - idle
+    useful, total = int(steps[start] - steps[0]), int(steps[-1] - steps[0] + 1)
+    share = (total - useful) / total
+    if share < LR_COLLAPSED_SHARE or useful > LR_USEFUL_STEPS:
+        return None
+    why, cure = _RISE if _waits_for_a_rise(case) else _EPOCHS
+    return Found(
+        severity=_severity(case, int(steps[start])),
+        confidence=0.9,
+        step=int(steps[start]),
+        sites=("scheduler", "optimizer"),
+        evidence=(
+            below(
+                "learning rate over its highest",
+                values[-1] / peak,
+                LR_COLLAPSED,
+                "optimizer.group0.lr:scalar mean",
+            ),
+            above("share of the run spent at that rate", share, LR_COLLAPSED_SHARE),
+            fact("steps until the rate was gone", useful),
+        ),
+        cause=f"The schedule has used up the learning rate after {useful} steps: {why}",
+        fix=cure,
+    )
+
+
+def _severity(case: Case, gone: int) -> Severity:
+    scheduler = case.facts.scheduler
+    if scheduler is None or scheduler.kind != "ReduceLROnPlateau" or _waits_for_a_rise(case):
+        return "warning"
+    # This scheduler lowers the rate because the loss stands still: then it is the result of something else.
+    return "warning" if case.learning.failed or _was_falling(case, gone) else "info"
+
+
+def _was_falling(case: Case, gone: int) -> bool:
+    """Say whether the loss was on its way down while the rate was used up, and then stayed where it was."""
+    found = case.loss()
+    if found is None or is_learning_well(case):
+        return False
+    steps, losses = found
+    return judge(losses[steps <= gone]).state == "improving"
+
+
+def _waits_for_a_rise(case: Case) -> bool:
+    """Say whether the scheduler waits for its number to rise and has never seen it rise, while the loss fell.
+
+    Then it cuts the rate at equal distances from the start on: it is given a loss.
+    """
+    scheduler, rate = case.facts.scheduler, case.learning_rate()
+    if scheduler is None or scheduler.settings.get("mode") != "max" or rate is None:
+        return False
+    cuts = rate[0][1:][rate[1][1:] < rate[1][:-1]]
+    if len(cuts) < _CUTS or case.learning.state != "improving":
+        return False
+    distances = np.diff(cuts)
+    first = cuts[0] - rate[0][0]
+    return bool(distances.max() <= distances.min() + 1 and first <= 2 * distances.min())
+
+
+SCHEDULER_IDLE_STEPS = Threshold(30, "steps without a call of a scheduler that is made for every step")
+
+
+_PER_STEP: Final = frozenset({"OneCycleLR", "CyclicLR"})
+
+
+@rule(
+    "scheduler_never_called",
+    explains=["lr_too_high", "lr_too_low"],
+    severity="warning",
+    fix="Call scheduler.step() after optimizer.step(), once per batch or per epoch as the schedule was made.",
+    refute="Print scheduler.last_epoch at the end of an epoch: if it has risen, the scheduler is called.",
+    since=SCHEDULER_IDLE_STEPS,
+)
+def scheduler_never_called(case: Case) -> Found | None:
+    """A scheduler was made and is never stepped.
+
+    Find a scheduler whose counter has not moved when it should have.
+    """
+    counter = case.scalar("scheduler.last_epoch")
+    if counter is None:
+        raise NotMeasured("scheduler.last_epoch")
+    steps, counts = counter
+    rate = case.learning_rate()
+    if counts.max() != counts.min() or (rate is not None and rate[1].max() != rate[1].min()):
+        return None
+    taken = int(steps[-1] - steps[0] + 1)
+    confidence = _confidence(case, taken)
+    if confidence is None:
+        return None
+    return Found(
+        confidence=confidence,
+        step=int(steps[0]),
+        sites=("scheduler",),
+        evidence=(
+            fact("calls of scheduler.step() so far", 0, "scheduler.last_epoch:scalar mean"),
+            above("optimizer steps", taken, SCHEDULER_IDLE_STEPS),
+        ),
+        cause="The learning-rate scheduler is never stepped: the rate stays where the scheduler put it at the start.",
+    )
+
+
+def _confidence(case: Case, taken: int) -> float | None:
+    if taken < SCHEDULER_IDLE_STEPS:
+        return None
+    scheduler, loader = case.facts.scheduler, case.facts.loader
+    if (scheduler is not None and scheduler.kind in _PER_STEP) or _is_held_low(case):
+        return 0.95
+    length = None if loader is None else loader.settings.get("length")
+    epochs = sum(event.event_type == "epoch" for event in case.events)
+    if epochs >= 3 or (isinstance(length, int) and length > 0 and taken > 2 * length + 1):
+        return 0.95
+    return 0.8 if case.final else None
+
+
+def _is_held_low(case: Case) -> bool:
+    """Say whether the rate waits at the foot of a warm-up."""
+    rate = case.learning_rate()
+    group = next((group for optimizer in case.facts.optimizers for group in optimizer.groups), None)
+    initial = None if group is None else group.settings.get("initial_lr")
+    return rate is not None and isinstance(initial, float) and rate[1][-1] < 0.5 * initial
+
+
+@rule(
+    "scheduler_before_optimizer",
+    severity="warning",
+    fix="Call optimizer.step() first, then scheduler.step().",
+    refute="Print scheduler.last_epoch right after the first optimizer.step(): 0 refutes it.",
+    since=2,
+)
+def scheduler_before_optimizer(case: Case) -> Found | None:
+    """The scheduler is stepped before the optimizer.
+
+    Find a scheduler whose counter had risen before the first step of the optimizer was over.
+    """
+    counter = case.scalar("scheduler.last_epoch")
+    scheduler = case.facts.scheduler
+    if counter is None or scheduler is None:
+        raise NotMeasured("scheduler.last_epoch")
+    steps, counts = counter
+    before = scheduler.settings.get("last_epoch")
+    if steps[0] != 1 or before != 0 or counts[0] < 1:
+        return None
+    return Found(
+        confidence=0.9,
+        step=1,
+        sites=("scheduler",),
+        evidence=(
+            fact("the scheduler's counter when the run began", 0),
+            above("the same at the end of the first step", counts[0], 1, "scheduler.last_epoch:scalar mean"),
+        ),
+        cause="scheduler.step() is called before optimizer.step(): the first value of the schedule is never used.",
+    )
+
+
+EARLY_RISE = Threshold(1.3, "times the first loss, within the first steps, before it falls")
+
+
+_FIRST: Final = 20
+
+
+@rule(
+    "missing_warmup",
+    severity="info",
+    fix="Raise the learning rate from 0 over the first hundreds of steps (torch.optim.lr_scheduler.LinearLR).",
+    refute="Train 100 steps with a warm-up: if the loss rises at first all the same, it is not the cause.",
+    since=2 * _FIRST,
+)
+def missing_warmup(case: Case) -> Found | None:
+    """A transformer is thrown off by its first steps.
+
+    Find attention trained by Adam at full rate from the start, with a loss that first rises and then recovers.
+    """
+    found = case.loss()
+    rate = case.learning_rate()
+    if found is None or rate is None:
+        raise NotMeasured("the loss and the learning rate")
+    adaptive = any("Adam" in optimizer.kind for optimizer in case.facts.optimizers)
+    attends = any("Attention" in module.kind or "Transformer" in module.kind for module in case.facts.modules)
+    if not (adaptive and attends) or is_failing(case) or len(found[1]) < 2 * _FIRST:
+        return None
+    losses, rates = found[1], rate[1]
+    highest = float(np.nanmax(losses[1:_FIRST])) / abs(float(losses[0]) or 1.0)
+    constant = rates[:_FIRST].max() <= rates[0] * 1.01
+    above_start = int((losses[:_FIRST] > losses[0] * 1.1).sum())
+    if highest < EARLY_RISE or not constant or above_start < 3:
+        return None
+    return Found(
+        confidence=0.7,
+        step=int(found[0][1]),
+        sites=("optimizer",),
+        evidence=(
+            above("highest of the first losses over the first", highest, EARLY_RISE, "loss:scalar mean"),
+            fact("steps above the first loss", above_start),
+        ),
+        cause="There is no warm-up: Adam's first steps at the full rate throw the attention off, and time is lost.",
+    )
