@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING
 from sonde.lazy import attach
 
 if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
-    from sonde.attach import open_session as open_session
-    from sonde.attach import watch as watch
     from sonde.capture import Capture as Capture
     from sonde.diagnosis import Diagnosis as Diagnosis
     from sonde.diagnosis import diagnose as diagnose
@@ -63,5 +61,8 @@ if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
     from sonde.store import open_run as open_run
     from sonde.store.verify import verify as verify
     from sonde.version import __version__ as __version__
+    from sonde.watching import Options as Options
+    from sonde.watching import open_session as open_session
+    from sonde.watching import watch as watch
 else:
     __getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -232,6 +232,65 @@ class Session:
             raise ClosedError(f"{verb}() on a closed session ({self.path}). Call sonde.watch again to record more.")
 
 
+class IdleSession(Session):
+    """What `watch(..., enabled=False)` returns: nothing is attached, no file is made, every method does nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._closed = False
+
+    current_step = 0
+    dropped_steps = 0
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Empty: nothing is measured."""
+        return []
+
+    def _ignore(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    log = record = event = epoch = step = subscribe = _note_exception = _ignore
+
+    def loading(self, loader: Iterable[T]) -> Iterable[T]:
+        """Return the loader."""
+        return loader
+
+    def save_bundle(self, reason: str = "by hand") -> Path:
+        """Save nothing; return the path the session was given."""
+        return self.path
+
+    def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Return at once."""
+        return True
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Mark the session as closed."""
+        self._closed = True
+
+
+class HandFedSession(Session):
+    """A session without a model: it records what it is handed, and steps end by `step()`.
+
+    Values can be read at once, since no forward pass comes along to send them to the writer.
+    """
+
+    def log(self, **scalars: float | Tensor) -> None:
+        """Record single numbers of this step."""
+        self._stages.packer.begin()
+        super().log(**scalars)
+
+    def record(self, site: str, values: Any, *, quantity: Quantity = "value") -> None:
+        """Record the statistics of a tensor, array or list of numbers, or a reading, under a name of your own."""
+        self._stages.packer.begin()
+        super().record(site, values, quantity=quantity)
+
+    def event(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
+        """Note something that happened on the run's timeline."""
+        super().event(event_type, message, data)
+        self._stages.packer.ship()
+
+
 def _number(name: str, value: Any) -> float:
     try:
         return float(value)

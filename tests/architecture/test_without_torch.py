@@ -35,7 +35,7 @@ for name in package.__all__:
         hinted.append(name)
 if package is sonde:
     verbs = {{"checkup", "load_bundle", "open_session", "watch"}}
-    assert set(hinted) == verbs | {{"Bundle", "Capture", "Checkup", "Session"}}, hinted
+    assert set(hinted) == verbs | {{"Bundle", "Capture", "Checkup", "Options", "Session"}}, hinted
 else:
     assert hinted
 """)

@@ -18,7 +18,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from sonde.attach import open_session, watch
 from sonde.debug.actions import Actions, WebhookSender
 from sonde.debug.architecture import describe_architecture
 from sonde.debug.config import DebugConfig
@@ -39,6 +38,7 @@ from sonde.records import Finding
 from sonde.schedule import Schedule
 from sonde.session import Session
 from sonde.store import open_run
+from sonde.watching import open_session, watch
 
 logger = logging.getLogger("sonde")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from sonde.attach import IdleSession, open_session, watch
 from sonde.errors import ClosedError, RunError
 from sonde.records import Finding, Quantity, Reading
-from sonde.session import Session
+from sonde.session import IdleSession, Session
+from sonde.watching import open_session, watch
 
 logger = logging.getLogger("sonde")
 

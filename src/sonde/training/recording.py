@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,17 +9,14 @@ from typing import Any, Final
 
 from torch import nn
 
-from sonde.attach import watch
 from sonde.errors import OptionError
 from sonde.plan import DEFAULT_WHAT
 from sonde.session import Session
 from sonde.store import layout, open_run
+from sonde.watching import OPTION_NAMES, watch
 
 # What the trainer itself knows and hands over.
 _OWN: Final = {
-    "model",
-    "optimizer",
-    "run",
     "resume",
     "start_step",
     "loss_fn",
@@ -29,7 +25,7 @@ _OWN: Final = {
     "scaler",
     "config",
 }
-_OPTIONS: Final = frozenset(inspect.signature(watch).parameters) - _OWN
+_OPTIONS: Final = OPTION_NAMES - _OWN
 
 
 def watch_options(option: Any, what: tuple[str, ...] = DEFAULT_WHAT) -> dict[str, Any]:

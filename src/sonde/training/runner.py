@@ -11,11 +11,10 @@ from torch import nn
 
 from sonde import strict_json
 from sonde.arguments import whole_number
-from sonde.attach import IdleSession
 from sonde.errors import OptionError
 from sonde.guard import OnError
 from sonde.ranks import folder_of, this_rank
-from sonde.session import Session
+from sonde.session import IdleSession, Session
 from sonde.training import capturing
 from sonde.training.builder import build_from_config
 from sonde.training.config import SHARED_KEYS, check_config, describe
