@@ -1,6 +1,6 @@
 """Who finds what is wrong: Sonde and rules of other tools on programs with one known fault each.
 
-    python benchmarks/faults.py [--seeds 3] [--only GLOB] [--json] [--no-peers] [--bare]
+    python benchmarks/faults.py [--seeds 3] [--only GLOB] [--jobs N] [--json] [--no-peers] [--bare]
 
 Every faulty program of tests/faults, its repaired twin and every healthy program is trained under `sonde.watch`. What
 was said of it (warnings and worse) is held against the truth. Each set of held-out programs is summed up by itself.
@@ -18,8 +18,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from fnmatch import fnmatch
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "fault
 import fault_programs
 from fault_programs.registry import Program
 from peers import PEERS, Tape, opinions
-from scoring import Said, Score, Verdict, by_part, score
+from scoring import Said, Score, Verdict, by_set, score
 
 OURS = "Sonde"
 
@@ -128,7 +131,7 @@ def examine_all(options: argparse.Namespace) -> dict[str, list[Verdict]]:
     programs = [
         program
         for program in fault_programs.load()
-        if any(fnmatch(name, options.only) for name in (program.name, program.part))
+        if any(fnmatch(name, options.only) for name in (program.name, program.set))
     ]
     if not programs:
         raise SystemExit(f"no program is called {options.only!r}; see tests/faults/fault_programs")
@@ -140,11 +143,19 @@ def examine_all(options: argparse.Namespace) -> dict[str, list[Verdict]]:
     ]
     verdicts: dict[str, list[Verdict]] = {}
     console = Console(stderr=True)
-    for program, seed, fixed in track(jobs, "training", console=console, disable=not console.is_terminal):
-        found = examine(program, seed=seed, fixed=fixed, bare=options.bare, peers=options.peers)
-        for tool, verdict in found.items():
-            verdicts.setdefault(tool, []).append(verdict)
+    one = partial(examine_job, bare=options.bare, peers=options.peers)
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        results = map(one, jobs) if options.jobs == 1 else pool.map(one, jobs)
+        for found in track(results, "training", total=len(jobs), console=console, disable=not console.is_terminal):
+            for tool, verdict in found.items():
+                verdicts.setdefault(tool, []).append(verdict)
     return verdicts
+
+
+def examine_job(job: tuple[Program, int, bool], *, bare: bool, peers: bool) -> dict[str, Verdict]:
+    torch.set_num_threads(1)
+    program, seed, fixed = job
+    return examine(program, seed=seed, fixed=fixed, bare=bare, peers=peers)
 
 
 # ------------------------------------------------------------------ printing
@@ -152,7 +163,7 @@ def examine_all(options: argparse.Namespace) -> dict[str, list[Verdict]]:
 
 def show(verdicts: dict[str, list[Verdict]], console: Console) -> None:
     ours = verdicts[OURS]
-    for part, given in by_part(ours).items():
+    for part, given in by_set(ours).items():
         chosen = [verdict for verdict in given if verdict.program.kind]
         if chosen:
             console.print(program_table(f"Faults: {part}", chosen))
@@ -197,7 +208,7 @@ def summary_table(verdicts: dict[str, list[Verdict]]) -> Table:
     columns: list[tuple[str, Score]] = []
     for tool, given in verdicts.items():
         # Nobody tuned the other tools on these programs, so theirs need no parting.
-        parts = by_part(given) if tool == OURS else {"all": given}
+        parts = by_set(given) if tool == OURS else {"all": given}
         columns += [(f"{tool}\n{label}", score(chosen)) for label, chosen in parts.items()]
     for name, _ in columns:
         table.add_column(name, justify="right")
@@ -262,8 +273,8 @@ def as_json(verdicts: dict[str, list[Verdict]]) -> dict[str, Any]:
     """Return scores and single verdicts as JSON-ready values."""
     scores, single = {}, []
     for tool, given in verdicts.items():
-        for part, chosen in by_part(given).items():
-            scores[tool if part == "to tune on" else f"{tool}, {part}"] = _finite(asdict(score(chosen)))
+        for part, chosen in by_set(given).items():
+            scores[tool if part == "dev" else f"{tool}, {part}"] = _finite(asdict(score(chosen)))
         single += [
             {
                 "tool": tool,
@@ -272,7 +283,7 @@ def as_json(verdicts: dict[str, list[Verdict]]) -> dict[str, Any]:
                 "repaired": verdict.fixed,
                 "seed": verdict.seed,
                 "held_out": verdict.program.held_out,
-                "part": verdict.program.part,
+                "set": verdict.program.set,
                 "said": [asdict(each) for each in verdict.said],
                 "latency": verdict.latency if verdict.ill else None,
                 "located": verdict.located if verdict.ill else None,
@@ -289,12 +300,12 @@ def _finite(plain: dict[str, Any]) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--only", default="*", help="names of programs or of a set, as a glob: 'second hold-out'")
+    parser.add_argument("--only", default="*", help="names of programs or of a set, as a glob: holdout_2")
+    parser.add_argument("--jobs", type=int, default=1, help="how many programs to train at a time")
     parser.add_argument("--json", action="store_true", help="print scores and verdicts as JSON")
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave the other tools' rules out")
     parser.add_argument("--bare", action="store_true", help="also train unwatched, for the slowdown")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
     verdicts = examine_all(options)
     if options.json:
         print(json.dumps(as_json(verdicts), indent=1))

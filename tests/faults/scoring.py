@@ -132,12 +132,12 @@ def score(verdicts: Iterable[Verdict]) -> Score:
     )
 
 
-def by_part(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
-    """Part verdicts by the set their programs belong to: those to tune on, then each hold-out."""
-    parts: dict[str, list[Verdict]] = {}
-    for verdict in sorted(verdicts, key=lambda given: (given.program.held_out, given.program.set_name)):
-        parts.setdefault(verdict.program.part, []).append(verdict)
-    return parts
+def by_set(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
+    """Group verdicts by the set their programs belong to: `dev` first, then each held-out set."""
+    sets: dict[str, list[Verdict]] = {}
+    for verdict in sorted(verdicts, key=lambda given: given.program.set):
+        sets.setdefault(verdict.program.set, []).append(verdict)
+    return sets
 
 
 def quantile(values: list[float] | list[int], q: float) -> float:

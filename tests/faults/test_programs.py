@@ -57,7 +57,7 @@ def test_a_program_repeats_itself():
 
 def test_programs_know_nothing_of_sonde():
     folder = Path(fault_programs.__file__).parent
-    for path in folder.glob("*.py"):
+    for path in folder.rglob("*.py"):
         imported = [
             node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
         ]

@@ -24,7 +24,7 @@ from peers import (
     update_ratio_large,
     vanishing_gradient,
 )
-from scoring import Said, Verdict, by_part, quantile, score
+from scoring import Said, Verdict, by_set, quantile, score
 
 from sonde.records import Block, Site, summarise
 
@@ -49,11 +49,11 @@ def test_the_first_cause_counts_more_than_the_third():
 
 
 def test_each_hold_out_is_summed_up_by_itself():
-    tuned, first = verdict(Said("lr_too_high")), verdict(held_out=True)
-    second = verdict(held_out=True, set_name="second hold-out")
-    parts = by_part([second, first, tuned])
-    assert parts == {"to tune on": [tuned], "held out": [first], "second hold-out": [second]}
-    assert list(parts) == ["to tune on", "held out", "second hold-out"]
+    tuned, first = verdict(Said("lr_too_high")), verdict(set="holdout_1")
+    second = verdict(set="holdout_2")
+    sets = by_set([second, first, tuned])
+    assert sets == {"dev": [tuned], "holdout_1": [first], "holdout_2": [second]}
+    assert list(sets) == ["dev", "holdout_1", "holdout_2"]
 
 
 def test_an_equivalent_cause_is_right_and_a_symptom_is_not():

@@ -11,6 +11,7 @@ import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,15 +70,13 @@ class Program:
     group: str = ""
     deceptive: bool = False
     """A healthy program that looks ill."""
-    held_out: bool = False
-    """Not to be looked at while rules are made."""
-    set_name: str = ""
-    """Which hold-out a held-out program belongs to, if not the first; each is summed up by itself."""
+    set: str = "dev"
+    """The set it belongs to, which is the folder of its file: `dev`, or a held-out one. Each is scored by itself."""
 
     @property
-    def part(self) -> str:
-        """The part of the benchmark under which the program is scored."""
-        return (self.set_name or "held out") if self.held_out else "to tune on"
+    def held_out(self) -> bool:
+        """Not to be looked at while rules are made."""
+        return self.set != "dev"
 
     def run(self, attach: Attach = unwatched, *, seed: int = 0, fixed: bool = False) -> float:
         """Train, with all random numbers from `seed`, and return the illness; not finite counts as infinitely ill."""
@@ -93,7 +92,8 @@ class Program:
 PROGRAMS: dict[str, Program] = {}
 
 
-def _add(program: Program) -> None:
+def _add(train: Train, **about: Any) -> None:
+    program = Program(name=train.__name__, train=train, set=Path(train.__code__.co_filename).parent.name, **about)
     known = PROGRAMS.setdefault(program.name, program)
     # Test collection may import a file under a second name; two different programs of one name are a mistake.
     if known.train.__code__.co_filename != program.train.__code__.co_filename:
@@ -104,7 +104,7 @@ def fault(kind: str, **about: Any) -> Callable[[Train], Train]:
     """Register a program with a fault. Its name is the function's."""
 
     def register(train: Train) -> Train:
-        _add(Program(name=train.__name__, train=train, kind=kind, **about))
+        _add(train, kind=kind, **about)
         return train
 
     return register
@@ -114,7 +114,7 @@ def healthy(**about: Any) -> Callable[[Train], Train]:
     """Register a program without a fault: `train(attach)`."""
 
     def register(train: Train) -> Train:
-        _add(Program(name=train.__name__, train=train, **about))
+        _add(train, **about)
         return train
 
     return register

@@ -1,0 +1,1 @@
+"""The third held-out set: questions people ask in forums."""

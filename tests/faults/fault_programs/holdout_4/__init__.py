@@ -1,0 +1,1 @@
+"""The fourth held-out set: faults as people make them."""
