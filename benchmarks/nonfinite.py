@@ -21,7 +21,7 @@ from programs import Program, cnn, gpt, mlp
 
 import sonde
 from sonde.forensics.repeat import repeat
-from sonde.guard import Guard
+from sonde.hooks.guard import Guard
 
 PARTS = {"keeping passes", "looking at losses", "looking at gradients", "looking at updates"}
 

@@ -15,7 +15,7 @@ from programs import Program
 from torch import nn
 
 import sonde
-from sonde.guard import Guard
+from sonde.hooks.guard import Guard
 
 Watcher = Callable[[Program, Path], contextlib.AbstractContextManager[Callable[[torch.Tensor], None]]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from sonde.guard import OnError
+from sonde.hooks.guard import OnError
 from sonde.schedule import Schedule
 from sonde.select import Selector
 from sonde.taps.describe import describe_helper

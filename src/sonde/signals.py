@@ -16,21 +16,8 @@ from torch import Tensor
 from sonde.records import Phase, Quantity
 from sonde.schema import Bins, Rows
 
-_innermost_transform: Final[Callable[[], object]] = torch._C._functorch.peek_interpreter_stack
 LateNumbers = Callable[[], Sequence[tuple[int, float]]]
 """Returns numbers by site that can be had once the rows of their step have arrived; called by the worker thread."""
-
-
-def is_capturing() -> bool:
-    """Say whether what runs is being captured: by a CUDA graph on the current stream, or by `torch.jit.trace`.
-
-    Nothing may be measured then: a replay would repeat it, into an arena that has long been shipped. The same is said
-    inside a transform of `torch.func`, where tensors have no memory of their own and nobody else's may be written to.
-    """
-    if torch.jit.is_tracing() or _innermost_transform() is not None:  # type: ignore[attr-defined, no-untyped-call] # torch
-        return True
-    # Asking torch first would start CUDA in a process that only uses the CPU.
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call] # torch
 
 
 def queue_of(device: torch.device) -> Hashable:

@@ -16,8 +16,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sonde.forensics.wiring import Forensics, ForensicsOptions
-from sonde.guard import Guard
-from sonde.names import named_modules, named_parameters, unwrap
+from sonde.hooks.guard import Guard
+from sonde.hooks.names import named_modules, named_parameters, unwrap
+from sonde.hooks.on_backward import Reach
 from sonde.pipe.book import SiteBook
 from sonde.pipe.packer import Packer
 from sonde.pipe.pool import ArenaPool
@@ -34,7 +35,6 @@ from sonde.store import RunWriter
 from sonde.taps.modules import ModuleTap, WatchedModule
 from sonde.taps.optimizers import OptimizerTap, Wants
 from sonde.taps.parameters import ParameterTable, WatchedParameter
-from sonde.taps.reach import Reach
 from sonde.taps.scaler import ScalerTap
 from sonde.taps.vital_signs import Subjects, VitalSigns
 
@@ -95,7 +95,7 @@ class Stages:
             self.step_vitals = StepVitals(
                 roots,
                 self.packer,
-                self.guard.wrap,
+                self.guard,
                 own_seconds=self.guard.meter.total,
                 own_bytes=self._held_bytes,
             )

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
+from sonde.hooks.replace_function import REPLACED
 from sonde.records import Block, Event, Finding, Reading, Site
-from sonde.taps import clipping, loss_functions
 
 
 @dataclass
@@ -103,9 +103,8 @@ def assert_no_taps(model: nn.Module | None = None) -> None:
         for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
         if (hooks := getattr(torch_optimizer, name))
     }
-    left |= {each.kind: each.patch for each in loss_functions.FUNCTIONS if each.patch.is_listening}
     assert not left, f"hooks are left on torch: {left}"
-    assert not clipping.PATCH.is_listening, "gradient clipping is still listened to"
+    assert not REPLACED, f"functions are still replaced: {sorted(map(str, REPLACED))}"
     for name, module in model.named_modules() if model is not None else ():
         for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
             assert not getattr(module, kind), f"{name or 'the model'} has {kind} left"

@@ -24,8 +24,8 @@ from sonde.diagnosis.monitor import Monitor
 from sonde.errors import OptionError
 from sonde.forensics.watcher import GuardAction
 from sonde.forensics.wiring import ForensicsOptions
-from sonde.guard import OnError
-from sonde.names import is_wrapper, named_modules, named_parameters
+from sonde.hooks.guard import OnError
+from sonde.hooks.names import is_wrapper, named_modules, named_parameters
 from sonde.plan import DEFAULT_WHAT, Helpers, Plan, What
 from sonde.ranks import num_ranks, this_rank
 from sonde.records import RunHeader

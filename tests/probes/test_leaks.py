@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sonde.core.robust import growth
+from sonde.hooks.source_search import feeding_lines
 from sonde.probes import memory_scope
 from sonde.probes.leaks import Leak, TensorWatch
-from sonde.probes.leaks_lines import feeding_lines
 
 STEPS = 60
 WIDTH = 256

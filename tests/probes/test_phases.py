@@ -11,10 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, dataloader
 
 import sonde
+from sonde.hooks import replace_function
+from sonde.hooks.guard import UNGUARDED
 from sonde.probes.phases import LoopPhases, PhaseClock
 from sonde.probes.process_memory import ProcessMemory
 from sonde.probes.step_vitals import StepVitals
-from sonde.probes.wrapped_calls import BACKWARD
 from sonde.testing import FakeClock, MemorySink, tiny_mlp
 
 ORIGINALS = (dataloader._BaseDataLoaderIter.__next__, torch.autograd.backward)
@@ -38,10 +39,6 @@ class Recorder:
 
     def put(self, site, value):
         self.numbers.setdefault(self.sites[site], []).append(value)
-
-
-def unguarded(_, function):
-    return function
 
 
 class Timed(nn.Module):
@@ -75,7 +72,7 @@ class Slow(Dataset):
 def test_every_phase_gets_its_own_seconds_and_they_add_up():
     clock = FakeClock()
     model, recorder = Timed(clock), Recorder()
-    vitals = StepVitals([model], recorder, unguarded, clock=clock)
+    vitals = StepVitals([model], recorder, UNGUARDED, clock=clock)
     vitals.attach()
     for batch in DataLoader(Slow(clock, 0.5), batch_size=2):
         loss = model(batch)
@@ -120,7 +117,7 @@ def test_micro_batches_add_up_and_evaluation_is_told_apart():
 def test_without_a_loader_nothing_is_said_about_waiting_for_data():
     clock, recorder = FakeClock(), Recorder()
     model = Timed(clock)
-    vitals = StepVitals([model], recorder, unguarded, clock=clock)
+    vitals = StepVitals([model], recorder, UNGUARDED, clock=clock)
     vitals.attach()
     for _ in range(2):
         clock.advance(5.0)  # a generator of the user's own
@@ -235,7 +232,7 @@ def test_a_wrapper_that_somebody_put_over_ours_stays():
 def test_a_forked_child_can_leave_even_if_a_lock_was_held():
     phases = LoopPhases([], clock=FakeClock())
     phases.attach()
-    with BACKWARD._lock:
+    with replace_function._lock.held:
         child = os.fork()
         if not child:
             phases.remove()

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import sonde
+from sonde.hooks.replace_function import BACKWARD
 from sonde.probes import profile_scope
 from sonde.probes.host_syncs import HostSync
 from sonde.probes.module_times import ModuleTimes
@@ -20,7 +21,6 @@ from sonde.probes.profiling_stacks import module_weights
 from sonde.probes.profiling_use import utilisation
 from sonde.probes.trace_file import folded_lines, speedscope
 from sonde.probes.verdict import judge_copies, judge_patterns, judge_phases, judge_syncs
-from sonde.probes.wrapped_calls import BACKWARD, Listener
 from sonde.testing import FakeClock, tiny_mlp
 
 PLAIN = {"shapes": True, "stacks": False, "memory": False, "modules": False}
@@ -142,14 +142,13 @@ def test_modules_are_timed_forward_and_backward():
             return self.second(self.first(x))
 
     times, model = ModuleTimes(clock=clock), Pair()
-    after = Listener(lambda: None, times.end_backward)
     times.attach()
-    BACKWARD.attach(after)
+    after = BACKWARD.listen(end=times.end_backward)
     for _ in range(3):
         model(torch.ones(2, requires_grad=True)).sum().backward()
         clock.advance(100)
     times.remove()
-    BACKWARD.remove(after)
+    after.remove()
     rows = {row.name: row for row in times.table()}
     assert list(rows) == ["Pair", "second", "first"]
     found = {name: (row.calls, row.forward_ms, row.self_forward_ms, row.backward_ms) for name, row in rows.items()}

@@ -70,9 +70,11 @@ def test_code_scripted_during_and_after_a_session_finds_torchs_own_functions(tmp
 
 
 def test_every_function_is_put_back_exactly(tmp_path):
-    before = [getattr(each.patch._owner, each.patch._name) for each in FUNCTIONS]
+    before = [getattr(each.function._owner, each.function._name) for each in FUNCTIONS]
     known = dict(torch.jit._builtins._get_builtin_table())
     with sonde.watch(nn.Linear(2, 2), run=tmp_path / "run"):
         assert torch._C._nn.mse_loss is not before[-1]
-    assert all(getattr(each.patch._owner, each.patch._name) is old for each, old in zip(FUNCTIONS, before, strict=True))
+    assert all(
+        getattr(each.function._owner, each.function._name) is old for each, old in zip(FUNCTIONS, before, strict=True)
+    )
     assert torch.jit._builtins._get_builtin_table() == known

@@ -4,7 +4,7 @@ from sonde.checks.anomaly_trace import AnomalyTraces, hear_anomaly_traces
 from sonde.checks.calls import Call, CallTable, Seen, listen_to_calls
 from sonde.checks.model_readings import gradients, parameters, read_gradients, read_parameters, total_norm
 from sonde.checks.nonfinite import NonFinite, NonFiniteScope
-from sonde.checks.source_line import source_line
+from sonde.hooks.user_line import source_line
 
 __all__ = [
     "AnomalyTraces",

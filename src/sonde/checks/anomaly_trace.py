@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Final
 
-from sonde.source import is_users
+from sonde.hooks.user_line import is_users
 
 _BEGINS: Final = "Error detected in "
 _FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')

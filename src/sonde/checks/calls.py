@@ -12,12 +12,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from sonde.guard import Guard
-from sonde.handles import remove_all, unless_compiling
-from sonde.names import named_modules
+from sonde.hooks.guard import Guard, Handle, remove_all
+from sonde.hooks.names import named_modules
+from sonde.hooks.on_call import on_module
+from sonde.hooks.unpack import unpack
 from sonde.probes.readings import Tally
 from sonde.records import Reading
-from sonde.unpack import unpack
 
 logger = logging.getLogger("sonde")
 
@@ -142,13 +142,12 @@ def listen_to_calls(model: nn.Module) -> Iterator[CallTable]:
     """
     table = CallTable(model)
     guard = Guard("isolate", table.note_fault)
-    before = unless_compiling(guard.wrap("before module calls", table.before))
-    after = unless_compiling(guard.wrap("after module calls", table.after))
-    handles = []
+    before = guard.wrap("before module calls", table.before)
+    after = guard.wrap("after module calls", table.after)
+    handles: list[Handle] = []
     try:
         for module in table.modules:
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            handles.append(module.register_forward_hook(after))
+            handles += on_module(module, before=before, after=after)
         yield table
     finally:
         remove_all(handles)

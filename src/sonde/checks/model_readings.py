@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from sonde import measures, schema
-from sonde.names import named_parameters
+from sonde.hooks.names import named_parameters
 from sonde.probes.readings import readings_of
 from sonde.records import Reading
 

@@ -15,19 +15,19 @@ from typing import Any, Final, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
 from sonde import schema
-from sonde.checks.source_line import source_line
-from sonde.guard import Guard, warn_of_fault
-from sonde.handles import around_steps, remove_all, unless_compiling
-from sonde.names import ROOT_NAME, named_modules, named_parameters
+from sonde.hooks.guard import Guard, Handle, remove_all, warn_of_fault
+from sonde.hooks.names import ROOT_NAME, named_modules, named_parameters
+from sonde.hooks.on_backward import on_accumulated
+from sonde.hooks.on_call import ModuleCalls
+from sonde.hooks.on_step import on_step
+from sonde.hooks.unpack import unpack
+from sonde.hooks.user_line import source_line
 from sonde.probes.readings import Tally, readings_of
 from sonde.records import Reading
-from sonde.unpack import unpack
 
 Place = Literal["forward", "gradient", "optimizer"]
 MAX_SIGHTINGS: Final = 64
@@ -90,20 +90,21 @@ class NonFiniteScope:
         self._checked: set[int] = set()
         self._in_trouble = False
         """Something was told since the last optimizer step, so gradients that are not finite follow from it."""
-        self._handles: list[RemovableHandle] = []
+        self._calls: ModuleCalls[nn.Module] = ModuleCalls(
+            None,
+            self._guard.wrap("looking at module calls", self._enter),
+            self._guard.wrap("looking at module outputs", self._leave),
+            raised=self._guard.wrap("looking at module calls", self._forget),
+        )
+        self._handles: list[Handle] = []
         self._mode = _Functions(self._guard.wrap("looking at operations", self._see_operation))
 
     def open(self) -> Self:
         """Begin to look. Only the thread that opens the scope has its operations looked at."""
-        before = unless_compiling(self._guard.wrap("looking at module calls", self._enter))
-        after = unless_compiling(self._guard.wrap("looking at module outputs", self._leave))
         before_step = self._guard.wrap("looking at parameters", self._before_step)
         after_step = self._guard.wrap("looking at updates", self._after_step)
-        self._handles += [
-            torch_module.register_module_forward_pre_hook(before),
-            torch_module.register_module_forward_hook(after, with_kwargs=True, always_call=True),
-            *around_steps(before_step, after_step),
-        ]
+        self._calls.attach()
+        self._handles += [self._calls, *on_step(before_step, after_step)]
         self._mode.__enter__()  # type: ignore[no-untyped-call] # torch
         return self
 
@@ -134,6 +135,12 @@ class NonFiniteScope:
             reading = _made_here((output,), (*args, *kwargs.values(), *module.parameters()))
             if reading is not None:
                 self._tell_forward(frame, reading, "", self._call_lines.get(frame.name, ""))
+
+    def _forget(self, module: nn.Module) -> None:
+        """Leave a module that has raised."""
+        stack = self._here.stack
+        if stack and stack[-1].module == id(module):
+            stack.pop()
 
     def _see_operation(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if self._here.in_optimizer or operation == "__get__":
@@ -166,7 +173,7 @@ class NonFiniteScope:
             self._parameters[id(parameter)] = (name, kinds.get(name.rpartition(".")[0], type(root).__name__))
             if parameter.requires_grad and not isinstance(parameter, nn.parameter.UninitializedParameter):
                 see = self._guard.wrap("looking at gradients", self._see_gradient)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(see))  # type: ignore[no-untyped-call]
+                self._handles.append(on_accumulated(parameter, see))
 
     # ------------------------------------------------------------------ backward and optimizer
 

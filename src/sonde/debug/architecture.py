@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sonde.debug.model_diagnostics import ModelArchitectureInfo
 from sonde.debug.numbers import as_array
 from sonde.errors import OptionError
-from sonde.names import unwrap
+from sonde.hooks.names import unwrap
 
 _SPATIAL: Final = (
     nn.Conv1d,

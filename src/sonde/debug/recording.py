@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from sonde import measures, schema, vitals
 from sonde.debug.gradient_debugger import GradientDebugger
@@ -28,8 +26,10 @@ from sonde.debug.model_diagnostics import ModelDiagnostics, ModelPerformanceMetr
 from sonde.debug.profiler import Profiler
 from sonde.debug.tensor_inspector import TensorInspector
 from sonde.errors import OptionError
-from sonde.handles import remove_all
-from sonde.names import is_wrapper, named_modules
+from sonde.hooks.guard import UNGUARDED, Handle, remove_all
+from sonde.hooks.names import is_wrapper, named_modules
+from sonde.hooks.on_backward import on_gradient
+from sonde.hooks.on_call import on_module
 from sonde.probes.process_memory import RSS
 from sonde.ranks import agree, is_connected, num_ranks, this_rank
 from sonde.records import Block, Event, Finding, Site
@@ -203,7 +203,7 @@ class LiveHooks:
         self._manager = manager
         self._metadata = metadata
         self._is_due = is_due
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Handle] = []
         self._version = -1
         self._told: set[str] = set()
 
@@ -219,7 +219,8 @@ class LiveHooks:
             matching = [hook for hook in hooks if hook.matches(name)]
             if matching:
                 backward = any(hook.trigger.needs_backward for hook in matching)
-                self._handles.append(module.register_forward_hook(self._hook(name, backward)))
+                after = UNGUARDED.wrap("hooks", self._hook(name, backward))  # the manager isolates each hook
+                self._handles += on_module(module, after=after)
         for hook in hooks:
             if hook.name not in self._told and not any(map(hook.matches, layers)):
                 self._told.add(hook.name)
@@ -244,14 +245,14 @@ class LiveHooks:
 
     def _hook(self, name: str, backward: bool) -> Callable[[nn.Module, Any, Any], None]:
         def after_forward(module: nn.Module, args: Any, output: Any) -> None:
-            if torch.compiler.is_compiling() or not self._is_due():
+            if not self._is_due():
                 return
             tensor = first_tensor(output)
             if tensor is None:
                 return
             self._manager.execute_hooks(name, tensor.detach(), metadata=self._metadata())
             if backward and tensor.requires_grad:
-                tensor.register_hook(lambda gradient: self._see_gradient(name, gradient))  # type: ignore[no-untyped-call] # torch
+                on_gradient(tensor, UNGUARDED.wrap("hooks", self._see_gradient), name)
 
         return after_forward
 

@@ -16,7 +16,6 @@ from typing import Any, Final, Self
 import psutil
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from sonde.debug.actions import Actions, WebhookSender
 from sonde.debug.architecture import describe_architecture
@@ -30,8 +29,9 @@ from sonde.debug.recording import Feed, LiveHooks, Place, take_folder
 from sonde.debug.report import DebugReport, make_report
 from sonde.debug.tensor_inspector import TensorInspector
 from sonde.errors import ClosedError, OptionError
-from sonde.handles import around_steps, remove_all
-from sonde.names import own_wrapper_words, plain_name
+from sonde.hooks.guard import UNGUARDED, Handle, remove_all
+from sonde.hooks.names import own_wrapper_words, plain_name
+from sonde.hooks.on_step import on_step
 from sonde.plan import What
 from sonde.probes.module_times import ModuleTimes
 from sonde.records import Finding
@@ -104,7 +104,7 @@ class DebugSession:
         self._findings: list[Finding] = []
         self._live: LiveHooks | None = None
         self._times = ModuleTimes() if self.config.enable_profiling and model is not None else None
-        self._step_handles: list[RemovableHandle] = []
+        self._step_handles: list[Handle] = []
         self._bundle_reason = ""
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._process = psutil.Process()
@@ -159,7 +159,8 @@ class DebugSession:
             self.hooks.on_change = self._live.refresh
             if self._times is not None:
                 self._times.attach()
-            self._step_handles = around_steps(self._before_step, self._after_step)
+            wrap = UNGUARDED.wrap
+            self._step_handles = on_step(wrap("steps", self._before_step), wrap("steps", self._after_step))
         return self
 
     def stop(self) -> DebugReport:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.samples import per_sample
+from sonde.hooks.unpack import unpack
 from sonde.probes import dense, sample_statistics
-from sonde.unpack import unpack
 
 
 class ActivationStatsDebugger(ForwardDebugger):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.samples import per_sample
+from sonde.hooks.unpack import unpack
 from sonde.probes import Attention, AttentionCalls, Choice, explain_module, find_returned, head_statistics
-from sonde.unpack import unpack
 
 
 class _Inside(threading.local):

@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from sonde.debuggers.forward_debugger import ForwardDebugger
+from sonde.hooks.unpack import unpack
 from sonde.probes import dense, pooled_features
-from sonde.unpack import unpack
 
 
 class EmbeddingDebugger(ForwardDebugger):

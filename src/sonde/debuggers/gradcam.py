@@ -11,7 +11,7 @@ from sonde.debuggers.base_debugger import BaseDebugger
 from sonde.debuggers.samples import per_sample
 from sonde.debuggers.utils import require_layer
 from sonde.errors import OptionError
-from sonde.names import is_wrapper, unwrap
+from sonde.hooks.names import is_wrapper, unwrap
 from sonde.probes import Cam, CamError, brief_statistics, grad_cam
 from sonde.probes.grad_cam import Target
 

@@ -8,23 +8,21 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from sonde.capture import copy_outputs
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.utils import get_layer_by_name
-from sonde.handles import remove_all
-from sonde.names import unwrap
+from sonde.hooks.guard import UNGUARDED, Handle, remove_all
+from sonde.hooks.names import unwrap
+from sonde.hooks.on_call import on_module
+from sonde.hooks.torch_state import backward_id
 
 # A layer that a pass calls more often than this (a cell in a long loop) is captured this often, and counted beyond it.
 MAX_CALLS: Final = 1024
 
 Guarded = Callable[[str, Callable[[], None]], None]
 """Runs a function on behalf of the debugger with this name, and decides what an error in it means."""
-
-_in_backward = torch._C._current_graph_task_id
 
 
 class _Pass(threading.local):
@@ -47,7 +45,7 @@ class LayerHooks:
         self._debuggers = debuggers
         self._guarded = guarded
         self._pass = _Pass()
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Handle] = []
 
     @property
     def attached(self) -> bool:
@@ -59,11 +57,12 @@ class LayerHooks:
         if self._handles or not self._debuggers:
             return
         root = unwrap(self._model)
-        self._handles.append(root.register_forward_pre_hook(self._enter_model))
+        wrap = UNGUARDED.wrap  # what a debugger does is guarded by itself, and may raise on purpose
+        self._handles += on_module(root, before=wrap("debuggers", self._enter_model))
         for layer, debuggers in self._by_layer():
             self._hook(layer, debuggers)
         # Registered last, so that it runs after the debuggers of the model itself.
-        self._handles.append(root.register_forward_hook(self._leave_model, always_call=True))
+        self._handles += on_module(root, end=wrap("debuggers", self._leave_model))
 
     def remove(self) -> None:
         """Take all hooks off, and forget what this thread captured."""
@@ -118,18 +117,16 @@ class LayerHooks:
                 for name, debugger in debuggers.items():
                     self._guarded(name, functools.partial(self._capture, name, debugger, module, args, output))
 
-        if watching:
-            self._handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
-            # Scopes must also end when the layer raises.
-            self._handles.append(layer.register_forward_hook(close, always_call=True))
-        self._handles.append(layer.register_forward_hook(after))
+        wrap = UNGUARDED.wrap
+        if watching:  # scopes must also end when the layer raises
+            self._handles += on_module(layer, before=wrap("debuggers", before), end=wrap("debuggers", close))
+        self._handles += on_module(layer, after=wrap("debuggers", after))
 
     def _is_seeing(self) -> bool:
-        # Under torch.compile the first test is constant, so nothing of this enters the graph. A forward inside a
-        # backward is a checkpoint being recomputed, which was seen already.
-        return not torch.compiler.is_compiling() and not self._pass.quiet and _in_backward() == -1
+        # A forward inside a backward is a checkpoint being recomputed, which was seen already.
+        return not self._pass.quiet and backward_id() == -1
 
-    def _enter_model(self, module: nn.Module, args: Any) -> None:
+    def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._is_seeing():
             return
         here = self._pass

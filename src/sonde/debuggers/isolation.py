@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from sonde.errors import OptionError
-from sonde.guard import Guard, OnError
+from sonde.hooks.guard import Guard, OnError
 from sonde.probes import kept_random_state
 
 logger = logging.getLogger("sonde")

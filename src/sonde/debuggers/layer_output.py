@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.errors import OptionError
+from sonde.hooks.unpack import unpack
 from sonde.probes import dense, downsample
-from sonde.unpack import unpack
 
 
 class LayerOutputDebugger(ForwardDebugger):

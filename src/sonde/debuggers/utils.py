@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from torch import nn
 
-from sonde.names import named_modules, unwrap
+from sonde.hooks.names import named_modules, unwrap
 from sonde.select import check_each_matches
 
 

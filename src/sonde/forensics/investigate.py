@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sonde.forensics.keeper import KeptPass
-from sonde.forensics.lines import find_call
 from sonde.forensics.loss_graph import GraphNode, find_loss_origin, graph_of
 from sonde.forensics.origin import Incident, Origin, of_values, origin_of
 from sonde.forensics.repeat import repeat_alone
 from sonde.forensics.trace import Given, Root
 from sonde.forensics.traps import LossTail, LossTails
 from sonde.forensics.values import badness, first_indices, local_part, samples
-from sonde.source import Line, users_frame
+from sonde.hooks.source_search import find_call
+from sonde.hooks.user_line import Line, users_frame
 
 
 def investigate_loss(

@@ -21,9 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from sonde.forensics.values import storage_of
-from sonde.source import Line, current_line
+from sonde.hooks.guard import UNGUARDED, Guard
+from sonde.hooks.on_backward import on_gradient
+from sonde.hooks.unpack import unpack
+from sonde.hooks.user_line import Line, current_line
 from sonde.taps.nodes import next_sequence
-from sonde.unpack import unpack
 
 # Micro-batches of one step that are kept at most; beyond them the oldest goes.
 MAX_PASSES: Final = 8
@@ -128,8 +130,9 @@ class KeptPass:
 class Keeper:
     """Holds the passes of the present step."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard = UNGUARDED) -> None:
         self.passes: list[KeptPass] = []
+        self._take = guard.wrap("keeping gradients", self._take_gradient)
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], step: int) -> None:
         """Note that a training pass of a model begins."""
@@ -179,9 +182,9 @@ class Keeper:
         def keep(gradient: Tensor) -> None:
             here, kept = keeper(), reference()
             if here is not None and kept is not None:
-                here._take_gradient(kept, index, gradient)
+                here._take(kept, index, gradient)
 
-        tensor.register_hook(keep)  # type: ignore[no-untyped-call] # torch
+        on_gradient(tensor, UNGUARDED.wrap("keeping gradients", keep))
 
     def _take_gradient(self, kept: KeptPass, index: int, gradient: Tensor) -> None:
         if index in kept.gradients:

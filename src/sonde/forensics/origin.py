@@ -11,7 +11,7 @@ from torch import Tensor
 from sonde.forensics.keeper import KeptPass
 from sonde.forensics.trace import Given, Root
 from sonde.forensics.values import INF, NAN, describe, first_indices, offending, samples
-from sonde.source import Line
+from sonde.hooks.user_line import Line
 
 Stage = Literal["data", "weights", "forward", "loss", "backward", "optimizer"]
 

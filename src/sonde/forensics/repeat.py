@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from sonde.forensics.keeper import KeptPass, inputs_of
 from sonde.forensics.trace import NotAlone, Operation, Root, Trace, find_root
 from sonde.forensics.values import badness
-from sonde.handles import remove_all
-from sonde.names import named_parameters
+from sonde.hooks.guard import remove_all
+from sonde.hooks.names import named_parameters
+from sonde.hooks.on_backward import replace_gradient
+from sonde.hooks.unpack import unpack
 from sonde.probes.rerun import eager, recompute, untouched
-from sonde.unpack import unpack
 
 # Modules that talk to other processes in their forward: repeating one here would leave the others waiting. All others
 # that do are seen only when they try, by their operations.
@@ -123,7 +124,7 @@ def _gradients(repetition: Repetition) -> list[tuple[str, Tensor]]:
         return []
     # One output may lead to another, as hidden states do: then its gradient holds what came through that one already.
     # It is put in place of what arrives there, so that nothing counts twice.
-    handles = [tensor.register_hook(_always(gradient)) for tensor, gradient in ends]  # type: ignore[no-untyped-call] # torch
+    handles = [replace_gradient(tensor, gradient) for tensor, gradient in ends]
     try:
         found = torch.autograd.grad(
             [tensor for tensor, _ in ends],
@@ -137,10 +138,6 @@ def _gradients(repetition: Repetition) -> list[tuple[str, Tensor]]:
         (name, gradient) for (name, _), gradient in zip(parameters, found, strict=True)
     ]
     return [(name, gradient) for name, gradient in gradients if gradient is not None]
-
-
-def _always(gradient: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda _: gradient
 
 
 def _give(trace: Trace, kept: KeptPass, names: dict[int, str], copies: list[tuple[str, Tensor]]) -> None:

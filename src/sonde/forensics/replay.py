@@ -15,7 +15,7 @@ from sonde.forensics.findings import finding_of
 from sonde.forensics.origin import Origin, origin_of
 from sonde.forensics.repeat import repeat
 from sonde.forensics.values import badness
-from sonde.names import named_modules, named_parameters
+from sonde.hooks.names import named_modules, named_parameters
 from sonde.records import Finding
 
 # How to get an operation's input back from the result that autograd kept.

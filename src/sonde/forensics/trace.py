@@ -18,14 +18,14 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonde.errors import SondeError
 from sonde.forensics.values import INF, NAN, badness, is_masking
-from sonde.handles import remove_all
-from sonde.source import Line, current_line
+from sonde.hooks.guard import UNGUARDED
+from sonde.hooks.on_call import ModuleCalls
+from sonde.hooks.user_line import Line, current_line
 from sonde.taps.nodes import next_sequence, sequence_of
 
 Stage = Literal["forward", "backward"]
@@ -134,15 +134,14 @@ class Trace:
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Watch what runs inside."""
-        handles = [
-            torch_module.register_module_forward_pre_hook(self._enter),
-            torch_module.register_module_forward_hook(self._leave, always_call=True),
-        ]
+        enter, leave = (UNGUARDED.wrap("tracing", each) for each in (self._enter, self._leave))
+        calls: ModuleCalls[nn.Module] = ModuleCalls(None, enter, leave, raised=leave)
+        calls.attach()
         try:
             with _Functions(self), _Operations(self):
                 yield
         finally:
-            remove_all(handles)
+            calls.remove()
 
     def give(
         self,
@@ -271,7 +270,7 @@ class Trace:
     def _enter(self, module: nn.Module, args: Any) -> None:
         self._stack.append(self._names.get(id(module), self.module))
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, *_: Any) -> None:
         if self._stack:
             self._stack.pop()
 

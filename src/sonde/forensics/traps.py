@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sonde.forensics.loss_graph import nodes_since, operation_name
 from sonde.forensics.values import storage_of
-from sonde.source import Line, current_line
+from sonde.hooks.user_line import Line, current_line
 from sonde.taps.nodes import saved_by, sequence_of
 
 MAX_NODES: Final = 64

@@ -31,9 +31,10 @@ from sonde.forensics.repeat import can_repeat, repeat_alone
 from sonde.forensics.stop_words import held_words, late_words
 from sonde.forensics.traps import LossTails
 from sonde.forensics.values import NAN, any_nonfinite, badness
-from sonde.names import named_modules, named_parameters
+from sonde.hooks.guard import UNGUARDED, Guard
+from sonde.hooks.names import named_modules, named_parameters
+from sonde.hooks.torch_state import is_capturing
 from sonde.records import Finding, Quantity, Site
-from sonde.signals import is_capturing
 
 GuardAction = Literal["skip", "stop", "stop_late"]
 MAX_ORIGINS: Final = 3
@@ -62,6 +63,7 @@ class Surroundings:
     """Ends the present step as one that was not taken."""
     save: Callable[[Incident, Finding], None]
     """Saves what is needed to repeat the step."""
+    guard: Guard = UNGUARDED
 
 
 class Watcher:
@@ -78,7 +80,7 @@ class Watcher:
         guard: GuardAction | None = None,
         max_origins: int = MAX_ORIGINS,
     ) -> None:
-        self.keeper = Keeper()
+        self.keeper = Keeper(around.guard)
         self.recent = Recent()
         self.hold_back = HoldBack()
         self._models = dict(models)

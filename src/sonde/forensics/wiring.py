@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -17,13 +17,13 @@ from sonde.forensics.bundle import Note, save_bundle
 from sonde.forensics.origin import Incident
 from sonde.forensics.recent import GUARD_SITE
 from sonde.forensics.watcher import MAX_ORIGINS, GuardAction, Surroundings, Watcher
-from sonde.guard import Guard
+from sonde.hooks.guard import UNGUARDED, Guard, Handle, remove_all
+from sonde.hooks.on_backward import before_backward
+from sonde.hooks.on_call import RootPasses
+from sonde.hooks.on_step import has_closure, on_step
+from sonde.hooks.torch_state import backward_id, is_capturing
 from sonde.pipe.packer import Packer
 from sonde.records import Finding
-from sonde.signals import is_capturing
-from sonde.taps.backward_calls import BackwardCalls
-from sonde.taps.root_passes import RootPasses
-from sonde.taps.step_edges import StepEdges
 
 logger = logging.getLogger("sonde")
 
@@ -68,19 +68,21 @@ class Forensics:
             flag=self._see_flag,
             skip=lambda: packer.end_step(skipped=True),
             save=guard.wrap("saving a bundle", self._save),
+            guard=guard,
         )
         self._run = run
         self._clock = clock
         self._bundles_left = options.max_bundles if options.bundles else 0
         self.watcher = Watcher(models, around, guard=options.guard, max_origins=options.max_origins)
         self._passes = RootPasses(models.values(), self.watcher, guard)
-        self._backwards = BackwardCalls(guard.wrap("looking at losses", self.watcher.before_backward))
+        self._parameters = {id(parameter) for model in models.values() for parameter in model.parameters()}
+        self._before_backward = guard.wrap("looking at losses", self.watcher.before_backward)
         self._before_step = guard.wrap("looking at gradients", self.watcher.before_step)
         self._after_step = guard.wrap("looking at updates", self.watcher.after_step)
         self.after_skip = guard.wrap("looking at skipped steps", self.watcher.after_skip)
-        self._steps = StepEdges(models.values(), self._begin_step, self._after_step)
         self._finish = guard.wrap("letting go of kept passes", self.watcher.finish)
         self._flag_site = -1
+        self._handles: list[Handle] = []
 
     @property
     def is_holding(self) -> bool:
@@ -91,14 +93,16 @@ class Forensics:
         """Begin to watch; after the optimizers' own tap, whose numbers it reads."""
         if self._options.enabled:
             self._passes.attach()
-            self._backwards.attach()
-            self._steps.attach()
+            self._handles.append(before_backward(self._before_backward))
+            # Not guarded: `stop_if_asked` raises on purpose. What looks is guarded by itself.
+            wrap = UNGUARDED.wrap
+            self._handles += on_step(wrap("holding steps back", self._begin_step), wrap("updates", self._end_step))
 
     def remove(self) -> None:
         """Stop watching, and let go of everything kept."""
         self._passes.remove()
-        self._backwards.remove()
-        self._steps.remove()
+        remove_all(self._handles)
+        self._parameters.clear()
         self._finish()
 
     def save_bundle(self, reason: str) -> Path:
@@ -110,7 +114,7 @@ class Forensics:
         """
         passes = self.watcher.keeper.passes
         # Within a backward pass the step cannot be repeated: a second one would wait for the first.
-        in_backward = torch._C._current_graph_task_id() != -1
+        in_backward = backward_id() != -1
         if in_backward or is_capturing() or not passes or not passes[-1].returned:
             found = "was called within a backward pass" if in_backward else "found no training pass to save"
             raise OptionError(f"save_bundle() {found}: call it after the backward, before optimizer.step().")
@@ -136,9 +140,21 @@ class Forensics:
         self._packer.put_event("bundle", message, {"path": str(path.relative_to(self._run)), "reason": note.reason})
         return path
 
-    def _begin_step(self, optimizer: Optimizer) -> None:
-        self._before_step(optimizer)
-        self.watcher.stop_if_asked()
+    def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not has_closure(args, kwargs) and self._is_ours(optimizer):
+            self._before_step(optimizer)
+            self.watcher.stop_if_asked()
+
+    def _end_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_ours(optimizer):
+            self._after_step(optimizer)
+
+    def _is_ours(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer holds a parameter of the watched models."""
+        if is_capturing():
+            return False
+        ours = self._parameters
+        return any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
 
     def _report(self, finding: Finding) -> None:
         logger.warning("step %d: %s %s", finding.step, finding.cause, finding.fix)

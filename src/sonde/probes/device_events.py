@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from sonde.signals import is_capturing
+from sonde.hooks.torch_state import is_capturing
 
 _MOST_FREE: Final = 1024
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.errors import OptionError, SondeError
+from sonde.hooks.on_call import replace_output
 from sonde.probes.axes import channel_axis, witnessed_axis
 from sonde.probes.rerun import as_usual, eager, recompute, untouched
 from sonde.probes.token_grid import MAX_LEAD_TOKENS, TokenGrid, find_grid, picture_size
@@ -90,18 +90,9 @@ class _Cut:
 @contextlib.contextmanager
 def _cut_at(layer: nn.Module) -> Iterator[_Cut]:
     """Let autograd begin at the output of `layer`, so that frozen layers and small memory are no obstacle."""
-    cut, thread = _Cut(), threading.get_ident()
-
-    def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        if threading.get_ident() != thread:  # another thread evaluates the same model; it is none of our business
-            return None
-        return _replace_first(output, cut)
-
-    handle = layer.register_forward_hook(hook)
-    try:
+    cut = _Cut()
+    with replace_output(layer, lambda output: _replace_first(output, cut)):
         yield cut
-    finally:
-        handle.remove()
 
 
 def _replace_first(output: Any, cut: _Cut) -> Any:

@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 
 from sonde.core.robust import Growth, growth
+from sonde.hooks.user_line import Line
 from sonde.probes.leaks_graphs import LongGraph, find_long_graph
 from sonde.probes.leaks_holders import Holder, find_holder
-from sonde.probes.leaks_lines import SourceLine
 from sonde.probes.live_tensors import LiveTensors, TensorKind, count_live, tensors_of
 from sonde.probes.process_memory import heap_bytes
 
@@ -68,7 +68,7 @@ class Leak:
         return max([2 * bool(self.lines), int(graph), *(_knowledge(each) > 0 for each in self.piled_up)])
 
     @property
-    def lines(self) -> tuple[SourceLine, ...]:
+    def lines(self) -> tuple[Line, ...]:
         """The lines of the user's code that keep memory, the likeliest first."""
         holders = [each.holder for each in self.piled_up if each.holder is not None]
         graph = self.long_graph.lines if self.long_graph else ()

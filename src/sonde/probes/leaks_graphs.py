@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from sonde.hooks.source_search import feeding_lines
+from sonde.hooks.user_line import Line
 from sonde.probes.leaks_holders import user_frames
-from sonde.probes.leaks_lines import SourceLine, feeding_lines
 
 _MOST_NODES: Final = 50_000
 _LEAST_USES: Final = 8
@@ -22,7 +23,7 @@ class LongGraph:
     name: str
     scope: str
     uses: int
-    lines: tuple[SourceLine, ...]
+    lines: tuple[Line, ...]
 
 
 def find_long_graph(steps: int) -> LongGraph | None:

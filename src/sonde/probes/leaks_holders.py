@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
-from sonde.probes.leaks_lines import SourceLine, feeding_lines
-from sonde.source import is_users
+from sonde.hooks.source_search import feeding_lines
+from sonde.hooks.user_line import Line, is_users
 
 _DEPTH: Final = 4
 _MOST: Final = 64
@@ -27,7 +27,7 @@ class Holder:
     """The variable or attribute: `losses`, `History.values`."""
     scope: str
     """Where the name lives: a function, a module, a class."""
-    lines: tuple[SourceLine, ...]
+    lines: tuple[Line, ...]
     """The lines that put something into it."""
     bounded: bool
     """It cannot grow for ever: a deque with `maxlen`."""
@@ -93,7 +93,7 @@ def _name(container: Any, mine: set[int]) -> Holder:
     return Holder(container=kind, name="", scope="", lines=(), bounded=bounded)
 
 
-def _names(container: Any, mine: set[int], depth: int) -> Iterator[tuple[str, str, list[SourceLine]]]:
+def _names(container: Any, mine: set[int], depth: int) -> Iterator[tuple[str, str, list[Line]]]:
     yield from _names_in_frames(container)
     owners = [each for each in gc.get_referrers(container) if id(each) not in mine]
     mine = mine | {id(owners)}
@@ -105,7 +105,7 @@ def _names(container: Any, mine: set[int], depth: int) -> Iterator[tuple[str, st
                 yield from _names(owner, mine, depth - 1)
 
 
-def _names_in_frames(container: Any) -> Iterator[tuple[str, str, list[SourceLine]]]:
+def _names_in_frames(container: Any) -> Iterator[tuple[str, str, list[Line]]]:
     for frame in user_frames():
         code = frame.f_code
         for name, value in list(frame.f_locals.items()):
@@ -121,7 +121,7 @@ def _end(frame: FrameType, last: int) -> int:
     return max([last, *(line for const in inner for _, _, line in const.co_lines() if line)])
 
 
-def _names_in_owner(owner: Any, container: Any) -> Iterator[tuple[str, str, list[SourceLine]]]:
+def _names_in_owner(owner: Any, container: Any) -> Iterator[tuple[str, str, list[Line]]]:
     if isinstance(owner, dict):
         module = sys.modules.get(owner.get("__name__", "")) if isinstance(owner.get("__name__"), str) else None
         if module is not None and vars(module) is owner:
@@ -138,13 +138,13 @@ def _names_in_owner(owner: Any, container: Any) -> Iterator[tuple[str, str, list
                 yield f"{type(owner).__name__}.{name}", type(owner).__qualname__, _attribute_lines(owner, name)
 
 
-def _names_in_function(function: FunctionType, container: Any) -> Iterator[tuple[str, str, list[SourceLine]]]:
+def _names_in_function(function: FunctionType, container: Any) -> Iterator[tuple[str, str, list[Line]]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         if cell is container or container in gc.get_referents(cell):
             yield name, f"{function.__qualname__}()", feeding_lines(function.__code__.co_filename, name)
 
 
-def _attribute_lines(owner: Any, name: str) -> list[SourceLine]:
+def _attribute_lines(owner: Any, name: str) -> list[Line]:
     module = sys.modules.get(type(owner).__module__)
     files = [getattr(module, "__file__", None) or "", *(frame.f_code.co_filename for frame in user_frames())]
     for file in dict.fromkeys(files):

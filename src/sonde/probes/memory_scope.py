@@ -13,13 +13,12 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from sonde.arguments import whole_number
 from sonde.core.robust import WARM_UP_SHARE, Growth
 from sonde.errors import OptionError
-from sonde.guard import Guard, warn_of_fault
-from sonde.handles import around_steps, remove_all
+from sonde.hooks.guard import Guard, Handle, remove_all, warn_of_fault
+from sonde.hooks.on_step import on_step
 from sonde.probes.device_memory import ALLOCATED, allocator_numbers
 from sonde.probes.leaks import Leak, TensorWatch, find_leak, judge
 from sonde.probes.memory_history import MemoryHistory
@@ -63,7 +62,7 @@ class MemoryScope:
         self._clock = clock
         self._resident = resident
         self._guard = Guard("isolate", warn_of_fault)
-        self._phases = LoopPhases(None, clock=time.perf_counter, guard=self._guard.wrap, on_change=self._change_phase)
+        self._phases = LoopPhases(None, clock=time.perf_counter, guard=self._guard, on_change=self._change_phase)
         self._devices: list[int] = []
         self._held: dict[str, int] = {}
         self._by_phase: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -75,7 +74,7 @@ class MemoryScope:
         self._held_at_look: dict[str, int] = {}
         self._marks: list[tuple[int, dict[str, dict[str, int]]]] = []
         self._by_hand = False
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Handle] = []
 
     # ------------------------------------------------------------------ begin and end
 
@@ -91,7 +90,7 @@ class MemoryScope:
         self._held = self._read()
         self._phases.attach()
         wrap = self._guard.wrap
-        self._handles = around_steps(
+        self._handles = on_step(
             wrap("memory tracking", self._before_optimizer), wrap("memory tracking", self._after_optimizer)
         )
         return self

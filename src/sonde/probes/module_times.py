@@ -20,14 +20,15 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor, nn
 
-from sonde.module_calls import ModuleCalls
+from sonde.hooks.guard import UNGUARDED, Guard
+from sonde.hooks.on_backward import on_gradient
+from sonde.hooks.on_call import ModuleCalls
+from sonde.hooks.torch_state import backward_id, is_capturing
 from sonde.probes.device_events import EventPool
-from sonde.signals import is_capturing
 from sonde.stats.cuda.driver import beside_captures
 
 # Times on a device that have not arrived yet; beyond that the oldest are let go.
 _MOST_PENDING: Final = 100_000
-_in_backward = torch._C._current_graph_task_id
 Pass = Literal["forward", "backward"]
 
 
@@ -90,11 +91,10 @@ class ModuleTimes:
         self,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        guard: Callable[[str, Callable[..., None]], Callable[..., None]] = lambda _, function: function,
+        guard: Guard = UNGUARDED,
     ) -> None:
         self._clock = clock
-        self._guard = guard
-        self._guarded_turn = guard("module times", self._turn)
+        self._guarded_turn = guard.wrap("module times", self._turn)
         self._tallies: dict[str, _Tally] = {}
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._roots: dict[str, str] = {}
@@ -102,12 +102,12 @@ class ModuleTimes:
         self._in_backward: _Call | None = None
         self._turning = threading.Lock()
         self._devices: dict[torch.device, _DeviceTimes] = {}
-        enter, leave = guard("module times", self._enter), guard("module times", self._leave)
+        enter, leave = guard.wrap("module times", self._enter), guard.wrap("module times", self._leave)
         self._calls: ModuleCalls[nn.Module] = ModuleCalls(
             None,
             enter,
-            lambda module, args, kwargs, output: leave(module, output),
-            lambda module: leave(module, None),
+            leave,
+            leave,
         )
 
     def attach(self) -> None:
@@ -161,7 +161,7 @@ class ModuleTimes:
         return name != outer and (name.startswith(f"{outer}.") or self._roots.get(name) == outer)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if _in_backward() == -1:
+        if backward_id() == -1:
             name = self._name(module)
             if name not in self._tallies:
                 # Until its output tells, what it is given and holds must.
@@ -169,8 +169,8 @@ class ModuleTimes:
                 self._tallies[name] = _Tally(type(module).__name__, device)
             self._stack.append(self._begin(name))
 
-    def _leave(self, module: nn.Module, output: Any) -> None:
-        if not self._stack or _in_backward() != -1:
+    def _leave(self, module: nn.Module, *returned: Any) -> None:
+        if not self._stack or backward_id() != -1:
             return
         call = self._stack.pop()
         spent = self._clock() - call.began
@@ -183,7 +183,7 @@ class ModuleTimes:
         else:
             self.collect()
         self._end(call, "forward")
-        tensors = _tensors(output)
+        tensors = _tensors(returned[-1]) if returned else []  # nothing if it raised
         if tensors:
             tally.device = _cuda_device(tensors)
         if not any(module.children()):
@@ -192,14 +192,9 @@ class ModuleTimes:
                     self._listen(tensor, call.name)
 
     def _listen(self, tensor: Tensor, name: str) -> None:
-        turn = self._guarded_turn
+        on_gradient(tensor, self._guarded_turn, name)
 
-        def arrived(_: Tensor) -> None:
-            turn(name)
-
-        tensor.register_hook(arrived)  # type: ignore[no-untyped-call] # torch
-
-    def _turn(self, name: str | None) -> None:
+    def _turn(self, name: str | None, _: Tensor | None = None) -> None:
         with self._turning:  # each device has a backward thread of its own
             before = self._in_backward
             if before is not None:

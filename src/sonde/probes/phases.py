@@ -7,6 +7,7 @@ these are the host's times; the device's come from `CudaTiming`.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final, Literal, TypeVar
@@ -14,13 +15,14 @@ from typing import Any, Final, Literal, TypeVar
 import torch
 from torch import nn
 
-from sonde.module_calls import ModuleCalls
-from sonde.probes.wrapped_calls import BACKWARD, LOADING, Listener
+from sonde.hooks.guard import UNGUARDED, Guard, Handle, remove_all
+from sonde.hooks.on_call import ModuleCalls
+from sonde.hooks.replace_function import BACKWARD, LOADING
 
 T = TypeVar("T")
 StepPhase = Literal["data_wait", "to_device", "forward", "backward", "optimizer", "evaluation", "watching", "other"]
 Change = Callable[[StepPhase, StepPhase], None]
-"""Told at every change of phase: which one ends and which one begins."""
+"""Called at every change of phase with the one that ends and the one that begins."""
 OTHER: Final[StepPhase] = "other"
 
 
@@ -38,6 +40,8 @@ class PhaseClock(threading.local):
         self._own_seconds = own_seconds
         self._own = own_seconds()
         self._stack: list[StepPhase] = []
+        self.roots: list[StepPhase] = []
+        """Models that are being called, outermost first, each with its phase."""
         self._between: StepPhase = OTHER
         self._since = clock()
         self._began: float | None = None
@@ -77,6 +81,7 @@ class PhaseClock(threading.local):
         self._turn(OTHER)
         self._between = OTHER
         self._stack.clear()
+        self.roots.clear()
         began, self._began = self._began, self._since
         spent, self._spent = self._spent, {}
         return None if began is None else self._since - began, spent
@@ -99,7 +104,7 @@ class PhaseClock(threading.local):
 
 
 class LoopPhases:
-    """Listens to data loaders, models and backward passes. The optimizer's part is told by whoever watches optimizers.
+    """Listens to data loaders, models and backward passes. Who watches the optimizers calls `begin` and `end` for them.
 
     `roots` are the models, or None if any module may be one: their outermost call is the forward, or an evaluation if
     gradients are disabled there. `own_seconds` tells how long Sonde's own hooks have run in this thread so far, which
@@ -111,22 +116,22 @@ class LoopPhases:
         roots: Collection[nn.Module] | None,
         *,
         clock: Callable[[], float],
-        guard: Callable[[str, Callable[..., None]], Callable[..., None]] = lambda _, function: function,
+        guard: Guard = UNGUARDED,
         on_change: Change | None = None,
         own_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.saw_loader = False
         self._clock = PhaseClock(clock, on_change, own_seconds)
-        self._depth = _Depth()
-        self._begin = guard("step phases", self._clock.begin)
-        self._end = guard("step phases", self._clock.end)
-        got_batch = guard("step phases", self._clock.got_batch)
-        self._got_batch = got_batch
-        self._loading = Listener(self._begin_loading, lambda: self._end("data_wait"), done=got_batch)
-        self._backward = Listener(lambda: self._begin("backward"), lambda: self._end("backward"))
+        self._wrap = functools.partial(guard.wrap, "step phases")
+        self.begin = self._wrap(self._clock.begin)
+        """Enter a phase that is seen elsewhere."""
+        self.end = self._wrap(self._clock.end)
+        """Leave a phase that is seen elsewhere."""
         # The entries stand for the modules without keeping them alive.
         entries = None if roots is None else dict.fromkeys(map(id, roots), True)
-        self._calls: ModuleCalls[Any] = ModuleCalls(entries, self._enter, self._leave, self._leave)
+        enter, leave = self._wrap(self._enter), self._wrap(self._leave)
+        self._calls: ModuleCalls[Any] = ModuleCalls(entries, enter, leave, leave)
+        self._handles: list[Handle] = []
 
     @property
     def phase(self) -> StepPhase:
@@ -135,27 +140,24 @@ class LoopPhases:
 
     def attach(self) -> None:
         """Begin to listen."""
+        wrap, clock = self._wrap, self._clock
         self._calls.attach()
-        LOADING.attach(self._loading)
-        BACKWARD.attach(self._backward)
+        self._handles += [
+            self._calls,
+            LOADING.listen(
+                before=wrap(lambda *_: self._begin_loading()),
+                end=wrap(lambda: clock.end("data_wait")),
+                after=wrap(lambda *_: clock.got_batch()),
+            ),
+            BACKWARD.listen(before=wrap(lambda *_: clock.begin("backward")), end=wrap(lambda: clock.end("backward"))),
+        ]
 
     def remove(self) -> None:
         """Stop listening."""
-        self._calls.remove()
-        LOADING.remove(self._loading)
-        BACKWARD.remove(self._backward)
-
-    def begin(self, phase: StepPhase) -> None:
-        """Enter a phase that is seen elsewhere."""
-        self._begin(phase)
-
-    def end(self, phase: StepPhase) -> None:
-        """Leave a phase that is seen elsewhere."""
-        self._end(phase)
+        remove_all(self._handles)
 
     def end_step(self) -> tuple[float | None, dict[StepPhase, float]]:
         """End a step; see `PhaseClock.end_step`. Waiting for data is absent as long as no loader was seen."""
-        self._depth.phases.clear()
         seconds, spent = self._clock.end_step()
         if self.saw_loader:
             spent.setdefault("data_wait", 0.0)
@@ -164,37 +166,31 @@ class LoopPhases:
     def loading(self, loader: Iterable[T]) -> Iterator[T]:
         """Iterate over `loader` and time its `next` as waiting for data."""
         batches = iter(loader)
+        begin, got_batch = self._wrap(self._begin_loading), self._wrap(self._clock.got_batch)
         while True:
-            self._begin_loading()
+            begin()
             try:
                 batch = next(batches)
             except StopIteration:
                 return
             finally:
-                self._end("data_wait")
-            self._got_batch()
+                self.end("data_wait")
+            got_batch()
             yield batch
 
     def _enter(self, _: object, args: Any) -> None:
-        phases = self._depth.phases
+        phases = self._clock.roots
         phases.append("forward" if torch.is_grad_enabled() else "evaluation")
         if len(phases) == 1:
-            self._begin(phases[0])
+            self._clock.begin(phases[0])
 
     def _leave(self, _: object, *returned: Any) -> None:
-        phases = self._depth.phases
+        phases = self._clock.roots
         if phases:
             phase = phases.pop()
             if not phases:
-                self._end(phase)
+                self._clock.end(phase)
 
     def _begin_loading(self) -> None:
         self.saw_loader = True
-        self._begin("data_wait")
-
-
-class _Depth(threading.local):
-    """Roots that are being called, outermost first, each with its phase."""
-
-    def __init__(self) -> None:
-        self.phases: list[StepPhase] = []
+        self._clock.begin("data_wait")

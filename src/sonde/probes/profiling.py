@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from sonde.errors import OptionError
-from sonde.guard import Guard, warn_of_fault
-from sonde.handles import around_steps, remove_all
+from sonde.hooks.guard import Guard, Handle, remove_all, warn_of_fault
+from sonde.hooks.on_step import on_step
+from sonde.hooks.replace_function import BACKWARD
 from sonde.probes.host_syncs import HostSync, host_syncs
 from sonde.probes.module_times import ModuleTime, ModuleTimes
 from sonde.probes.operators import Copies, Operator, copy_table, operator_table
@@ -31,7 +31,6 @@ from sonde.probes.profiling_use import Utilisation, utilisation
 from sonde.probes.profiling_windows import Windows
 from sonde.probes.trace_file import folded_lines, numbered, speedscope, write_json, write_text, write_trace
 from sonde.probes.verdict import Verdict, judge_copies, judge_patterns, judge_phases, judge_syncs
-from sonde.probes.wrapped_calls import BACKWARD, Listener
 
 logger = logging.getLogger("sonde")
 
@@ -77,12 +76,10 @@ class ProfileScope:
         self._session = session
         self._clock = clock
         self._guard = Guard("isolate", warn_of_fault)
-        wrap = self._guard.wrap
-        self._phases = LoopPhases(None, clock=clock, guard=wrap, on_change=self._change_phase)
-        self._modules = ModuleTimes(clock=clock, guard=wrap) if modules else None
-        self._after_backward = Listener(lambda: None, wrap("module times", self._end_backward))
-        self._loaders = LoaderWatch()
-        self._handles: list[RemovableHandle] = []
+        self._phases = LoopPhases(None, clock=clock, guard=self._guard, on_change=self._change_phase)
+        self._modules = ModuleTimes(clock=clock, guard=self._guard) if modules else None
+        self._loaders = LoaderWatch(self._guard)
+        self._handles: list[Handle] = []
         self._annotation: Any = None
         self._entered = False
         self._by_hand = False
@@ -133,18 +130,15 @@ class ProfileScope:
         self._phases.attach()
         if self._modules is not None:
             self._modules.attach()
-            BACKWARD.attach(self._after_backward)
+            self._handles.append(BACKWARD.listen(end=self._guard.wrap("module times", self._end_backward)))
         self._loaders.attach()
         wrap = self._guard.wrap
-        self._handles = around_steps(
-            wrap("profiling", self._before_optimizer), wrap("profiling", self._after_optimizer)
-        )
+        self._handles += on_step(wrap("profiling", self._before_optimizer), wrap("profiling", self._after_optimizer))
 
     def _stop(self) -> None:
         self._phases.remove()
         if self._modules is not None:
             self._modules.remove()
-            BACKWARD.remove(self._after_backward)
         self._loaders.remove()
         remove_all(self._handles)
         self._annotate(None)

@@ -6,25 +6,27 @@ from typing import Any
 
 from torch.utils.data import dataloader
 
-from sonde.probes.wrapped_calls import LOADING, Listener
+from sonde.hooks.guard import Guard, Handle, remove_all
+from sonde.hooks.replace_function import LOADING
 
 
 class LoaderWatch:
     """Remembers the smallest number of workers of any DataLoader that an iteration was begun or continued on."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard) -> None:
         self.workers: int | None = None
-        self._listener = Listener(lambda: None, lambda: None, self._see)
+        self._see = guard.wrap("data loaders", self._note_workers)
+        self._handles: list[Handle] = []
 
     def attach(self) -> None:
         """Begin to listen."""
-        LOADING.attach(self._listener)
+        self._handles.append(LOADING.listen(before=self._see))
 
     def remove(self) -> None:
         """Stop listening."""
-        LOADING.remove(self._listener)
+        remove_all(self._handles)
 
-    def _see(self, args: tuple[Any, ...]) -> None:
+    def _note_workers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         iterator = args[0] if args else None
         if isinstance(iterator, dataloader._BaseDataLoaderIter):
             workers = int(iterator._num_workers)

@@ -9,6 +9,7 @@ from typing import TypeVar
 from torch import nn
 
 from sonde import vitals
+from sonde.hooks.guard import Guard
 from sonde.probes.phases import LoopPhases
 from sonde.probes.process_memory import ProcessMemory
 from sonde.signals import Recorder
@@ -27,7 +28,7 @@ class StepVitals:
         self,
         roots: Collection[nn.Module],
         recorder: Recorder,
-        guard: Callable[[str, Callable[..., None]], Callable[..., None]],
+        guard: Guard,
         *,
         own_seconds: Callable[[], float] = lambda: 0.0,
         own_bytes: Callable[[], int | None] = lambda: None,
@@ -37,8 +38,8 @@ class StepVitals:
         self._phases = LoopPhases(roots, clock=clock, guard=guard, own_seconds=own_seconds)
         self._memory = ProcessMemory(recorder, clock=clock, held=own_bytes)
         self._sites: dict[str, int] = {}
-        self.mark = guard("step phases", self._mark)
-        self.end_step = guard("step phases", self._end_step)
+        self.mark = guard.wrap("step phases", self._mark)
+        self.end_step = guard.wrap("step phases", self._end_step)
 
     def attach(self) -> None:
         """Begin to listen."""

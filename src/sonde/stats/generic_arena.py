@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from sonde import schema
+from sonde.hooks.torch_state import is_capturing
 from sonde.schema import Bins, Rows
-from sonde.signals import is_capturing
 from sonde.stats.cuda.driver import beside_captures, keep_if_failed, noting_failure
 
 NUM_COUNTS: Final = schema.GE_ONE + 1

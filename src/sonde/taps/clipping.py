@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.nn.utils import clip_grad
 
-from sonde.guard import Guard
-from sonde.signals import is_capturing
-from sonde.taps.patches import Patch
+from sonde.hooks.guard import Guard, Handle, remove_all
+from sonde.hooks.replace_function import OverridableFunction
+from sonde.hooks.torch_state import is_capturing
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import CLIP_MAX, CLIP_NORM, SCALED_CLIP
 
 # What `clip_grad_norm_` calls once it knows the norm. Where a version of torch lacks it, clipping is not seen.
-PATCH: Final = Patch(clip_grad, "_clip_grads_with_norm_")
+FUNCTION: Final = OverridableFunction(clip_grad, "_clip_grads_with_norm_")
 _NAMES: Final = ("parameters", "max_norm", "total_norm")
 
 
@@ -41,16 +41,17 @@ class ClippingTap:
         self._owner_of = owner_of
         self._is_due = is_due
         self._clipped = clipped
+        self._handles: list[Handle] = []
         self._listener = guard.wrap("gradient clipping", self._see)
 
     def attach(self) -> None:
         """Begin to listen."""
-        if PATCH.is_there:
-            PATCH.add(self._listener)
+        if FUNCTION.exists:
+            self._handles.append(FUNCTION.listen(after=self._listener))
 
     def remove(self) -> None:
         """Stop listening."""
-        PATCH.remove(self._listener)
+        remove_all(self._handles)
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         given = dict(zip(_NAMES, args, strict=False)) | kwargs

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from sonde.names import named_modules, named_parameters
+from sonde.hooks.names import named_modules, named_parameters
 
 # A command line or an object's settings can be long; a header stays small.
 _MAX_TEXT: Final = 2000

@@ -8,14 +8,14 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as functional
 
-from sonde.guard import Guard
+from sonde.hooks.guard import Guard, Handle, remove_all
+from sonde.hooks.replace_function import OverridableFunction
+from sonde.hooks.torch_state import is_capturing
 from sonde.records import Phase
-from sonde.signals import is_capturing
-from sonde.taps.patches import Patch
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import DROPPED, LOOP
 
-PATCH: Final = Patch(functional, "dropout")
+FUNCTION: Final = OverridableFunction(functional, "dropout")
 _NAMES: Final = ("input", "p", "training", "inplace")
 
 
@@ -25,15 +25,16 @@ class DroppingTap:
     def __init__(self, sites: VitalSites, guard: Guard, *, is_due: Callable[[Phase], bool]) -> None:
         self._sites = sites
         self._is_due = is_due
+        self._handles: list[Handle] = []
         self._listener = guard.wrap("dropout", self._see)
 
     def attach(self) -> None:
         """Begin to listen."""
-        PATCH.add(self._listener)
+        self._handles.append(FUNCTION.listen(after=self._listener))
 
     def remove(self) -> None:
         """Stop listening."""
-        PATCH.remove(self._listener)
+        remove_all(self._handles)
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         # The modules of torch hand over all four arguments by place; their mode is seen where they are called.

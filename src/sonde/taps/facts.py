@@ -28,7 +28,7 @@ from sonde.facts import (
     SchedulerFacts,
     SoftmaxFacts,
 )
-from sonde.names import named_modules, named_parameters, unwrap
+from sonde.hooks.names import named_modules, named_parameters, unwrap
 from sonde.taps.initial_values import InitialValues, look_at
 from sonde.taps.loader_facts import loader_facts
 from sonde.taps.passes import PassTrace

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from sonde.facts import HiddenFacts
-from sonde.names import named_modules
+from sonde.hooks.names import named_modules
 
 MAX_HIDDEN: Final = 64
 _MAX_ITEMS: Final = 1000

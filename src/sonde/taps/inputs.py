@@ -8,11 +8,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from sonde.hooks.unpack import unpack
 from sonde.records import Phase
 from sonde.taps.plain import MAX_ELEMENTS, is_plain, is_real, is_whole
 from sonde.taps.row_marks import RowMarks
 from sonde.taps.vital_sites import VitalSites
-from sonde.unpack import unpack
 from sonde.vitals import COLUMN_OFFSET, COLUMN_SCALE
 
 FIRST_LOOKS: Final = 3

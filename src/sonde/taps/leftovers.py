@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sonde.taps.reach import Reach
+from sonde.hooks.on_backward import Reach
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import BACKWARDS_SEEN, LEFTOVER, NO_GRADIENT, THROWN_AWAY
 

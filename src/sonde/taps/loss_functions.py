@@ -17,8 +17,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from sonde.facts import LossFacts, Plain
+from sonde.hooks.replace_function import OverridableFunction
 from sonde.taps.nodes import maker_of
-from sonde.taps.patches import Patch
 from sonde.taps.plain import is_plain
 
 NAMES: Final = (
@@ -126,7 +126,7 @@ class LossFunction:
     """A place where a call of a loss can be seen."""
 
     kind: str
-    patch: Patch
+    function: OverridableFunction
     read: Reader
 
 
@@ -183,15 +183,15 @@ def _shape_before(tensor: Tensor) -> tuple[int, ...]:
 
 def _all_functions() -> tuple[LossFunction, ...]:
     above = [
-        LossFunction(name, Patch(functional, name), _reader(name, getattr(functional, name)))
+        LossFunction(name, OverridableFunction(functional, name), _reader(name, getattr(functional, name)))
         for name in NAMES
         if hasattr(functional, name)
     ]
     below = [
-        LossFunction(kind, Patch(owner, name), _reader_below(kind, names))
+        LossFunction(kind, OverridableFunction(owner, name), _reader_below(kind, names))
         for kind, (owner, name, names) in _BELOW.items()
     ]
-    return tuple(each for each in (*above, *below) if each.patch.is_there)
+    return tuple(each for each in (*above, *below) if each.function.exists)
 
 
 FUNCTIONS: Final = _all_functions()

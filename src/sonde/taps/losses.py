@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from sonde.facts import LIKELIHOOD, LossFacts
-from sonde.guard import Guard
+from sonde.hooks.guard import Guard, Handle, remove_all
+from sonde.hooks.torch_state import backward_id, is_capturing
+from sonde.hooks.unpack import unpack
 from sonde.records import Phase
-from sonde.signals import Recorder, is_capturing
+from sonde.signals import Recorder
 from sonde.taps.belonging import Belonging
 from sonde.taps.loss_functions import FUNCTIONS, LossCall, LossFunction
 from sonde.taps.loss_graph import ModelOutput, raises_likelihood, read_loss, read_reduction
-from sonde.taps.patches import Heard, Patch
 from sonde.taps.plain import MAX_ELEMENTS, is_plain, is_real, some_elements
-from sonde.unpack import unpack
 from sonde.vitals import LOOP, LOSS, ROOT, part_of
 
 # Losses of one step beyond this many share the last one's site.
@@ -34,7 +34,6 @@ FIRST_ROOTS: Final = 8
 # Outputs of models that are kept until the backward pass.
 MAX_KEPT: Final = 8
 ROOTS_EVERY: Final = 7
-_in_backward = torch._C._current_graph_task_id
 
 
 class LossTap:
@@ -71,20 +70,18 @@ class LossTap:
         self._outputs_kept: deque[ModelOutput] = deque(maxlen=MAX_KEPT)
         self._undecided: LossFacts | None = None
         self._sites: dict[tuple[str, Phase, int, str], int] = {}
-        see = guard.wrap("losses", self._see)
-        self._listeners: list[tuple[Patch, Heard]] = [
-            (function.patch, functools.partial(see, function)) for function in FUNCTIONS
-        ]
+        self._guard = guard
+        self._handles: list[Handle] = []
 
     def attach(self) -> None:
         """Begin to listen."""
-        for patch, listener in self._listeners:
-            patch.add(listener)
+        for each in FUNCTIONS:
+            see = self._guard.wrap("losses", functools.partial(self._see, each))
+            self._handles.append(each.function.listen(after=see))
 
     def remove(self) -> None:
         """Stop listening."""
-        for patch, listener in self._listeners:
-            patch.remove(listener)
+        remove_all(self._handles)
 
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
         """Note that a backward pass begins; losses are numbered anew after it."""
@@ -141,7 +138,7 @@ class LossTap:
     def _see(self, function: LossFunction, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         # What cannot be differentiated where gradients are enabled is a metric, not what is trained on.
         phase: Phase = "train" if torch.is_grad_enabled() else "eval"
-        if _in_backward() != -1 or not is_plain(output) or (phase == "train" and not output.requires_grad):
+        if backward_id() != -1 or not is_plain(output) or (phase == "train" and not output.requires_grad):
             return
         if is_capturing() or not self._is_ours(phase, output):
             return

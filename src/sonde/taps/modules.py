@@ -21,15 +21,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sonde.guard import Guard
-from sonde.module_calls import ModuleCalls
-from sonde.names import is_wrapper
+from sonde.hooks.guard import Guard
+from sonde.hooks.names import is_wrapper
+from sonde.hooks.on_backward import Reach, on_gradient
+from sonde.hooks.on_call import ModuleCalls
+from sonde.hooks.torch_state import backward_id, is_capturing
+from sonde.hooks.unpack import unpack
 from sonde.records import Phase, Quantity
-from sonde.signals import Recorder, is_capturing
-from sonde.taps.reach import Reach
-from sonde.unpack import unpack
-
-_in_backward = torch._C._current_graph_task_id
+from sonde.signals import Recorder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,7 +162,7 @@ class ModuleTap:
 
     def _enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
         here = self._passes.here
-        if _in_backward() != -1 or is_capturing():
+        if backward_id() != -1 or is_capturing():
             return
         observer = self._observer
         # A pass that Ctrl-C ended is still open; the model's own next call, or the end of the step, ends it.
@@ -203,7 +202,7 @@ class ModuleTap:
             here.backward_seen = self._reach.passes
 
     def _leave(self, entry: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if _in_backward() != -1:
+        if backward_id() != -1:
             return
         here = self._passes.here
         if here.outermost is None and is_capturing():
@@ -254,8 +253,7 @@ class ModuleTap:
             self._recorder.see(site, tensor)
         if self._output_gradients and tensor.requires_grad:
             gradient_site = self._site(entry, "output_gradient", here.phase, call, part, tensor)
-            gradient = self._gradient
-            tensor.register_hook(lambda grad: gradient(gradient_site, grad))  # type: ignore[no-untyped-call] # torch
+            on_gradient(tensor, self._gradient, gradient_site)
 
     def _see_gradient(self, site: int, grad: Tensor) -> None:
         self._recorder.see(site, grad)

@@ -12,11 +12,11 @@ from typing import Any, Final, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
-from sonde.guard import Guard
-from sonde.handles import around_steps, has_closure, remove_all
-from sonde.signals import Recorder, is_capturing
+from sonde.hooks.guard import Guard, Handle, remove_all
+from sonde.hooks.on_step import has_closure, on_step
+from sonde.hooks.torch_state import is_capturing
+from sonde.signals import Recorder
 from sonde.taps.parameters import ParameterTable, WatchedParameter
 
 # What is worth a curve of its own if a parameter group has it.
@@ -95,11 +95,11 @@ class OptimizerTap:
             self._adopt(optimizer)
         self._before = guard.wrap("before optimizer steps", self._begin)
         self._after = guard.wrap("after optimizer steps", self._end)
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Handle] = []
 
     def attach(self) -> None:
         """Begin to listen."""
-        self._handles = around_steps(self._before, self._after)
+        self._handles = on_step(self._before, self._after)
 
     def remove(self) -> None:
         """Stop listening and forget the optimizers."""

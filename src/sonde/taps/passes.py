@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.unpack import unpack
+from sonde.hooks.unpack import unpack
 
 
 class PassTrace:

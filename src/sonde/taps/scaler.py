@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
-from sonde.guard import Guard
+from sonde.hooks.guard import Guard, Handle, remove_all
+from sonde.hooks.replace_function import ReplacedFunction
 from sonde.signals import Recorder
 from sonde.taps.optimizers import OptimizerTap
 
@@ -37,28 +37,21 @@ class ScalerTap:
         self._after_skip = after_skip
         self._see_scale = guard.wrap("gradient scaler", self._scale)
         self._see_skip = guard.wrap("gradient scaler", self._skip)
+        self._step = ReplacedFunction(scaler, "step")
+        self._steps_before = 0
+        self._handles: list[Handle] = []
         self.site = -1
 
     def attach(self) -> None:
         """Begin to listen."""
-        original = self._scaler.step
-
-        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            self._see_scale()
-            before = self._optimizers.stepped
-            result = original(optimizer, *args, **kwargs)
-            if self._optimizers.stepped == before:
-                self._see_skip(optimizer)
-            return result
-
-        # An attribute of the instance hides the method of the class; deleting it restores the object as it was.
-        self._scaler.step = step
+        self._handles.append(self._step.listen(before=self._see_scale, after=self._see_skip))
 
     def remove(self) -> None:
         """Stop listening."""
-        vars(self._scaler).pop("step", None)
+        remove_all(self._handles)
 
-    def _scale(self) -> None:
+    def _scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._steps_before = self._optimizers.stepped
         self._before_step()
         scale = getattr(self._scaler, "_scale", None)
         if isinstance(scale, Tensor):
@@ -66,6 +59,7 @@ class ScalerTap:
                 self.site = self._recorder.site("scaler.scale", "scalar")
             self._recorder.see(self.site, scale)
 
-    def _skip(self, optimizer: Optimizer) -> None:
-        self._optimizers.see_skipped(optimizer)
-        self._after_skip()
+    def _skip(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if self._optimizers.stepped == self._steps_before:
+            self._optimizers.see_skipped(args[0] if args else kwargs["optimizer"])
+            self._after_skip()

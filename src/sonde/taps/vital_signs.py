@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from sonde import facts, vitals
-from sonde.guard import Guard
-from sonde.handles import remove_all
+from sonde.hooks.guard import Guard, Handle, remove_all
+from sonde.hooks.on_backward import Reach, before_backward, on_accumulated
+from sonde.hooks.torch_state import backward_id, is_capturing
 from sonde.records import Phase
-from sonde.signals import Recorder, is_capturing
-from sonde.taps.backward_calls import BackwardCalls
+from sonde.signals import Recorder
 from sonde.taps.belonging import Belonging
 from sonde.taps.clipping import ClippingTap
 from sonde.taps.dropping import DroppingTap
@@ -35,14 +33,12 @@ from sonde.taps.neighbours import Neighbours
 from sonde.taps.optimizers import WatchedOptimizer
 from sonde.taps.parameters import ParameterTable
 from sonde.taps.passes import PassTrace
-from sonde.taps.reach import Reach
 from sonde.taps.units import UnitSigns, is_attention, is_look, is_rectifier, is_squashing
 from sonde.taps.vital_sites import VitalSites
 from sonde.taps.weight_rows import WeightRows
 
 # Rounds of the loop in which the order of modules is noted.
 TRACED_ROUNDS: Final = 2
-_in_backward = torch._C._current_graph_task_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +91,7 @@ class VitalSigns:
         self._forwards = self._loose_forwards = 0
         self._passes = 0
         """How many backward passes had reached a parameter when the last step ended."""
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Handle] = []
         self.is_tracing = True
         """Whether the order of modules is being noted."""
         self._trace: PassTrace | None = PassTrace()
@@ -132,7 +128,6 @@ class VitalSigns:
             heard=self._heard_loss,
             stated=self._heard_facts,
         )
-        self._backward_calls = BackwardCalls(guard.wrap("backward passes", self._before_backward))
         self._dropping = DroppingTap(sites, guard, is_due=self._is_due)
         self._clipping = ClippingTap(
             sites,
@@ -194,7 +189,7 @@ class VitalSigns:
         self._losses.attach()
         self._clipping.attach()
         self._dropping.attach()
-        self._backward_calls.attach()
+        self._handles.append(before_backward(self._guard.wrap("backward passes", self._before_backward)))
 
     def _prepare_once(self) -> None:
         if not self._prepared:
@@ -208,7 +203,6 @@ class VitalSigns:
         self._losses.remove()
         self._clipping.remove()
         self._dropping.remove()
-        self._backward_calls.remove()
         self._leftovers.clear()
         self._rows.clear()
         self._moments.clear()
@@ -232,7 +226,7 @@ class VitalSigns:
             self._reach.listen(name, parameters)
             for parameter in spread(parameters):
                 heard = self._guard.wrap("gradient signs", self._leftovers.listener(parameter))
-                self._handles.append(parameter.register_post_accumulate_grad_hook(heard))  # type: ignore[no-untyped-call] # torch
+                self._handles.append(on_accumulated(parameter, heard))
 
     def _own(self, name: str, optimizer: Optimizer) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -314,7 +308,7 @@ class VitalSigns:
 
     def _before_backward(self, roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
         # A checkpoint that is recomputed runs a backward pass inside the one that counts.
-        if _in_backward() != -1 or is_capturing() or not any(map(self._belonging.owns, roots)):
+        if backward_id() != -1 or is_capturing() or not any(map(self._belonging.owns, roots)):
             return
         self._reach.settle()
         self._leftovers.before_backward()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import OptionError
-from sonde.guard import Guard, OnError
+from sonde.hooks.guard import Guard, OnError
 from sonde.training.randomness import kept_random_state
 
 logger = logging.getLogger("sonde")

@@ -12,7 +12,7 @@ from torch import nn
 from sonde import strict_json
 from sonde.arguments import whole_number
 from sonde.errors import OptionError
-from sonde.guard import OnError
+from sonde.hooks.guard import OnError
 from sonde.ranks import folder_of, this_rank
 from sonde.session import IdleSession, Session
 from sonde.training import capturing

@@ -1,4 +1,4 @@
-"""Which line of the user's program is running: the innermost frame that is neither torch's nor Sonde's nor Python's."""
+"""Find the line of the user's program that is running: the innermost frame outside torch, Sonde and Python itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from typing import Final
 import torch
 
 _OURS_AND_TORCHS: Final = tuple(
-    {f"{folder}/" for file in (__file__, torch.__file__) for folder in (Path(file).parent, Path(file).resolve().parent)}
+    {
+        f"{place}/"
+        for folder in (Path(__file__).parents[1], Path(torch.__file__).parent)
+        for place in (folder, folder.resolve())
+    }
 )
 _STDLIB: Final = sysconfig.get_path("stdlib")
 _PACKAGES: Final = ("site-packages", "dist-packages")
@@ -30,8 +34,13 @@ class Line:
     function: str = ""
 
     @property
+    def line(self) -> int:
+        """The same as `number`."""
+        return self.number
+
+    @property
     def text(self) -> str:
-        """The line itself, or nothing where its file cannot be read."""
+        """The source of the line, or nothing where its file cannot be read."""
         return linecache.getline(self.file, self.number).strip()
 
     def __str__(self) -> str:
@@ -39,9 +48,15 @@ class Line:
 
 
 def current_line(boundary: frozenset[CodeType] = frozenset()) -> Line | None:
-    """Return the user's line that is running, or None if the stack reaches `boundary` before any line of the user's."""
+    """Return the user's line that is running, or None if the stack reaches `boundary` first."""
     frame = users_frame(sys._getframe(1), boundary)
     return None if frame is None else Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def source_line() -> str:
+    """Return `file:line in function` of the user's line that is running, or "" if there is none."""
+    frame = users_frame(sys._getframe(1))
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 
 
 def users_frame(frame: FrameType | None, boundary: frozenset[CodeType] = frozenset()) -> FrameType | None:
@@ -60,7 +75,7 @@ _known: dict[str, bool] = {}
 
 
 def is_users(file: str) -> bool:
-    """Say whether a file is neither torch's nor Sonde's nor Python's own, nor made by a compiler."""
+    """Return whether a file belongs to the user: not to torch, Sonde or Python, nor made by a compiler."""
     known = _known.get(file)
     if known is None:
         known = _known[file] = _is_users(file)

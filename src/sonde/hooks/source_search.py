@@ -1,9 +1,11 @@
-"""Find the line that called an operation, by reading the source between the model's call and backward."""
+"""Search the source of the user's program: which line called an operation, which lines add to a variable."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
+import linecache
 import textwrap
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MethodType
@@ -11,7 +13,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from sonde.source import Line, is_users
+from sonde.hooks.user_line import Line, is_users
 
 MAX_DEPTH: Final = 3
 
@@ -26,6 +28,8 @@ _ALIASES: Final = {
     "norm": {"normalize"},
     "binary_cross_entropy_with_logits": {"binary_cross_entropy_with_logits"},
 }
+# Methods of lists, deques, sets and dicts that make them longer.
+_FEEDING: Final = {"append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault"}
 _BINARY: Final = {"div": ast.Div, "mul": ast.Mult, "sub": ast.Sub, "add": ast.Add, "pow": ast.Pow, "mm": ast.MatMult}
 
 
@@ -163,3 +167,43 @@ def _end(node: Any) -> tuple[int, int]:
 
 def _line(place: Place, node: Any) -> Line:
     return Line(place.code.co_filename, node.lineno, place.code.co_name)
+
+
+def feeding_lines(file: str, name: str, first: int = 1, last: int | None = None) -> list[Line]:
+    """Return the lines between `first` and `last` that add to the variable or attribute `name`, in order."""
+    found = {
+        node.lineno
+        for node in ast.walk(_parse(file))
+        if isinstance(node, ast.expr | ast.stmt)
+        and first <= node.lineno <= (last or node.lineno)
+        and _feeds(node, name)
+    }
+    return [Line(file, line) for line in sorted(found)]
+
+
+@functools.lru_cache(maxsize=32)
+def _parse(file: str) -> ast.Module:
+    # linecache also knows the cells of a notebook, which are in no file.
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def _feeds(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in _FEEDING and _is(node.func.value, name)
+    if isinstance(node, ast.AugAssign):
+        return _is(node.target, name)
+    if isinstance(node, ast.Assign):
+        into = any(isinstance(target, ast.Subscript) and _is(target.value, name) for target in node.targets)
+        again = any(_is(target, name) for target in node.targets)
+        return into or (again and any(_is(part, name) for part in ast.walk(node.value)))
+    return False
+
+
+def _is(node: ast.AST, name: str) -> bool:
+    """Return whether an expression is the variable or attribute, or inside it: `name`, `self.name`, `name[0]`."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return (isinstance(node, ast.Name) and node.id == name) or (isinstance(node, ast.Attribute) and node.attr == name)

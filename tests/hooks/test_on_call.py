@@ -10,10 +10,9 @@ import torch
 from torch.nn.modules import module as torch_module
 
 import sonde
-from sonde import module_calls
-from sonde.guard import Guard
-from sonde.module_calls import ModuleCalls
-from sonde.taps.root_passes import RootPasses
+from sonde.hooks import on_call
+from sonde.hooks.guard import Guard
+from sonde.hooks.on_call import ModuleCalls, RootPasses
 from sonde.testing import MemorySink, tiny_mlp
 
 
@@ -134,7 +133,7 @@ def test_a_forked_child_can_leave_even_if_the_lock_was_held():
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with module_calls._PAIR.lock:
+        with on_call._PAIR.lock:
             held.set()
             done.wait()
 

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from sonde.taps.backward_calls import BackwardCalls
+from sonde.hooks.on_backward import before_backward
 
 
 @pytest.fixture
@@ -16,16 +16,21 @@ def heard():
 
 
 @pytest.fixture
-def tap(heard):
-    tap = BackwardCalls(lambda roots, gradients: heard.append((roots, gradients)))
-    original = torch.autograd.backward
-    yield tap
-    tap.remove()
+def listen(heard):
+    listeners, original = [], torch.autograd.backward
+
+    def listen():
+        listeners.append(before_backward(lambda roots, gradients: heard.append((roots, gradients))))
+        return listeners[-1]
+
+    yield listen
+    for each in listeners:
+        each.remove()
     assert torch.autograd.backward is original
 
 
-def test_both_ways_to_call_backward_are_heard_once_with_their_roots(tap, heard):
-    tap.attach()
+def test_both_ways_to_call_backward_are_heard_once_with_their_roots(listen, heard):
+    listen()
     weight = torch.ones(3, requires_grad=True)
     loss = weight.sum()
     loss.backward()
@@ -39,27 +44,25 @@ def test_both_ways_to_call_backward_are_heard_once_with_their_roots(tap, heard):
 
 def test_the_graph_is_still_there_when_a_listener_is_called():
     saved = []
-    tap = BackwardCalls(lambda roots, gradients: saved.append(roots[0].grad_fn._saved_self.tolist()))
-    tap.attach()
+    listener = before_backward(lambda roots, gradients: saved.append(roots[0].grad_fn._saved_self.tolist()))
     torch.full((1,), 4.0, requires_grad=True).log().backward()
-    tap.remove()
+    listener.remove()
     assert saved == [[4.0]]
 
 
-def test_two_listeners_hear_and_leave_apart(tap, heard):
+def test_two_listeners_hear_and_leave_apart(listen, heard):
     others = []
-    other = BackwardCalls(lambda roots, gradients: others.append(roots))
-    tap.attach()
-    other.attach()
+    listen()
+    other = before_backward(lambda roots, gradients: others.append(roots))
     torch.ones(1, requires_grad=True).sum().backward()
     other.remove()
     torch.ones(1, requires_grad=True).sum().backward()
     assert (len(heard), len(others)) == (2, 1)
 
 
-def test_a_wrapper_of_someone_else_survives_and_nothing_is_heard_twice(tap, heard):
+def test_a_wrapper_of_someone_else_survives_and_nothing_is_heard_twice(listen, heard):
     original = torch.autograd.backward
-    tap.attach()
+    listener = listen()
     ours = torch.autograd.backward
 
     @functools.wraps(ours)
@@ -67,13 +70,23 @@ def test_a_wrapper_of_someone_else_survives_and_nothing_is_heard_twice(tap, hear
         return ours(*args, **kwargs)
 
     torch.autograd.backward = theirs
-    tap.remove()
+    listener.remove()
     assert torch.autograd.backward is theirs
     torch.ones(1, requires_grad=True).sum().backward()
     assert not heard
-    tap.attach()
+    listener = listen()
     torch.ones(1, requires_grad=True).sum().backward()
     assert len(heard) == 1
     torch.autograd.backward = ours
-    tap.remove()
+    listener.remove()
     assert torch.autograd.backward is original
+
+
+def test_what_torch_alone_can_read_is_left_to_torch(listen, heard):
+    listen()
+    weight = torch.ones(2, requires_grad=True)
+    torch.autograd.backward(each for each in [weight.sum()])  # a generator can be used up only once
+    assert weight.grad.tolist() == [1, 1]
+    with pytest.raises(TypeError):
+        torch.autograd.backward()
+    assert not heard

@@ -1,0 +1,121 @@
+"""Listen to backward passes: before they run, as gradients reach tensors, and as they are accumulated."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from sonde.hooks.guard import UNGUARDED, Guarded, Handle
+from sonde.hooks.replace_function import BACKWARD, Listener
+
+_on_accumulated: Callable[[Tensor, Callable[[Tensor], None]], RemovableHandle]
+_on_accumulated = Tensor.register_post_accumulate_grad_hook
+_on_gradient: Callable[[Tensor, Callable[[Tensor], Any]], RemovableHandle] = Tensor.register_hook
+
+
+def before_backward(callback: Guarded) -> Listener:
+    """Call this ahead of every backward pass of the process, in its thread, while the graph of the loss is whole.
+
+    It takes the tensors that the pass starts from, usually the loss, and the gradients handed in for them, if any.
+    """
+
+    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = dict(zip(("tensors", "grad_tensors"), args, strict=False)) | kwargs
+        roots, gradients = _as_tuple(given.get("tensors")), _as_tuple(given.get("grad_tensors"))
+        if roots and all(isinstance(root, Tensor) for root in roots):
+            callback(roots, gradients or (None,) * len(roots))
+
+    return BACKWARD.listen(before=UNGUARDED.wrap("backward passes", before))  # the callback is guarded
+
+
+def on_gradient(tensor: Tensor, callback: Guarded, *given: Any) -> Handle:
+    """Call this with `given` and the gradient when one reaches a tensor."""
+    return _on_gradient(tensor, functools.partial(callback, *given) if given else callback)
+
+
+def on_accumulated(parameter: Tensor, callback: Guarded) -> Handle:
+    """Call this with the parameter after each accumulation into its gradient."""
+    return _on_accumulated(parameter, callback)
+
+
+def replace_gradient(tensor: Tensor, gradient: Tensor) -> Handle:
+    """Put a gradient in place of whatever reaches a tensor. Only for computations that Sonde repeats itself."""
+    return _on_gradient(tensor, lambda _: gradient)
+
+
+def _as_tuple(tensors: Any) -> tuple[Any, ...]:
+    if isinstance(tensors, Tensor):
+        return (tensors,)
+    # A generator must be left to torch, since it can be used up only once.
+    return tuple(tensors) if isinstance(tensors, list | tuple) else ()
+
+
+class _Group:
+    """Parameters with one owner, and how many backward passes have reached any of them."""
+
+    def __init__(self) -> None:
+        self.reached: deque[Any] = deque(maxlen=1)
+        self.passes = 0
+
+
+class Reach:
+    """Counts backward passes by the optimizer whose parameters they reach.
+
+    A C callback on each parameter notes passes without running Python, however large the model is. Parameters without
+    an owner belong to the owner "". That a pass is over is known only when something follows it (`settle`).
+    """
+
+    def __init__(self) -> None:
+        self.passes = 0
+        """How many backward passes have reached any parameter, as far as settled."""
+        self._groups: dict[str, _Group] = {}
+        self._handles: dict[int, RemovableHandle] = {}
+
+    def listen(self, owner: str, parameters: Iterable[Tensor]) -> None:
+        """Count what reaches these parameters for `owner`, and for no other owner any more."""
+        group = self._groups.setdefault(owner, _Group())
+        for parameter in parameters:
+            if parameter.requires_grad:
+                self._forget(id(parameter))
+                # Not guarded: a method of C that cannot fail.
+                self._handles[id(parameter)] = _on_accumulated(parameter, group.reached.append)
+
+    def claim(self, owner: str, parameters: Iterable[Tensor]) -> None:
+        """Give parameters that are listened to a new owner, including passes seen before the owner was known."""
+        if owner not in self._groups:
+            self.settle()
+            self._groups[owner] = _Group()
+            self._groups[owner].passes = self.passes_of("")
+        self.listen(owner, [each for each in parameters if id(each) in self._handles])
+
+    def settle(self) -> None:
+        """Count what came since the last time as one pass; called where no backward pass is running."""
+        reached = False
+        for group in self._groups.values():
+            if group.reached:
+                group.reached.clear()
+                group.passes += 1
+                reached = True
+        self.passes += reached
+
+    def passes_of(self, owner: str) -> int:
+        """Return how many passes have reached the parameters of an owner, as far as settled."""
+        group = self._groups.get(owner)
+        return 0 if group is None else group.passes
+
+    def remove(self) -> None:
+        """Stop listening and forget the parameters."""
+        for key in list(self._handles):
+            self._forget(key)
+        for group in self._groups.values():
+            group.reached.clear()
+
+    def _forget(self, key: int) -> None:
+        handle = self._handles.pop(key, None)
+        if handle is not None:
+            handle.remove()

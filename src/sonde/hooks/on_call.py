@@ -1,0 +1,314 @@
+"""Listen to calls of modules, through one pair of process-wide hooks that all listeners share.
+
+Process-wide hooks leave nothing on the user's modules: a watched model can be deep-copied, pickled and compiled as if
+Sonde were not there, and a copy of it is not watched by accident. Their price is that torch calls every module of the
+process in a slower way as long as there is any. So there is one pair for all listeners, and only while there are any;
+idle listeners can be paused. Hooks on a single module are for what needs the named arguments before a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.utils.hooks import RemovableHandle
+
+from sonde.hooks.guard import Guard, Guarded, Handle, remove_all
+from sonde.hooks.names import is_wrapper
+from sonde.hooks.torch_state import backward_id, is_capturing, is_compiling, unless_compiling
+
+Entry = TypeVar("Entry")
+_NOTHING: Final = object()
+_Heard = dict[int, tuple[tuple["ModuleCalls[Any]", Any], ...]]
+"""By the id of a module: its listeners, each with its entry."""
+
+
+class _Pair:
+    """The two hooks and their listeners."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._listeners: tuple[ModuleCalls[Any], ...] = ()
+        self._everywhere: tuple[ModuleCalls[Any], ...] = ()
+        self._begun: _Heard = {}
+        self._heard: _Heard = {}
+        self._heard_by: dict[tuple[tuple[ModuleCalls[Any], bool], ...], tuple[_Heard, _Heard]] = {}
+        self._handles: list[RemovableHandle] = []
+
+    def add(self, listener: ModuleCalls[Any]) -> None:
+        """Add a listener."""
+        if listener.hears_all:
+            self._everywhere = (*self._everywhere, listener)
+        else:
+            self._listeners = (*self._listeners, listener)
+        self.settle()
+
+    def drop(self, listener: ModuleCalls[Any]) -> None:
+        """Remove a listener."""
+        self._everywhere = tuple(each for each in self._everywhere if each is not listener)
+        self._listeners = tuple(each for each in self._listeners if each is not listener)
+        self._heard_by.clear()
+        self.settle()
+
+    def settle(self) -> None:
+        """Register the hooks if anyone listens, else remove them."""
+        awake = tuple((each, each.is_narrow) for each in self._listeners if each.is_awake)
+        if awake not in self._heard_by:  # states come and go with passes and steps
+            begun = _put_together((each, each.always if narrow else each.entries) for each, narrow in awake)
+            self._heard_by[awake] = (begun, _put_together((each, each.entries) for each, _ in awake))
+        self._begun, self._heard = self._heard_by[awake]
+        wanted = bool(self._everywhere or self._heard)
+        if wanted and not self._handles:
+            self._handles = [
+                torch_module.register_module_forward_pre_hook(self._before_forward),
+                torch_module.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
+            ]
+        elif not wanted and self._handles:
+            self._remove_hooks()
+
+    def _remove_hooks(self) -> None:
+        # Torch keeps a mark of a process-wide hook that takes keyword arguments when the hook itself is gone, and would
+        # take the slower way for ever.
+        marks = getattr(torch_module, "_global_forward_hooks_with_kwargs", {})
+        for handle in self._handles:
+            marks.pop(handle.id, None)
+        remove_all(self._handles)
+
+    def renew_lock(self) -> None:
+        """Forget which thread holds the lock: in a forked child that thread does not exist."""
+        self.lock = threading.RLock()
+
+    # Under torch.compile these bodies are traced: the first test is constant there, so nothing of Sonde enters the
+    # graph. They return None and so never replace an input or an output.
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if is_compiling():
+            return
+        for each, entry in self._begun.get(id(module), ()):
+            each.before(entry, args)
+        for each in self._everywhere:
+            each.before(module, args)
+
+    def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _NOTHING) -> None:
+        if is_compiling():
+            return
+        if output is _NOTHING:  # after a forward that raised, torch leaves the named arguments out
+            self._after_raising(module)
+            return
+        for each, entry in self._heard.get(id(module), ()):
+            each.after(entry, args, kwargs, output)
+        for each in self._everywhere:
+            each.after(module, args, kwargs, output)
+
+    def _after_raising(self, module: nn.Module) -> None:
+        everywhere = tuple((each, module) for each in self._everywhere)
+        for each, entry in (*self._heard.get(id(module), ()), *everywhere):
+            if each.raised is not None:
+                each.raised(entry)
+
+
+def _put_together(listeners: Iterable[tuple[ModuleCalls[Any], dict[int, Any]]]) -> _Heard:
+    """Return the listeners of each module, so that a call takes one look-up for all."""
+    heard: _Heard = {}
+    for each, entries in listeners:
+        for key, entry in entries.items():
+            heard[key] = (*heard.get(key, ()), (each, entry))
+    return heard
+
+
+_PAIR: Final = _Pair()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_PAIR.renew_lock)
+
+
+class ModuleCalls(Generic[Entry]):
+    """Listens to the calls of some modules, or of all, from `attach` to `remove`.
+
+    Listeners to some modules are called before listeners to all; otherwise in the order in which they attached.
+
+    Args:
+        entries: What to hand to `before`, `after` and `raised`, by the id of the module. None listens to every module
+            of the process, and hands over the module itself.
+        before: Takes an entry and the arguments of a call.
+        after: Takes an entry, the arguments, the named arguments and the output of a call that returned.
+        raised: Takes the entry of a call that raised an `Exception`. Torch is going through its hooks then: no listener
+            may be attached or removed in it. Calls that ended by another exception (Ctrl-C) are not reported.
+        always: Keys of modules whose calls are reported to `before` also between `narrow` and `widen`.
+
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[int, Entry] | None,
+        before: Guarded,
+        after: Guarded,
+        raised: Guarded | None = None,
+        always: Collection[int] = (),
+    ) -> None:
+        self.before, self.after, self.raised = before, after, raised
+        self.hears_all = entries is None
+        self.entries: dict[int, Entry] = dict(entries or {})
+        self.always = {key: entry for key, entry in self.entries.items() if key in always}
+        self.is_awake = False
+        self.is_narrow = False
+
+    def attach(self) -> None:
+        """Start listening."""
+        with _PAIR.lock:
+            self.is_awake = True
+            _PAIR.add(self)
+
+    def rest(self) -> None:
+        """Pause until `wake`; if all listeners are paused, modules are called as if Sonde were not there.
+
+        Only for listeners to some modules.
+        """
+        self._turn(awake=False)
+
+    def wake(self) -> None:
+        """Resume listening."""
+        self._turn(awake=True)
+
+    def narrow(self) -> None:
+        """Report the beginnings of calls only at the modules in `always`, in all threads, until `widen`."""
+        self._bound(narrow=True)
+
+    def widen(self) -> None:
+        """Report all beginnings again."""
+        self._bound(narrow=False)
+
+    def remove(self) -> None:
+        """Stop listening and forget the modules."""
+        with _PAIR.lock:
+            self.is_awake = False
+            self.entries = self.always = {}
+            _PAIR.drop(self)
+
+    def _turn(self, *, awake: bool) -> None:
+        if self.is_awake is not awake and self.entries:
+            with _PAIR.lock:
+                self.is_awake = awake
+                _PAIR.settle()
+
+    def _bound(self, *, narrow: bool) -> None:
+        if self.is_narrow is not narrow and self.entries:
+            with _PAIR.lock:
+                self.is_narrow = narrow
+                _PAIR.settle()
+
+
+class PassListener(Protocol):
+    """Takes the passes of whole models."""
+
+    def begin_pass(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        """Take the beginning of a training pass."""
+
+    def end_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Take the end of a training pass."""
+
+
+class _Here(threading.local):
+    """The model whose training pass this thread is in."""
+
+    model: nn.Module | None = None
+
+
+class RootPasses:
+    """Reports the training passes of these models to a listener, recorded or not.
+
+    A model inside another one's pass is left out.
+    """
+
+    def __init__(self, models: Iterable[nn.Module], listener: PassListener, guard: Guard) -> None:
+        self._listener = listener
+        self._here = _Here()
+        entries = {id(root): root for root in map(_called_model, models)}
+        enter, leave, raised = (guard.wrap("keeping passes", each) for each in (self._enter, self._leave, self._raised))
+        self._calls = ModuleCalls(entries, enter, leave, raised)
+
+    def attach(self) -> None:
+        """Start listening."""
+        self._calls.attach()
+
+    def _enter(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        # A forward that was interrupted leaves its model behind; its own next call shows that it is over.
+        if _is_training() and self._here.model in (None, model):
+            self._here.model = model
+            self._listener.begin_pass(model, args)
+
+    def _leave(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self._here.model is model and backward_id() == -1:
+            self._here.model = None
+            self._listener.end_pass(model, args, kwargs, output)
+
+    def _raised(self, model: nn.Module) -> None:
+        if self._here.model is model:
+            self._here.model = None
+
+    def remove(self) -> None:
+        """Stop listening and forget the models."""
+        self._calls.remove()
+
+
+def _called_model(model: nn.Module) -> nn.Module:
+    """Return what to listen at: inside wrappers that talk to other processes, but outside compiled code."""
+    while is_wrapper(model) and type(model).__name__ != "OptimizedModule":
+        inner = getattr(model, "module", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+    return model
+
+
+def _is_training() -> bool:
+    return torch.is_grad_enabled() and backward_id() == -1 and not is_capturing()
+
+
+def on_module(
+    module: nn.Module,
+    *,
+    before: Guarded | None = None,
+    after: Guarded | None = None,
+    end: Guarded | None = None,
+) -> list[Handle]:
+    """Put hooks on one module.
+
+    Args:
+        module: Where to put them.
+        before: Takes the module, the arguments and the named arguments of a call.
+        after: Takes the module, the arguments and the output of a call that returned.
+        end: Takes the same, and None for the output of a call that raised; called before `after`.
+
+    """
+    handles: list[Handle] = []
+    if before is not None:
+        handles.append(module.register_forward_pre_hook(unless_compiling(before), with_kwargs=True))
+    if end is not None:
+        handles.append(module.register_forward_hook(unless_compiling(end), always_call=True))
+    if after is not None:
+        handles.append(module.register_forward_hook(unless_compiling(after)))
+    return handles
+
+
+@contextlib.contextmanager
+def replace_output(module: nn.Module, replace: Callable[[Any], Any]) -> Iterator[None]:
+    """Have `replace(output)` returned in place of a module's output, in this thread, while the block runs.
+
+    Only for computations that Sonde runs itself.
+    """
+    thread = threading.get_ident()
+
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        return replace(output) if threading.get_ident() == thread else None
+
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

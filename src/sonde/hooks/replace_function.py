@@ -1,0 +1,237 @@
+"""Stand in for functions of torch that have no hook while anyone listens, and put them back exactly.
+
+The replacement calls the original with the very arguments and returns the very result; code that is compiled finds the
+original behind it. Any number of listeners share one replacement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch.overrides import has_torch_function
+from torch.utils.data import dataloader
+
+from sonde.hooks.guard import Guarded
+from sonde.hooks.torch_state import is_compiling
+
+
+class _Lock:
+    """The lock for putting replacements in place and back."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget which thread holds the lock: in a forked child that thread does not exist."""
+        self.held = threading.RLock()
+
+
+_lock: Final = _Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lock.renew)
+
+
+REPLACED: Final[set[ReplacedFunction]] = set()
+"""The functions that someone listens to."""
+
+
+class _Here(threading.local):
+    """How many overridable functions that are stood in for this thread is inside of."""
+
+    depth = 0
+
+
+_here = _Here()
+
+
+class Listener:
+    """Callbacks for the calls of a function, until `remove`."""
+
+    def __init__(
+        self, function: ReplacedFunction, before: Guarded | None, end: Guarded | None, after: Guarded | None
+    ) -> None:
+        self.before, self.end, self.after = before, end, after
+        self._function = function
+
+    def remove(self) -> None:
+        """Stop listening; doing so twice is fine."""
+        self._function.drop(self)
+
+
+class ReplacedFunction:
+    """One attribute of a module, class or object, for as long as it has listeners."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner = owner
+        self._name = name
+        self._is_inherited = False
+        self._original: Any = None
+        self._ours: Any = None
+        self._listeners: tuple[Listener, ...] = ()
+        self._before: tuple[Guarded, ...] = ()
+        self._end: tuple[Guarded, ...] = ()
+        self._after: tuple[Guarded, ...] = ()
+
+    @property
+    def exists(self) -> bool:
+        """Return whether this version of torch has the function."""
+        return callable(getattr(self._owner, self._name, None))
+
+    def __str__(self) -> str:
+        return f"{getattr(self._owner, '__name__', type(self._owner).__name__)}.{self._name}"
+
+    def listen(
+        self, *, before: Guarded | None = None, end: Guarded | None = None, after: Guarded | None = None
+    ) -> Listener:
+        """Listen from now on, in the calling thread.
+
+        Args:
+            before: Takes the arguments and the named arguments of a call that begins.
+            end: Called right after a call, also if it raised.
+            after: Takes the arguments, the named arguments and the result of a call that returned; after every `end`.
+
+        """
+        listener = Listener(self, before, end, after)
+        with _lock.held:
+            if not self._listeners:
+                self._put_in_place()
+                REPLACED.add(self)
+            self._set((*self._listeners, listener))
+        return listener
+
+    def drop(self, listener: Listener) -> None:
+        """Stop calling a listener; one that does not listen is fine."""
+        with _lock.held:
+            others = tuple(each for each in self._listeners if each is not listener)
+            if self._listeners and not others:
+                self._put_back()
+                REPLACED.discard(self)
+            self._set(others)
+
+    def _set(self, listeners: tuple[Listener, ...]) -> None:
+        self._listeners = listeners
+        self._before = tuple(each.before for each in listeners if each.before is not None)
+        self._end = tuple(each.end for each in reversed(listeners) if each.end is not None)
+        self._after = tuple(each.after for each in listeners if each.after is not None)
+
+    def _put_in_place(self) -> None:
+        present = getattr(self._owner, self._name)
+        if self._ours is not None and present is not self._original:
+            return  # someone had wrapped ours, so it had to stay in the chain; now it is of use again
+        self._is_inherited = self._name not in vars(self._owner)
+        self._original, self._ours = present, self._replacement(present)
+        setattr(self._owner, self._name, self._ours)
+
+    def _put_back(self) -> None:
+        # If someone wrapped ours, the original would throw theirs away; without listeners ours only passes on.
+        if getattr(self._owner, self._name) is not self._ours:
+            return
+        if self._is_inherited:  # an attribute of an object hides the method of its class
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._original)
+        self._ours = None
+
+    def _replacement(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            if not self._listeners or is_compiling():
+                return original(*args, **kwargs)
+            before, end, after = self._before, self._end, self._after
+            for each in before:
+                each(args, kwargs)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                for each in end:
+                    each()
+            for each in after:
+                each(args, kwargs, result)
+            return result
+
+        return replacement
+
+
+class OverridableFunction(ReplacedFunction):
+    """A function of torch that can be scripted, and overridden by subclasses of Tensor and by modes.
+
+    Scripted code finds the original behind the replacement. Something that overrides torch's functions is handed the
+    original function too, since it may look it up in a table. Where one such function calls another, only listeners of
+    the outer one are called. They listen with `after` only.
+    """
+
+    def _put_in_place(self) -> None:
+        super()._put_in_place()
+        _teach_script(self._ours, self._original)
+
+    def _put_back(self) -> None:
+        ours = self._ours
+        super()._put_back()
+        if self._ours is None:
+            _builtin_table().pop(id(ours), None)
+
+    def _replacement(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        _builtin_table()
+
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not self._listeners:
+                return original(*args, **kwargs)
+            _here.depth += 1
+            try:
+                if has_torch_function((*args, *kwargs.values())):
+                    with self._aside():
+                        result = original(*args, **kwargs)
+                else:
+                    result = original(*args, **kwargs)
+            finally:
+                _here.depth -= 1
+            for listener in self._after if not _here.depth else ():
+                listener(args, kwargs, result)
+            return result
+
+        # How torch marks a Python function that stands in for one that can be scripted. As an entry of the dictionary,
+        # since inside a class Python would rename such an attribute.
+        vars(replacement).update({"__script_if_tracing_wrapper": True, "__original_fn": original})
+        return replacement
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Have the original in place for one call: its body names itself to what overrides it."""
+        ours = getattr(self._owner, self._name)
+        if ours is not self._ours:
+            yield
+            return
+        setattr(self._owner, self._name, self._original)
+        try:
+            yield
+        finally:
+            setattr(self._owner, self._name, ours)
+
+
+def _builtin_table() -> dict[int, str]:
+    """Return torch's table of functions that scripted code may call, by id. It is made when first asked for.
+
+    It must be made before anything is replaced: else it would know ours instead of the original for good.
+    """
+    table: dict[int, str] = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call] # torch
+    return table
+
+
+def _teach_script(ours: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Let code that is scripted while ours is in place find what the original stands for."""
+    table = _builtin_table()
+    if id(original) in table:
+        table[id(ours)] = table[id(original)]
+
+
+LOADING: Final = ReplacedFunction(dataloader._BaseDataLoaderIter, "__next__")
+"""Fetching a batch from any torch DataLoader."""
+BACKWARD: Final = ReplacedFunction(torch.autograd, "backward")
+"""A backward pass: `Tensor.backward` calls this attribute too. `torch.autograd.grad` is not seen."""

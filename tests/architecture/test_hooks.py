@@ -1,0 +1,75 @@
+"""Only `sonde.hooks` registers torch hooks and stands in for torch functions."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import sonde
+
+SOURCE = Path(sonde.__file__).parent
+# A method of the user's hook manager, not of torch.
+NOT_TORCHS = {"debug/hooks.py"}
+REGISTER = re.compile(r"register_(\w+_)?hook$")
+OUTSIDE = [path for path in SOURCE.rglob("*.py") if path.parent != SOURCE / "hooks"]
+
+
+def torch_names(tree):
+    """Return the names that stand for torch or one of its modules."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or "torch" for alias in node.names if alias.name.split(".")[0] == "torch"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def root_of(node):
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def hooks_and_replacements(tree):
+    torch_like = torch_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and REGISTER.search(node.attr):
+            yield ast.unparse(node)
+        if isinstance(node, ast.ImportFrom) and any(REGISTER.search(alias.name) for alias in node.names):
+            yield ast.unparse(node)
+        targets = node.targets if isinstance(node, ast.Assign) else ()
+        yield from (
+            ast.unparse(each) for each in targets if isinstance(each, ast.Attribute) and root_of(each) in torch_like
+        )
+        if isinstance(node, ast.Call) and root_of(node.func) == "setattr" and root_of(node.args[0]) in torch_like:
+            yield ast.unparse(node)
+
+
+def test_torch_is_hooked_in_one_package():
+    found = {
+        str(path.relative_to(SOURCE)): list(hooks_and_replacements(ast.parse(path.read_text()))) for path in OUTSIDE
+    }
+    assert {name: each for name, each in found.items() if each and name not in NOT_TORCHS} == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch\ntorch.autograd.backward = f",
+        "import torch.nn.functional as F\nF.mse_loss = f",
+        "from torch import nn\nsetattr(nn.functional, name, f)",
+        "module.register_forward_hook(f)",
+        "tensor.register_hook(f)",
+        "from torch.optim.optimizer import register_optimizer_step_pre_hook",
+    ],
+)
+def test_what_the_test_looks_for_is_found(code):
+    assert list(hooks_and_replacements(ast.parse(code)))
+
+
+def test_what_only_looks_like_it_is_not_found():
+    assert not list(hooks_and_replacements(ast.parse("import torch\nself.backward = torch.autograd.backward")))

@@ -1,0 +1,139 @@
+"""The guard: whatever goes wrong in Sonde's code, training continues, and a part that failed is reported once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+import torch
+
+from sonde.hooks.guard import Guard, remove_all
+from sonde.hooks.on_step import on_step
+
+
+class Fault(Exception):
+    """A fault of Sonde's."""
+
+
+def failing(error):
+    def fail(*args):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [Fault(), MemoryError(), RecursionError()], ids=lambda error: type(error).__name__)
+def test_a_part_that_fails_is_reported_once_and_disabled_and_the_others_continue(error):
+    reports, ran = [], []
+    guard = Guard("isolate", lambda part, trace: reports.append((part, trace)))
+    bad, good = guard.wrap("bad", failing(error)), guard.wrap("good", ran.append)
+    for number in range(3):
+        bad(number)
+        good(number)
+    assert [part for part, _ in reports] == ["bad"]
+    assert type(error).__name__ in reports[0][1]
+    assert ran == [0, 1, 2]
+
+
+def test_an_exception_reaches_the_user_if_he_asked_for_that():
+    with pytest.raises(Fault):
+        Guard("raise", lambda *report: None).wrap("bad", failing(Fault()))()
+
+
+def test_ctrl_c_always_reaches_the_user():
+    guard = Guard("isolate", lambda *report: None)
+    with pytest.raises(KeyboardInterrupt):
+        guard.wrap("bad", failing(KeyboardInterrupt()))()
+    assert not guard.failed
+
+
+def test_a_report_that_fails_does_not_reach_the_user_and_the_part_is_disabled():
+    calls = []
+    guard = Guard("isolate", failing(ValueError("a report")))
+
+    def fail():
+        calls.append(1)
+        raise Fault
+
+    guarded = guard.wrap("bad", fail)
+    guarded()
+    guarded()
+    assert calls == [1]
+
+
+def test_a_logging_handler_that_raises_does_not_reach_the_user():
+    class Broken(logging.Handler):
+        def emit(self, record):
+            raise OSError("the log is full")
+
+    logger, handler = logging.getLogger("sonde.test_guard"), Broken()
+    logger.addHandler(handler)
+    try:
+        guard = Guard("isolate", lambda part, trace: logger.warning("%s failed", part))
+        guard.wrap("bad", failing(Fault()))()
+        assert guard.failed == {"bad"}
+    finally:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_a_clock_that_fails_does_not_reach_the_user_and_the_meter_stays_sound(fails_at):
+    guard = Guard("isolate", lambda *report: None)
+    times = 0
+
+    def clock():
+        nonlocal times
+        times += 1
+        if times == fails_at:
+            raise OSError("no clock")
+        return float(times)
+
+    guard.meter.clock = clock
+    guard.wrap("timed", lambda: None)()
+    assert guard.failed == {"timed"}
+    assert guard.meter.span.depth == 0
+
+
+def test_a_program_at_its_recursion_limit_only_loses_the_part():
+    guard = Guard("isolate", lambda *report: None)
+    guarded = guard.wrap("deep", lambda: None)
+
+    def descend():
+        try:  # noqa: SIM105 - it has to need no further frames
+            descend()
+        except RecursionError:
+            pass
+        guarded()
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(200)
+    try:
+        try:
+            descend()
+        except RecursionError as error:  # entering the guard itself may be one call too many
+            frames = []
+            trace = error.__traceback__
+            while trace is not None:
+                frames.append(trace.tb_frame.f_code.co_name)
+                trace = trace.tb_next
+            assert "guarded" not in frames
+    finally:
+        sys.setrecursionlimit(limit)
+    assert guard.meter.span.depth == 0
+
+
+def test_all_hooks_are_removed_even_if_one_cannot_be():
+    class Stuck:
+        def remove(self):
+            raise Fault
+
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer, steps = torch.optim.SGD([parameter]), []
+    guard = Guard("isolate", lambda *report: None)
+    handles = [Stuck(), *on_step(guard.wrap("before", steps.append), guard.wrap("after", steps.append)), Stuck()]
+    remove_all(handles)
+    optimizer.step()
+    assert not handles
+    assert not steps
+    assert not guard.failed
