@@ -180,8 +180,8 @@ def program_table(title: str, verdicts: list[Verdict]) -> Table:
     for name in ("first", "in 3", "place", "after", "twin"):
         table.add_column(name, justify="right", no_wrap=True)
     for program in dict.fromkeys(verdict.program for verdict in verdicts):
-        ill = [verdict for verdict in verdicts if verdict.program is program and verdict.ill]
-        twins = [verdict for verdict in verdicts if verdict.program is program and not verdict.ill]
+        ill = [verdict for verdict in verdicts if verdict.program == program and verdict.ill]
+        twins = [verdict for verdict in verdicts if verdict.program == program and not verdict.ill]
         latencies = [verdict.latency for verdict in ill if verdict.latency is not None]
         table.add_row(
             program.group,
