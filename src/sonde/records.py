@@ -17,7 +17,8 @@ from typing import Any, Final, Literal, Protocol, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import measures, schema
+from sonde import schema
+from sonde.core import statistics
 from sonde.schema import Bins, Rows
 
 Quantity = Literal[
@@ -127,15 +128,15 @@ class Reading:
         return replace(self, row=schema.merge_rows(self.row, other.row), bins=bins, step=first, span=last - first)
 
     def get(self, name: str) -> float | None:
-        """Return a statistic by name (see `sonde.measures.NAMES`), or None where it is not known."""
-        value = float(measures.compute(name, self.row, self.bins))
+        """Return a statistic by name (see `sonde.core.statistics`), or None where it is not known."""
+        value = float(statistics.compute(name, self.row, self.bins))
         return None if np.isnan(value) else value
 
     def abs_quantile(self, q: float) -> tuple[float, float, float] | None:
         """Return an estimate of the q-quantile of |x| with its lower and upper bound, or None without a histogram."""
         if self.bins is None:
             return None
-        estimate, low, high = (float(part) for part in measures.abs_quantile(self.row, self.bins, q))
+        estimate, low, high = (float(part) for part in statistics.abs_quantile(self.row, self.bins, q))
         return None if np.isnan(estimate) else (estimate, low, high)
 
     @property
@@ -151,7 +152,7 @@ class Reading:
     @property
     def nonfinite(self) -> int:
         """Number of NaN and infinite elements."""
-        return int(measures.nonfinite(self.row))
+        return int(statistics.nonfinite(self.row))
 
     @property
     def mean(self) -> float | None:

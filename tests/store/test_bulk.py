@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from making import HEADER, make_block, make_sites, write_run
 
+from sonde.core import statistics
 from sonde.records import Site
 from sonde.store import RunWriter, open_run
-from sonde.store.series import NEEDS
 
-RMS = NEEDS["rms"]
+RMS = statistics.find("rms").needs
 
 
 def assert_same(run, columns=RMS, **bounds):
@@ -30,7 +30,7 @@ def test_many_sites_read_as_one_by_one_from_segments_and_the_open_journal(tmp_pa
     writer.flush()
     run = open_run(tmp_path / "run")
     assert_same(run, **bounds)
-    assert_same(run, NEEDS["nonfinite"], **bounds)
+    assert_same(run, statistics.find("nonfinite").needs, **bounds)
     assert_same(run, **bounds)  # what was checked once
     writer.close()
 

@@ -102,7 +102,7 @@ def test_one_site_in_full(run, draw):
 
     [row] = summarise_sites(run, run.find("blocks.2.mlp.weight:gradient"))
     text = draw(*render_site(run, row, Look(80, colour=False)))
-    assert sections(text) == ["rms over steps", "magnitudes at step 60", "magnitudes over steps"]
+    assert sections(text) == ["RMS over steps", "magnitudes at step 60", "magnitudes over steps"]
     assert "256\N{MULTIPLICATION SIGN}256" in text
     assert "1e-4" in text
 

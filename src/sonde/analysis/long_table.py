@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import measures
 from sonde.analysis.downsample import Steps, Values
 from sonde.analysis.summary import has_stat, keys_of
+from sonde.core import statistics
 from sonde.records import Site
 from sonde.store import Run
 from sonde.store.series import ALL_COLUMNS, Readings, compute
@@ -43,7 +43,7 @@ def windows(run: Run, size: int = WINDOW_STEPS) -> Iterator[tuple[int, int]]:
 
 def read_rows(run: Run, site: Site, stats: Sequence[str], span: tuple[int, int]) -> Iterator[SiteRows]:
     """Read the rows of one site from the first step of `span` to before the second, one piece for each rank."""
-    bins = any(stat in measures.QUANTILES for stat in stats)
+    bins = any(statistics.find(stat).quantile is not None for stat in stats)
     for rank in run.ranks_of(site):
         found = run.stored(site, ALL_COLUMNS, bins=bins, rank=rank, start=span[0], stop=span[1])
         columns = {stat: _column(run, site, stat, found, rank, span) for stat in stats}
@@ -57,8 +57,8 @@ def _column(run: Run, site: Site, stat: str, found: Readings, rank: int, span: t
     values = np.full(len(found), np.nan)
     if not has_stat(site, stat, keys_of(run)):
         return values
-    if stat == "ratio":
+    if statistics.find(stat).over is not None:
         series = run.series(site, stat, rank=rank, start=span[0], stop=span[1])
         values[np.searchsorted(found.step, series.steps)] = series.values
         return values
-    return compute("mean" if stat == "value" else stat, found)
+    return compute(stat, found)

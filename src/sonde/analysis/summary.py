@@ -9,31 +9,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import measures
 from sonde.analysis.downsample import Steps, Values
 from sonde.analysis.order import ModelOrder, layer_of
 from sonde.analysis.unusual import RECENT, History, Mark, mark_all
+from sonde.core import statistics
 from sonde.records import Quantity, Site
 from sonde.store import Run
-from sonde.store.series import ALL_COLUMNS, NEEDS, compute
+from sonde.store.series import compute
 
 # How many readings are looked at, over all sites, when nobody says how far back to look. It bounds the time a page
 # takes on a run of any length: five million readings are about two seconds.
 _READING_BUDGET: Final = 5_000_000
 _LEAST_STEPS: Final = 10 * RECENT
-
-DEFAULT_STATS: Final[Mapping[Quantity, str]] = {
-    "parameter": "rms",
-    "gradient": "rms",
-    "update": "ratio",
-    "output": "rms",
-    "output_gradient": "rms",
-    "input": "rms",
-    "state": "rms",
-    "scalar": "value",
-    "value": "rms",
-    "vital": "mean",
-}
+DEFAULT_STATS: Final[Mapping[str, str]] = statistics.USUAL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,17 +118,17 @@ def summarise_sites(
 
 
 def _history(run: Run, site: Site, stat: str, start: int | None, keys: Set[str]) -> History:
-    name = "mean" if stat == "value" else stat
-    wanted = {*NEEDS["nonfinite"], *(NEEDS.get(name, ALL_COLUMNS) if stat != "ratio" else ())}
+    row = statistics.find(stat)
+    wanted = {*statistics.find("nonfinite").needs, *(row.needs if row.over is None else ())}
     # Both columns come from one read: on a large run reading is what takes the time.
-    found = run.stored(site, tuple(sorted(wanted)), bins=stat in measures.QUANTILES, start=start)
+    found = run.stored(site, tuple(sorted(wanted)), bins=row.quantile is not None, start=start)
     values = np.full(len(found), np.nan)
-    if stat == "ratio" and has_stat(site, stat, keys):
+    if row.over is not None and has_stat(site, stat, keys):
         series = run.series(site, stat, start=start)
         # A ratio is known only where both of its sides were read.
         values[np.searchsorted(found.step, series.steps)] = series.values
     elif has_stat(site, stat, keys):
-        values = compute(name, found)
+        values = compute(stat, found)
     return History(site, found.step, values, compute("nonfinite", found))
 
 
@@ -151,15 +139,16 @@ def keys_of(run: Run) -> Set[str]:
 
 def usual_stat(site: Site, keys: Set[str]) -> str:
     """Return the statistic that says most about a site, in a run that has the sites `keys`."""
-    usual = DEFAULT_STATS[site.quantity]
+    usual = statistics.USUAL[site.quantity]
     return usual if has_stat(site, usual, keys) else "rms"
 
 
 def has_stat(site: Site, stat: str, keys: Set[str]) -> bool:
-    """Say whether a site has a statistic: a ratio needs an update and its parameter, a value needs a scalar."""
-    if stat == "ratio":
-        return site.quantity == "update" and f"{site.name}:parameter" in keys
-    return stat != "value" or site.quantity == "scalar"
+    """Return whether a site has a statistic: a ratio needs an update and its parameter, a value needs a scalar."""
+    row = statistics.find(stat)
+    if row.quantity not in (None, site.quantity):
+        return False
+    return row.over is None or f"{site.name}:{row.over}" in keys
 
 
 def worst_first(summaries: Iterable[SiteSummary], order: ModelOrder) -> list[SiteSummary]:

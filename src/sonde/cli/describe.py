@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sonde import measures
+from sonde.core import statistics
 
 if TYPE_CHECKING:
     from sonde.analysis import LayerSummary, Mark, SiteSummary
@@ -87,7 +87,7 @@ def describe_readings(run: Run, step: int, readings: Sequence[tuple[Site, Readin
             "site": site.key,
             "step": reading.step,
             "span": reading.span,
-            **{name: reading.get(name) for name in measures.NAMES},
+            **{name: reading.get(name) for name in statistics.names()},
         }
         for site, reading in readings
     ]

@@ -52,7 +52,8 @@ Out = Annotated[
     ),
 ]
 Stats = Annotated[
-    list[str] | None, typer.Option("--stat", metavar="NAME", help="Only this statistic; repeat for several.")
+    list[str] | None,
+    typer.Option("--stat", metavar="NAME", help="Only this statistic; repeat for several. One of: {statistics}."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
 
@@ -155,11 +156,11 @@ def check_columns(stats: list[str] | None) -> tuple[str, ...]:
         OptionError: There is no such statistic.
 
     """
-    from sonde import measures
+    from sonde.core import statistics
 
     for name in stats or ():
-        measures.check_name(name, ("ratio", "value"))
-    return tuple(dict.fromkeys(stats)) if stats else (*measures.NAMES, "ratio")
+        statistics.find(name)
+    return tuple(dict.fromkeys(stats)) if stats else tuple(name for name in statistics.STATISTICS if name != "value")
 
 
 def check_target(out: Path, force: bool) -> None:

@@ -102,7 +102,15 @@ def _option(option: Any, ctx: Any) -> tuple[str, str]:
     metavar = "" if getattr(option, "is_flag", False) else f" {option.metavar or '|'.join(map(str, choices or ()))}"
     default = option.get_default(ctx) if option.name != "help" else None
     plain = default is None or isinstance(default, bool) or callable(default)
-    return names + metavar.rstrip(), (option.help or "") + ("" if plain else f" Default: {default}.")
+    text = (option.help or "").replace("{statistics}", _statistics() if "{statistics}" in (option.help or "") else "")
+    return names + metavar.rstrip(), text + ("" if plain else f" Default: {default}.")
+
+
+def _statistics() -> str:
+    # Imported here: it needs numpy, which most help pages can do without.
+    from sonde.core.statistics import STATISTICS
+
+    return ", ".join(STATISTICS)
 
 
 def _examples(epilog: str | None) -> Iterator[tuple[str, str]]:

@@ -12,9 +12,7 @@ SiteGlob = Annotated[
     str | None,
     typer.Option("--site", metavar="GLOB", help="Only sites that match: a key, a name, a glob, or re:REGEX."),
 ]
-StatName = Annotated[
-    str | None, typer.Option("--stat", metavar="NAME", help="The statistic: rms, norm, std, zero_share, abs_p95, ...")
-]
+StatName = Annotated[str | None, typer.Option("--stat", metavar="NAME", help="The statistic: {statistics}.")]
 LastSteps = Annotated[int | None, typer.Option("--last", min=1, metavar="N", help="Only the last N steps.")]
 Width = Annotated[int | None, typer.Option("--width", min=40, metavar="COLUMNS", help="How wide to draw.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print strict JSON and nothing else.")]

@@ -94,17 +94,14 @@ def choose_sites(run: Run, pattern: str | None, stat: str | None) -> list[Site]:
         SelectionError: No site matches.
 
     """
-    from sonde import measures
     from sonde.cli.opening import find_sites
+    from sonde.core import statistics
     from sonde.errors import OptionError
 
-    if stat is not None:
-        measures.check_name(stat, ("ratio", "value"))
-    sites = find_sites(run, pattern)
-    wanted = {"ratio": ("update",), "value": ("scalar",)}.get(stat or "")
-    chosen = [site for site in sites if wanted is None or site.quantity in wanted]
+    wanted = None if stat is None else statistics.find(stat).quantity
+    chosen = [site for site in find_sites(run, pattern) if wanted in (None, site.quantity)]
     if not chosen:
-        raise OptionError(f"{stat!r} is a statistic of {wanted[0] if wanted else ''} sites, and none is among these.")
+        raise OptionError(f"{stat!r} is a statistic of {wanted} sites, and none is among these.")
     # A table of magnitudes is not about learning rates, unless they were asked for.
     tensors = [site for site in chosen if site.quantity not in ("scalar", "vital")]
     return chosen if pattern is not None or stat == "value" or not tensors else tensors

@@ -1,4 +1,4 @@
-"""One statistic of one site over the steps, and which stored columns it is computed from."""
+"""One statistic of one site over the steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import measures, schema
+from sonde import schema
+from sonde.core import statistics
 from sonde.errors import MissingExtra
 from sonde.records import Site
 from sonde.schema import Bins, Rows
@@ -16,34 +17,6 @@ from sonde.schema import Bins, Rows
 if TYPE_CHECKING:
     import pandas
 
-_FINITE: Final = (schema.COUNT, schema.NAN, schema.POS_INF, schema.NEG_INF)
-_MOMENTS: Final = (*_FINITE, schema.MEAN, schema.M2)
-
-# What each measure reads. One that is not listed reads everything, which is slower and never wrong.
-NEEDS: Final[dict[str, tuple[int, ...]]] = {
-    "mean": (*_FINITE, schema.MEAN),
-    "std": (*_FINITE, schema.M2),
-    "var": (*_FINITE, schema.M2),
-    "min": (*_FINITE, schema.MIN),
-    "max": (*_FINITE, schema.MAX),
-    "norm": _MOMENTS,
-    "rms": _MOMENTS,
-    "l1": (*_FINITE, schema.ABS_SUM),
-    "abs_mean": (*_FINITE, schema.ABS_SUM),
-    "abs_max": (*_FINITE, schema.MIN, schema.MAX),
-    "zero_share": (schema.ZERO, schema.COUNT),
-    "ge_one_share": (schema.GE_ONE, schema.COUNT),
-    "nonfinite_share": _FINITE,
-    "seen": (schema.SEEN,),
-    "count": (schema.COUNT,),
-    "nan": (schema.NAN,),
-    "inf": (schema.POS_INF, schema.NEG_INF),
-    "pos_inf": (schema.POS_INF,),
-    "neg_inf": (schema.NEG_INF,),
-    "nonfinite": (schema.NAN, schema.POS_INF, schema.NEG_INF),
-    "zero": (schema.ZERO,),
-    "ge_one": (schema.GE_ONE,),
-}
 ALL_COLUMNS: Final = tuple(range(schema.NUM_COLUMNS))
 
 
@@ -100,14 +73,12 @@ class Series:
 
 
 def compute(stat: str, readings: Readings) -> NDArray[np.float64]:
-    """Compute a measure for every reading."""
-    if stat in measures.QUANTILES:
-        values = measures.compute(stat, readings.rows, readings.bins)
+    """Compute a statistic for every reading."""
+    row = statistics.find(stat)
+    values = statistics.compute(stat, readings.rows, readings.bins)
+    if row.quantile is not None:
         return np.where(readings.binned, values, np.nan)
-    values = measures.compute(stat, readings.rows)
-    if stat == "norm":
-        return values / np.sqrt(readings.merged)
-    return values / readings.merged if stat == "l1" else values
+    return values / readings.merged**row.per_merged if row.per_merged else values
 
 
 def ratio_of(update: Series, weight: Series) -> Series:

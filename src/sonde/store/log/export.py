@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonde import measures, schema
+from sonde import schema
+from sonde.core import statistics
 from sonde.errors import MissingExtra
 from sonde.records import Site
 from sonde.store import series
@@ -25,7 +26,7 @@ LABELS = ("site", "name", "quantity")
 def columns(run: Run, sites: Sequence[Site], stats: Sequence[str] | None) -> tuple[dict[str, Any], list[Site], Any]:
     """Return the columns of the table, the sites it is about, and which of them each line belongs to."""
     for stat in stats or ():
-        measures.check_name(stat)
+        statistics.find(stat)
     parts: dict[str, list[Any]] = {}
     which = []
     for at, site in enumerate(sites):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import measures
+from sonde.core import statistics
 from sonde.errors import OptionError, RunDamaged
 from sonde.records import Block, Event, Finding, Reading, RunHeader, Site
 from sonde.schema import Bins
@@ -22,15 +22,13 @@ from sonde.store.log import export, sites
 from sonde.store.log.all_ranks import AllRanks
 from sonde.store.log.attempts import Attempt
 from sonde.store.log.table import Blocks
-from sonde.store.series import ALL_COLUMNS, NEEDS, Readings, Series
+from sonde.store.series import ALL_COLUMNS, Readings, Series
 from sonde.store.timeline import EventFile, FindingFile
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-RATIO: Final = "ratio"
-VALUE: Final = "value"
 _MOST_ROWS: Final = 400_000  # readings that are gathered in one go: some 30 MB for a usual statistic
 
 
@@ -194,7 +192,7 @@ class Run:
 
         Args:
             site: A site, its key, or a pattern that only it matches.
-            stat: One of `sonde.measures.NAMES`; `"value"` for scalars (their mean); or, for an update, `"ratio"`:
+            stat: A name in `sonde.core.statistics`; `"value"` for scalars (their mean); or, for an update, `"ratio"`:
                 its norm over the norm of its parameter.
             rank: Whose readings; None merges those of all ranks.
             start: The first step.
@@ -206,20 +204,16 @@ class Run:
 
         """
         found = self.site(site)
-        if stat == RATIO:
-            return self._ratio(found, rank=rank, start=start, stop=stop)
-        name = "mean" if stat == VALUE and found.quantity == "scalar" else stat
-        measures.check_name(name, (RATIO, VALUE))
-        needs = NEEDS.get(name, ALL_COLUMNS)
-        readings = self.stored(found, needs, bins=name in measures.QUANTILES, rank=rank, start=start, stop=stop)
-        return Series(found, stat, readings.step, series.compute(name, readings), readings.span)
-
-    def _ratio(self, site: Site, *, rank: int | None, start: int | None, stop: int | None) -> Series:
-        if site.quantity != "update":
-            raise OptionError(f"'ratio' is the norm of an update over that of its parameter; {site.key} is no update.")
-        update = self.series(site, "norm", rank=rank, start=start, stop=stop)
-        weight = self.series(f"{site.name}:parameter", "norm", rank=rank, start=start, stop=stop)
-        return series.ratio_of(update, weight)
+        row = statistics.find(stat)
+        if row.quantity not in (None, found.quantity):
+            raise OptionError(f"{stat!r} is a statistic of sites of kind {row.quantity}, not of {found.key}.")
+        if row.over is not None:
+            update = self.series(found, "norm", rank=rank, start=start, stop=stop)
+            weight = self.series(f"{found.name}:{row.over}", "norm", rank=rank, start=start, stop=stop)
+            return series.ratio_of(update, weight)
+        bins = row.quantile is not None
+        readings = self.stored(found, row.needs, bins=bins, rank=rank, start=start, stop=stop)
+        return Series(found, stat, readings.step, series.compute(stat, readings), readings.span)
 
     def histogram(
         self, site: Site | str, *, rank: int | None = None, start: int | None = None, stop: int | None = None
@@ -307,7 +301,7 @@ class Run:
 
         Args:
             pattern: Which sites (see `find`); None for all.
-            stats: Statistics to compute (see `sonde.measures.NAMES`); None for the stored columns.
+            stats: Statistics to compute (see `sonde.core.statistics`); None for the stored columns.
 
         """
         return export.to_pandas(self, self._chosen(pattern), stats)

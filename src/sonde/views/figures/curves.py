@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.analysis import Steps, Values, column_edges, thin
+from sonde.core import statistics
 from sonde.errors import OptionError
 from sonde.records import Site
 from sonde.store import Run, Series
-from sonde.store.series import NEEDS, compute, ratio_of
+from sonde.store.series import compute, ratio_of
 
 MOST_POINTS: Final = 1000
 MOST_COLUMNS: Final = 400
@@ -122,21 +123,19 @@ def read_lines(
     run: Run, sites: Sequence[Site], stat: str, *, start: int | None = None, stop: int | None = None
 ) -> list[Line]:
     """Read one statistic of several sites, each named after its key."""
-    if len(sites) > 1 and stat == "ratio" and all(site.quantity == "update" for site in sites):
+    row = statistics.find(stat)
+    fits = len(sites) > 1 and all(row.quantity in (None, site.quantity) for site in sites)
+    if fits and row.over is not None:
         lines = _read_ratios(run, sites, start, stop)
-    elif len(sites) > 1 and _stored_name(sites, stat) in NEEDS:
-        lines = _read_together(run, sites, _stored_name(sites, stat), start, stop)
+    elif fits and row.quantile is None:
+        lines = _read_together(run, sites, stat, start, stop)
     else:
         lines = (read_line(run, site, stat, start=start, stop=stop) for site in sites)
     return [line for line in lines if len(line.steps)]
 
 
-def _stored_name(sites: Sequence[Site], stat: str) -> str:
-    return "mean" if stat == "value" and all(site.quantity == "scalar" for site in sites) else stat
-
-
 def _read_together(run: Run, sites: Sequence[Site], stat: str, start: int | None, stop: int | None) -> Iterator[Line]:
-    needs = tuple(sorted({*NEEDS[stat], *NEEDS["nonfinite"]}))
+    needs = tuple(sorted({*statistics.find(stat).needs, *statistics.find("nonfinite").needs}))
     shared = np.zeros(0, np.int64)
     for site, found in zip(sites, run.stored_many(sites, needs, start=start, stop=stop), strict=True):
         # Mostly all sites are read at the same steps, which need not be held again for each of them.
@@ -148,7 +147,7 @@ def _read_together(run: Run, sites: Sequence[Site], stat: str, start: int | None
 
 def _read_ratios(run: Run, sites: Sequence[Site], start: int | None, stop: int | None) -> Iterator[Line]:
     weights = [run.site(f"{site.name}:parameter") for site in sites]
-    needs = NEEDS["norm"]
+    needs = statistics.find("norm").needs
     both = (run.stored_many(each, needs, start=start, stop=stop) for each in (sites, weights))
     for site, weight, mine, its in zip(sites, weights, *both, strict=True):
         update = Series(site, "norm", mine.step, compute("norm", mine), mine.span)
@@ -162,7 +161,7 @@ def read_line(run: Run, site: Site, stat: str, *, start: int | None = None, stop
     series = run.series(site, stat, start=start, stop=stop)
     if site.quantity == "scalar":
         return Line.of(site.key, series.steps, series.values)
-    found = run.stored(site, NEEDS["nonfinite"], bins=False, start=start, stop=stop)
+    found = run.stored(site, statistics.find("nonfinite").needs, bins=False, start=start, stop=stop)
     bad_steps = found.step[compute("nonfinite", found) > 0]
     return Line(site.key, series.steps, series.values, np.isin(series.steps, bad_steps))
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.analysis import ModelOrder, Values
+from sonde.core import statistics
 from sonde.errors import OptionError
 from sonde.store import Run
 from sonde.views.figures.curves import Grid, as_grid, as_lines, as_values, read_lines, spread, wants_log
@@ -15,7 +16,6 @@ from sonde.views.figures.library import Figure, graph_objects
 from sonde.views.figures.theme import BAD, SEQUENTIAL, Theme, empty, finish
 from sonde.views.figures.words import as_title, labels, power, safe, stat_title
 
-_LINEAR: Final = frozenset({"mean", "min", "max", "value", "zero_share", "ge_one_share", "nonfinite_share"})
 _MOST_CROSSES: Final = 2000
 _MOST_ROWS: Final = 400  # as many as a screen can show apart
 _TAIL: Final = 0.005
@@ -86,7 +86,7 @@ def _of_run(run: Run, pattern: str, stat: str | None, log: bool | None, theme: T
     sites = sorted((site for site in run.find(pattern) if site.quantity not in ("scalar", "vital")), key=order.of_site)
     if stat is None:
         stat = "ratio" if sites and all(site.quantity == "update" for site in sites) else "rms"
-    log = stat not in _LINEAR if log is None else log
+    log = statistics.find(stat).log if log is None else log
     shown = spread(sites, _MOST_ROWS)
     grid = as_grid(read_lines(run, shown, stat), log=log)
     quantities = {site.quantity for site in sites}

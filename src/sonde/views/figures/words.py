@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sonde import schema
+from sonde.core import statistics
 
 _SUPERSCRIPTS: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _MOST_SIGNS: Final = 2000
@@ -59,26 +60,15 @@ def bin_label(index: int) -> str:
 
 
 def stat_title(stat: str, quantity: str = "") -> str:
-    """Return how a statistic is named on an axis, with what it is of and its unit where it has one."""
-    of = f" of the {quantity.replace('_', ' ')}" if quantity and stat != "ratio" else ""
-    return _STATS.get(stat, stat.replace("_", " ")) + of
+    """Return the name of a statistic on an axis, with the quantity it is of."""
+    row = statistics.find(stat)
+    return row.title + (f" of the {quantity.replace('_', ' ')}" if quantity and row.quantity is None else "")
 
 
 def as_title(text: str) -> str:
     """Return words as a title begins.
 
-    >>> as_title("rms of the gradient"), as_title("share of zeros")
-    ('RMS of the gradient', 'Share of zeros')
+    >>> as_title("share of zeros")
+    'Share of zeros'
     """
-    return f"RMS{text[3:]}" if text.startswith("rms") else f"{text[:1].upper()}{text[1:]}"
-
-
-_STATS: Final = {
-    "ratio": "norm of the update / norm of the parameter",
-    "zero_share": "share of zeros",
-    "ge_one_share": "share of |x| ≥ 1",
-    "nonfinite_share": "share of NaN and infinity",
-    "abs_mean": "mean |x|",
-    "abs_max": "max |x|",
-    "value": "value",
-}
+    return f"{text[:1].upper()}{text[1:]}"

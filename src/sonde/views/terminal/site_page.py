@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sonde import schema
 from sonde.analysis import SiteSummary, column_edges
+from sonde.core import statistics
 from sonde.records import Site
 from sonde.schema import Bins
 from sonde.store import Run
@@ -22,8 +23,6 @@ from sonde.views.terminal.palette import QUIET, TITLE
 from sonde.views.terminal.plot import Curve, PlotOptions, line_plot
 
 _MOST_MARKS = 20
-# Statistics that live on a linear scale; magnitudes are drawn in decades where they span more than one.
-_LINEAR = frozenset({"mean", "min", "max", "value", "zero_share", "ge_one_share", "nonfinite_share"})
 
 
 def render_site(run: Run, row: SiteSummary, look: Look) -> Iterator[RenderableType]:
@@ -32,9 +31,10 @@ def render_site(run: Run, row: SiteSummary, look: Look) -> Iterator[RenderableTy
         yield Text(facts, QUIET)
     finite = row.values[np.isfinite(row.values)]
     if len(finite) > 1:
-        yield _title(f"{row.stat} over steps", look)
+        statistic = statistics.find(row.stat)
+        yield _title(f"{statistic.title} over steps", look)
         spans_decades = bool(finite.min() > 0 and float(finite.max()) / float(finite.min()) > 10)
-        options = PlotOptions(9, log=row.stat not in _LINEAR and spans_decades, marks=_bad_steps(row))
+        options = PlotOptions(9, log=statistic.log and spans_decades, marks=_bad_steps(row))
         yield line_plot([Curve(row.steps, row.values)], look, options)
     steps, bins = run.histogram(row.site, start=int(row.steps[0]) if len(row.steps) else None)
     if len(steps):

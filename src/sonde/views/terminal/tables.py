@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sonde.analysis import LayerSummary, Level, SiteSummary, any_in_columns, column_edges, columns
+from sonde.core import statistics
 from sonde.records import Reading, Site
 from sonde.views.terminal.look import Look
 from sonde.views.terminal.numbers import ABSENT, count, short
@@ -54,7 +55,7 @@ def ratio(value: float) -> Text:
 def spark_of(row: SiteSummary, span: tuple[int, int], width: int, look: Look) -> Text:
     """Draw a site's values over `span` (first and last step), so that the sparklines of a table line up."""
     edges = column_edges(*span, width)
-    log = row.site.quantity != "scalar" and row.stat not in ("mean", "min", "max", "zero_share", "ge_one_share")
+    log = row.site.quantity != "scalar" and statistics.find(row.stat).log
     bad = any_in_columns(row.steps, row.bad, edges)
     return sparkline(columns(row.steps, row.values, edges), look, bad=bad, log=log)
 
@@ -94,7 +95,7 @@ def layer_table(layers: Sequence[LayerSummary], span: tuple[int, int], look: Loo
     return table
 
 
-_NUMERIC = ("weight", "gradient", "update/w", "output", "last", "min", "max", "mean", "std", "rms", "abs_max", "zeros")
+_NUMERIC = ("weight", "gradient", "update/w", "output", "last", "min", "max")
 
 
 def _gradient_spark(layer: LayerSummary, span: tuple[int, int], width: int, look: Look) -> Text:
@@ -117,13 +118,16 @@ def site_table(rows: Sequence[SiteSummary], span: tuple[int, int], look: Look) -
     """Return one row per site: last, smallest and largest value of a statistic, a sparkline, and what stands out."""
     roomy, mixed = look.width >= WIDE, len({row.stat for row in rows}) > 1
     # The heading says of which statistic the numbers are; where they differ, each row does.
-    last = "last" if mixed or not rows else f"last {rows[0].stat}"
-    headings = ["", "site", *(["stat"] if mixed else []), last, "min", "max", "", *(["stands out"] if roomy else [])]
+    # A narrow page has room for the short name only, which is also what --stat takes.
+    label = (lambda stat: statistics.find(stat).title) if roomy else str
+    last = "last" if mixed or not rows else f"last {label(rows[0].stat)}"
+    kind, why = ["statistic"] if mixed else [], ["why it stands out"] if roomy else []
+    headings = ["", "site", *kind, last, "min", "max", "", *why]
     table = plain_table(*headings, right=(*_NUMERIC, last))
     for row in rows:
         style = LEVEL_STYLES[row.mark.level]
         cells = [dot(row.mark.level, look), Text(look.fit(row.site.key, look.width * 2 // 5), style, no_wrap=True)]
-        cells += [Text(row.stat, QUIET)] if mixed else []
+        cells += [Text(label(row.stat), QUIET)] if mixed else []
         cells += [number(row.last), number(row.low), number(row.high)]
         cells += [spark_of(row, span, 28 if roomy else 11, look)]
         reason = Text(row.mark.reason, style)
@@ -140,7 +144,8 @@ def reading_table(readings: Sequence[tuple[Site, Reading]], look: Look) -> Table
     narrow = look.width < NARROW
     stats = ("mean", "std", "rms", "abs_max") if wide else ("rms", "abs_max") if narrow else ("mean", "rms", "abs_max")
     extra = ("zeros", "elements") if wide else () if narrow else ("zeros",)
-    table = plain_table("site", *stats, *extra, "not finite", right=(*_NUMERIC, "elements", "not finite"))
+    numbers = (*(statistics.find(stat).title for stat in stats), *extra, "not finite")
+    table = plain_table("site", *numbers, right=numbers)
     room = max(20, look.width - 9 * len(stats) - 8 * len(extra) - 13)
     for site, reading in readings:
         zeros = reading.get("zero_share")

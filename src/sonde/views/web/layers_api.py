@@ -8,23 +8,36 @@ import numpy as np
 from starlette.routing import Route
 
 from sonde.analysis import ModelOrder, describe, has_stat, keys_of, layer_of, usual_stat
+from sonde.core import statistics
 from sonde.errors import SelectionError
 from sonde.records import Site
 from sonde.store import Run
-from sonde.views.web.answers import Query, run_route
+from sonde.views.web.answers import Query, plain_route, run_route
 from sonde.views.web.library import Library, OpenRun
 
 _MOST_SITES: Final = 500
-_NOW: Final = ("rms", "mean", "std", "min", "max", "norm", "zero_share", "nonfinite")
+_NOT_TENSORS: Final = ("scalar", "vital")
 
 
 def routes(library: Library) -> list[Route]:
     """Return the routes of the page *Layers*."""
     return [
+        plain_route("statistics", _statistics),
         run_route(library, "sites", _sites),
         run_route(library, "site", _site),
         run_route(library, "steps", _steps),
     ]
+
+
+def _statistics(query: Query) -> dict[str, Any]:
+    """Return the table of statistics, and the quantities of tensors in the order in which pages list them."""
+    return {
+        "statistics": [
+            {"name": row.name, "title": row.title, "unit": row.unit, "shown": row.shown, "quantity": row.quantity}
+            for row in statistics.STATISTICS.values()
+        ],
+        "quantities": [quantity for quantity in statistics.USUAL if quantity not in _NOT_TENSORS],
+    }
 
 
 def find_sites(run: Run, pattern: str) -> list[Site]:
@@ -66,13 +79,13 @@ def _site(opened: OpenRun, query: Query) -> dict[str, Any]:
     stat = query.text("stat") or usual_stat(site, keys)
     stat = stat if has_stat(site, stat, keys) else usual_stat(site, keys)
     series = run.series(site, stat)
-    last = {name: _last(run, site, name) for name in _NOW}
+    now = [row.name for row in statistics.STATISTICS.values() if row.shown == "always"]
     return _plain(site, usual_stat(site, keys)) | {
         "shown": stat,
         "aliases": site.aliases,
         "readings": len(series.steps),
         "trend": describe(series.steps, series.values),
-        "last": last,
+        "last": {name: _last(run, site, name) for name in now},
         "last_step": int(series.steps[-1]) if len(series.steps) else None,
         "findings": [finding.kind for finding in run.findings if _names(finding.sites, site)],
     }

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from starlette.routing import Route
 
-from sonde import measures
 from sonde.analysis import ending_of, facts_of, find_learning_rate, find_loss, phase_shares
 from sonde.analysis.dynamics import classify
 from sonde.records import Event, Finding, Site
@@ -44,7 +43,6 @@ def _overview(opened: OpenRun, query: Query) -> dict[str, Any]:
         "phases": phase_shares(run),
         "learning_rate": _latest(run, find_learning_rate(run.sites)),
         "quantities": quantities,
-        "stats": [*measures.NAMES, "ratio"],
         "problems": run.problems[:50],
         "config": run.header.config,
         "environment": run.header.environment,

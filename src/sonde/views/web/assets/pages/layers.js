@@ -5,23 +5,23 @@ import { figure } from "../figure.js";
 import { count, plural, short } from "../words.js";
 import { unescaped } from "./overview.js";
 
-const QUANTITIES = ["gradient", "parameter", "update", "output", "output_gradient", "input", "state", "value"];
-const STATS = ["rms", "norm", "mean", "std", "abs_mean", "abs_max", "min", "max", "zero_share", "ge_one_share", "nonfinite", "nonfinite_share", "abs_p50", "abs_p95", "abs_p99", "ratio"];
 const MOST_SHOWN = 6;
 
 /** What is typed as a glob: a word finds every key that has it. */
 const glob = (text) => (!text ? "*" : /[*?[:]|^re:/.test(text) ? text : `*${text}*`);
 
-const quantityOf = (text) => QUANTITIES.find((each) => text.endsWith(`:${each}`));
-
 export async function show(place, context) {
   const { run, signal } = context;
   const at = (name) => runPath(run, `figure/${name}`);
-  const [told, { runs }] = await Promise.all([getJson(runPath(run), {}, signal), getJson("runs", {}, signal)]);
-  const known = QUANTITIES.filter((each) => told.quantities[each]);
+  const [told, { runs }, { statistics, quantities }] = await Promise.all([getJson(runPath(run), {}, signal), getJson("runs", {}, signal), getJson("statistics", {}, signal)]);
+  const known = quantities.filter((each) => told.quantities[each]);
+  const quantityOf = (text) => quantities.find((each) => text.endsWith(`:${each}`));
+  const titles = Object.fromEntries(statistics.map((each) => [each.name, each.title]));
   const usual = known.length ? `*:${known[0]}` : "*";
   const pattern = () => context.query.get("pattern") || usual;
   const stat = () => context.query.get("stat") ?? "";
+  /** The statistic that was chosen, unless only one quantity has it. */
+  const ofAnyTensor = () => (statistics.find((each) => each.name === stat())?.quantity ? "" : stat());
   const sites = () => context.query.getAll("site").slice(0, MOST_SHOWN);
 
   const heat = figure(at("heat"), heatQuery(), { signal, onpoint: (point) => pick(point.y), height: 430 });
@@ -120,8 +120,8 @@ export async function show(place, context) {
   const siteFacts = h("div", { class: "tiles small" }), siteWords = h("p", { class: "note" });
 
   function sayFacts(about) {
-    replace(siteFacts, ["rms", "mean", "std", "min", "max", "norm", "zero_share", "nonfinite"].map((name) => h("div", { class: "tile" }, h("b", { class: name === "nonfinite" && about.last[name] ? "bad" : null }, short(about.last[name])), h("span", {}, name.replace("_", " ")))));
-    replace(siteWords, `${about.kind} ${about.shape.join(" × ")} ${about.dtype}, ${plural(about.readings, "reading")}, ${about.shown} ${about.trend.direction}`,
+    replace(siteFacts, Object.entries(about.last).map(([name, value]) => h("div", { class: "tile" }, h("b", { class: name === "nonfinite" && value ? "bad" : null }, short(value)), h("span", {}, titles[name]))));
+    replace(siteWords, `${about.kind} ${about.shape.join(" × ")} ${about.dtype}, ${plural(about.readings, "reading")}, ${titles[about.shown]} ${about.trend.direction}`,
       about.findings.length ? h("span", { class: "severity warning" }, `, named by ${about.findings.map((each) => each.replaceAll("_", " ")).join(", ")}`) : "");
   }
 
@@ -167,7 +167,7 @@ export async function show(place, context) {
     sayStep();
   }
   function flowQuery() {
-    return { step: chosenStep(), stat: stat() === "ratio" ? "" : stat() };
+    return { step: chosenStep(), stat: ofAnyTensor() };
   }
   function sayStep() {
     step.textContent = chosenStep() === "" ? "latest" : count(chosenStep());
@@ -183,7 +183,7 @@ export async function show(place, context) {
 
   // The model as a tree.
   const colour = () => context.query.get("colour") ?? "statistic";
-  const treeQuery = () => ({ colour: colour(), quantity: quantityOf(pattern()) ?? known[0], stat: stat() === "ratio" ? "" : stat(), step: colour() === "findings" ? "" : chosenStep() });
+  const treeQuery = () => ({ colour: colour(), quantity: quantityOf(pattern()) ?? known[0], stat: ofAnyTensor(), step: colour() === "findings" ? "" : chosenStep() });
   const tree = figure(at("tree"), treeQuery(), { signal, height: 360, after: heat.ready, onpoint: (point) => point.id && within(unescaped(point.id)),
     tools: [choose("Colour by", [["statistic", "the statistic"], ["findings", "findings"]], colour(), (word) => { context.keep({ colour: word }); tree.update(treeQuery()); })] });
 
@@ -204,7 +204,7 @@ export async function show(place, context) {
   replace(place,
     h("div", { class: "controls" }, h("h1", {}, "Layers"), box,
       choose("Quantity", [["", "…"], ...known.map((each) => [each, each.replace("_", " ")])], quantityOf(pattern()) ?? "", (word) => word && setPattern(`*:${word}`)),
-      choose("Statistic", [["", "the usual"], ...STATS.map((each) => [each, each.replaceAll("_", " ")])], stat(), (word) => {
+      choose("Statistic", [["", "default"], ...statistics.filter((each) => each.shown !== "on request").map((each) => [each.name, each.title])], stat(), (word) => {
         context.keep({ stat: word }); heat.update(heatQuery()); tree.update(treeQuery()); flow.update(flowQuery()); drawSite();
       })),
     h("div", { class: "beside" }, heat, h("section", { class: "panel", "aria-label": "Sites" }, h("h2", {}, "Sites"), listed, list)),
