@@ -255,6 +255,27 @@ def test_an_isolated_error_stays_with_its_datapoint(build, model, tmp_path, capl
     }
 
 
+def test_a_failure_in_a_pass_that_was_no_datapoint_is_not_blamed_on_the_next(build, model, tmp_path, caplog):
+    class FailsOnce(ForwardDebugger):
+        failed = False
+
+        def process_forward(self, module, input, output):
+            if not self.failed:
+                self.failed = True
+                raise KeyError("a warm-up")
+            return {"fine": True}
+
+    debugger = build({"on_error": "isolate"}, a=FailsOnce("stem"))
+    datapoint(model, 0)  # the model runs, and nobody hands the datapoint in
+    with caplog.at_level(logging.WARNING, "sonde"):
+        assert debugger(datapoint(model, 1), model)["a"] == {"fine": True}
+    assert "Debugger 'a' failed: KeyError: 'a warm-up'" in caplog.text
+    assert debugger.counters["debugger_errors"] == 1
+    debugger.save_all(tmp_path)
+    assert "failed" not in load_debug_outputs(tmp_path).info(1)
+    assert debugger.take_problems() == {}
+
+
 def test_the_hook_never_replaces_an_output(build, model):
     class Meddling(ForwardDebugger):
         def forward_hook_fn(self, module, input, output):

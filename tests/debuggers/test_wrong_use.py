@@ -37,8 +37,8 @@ def test_a_debugger_that_is_none_is_refused_by_its_name(model, debugger, message
         SequentialDebugger(described(debugger), model)
 
 
-def test_wrong_arguments_of_a_debugger_are_told_with_its_name(model):
-    with pytest.raises(TypeError) as caught:
+def test_an_error_about_wrong_arguments_of_a_debugger_names_it(model):
+    with pytest.raises(OptionError, match=r"takes no argument 'layer' \(nearest: layer_name\)") as caught:
         SequentialDebugger(described({"class": FeatureMapDebugger, "args": {"layer": "0"}}), model)
     assert "building the debugger 'mine'" in caught.value.__notes__[0]
 

@@ -167,9 +167,10 @@ def test_the_debugger_captures_at_checkpoint_epochs_and_never_in_training_or_tes
     assert len(json.loads((tmp_path / "test" / "test_results.json").read_text())["ids"]) == 30
 
 
-def test_an_error_in_the_debugger_comes_through_and_leaves_nothing_behind(tmp_path):
+def test_an_error_in_a_debugger_that_raises_comes_through_and_leaves_nothing_behind(tmp_path):
     class Failing(FakeDebugger):
         closed = False
+        on_error = "raise"
 
         def __call__(self, datapoint, model):
             raise RuntimeError("a debugger's fault")

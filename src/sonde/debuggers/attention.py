@@ -41,11 +41,11 @@ class AttentionDebugger(ForwardDebugger):
         self._inside = _Inside()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave behind what belongs to threads."""
+        """Return the state without what belongs to threads."""
         return {name: value for name, value in super().__getstate__().items() if name != "_inside"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin anew in a copy."""
+        """Restore a copy, whose threads have captured nothing yet."""
         self.__dict__.update(state, _inside=_Inside())
 
     def around_forward(

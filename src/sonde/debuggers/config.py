@@ -14,11 +14,15 @@ from sonde.errors import OptionError
 from sonde.training.builder import build_from_config
 
 
+class DuplicateName(OptionError, AssertionError):
+    """Two debuggers have the same name."""
+
+
 def build_debuggers(config: Iterable[Any]) -> dict[str, BaseDebugger]:
     """Return the described debuggers by name, in their order; one that is built already is taken as it is.
 
     Raises:
-        AssertionError: A name comes twice.
+        DuplicateName: A name comes twice.
         OptionError: An item has no name or no debugger, or one that cannot be called.
 
     """
@@ -32,7 +36,7 @@ def build_debuggers(config: Iterable[Any]) -> dict[str, BaseDebugger]:
             raise OptionError(f"A debugger is described as {{'name': ..., 'debugger_config': ...}}; got {item!r:.200}.")
         name = item["name"]
         if name in built:
-            raise AssertionError(f"Duplicate debugger name: {name}")
+            raise DuplicateName(f"Duplicate debugger name: {name}")
         built[name] = _built(name, item["debugger_config"])
     return built
 
@@ -40,8 +44,8 @@ def build_debuggers(config: Iterable[Any]) -> dict[str, BaseDebugger]:
 def _built(name: str, described: Any) -> BaseDebugger:
     try:
         debugger = build_from_config(described)
-    except TypeError as error:
-        error.add_note(f"This came of building the debugger {name!r} from {described!r:.200}.")
+    except Exception as error:
+        error.add_note(f"This happened while building the debugger {name!r} from {described!r:.200}.")
         raise
     if not callable(debugger):
         kind = f"has the keys {sorted(map(str, debugger))}" if isinstance(debugger, Mapping) else f"is {debugger!r:.80}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,19 +23,13 @@ class _Slot(threading.local):
 
 
 class ForwardDebugger(BaseDebugger):
-    """Looks at what a layer returns. One method to write: `process_forward`.
+    """A debugger of one layer's output. Subclasses implement `process_forward`.
 
-    What it returns is copied at once, so nothing that the model does later changes it. `SequentialDebugger` calls it
+    What that returns is copied at once, so nothing that the model does later changes it. `SequentialDebugger` calls it
     through hooks that exist only while capturing is on; `forward_hook_fn` can also be registered by hand.
     """
 
     layer_name: str
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Give every instance its slot, also where a subclass does not call this class's `__init__`."""
-        made = super().__new__(cls)
-        made.__dict__["_slot"] = _Slot()
-        return made
 
     def __init__(self, layer_name: str) -> None:
         given: Any = layer_name
@@ -77,9 +71,10 @@ class ForwardDebugger(BaseDebugger):
 
     @property
     def _of_thread(self) -> _Slot:
-        slot: _Slot = self.__dict__["_slot"]
+        # Made here, since a subclass may not call this class's `__init__`; setdefault is safe between threads.
+        slot: _Slot = self.__dict__.get("_slot") or self.__dict__.setdefault("_slot", _Slot())
         return slot
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the slot behind when copied or pickled: captures belong to threads of this process."""
+        """Return the state without the slot: captures belong to threads of this process."""
         return {name: value for name, value in self.__dict__.items() if name != "_slot"}

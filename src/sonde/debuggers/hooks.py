@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from torch import nn
 
 from sonde.capture import copy_outputs
 from sonde.debuggers.forward_debugger import ForwardDebugger
+from sonde.debuggers.isolation import Isolation
 from sonde.debuggers.utils import get_layer_by_name
 from sonde.hooks.guard import UNGUARDED, Handle, remove_all
 from sonde.hooks.names import unwrap
@@ -21,29 +23,26 @@ from sonde.hooks.torch_state import backward_id
 # A layer that a pass calls more often than this (a cell in a long loop) is captured this often, and counted beyond it.
 MAX_CALLS: Final = 1024
 
-Guarded = Callable[[str, Callable[[], None]], None]
-"""Runs a function on behalf of the debugger with this name, and decides what an error in it means."""
-
 
 class _Pass(threading.local):
-    """What one thread captured in the forward pass that it is in, or has just finished."""
+    """What one thread captured in its current forward pass, or in the last one."""
 
     def __init__(self) -> None:
         self.depth = 0
         self.quiet = 0
         self.captures: dict[str, list[Any]] = {}
         self.calls: dict[str, int] = {}
-        # Scopes around the layers that are computing now, innermost last.
-        self.scopes: list[tuple[int, contextlib.ExitStack]] = []
+        # Scopes around the layers that are computing now, by debugger; the innermost call comes last.
+        self.scopes: list[tuple[int, list[tuple[str, AbstractContextManager[Any]]]]] = []
 
 
 class LayerHooks:
     """Calls forward debuggers for the layers they name, and keeps what they return until the datapoint is done."""
 
-    def __init__(self, model: nn.Module, debuggers: dict[str, ForwardDebugger], guarded: Guarded) -> None:
+    def __init__(self, model: nn.Module, debuggers: dict[str, ForwardDebugger], isolation: Isolation) -> None:
         self._model = model
         self._debuggers = debuggers
-        self._guarded = guarded
+        self._isolation = isolation
         self._pass = _Pass()
         self._handles: list[Handle] = []
 
@@ -53,7 +52,7 @@ class LayerHooks:
         return bool(self._handles)
 
     def attach(self) -> None:
-        """Put hooks on the layers that are there; those that are not are the caller's to report."""
+        """Put hooks on the layers that exist; the caller reports those that do not."""
         if self._handles or not self._debuggers:
             return
         root = unwrap(self._model)
@@ -78,12 +77,12 @@ class LayerHooks:
         return self._pass.calls.get(name, 0)
 
     def forget(self) -> None:
-        """Forget what this thread captured: the datapoint is done, and the next one begins with nothing."""
+        """Forget what this thread captured, before the next datapoint."""
         self._pass.captures, self._pass.calls = {}, {}
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
-        """Capture nothing in this thread for a while: a debugger that runs the model again must not be seen."""
+        """Capture nothing in this thread meanwhile: a debugger may run the model again."""
         here = self._pass
         here.quiet += 1
         try:
@@ -115,7 +114,8 @@ class LayerHooks:
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if self._is_seeing():
                 for name, debugger in debuggers.items():
-                    self._guarded(name, functools.partial(self._capture, name, debugger, module, args, output))
+                    run = functools.partial(self._capture, name, debugger, module, args, output)
+                    self._isolation.run(name, run)
 
         wrap = UNGUARDED.wrap
         if watching:  # scopes must also end when the layer raises
@@ -132,6 +132,7 @@ class LayerHooks:
         here = self._pass
         if here.depth == 0:
             self.forget()
+            self._isolation.finish()  # a pass that was never handed in as a datapoint
             for debugger in self._debuggers.values():
                 debugger._of_thread.by_hand = False
         here.depth += 1
@@ -160,21 +161,27 @@ class LayerHooks:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        stack = contextlib.ExitStack()
-        self._pass.scopes.append((id(module), stack))
+        opened: list[tuple[str, AbstractContextManager[Any]]] = []
+        self._pass.scopes.append((id(module), opened))
         for name, debugger in watching.items():
 
-            def enter(debugger: ForwardDebugger = debugger) -> None:
+            def enter(name: str = name, debugger: ForwardDebugger = debugger) -> None:
                 scope = debugger.around_forward(module, args, kwargs)
                 if scope is not None:
-                    stack.enter_context(scope)
+                    scope.__enter__()
+                    opened.append((name, scope))
 
-            self._guarded(name, enter)
+            self._isolation.run(name, enter)
 
     def _close_scopes(self, module: nn.Module) -> None:
         scopes = self._pass.scopes
         if scopes and scopes[-1][0] == id(module):
-            scopes.pop()[1].close()
+            for name, scope in reversed(scopes.pop()[1]):
+                self._isolation.run(name, functools.partial(_leave, scope))
+
+
+def _leave(scope: AbstractContextManager[Any]) -> None:
+    scope.__exit__(None, None, None)
 
 
 def _has_scope(debugger: ForwardDebugger) -> bool:

@@ -1,13 +1,14 @@
-"""What an error in a debugger means: it reaches the user, or it stays with the datapoint."""
+"""What happens when a debugger fails: its error reaches the user, or is recorded with the sample."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from sonde.debuggers.samples import SampleId
 from sonde.errors import OptionError
 from sonde.hooks.guard import Guard, OnError
 from sonde.probes import kept_random_state
@@ -16,29 +17,32 @@ logger = logging.getLogger("sonde")
 
 
 class _Datapoint(threading.local):
-    """What is out of the ordinary about the datapoint that a thread is at."""
+    """What went wrong with the datapoint that a thread is processing."""
 
     def __init__(self) -> None:
         self.failures: dict[str, str] = {}
+        self.traces: dict[str, str] = {}
         self.not_run: list[str] = []
 
 
 class Isolation:
-    """Runs the work of debuggers. With "isolate", one that fails is reported once, and tried again on the next one.
+    """Runs the code of debuggers. With "isolate", a failure is recorded with its samples and the next one is tried.
 
-    Random numbers that `strangers` draw are put back: what users write may draw some.
+    The first failure of each debugger is logged with its samples; all are counted. Random numbers that debuggers in
+    `user_written` draw are put back.
     """
 
-    def __init__(self, on_error: OnError, strangers: Iterable[str] = ()) -> None:
-        if on_error not in ("isolate", "raise"):
-            raise OptionError(f"on_error is 'isolate' or 'raise'; got {on_error!r:.80}.")
+    def __init__(self, on_error: OnError, user_written: Iterable[str] = ()) -> None:
+        self.on_error = on_error
         self.num_failures = 0
         """How often a debugger failed."""
         self.devices: list[int] = []
         """The CUDA devices that the model is on."""
-        self._guard = Guard(on_error, self._report)
-        self._strangers = frozenset(strangers)
-        self._told: set[str] = set()
+        self._user_written = frozenset(user_written)
+        self._logged: set[str] = set()
+        self._failed: dict[str, list[SampleId]] = {}
+        self._errors: dict[str, str] = {}
+        self._lock = threading.Lock()
         self._datapoint = _Datapoint()
 
     @property
@@ -54,25 +58,61 @@ class Isolation:
     def run(self, name: str, function: Callable[[], None]) -> None:
         """Run a part of a debugger's work."""
         with self._kept_random_state(name):
-            self._guard.wrap(name, function)()
-        # The guard would keep the debugger quiet from now on; here one bad sample must not cost the others.
-        self._guard.failed.discard(name)
+            if self.on_error == "raise":
+                function()
+                return
+            # A guard for this call only: it disables what fails, and here the next sample is tried again.
+            Guard("isolate", self._record).wrap(name, function)()
 
-    def forget(self) -> None:
-        """Begin the next datapoint of this thread."""
-        self._datapoint.failures, self._datapoint.not_run = {}, []
+    def _record(self, name: str, trace: str) -> None:
+        self._datapoint.traces[name] = trace.rstrip()
+        self._datapoint.failures[name] = trace.rstrip().splitlines()[-1]
+
+    def finish(self, samples: Sequence[SampleId] | None = None) -> None:
+        """End this thread's datapoint, or a pass that was none: log and count its failures, and forget them."""
+        here = self._datapoint
+        with self._lock:
+            for name, error in here.failures.items():
+                self.num_failures += 1
+                if samples is not None:
+                    self._errors.setdefault(name, error)
+                    self._failed.setdefault(name, []).extend(samples)
+                if name not in self._logged:
+                    self._logged.add(name)
+                    _log(name, samples or (), error, here.traces[name])
+        here.failures, here.traces, here.not_run = {}, {}, []
+
+    def take_failed(self) -> tuple[dict[str, list[SampleId]], dict[str, str]]:
+        """Return, by debugger, the samples it failed on since the last call, and its first error."""
+        with self._lock:
+            failed, errors = self._failed, self._errors
+            self._failed, self._errors = {}, {}
+        return failed, errors
 
     def _kept_random_state(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        return kept_random_state(self.devices) if name in self._strangers else contextlib.nullcontext()
+        return kept_random_state(self.devices) if name in self._user_written else contextlib.nullcontext()
 
-    def _report(self, name: str, trace: str) -> None:
-        self.num_failures += 1
-        self._datapoint.failures[name] = trace.strip().splitlines()[-1]
-        if name not in self._told:
-            self._told.add(name)
-            logger.warning(
-                "Debugger %r failed; the datapoint is kept without it, and others go on. Further failures of it are "
-                "only counted.\n%s",
-                name,
-                trace.rstrip(),
-            )
+
+def check_on_error(on_error: Any) -> None:
+    """Check the option that names what an error does.
+
+    Raises:
+        OptionError: It is neither "isolate", "raise" nor None.
+
+    """
+    if on_error not in ("isolate", "raise", None):
+        raise OptionError(f"on_error is 'isolate' or 'raise'; got {on_error!r:.80}.")
+
+
+def _log(name: str, samples: Sequence[SampleId], error: str, trace: str) -> None:
+    where = (
+        f" on sample {samples[0]!r}" if len(samples) == 1 else f" on samples {list(samples)!r:.80}" if samples else ""
+    )
+    logger.warning(
+        "Debugger %r failed%s: %s. The evaluation goes on, and captures and scores mark the samples it failed on. "
+        "Further failures of it are only counted; on_error='raise' stops instead.\n%s",
+        name,
+        where,
+        error,
+        trace,
+    )

@@ -11,7 +11,7 @@ import torch
 from sonde.errors import OptionError, RunExists
 from sonde.store import layout
 from sonde.store.layout import CAPTURES, EVALUATION_SCORES, KEPT
-from sonde.training import capturing, checkpoints
+from sonde.training import checkpoints
 from sonde.training.config import EVALUATOR_KEYS, describe
 from sonde.training.loaders import build_loader, num_batches
 from sonde.training.moments import Moment
@@ -73,6 +73,7 @@ class BaseEvaluator(Runner):
         self._init_model()
         self._load_checkpoint()
         self._init_debugger()
+        self._init_captures()
 
     def _init_work_dir(self, overwrite: bool) -> None:
         """Make room for the results, without touching those of a training run."""
@@ -115,23 +116,22 @@ class BaseEvaluator(Runner):
 
     def _eval_epoch_(self) -> Scores:
         """Evaluate everything, with the debugger on."""
-        capturing.begin_captures(self.debugger, self.work_dir / CAPTURES, None, "eval")
+        self._captures.begin(self.work_dir / CAPTURES, None, "eval")
         self._keeper = self._sample_keeper(self.work_dir / KEPT)
         self._fire(Moment.before_eval_loop, split="eval", num_batches=num_batches(self.eval_dataloader))
         try:
-            self.scores = scores = self._run_eval_loop(self.eval_dataloader, "eval", self._keeper)
+            self.scores = self._run_eval_loop(self.eval_dataloader, "eval", self._keeper)
             self._after_eval_loop_()
         finally:
             self._close_keeper()
-        self._fire(Moment.after_eval_loop, split="eval", scores=scores.aggregated)
-        return scores
+        self._fire(Moment.after_eval_loop, split="eval", scores=self.scores.aggregated)
+        return self.scores
 
     def _after_eval_loop_(self) -> None:
-        """Save captures, then scores: where there are scores, the captures are complete."""
-        scores = self.scores
-        assert scores is not None
+        """Save captures, then scores: the scores list what is missing from the captures."""
+        assert self.scores is not None
         self._close_keeper()
-        capturing.end_captures(self.debugger, self.work_dir / CAPTURES, scores, self.monitor)
+        self.scores = scores = self._captures.end(self.scores, self.monitor)
         scores.write(self.work_dir / EVALUATION_SCORES)
         self.session.log(**scores.flat("eval_"))
         self.session.step()  # no optimizer does: the whole evaluation is one step of its run

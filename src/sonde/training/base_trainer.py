@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from sonde.errors import OptionError
 from sonde.store.layout import CAPTURES, KEPT, TEST, TEST_SCORES, VALIDATION_SCORES, epoch_folder
-from sonde.training import capturing, checkpoints
+from sonde.training import checkpoints
 from sonde.training.datapoints import Datapoint, batch_size, grouped, to_device
 from sonde.training.loaders import begin_epoch, num_batches
 from sonde.training.moments import Moment
@@ -159,7 +159,7 @@ class BaseTrainer(TrainerParts, ABC):
         if seed is not None:
             seed_everything(seed)
         begin_epoch(self.train_dataloader, self.cum_epochs)
-        capturing.set_enabled(self.debugger, False)
+        self._captures.set_enabled(False)
         self.model.train()
         self._fire(Moment.before_train_loop, num_batches=num_batches(self.train_dataloader))
 
@@ -237,23 +237,23 @@ class BaseTrainer(TrainerParts, ABC):
     def _before_val_loop(self) -> None:
         """Get ready to validate: captures are on in checkpoint epochs, and off in others."""
         folder = epoch_folder(self.work_dir, self.cum_epochs)
-        capturing.set_enabled(self.debugger, False)
+        self._captures.set_enabled(False)
         self._keeper = None
         if self.cum_epochs in self.checkpoint_indices:
             # What a validation that broke off has left comes back the same, from the same checkpoint.
             for name in _FILLED:
                 shutil.rmtree(folder / name, ignore_errors=True)
-            capturing.begin_captures(self.debugger, folder / CAPTURES, self.cum_epochs, "val")
+            self._captures.begin(folder / CAPTURES, self.cum_epochs, "val")
             self._keeper = self._sample_keeper(folder / KEPT)
         self._fire(Moment.before_val_loop, split="val", num_batches=num_batches(self.val_dataloader))
 
     def _after_val_loop_(self) -> None:
-        """Save captures, then scores: where there are scores, the captures are complete."""
-        epoch, scores = self.cum_epochs, self.scores
-        assert scores is not None
+        """Save captures, then scores: the scores list what is missing from the captures."""
+        epoch = self.cum_epochs
+        assert self.scores is not None
         folder = epoch_folder(self.work_dir, epoch)
         self._close_keeper()
-        capturing.end_captures(self.debugger, folder / CAPTURES, scores, self.monitor)
+        scores = self._captures.end(self.scores, self.monitor)
         scores.write(folder / VALIDATION_SCORES)
         self.session.log(**scores.flat("val_"))
         self._end_epoch(epoch, scores)
@@ -298,7 +298,7 @@ class BaseTrainer(TrainerParts, ABC):
         with kept_random_state(), self._best_weights():
             if self.config.get("test_seed") is not None:
                 seed_everything(self.config["test_seed"])
-            capturing.set_enabled(self.debugger, False)
+            self._captures.set_enabled(False)
             self._fire(Moment.before_test_loop, split="test", num_batches=num_batches(self.test_dataloader))
             scores = self._run_eval_loop(self.test_dataloader, "test")
             scores.write(self._test_results)

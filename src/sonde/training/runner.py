@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,12 +12,12 @@ from torch import nn
 
 from sonde import strict_json
 from sonde.arguments import whole_number
-from sonde.errors import OptionError
-from sonde.hooks.guard import OnError
+from sonde.errors import OptionError, RunError
+from sonde.hooks.guard import Guard, OnError, warn_of_fault
 from sonde.ranks import folder_of, this_rank
 from sonde.session import IdleSession, Session
-from sonde.training import capturing
 from sonde.training.builder import build_from_config
+from sonde.training.capturing import Captures, build_debugger
 from sonde.training.config import SHARED_KEYS, check_config, describe
 from sonde.training.datapoints import Datapoint, as_datapoint, batch_size, to_device
 from sonde.training.evaluation import eval_steps, evaluating
@@ -26,6 +27,8 @@ from sonde.training.moments import Glimpse, Moment, Moments, Observation, Observ
 from sonde.training.precision import Precision
 from sonde.training.samples import SampleKeeper, sample_options
 from sonde.training.scores import ScoreBook, Scores
+
+logger = logging.getLogger("sonde")
 
 
 class Runner:
@@ -55,7 +58,10 @@ class Runner:
         self.model: nn.Module
         self.metric: Any = None
         self.debugger: Any = None
+        self._debuggers_not_built: dict[str, str] = {}
+        self._captures = Captures()
         self._keeper: SampleKeeper | None = None
+        self._guard = Guard("isolate", warn_of_fault)
         self.cum_epochs = 0
         self.cum_steps = 0
 
@@ -86,15 +92,14 @@ class Runner:
 
     def _init_debugger(self) -> None:
         """Build `debugger` around the model, if there is one. It stays disabled until captures are wanted."""
-        described = self.config.get("debugger")
-        self.debugger = None if described is None else build_from_config(described, model=self.model)
+        self.debugger, self._debuggers_not_built = build_debugger(self.config.get("debugger"), self.model)
+
+    def _init_captures(self) -> None:
+        self._captures = Captures(self.debugger, self._debuggers_not_built)
 
     def _close_debugger(self) -> None:
-        """Let go of the model. A debugger that came built is its owner's to close."""
-        if self.debugger is self.config.get("debugger"):
-            capturing.set_enabled(self.debugger, False)
-        else:
-            capturing.close(self.debugger)
+        """Release the model. A debugger that came built is only switched off: its owner closes it."""
+        self._captures.close(keep=self.debugger is self.config.get("debugger"))
 
     def _write_config(self) -> None:
         self.work_dir.mkdir(parents=True, exist_ok=True)
@@ -119,7 +124,7 @@ class Runner:
             dp["outputs"] = self._forward(dp)
             dp["scores"] = self.metric(dp) if self.metric is not None else {}
         if self.debugger is not None and self.debugger.enabled:
-            dp["debug"] = self.debugger(dp, self.model)
+            dp["debug"] = self._captures.look(dp, self.model)
 
     def _run_eval_loop(self, loader: Any, split: Split, keeper: SampleKeeper | None = None) -> Scores:
         """Evaluate everything a loader has, and return the scores."""
@@ -130,7 +135,7 @@ class Runner:
             for number, dp in enumerate(steps, start=1):
                 rows = book.add(dp["meta_info"]["idx"], dp["scores"])
                 if keeper is not None:
-                    keeper.take(dp, rows)
+                    self._guard.wrap("storing samples", keeper.take)(dp, rows)
                 self._fire(Moment.after_eval_step, split=split, batch=number, num_batches=total, datapoint=dp)
         return book.close()
 
@@ -143,16 +148,20 @@ class Runner:
             yield dp
 
     def _sample_keeper(self, folder: Path) -> SampleKeeper | None:
-        """Return what will store the samples of a loop in `folder`, or None if none are wanted."""
+        """Return what will store the samples of a loop in `folder`, or None if none are wanted or can be stored."""
         if not self.sample_options.most:
             return None
         directions = directions_of(self.metric)
         rank_by = self.monitor if self.monitor in directions else next(iter(directions), None)
-        return SampleKeeper(folder, self.sample_options, rank_by, directions.get(rank_by or "", 1))
+        try:
+            return SampleKeeper(folder, self.sample_options, rank_by, directions.get(rank_by or "", 1))
+        except (OSError, RunError) as error:
+            logger.warning("Samples are not stored in %s: %s", folder, error)
+            return None
 
     def _close_keeper(self) -> None:
         if self._keeper is not None:
-            self._keeper.close()
+            self._guard.wrap("closing the stored samples", self._keeper.close)()
 
     @property
     def monitor(self) -> str | None:

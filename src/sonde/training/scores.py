@@ -3,7 +3,10 @@
 {"aggregated":    {"accuracy": 0.97},
  "per_datapoint": {"accuracy": [1.0, 0.0, ...]},
  "ids":           [0, 1, ...],            the samples, in the order of the lists above
- "directions":    {"accuracy": 1}}
+ "directions":    {"accuracy": 1},
+ "captures":      {"complete": false,     only where captures are missing, or a debugger failed
+                   "missing": [7],        samples without a capture
+                   "failed": {"gradcam": [3]}, "errors": {"gradcam": "ValueError: ..."}}}
 """
 
 from __future__ import annotations
@@ -30,11 +33,16 @@ class Scores:
     per_datapoint: dict[str, list[Any]]
     ids: list[SampleId] = field(default_factory=list)
     directions: dict[str, int] = field(default_factory=dict)
+    captures: dict[str, Any] = field(default_factory=dict)
+    """What is missing from the captures; empty if they are complete, or nothing was to be captured."""
 
     def write(self, path: Path) -> None:
         """Write the scores, all at once."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        strict_json.write(path, {name: getattr(self, name) for name in self.__slots__})
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        if not self.captures:
+            del plain["captures"]
+        strict_json.write(path, plain)
 
     @classmethod
     def read(cls, path: Path) -> Scores:
@@ -48,7 +56,8 @@ class Scores:
         plain = strict_json.read_object(path)
         aggregated = {name: _number(value) for name, value in plain.get("aggregated", {}).items()}
         lists = {name: _number(values) for name, values in plain.get("per_datapoint", {}).items()}
-        return cls(aggregated, lists, plain.get("ids", []), plain.get("directions", {}))
+        ids, directions, captures = plain.get("ids", []), plain.get("directions", {}), plain.get("captures", {})
+        return cls(aggregated, lists, ids, directions, captures)
 
     def flat(self, prefix: str = "") -> dict[str, float]:
         """Return the aggregated scores as single numbers; lists become `name[0]`, `name[1]` and so on."""

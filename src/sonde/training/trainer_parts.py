@@ -67,6 +67,7 @@ class TrainerParts(Runner):
         self._init_optimizer()
         self._init_scheduler()
         self._init_debugger()
+        self._init_captures()
         self._init_early_stopping()
 
     def _init_checkpoint_indices(self) -> None:

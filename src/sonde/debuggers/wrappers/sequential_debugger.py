@@ -1,4 +1,4 @@
-"""Several debuggers as one: hooked, run, and written to pages by sample."""
+"""Several debuggers as one: attached to a model, run on every datapoint, and written to pages by sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sonde.debuggers.buffer import BufferQueue, BufferThread, write_pickled_page
 from sonde.debuggers.config import build_debuggers, by_layer, check_layers
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.hooks import LayerHooks
-from sonde.debuggers.isolation import Isolation
+from sonde.debuggers.isolation import Isolation, check_on_error
 from sonde.debuggers.samples import SampleId, sample_ids, split_samples
 from sonde.debuggers.utils import get_layer_by_name
 from sonde.errors import ClosedError, OptionError
@@ -46,8 +46,9 @@ class SequentialDebugger(BaseDebugger):
         model: The model whose layers are looked at.
         page_size_mb: How large a page of captures grows, counted in bytes of its tensors.
         on_error: What an error in a debugger does: `"raise"` lets it through; `"isolate"` records it with the
-            datapoint, logs the first of each debugger, and goes on.
-        strict: Whether a layer that is not there is an error. If not, it is named on standard output.
+            samples, logs the first of each debugger, and goes on. By default errors are raised, except in a trainer or
+            evaluator of `sonde.training`, which isolates them.
+        strict: Whether a layer that does not exist is an error. If not, it is named on standard output.
         keep: Which captures stay once scores are known, such as `"worst:50"`; see `save_all`.
         save_dtype: Floating tensors are stored as this type.
         page_format: `"pickle"` writes pages for old tools, which run code when they are loaded.
@@ -63,7 +64,7 @@ class SequentialDebugger(BaseDebugger):
         model: nn.Module,
         page_size_mb: float = 100,
         *,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         strict: bool = False,
         keep: str | None = None,
         save_dtype: torch.dtype | None = None,
@@ -73,6 +74,7 @@ class SequentialDebugger(BaseDebugger):
     ) -> None:
         if page_format not in ("safetensors", "pickle"):
             raise OptionError(f"page_format is 'safetensors' or 'pickle'; got {page_format!r:.80}.")
+        check_on_error(on_error)
         _check_kinds(model, page_size_mb=page_size_mb, max_pending_mb=max_pending_mb)
         self.page_size = int(page_size_mb * MB)
         self.page_format = page_format
@@ -85,26 +87,27 @@ class SequentialDebugger(BaseDebugger):
         named = {name: each for name, each in self.debuggers.items() if isinstance(each, ForwardDebugger)}
         self.forward_debuggers = by_layer(named.values())
         check_layers(model, self.forward_debuggers, strict=strict)
-        strangers = (name for name, each in self.debuggers.items() if _is_stranger(each))
-        self._isolation = Isolation(on_error, strangers)
-        # The hooks know no more than this, so that a model that carries them does not keep this object alive.
-        self._hooks = LayerHooks(model, named, self._isolation.run)
+        user_written = (name for name, each in self.debuggers.items() if _is_user_written(each))
+        self._isolation = Isolation(on_error or "raise", user_written)
+        # The hooks do not refer to this object, so that a model with hooks does not keep it alive.
+        self._hooks = LayerHooks(model, named, self._isolation)
         self._capture = Capture(
             page_bytes=self.page_size,
             save_dtype=save_dtype,
             max_pending_bytes=int(max_pending_mb * MB),
             stall_timeout_s=stall_timeout_s,
-            on_error=on_error,
+            on_error=on_error or "raise",
             keep=keep,
             rank=_rank(),
         )
+        self._on_error = on_error
         self._buffer_lock = threading.RLock()
         self._waiting = BufferQueue(self._capture)
         self._buffer_queue: queue.Queue[Any] = self._waiting
         self._buffer_thread: threading.Thread = BufferThread(self._capture)
         self._own_folders: set[Path] = set()
         self._output_dir: str | None = None
-        self._compiled_told = False
+        self._warned_compiled = False
         # Also without `close`, nothing outlives this object: neither a hook nor a thread.
         self._finalizer = weakref.finalize(self, _finish, self._hooks, self._capture)
 
@@ -128,6 +131,17 @@ class SequentialDebugger(BaseDebugger):
             self._hooks.remove()
 
     _enabled = False
+
+    @property
+    def on_error(self) -> OnError | None:
+        """What an error in a debugger does; None if nobody has chosen, which raises."""
+        return self._on_error
+
+    @on_error.setter
+    def on_error(self, value: OnError | None) -> None:
+        check_on_error(value)
+        self._on_error = value
+        self._isolation.on_error = self._capture.on_error = value or "raise"
 
     @property
     def output_dir(self) -> str | None:
@@ -159,7 +173,7 @@ class SequentialDebugger(BaseDebugger):
 
     @property
     def counters(self) -> dict[str, int]:
-        """How many captures were written, dropped for want of room, not writable, and let go for their scores."""
+        """How many captures were written, dropped, not writable and removed by score; how often debuggers failed."""
         capture = self._capture
         return {
             "written": capture.written,
@@ -181,29 +195,42 @@ class SequentialDebugger(BaseDebugger):
                 "A datapoint is a dict with 'inputs', 'outputs' and {'meta_info': {'idx': [...]}}; got "
                 f"{type(given).__name__}."
             )
+        outputs: dict[str, Any] = {}
         try:
-            self._see_compiled(datapoint, model)
-            with self._hooks.quiet():
-                outputs = _Copied(
-                    (name, self._run(name, each, datapoint, model)) for name, each in self.debuggers.items()
-                )
-            if outputs:
-                self.add_to_buffer(outputs, datapoint)
-            return outputs
+            self._isolation.run(type(self).__name__, lambda: self._look(datapoint, model, outputs))
         finally:
             self._hooks.forget()
-            self._isolation.forget()
+            self._isolation.finish(_known_ids(datapoint))
+        return outputs
+
+    def _look(self, datapoint: dict[str, Any], model: nn.Module, outputs: dict[str, Any]) -> None:
+        self._see_compiled(datapoint, model)
+        with self._hooks.quiet():
+            outputs.update((name, self._run(name, each, datapoint, model)) for name, each in self.debuggers.items())
+        if outputs:
+            self._buffer(outputs, datapoint)
 
     def add_to_buffer(self, debug_outputs: Mapping[str, Any], datapoint: Mapping[str, Any]) -> None:
         """Keep outputs for the samples that the datapoint's `meta_info.idx` names; nothing while disabled."""
-        if not self._enabled:
-            return
+        if self._enabled:
+            self._buffer(copy_outputs(dict(debug_outputs)), datapoint)
+
+    def _buffer(self, copied: Mapping[str, Any], datapoint: Mapping[str, Any]) -> None:
         ids = sample_ids(datapoint)
         info = self._info(datapoint)
-        if not isinstance(debug_outputs, _Copied):
-            debug_outputs = copy_outputs(dict(debug_outputs))
-        for name, outputs in zip(ids, split_samples(debug_outputs, len(ids)), strict=True):
+        for name, outputs in zip(ids, split_samples(copied, len(ids)), strict=True):
             self._capture.add(name, outputs, info=info)
+
+    def take_problems(self) -> dict[str, Any]:
+        """Return what is not in the captures since the last call; empty if they are complete.
+
+        `missing` lists the samples without a capture, `failed` by debugger the samples that it failed on, and `errors`
+        the first error of each.
+        """
+        failed, errors = self._isolation.take_failed()
+        missing = [*self._capture.take_lost(), *failed.get(type(self).__name__, [])]
+        found = {"missing": missing, "failed": failed, "errors": errors}
+        return {key: value for key, value in found.items() if value}
 
     def _run(self, name: str, debugger: BaseDebugger, datapoint: dict[str, Any], model: nn.Module) -> Any:
         found: list[Any] = []
@@ -221,7 +248,7 @@ class SequentialDebugger(BaseDebugger):
 
     def _why_not(self, debugger: ForwardDebugger) -> str:
         if get_layer_by_name(self.model, debugger.layer_name) is None:
-            return f"there is no layer '{debugger.layer_name}' in the model"
+            return f"the model has no layer '{debugger.layer_name}'"
         return (
             f"layer '{debugger.layer_name}' did not run for this datapoint: call the model that the debugger was built "
             "with, after debugger.enabled = True"
@@ -231,8 +258,8 @@ class SequentialDebugger(BaseDebugger):
         """Run a compiled model once more as it was written: hooks do not reach into compiled code."""
         if not self.forward_debuggers or "inputs" not in datapoint or not is_compiled(model):
             return
-        if not self._compiled_told:
-            self._compiled_told = True
+        if not self._warned_compiled:
+            self._warned_compiled = True
             logger.warning(
                 "The model is compiled, and hooks do not reach into compiled code: every captured datapoint is run a "
                 "second time as the model was written."
@@ -241,12 +268,12 @@ class SequentialDebugger(BaseDebugger):
             model(datapoint["inputs"])
 
     def _info(self, datapoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what to know about a capture: where it belongs, and what is out of the ordinary about it."""
+        """Return what is noted with a capture: where it belongs, and what went wrong."""
         meta = datapoint.get("meta_info")
-        said = meta if isinstance(meta, Mapping) else {}
+        given = meta if isinstance(meta, Mapping) else {}
         info = {
-            "epoch": self.epoch if self.epoch is not None else said.get("epoch"),
-            "split": self.split if self.split is not None else said.get("split"),
+            "epoch": self.epoch if self.epoch is not None else given.get("epoch"),
+            "split": self.split if self.split is not None else given.get("split"),
             "rank": self._capture.rank,
             "calls": {name: calls for name in self.debuggers if (calls := self._hooks.num_calls(name)) > 1},
             "not_run": list(self._isolation.not_run),
@@ -259,9 +286,9 @@ class SequentialDebugger(BaseDebugger):
     def open(
         self, output_dir: str | Path, *, epoch: int | None = None, split: str | None = None, resume: bool = False
     ) -> None:
-        """Say where captures go from now on, so that they are safe on disk as they come.
+        """Set the folder that captures go to, so that they are on disk as they come.
 
-        A folder that holds pages of another run of the program is refused unless `resume` says to add to it.
+        A folder with pages of an earlier process raises `RunExists`, unless `resume` is set, which adds to them.
         """
         self._check_open()
         with self._buffer_lock:
@@ -280,9 +307,10 @@ class SequentialDebugger(BaseDebugger):
         scores: Mapping[SampleId, float] | None = None,
         higher_is_better: bool = True,
     ) -> None:
-        """Write everything to the folder and finish it; what is captured afterwards belongs to the next one.
+        """Write everything to the folder and finish it; later captures belong to the next folder.
 
-        With `keep`, `scores` decides which captures stay; without scores all do.
+        Waits as long as captures reach the disk. With `keep`, `scores` decides which captures stay; without scores all
+        do.
         """
         self._check_open()
         with self._buffer_lock:
@@ -298,7 +326,7 @@ class SequentialDebugger(BaseDebugger):
             self.epoch = self.split = None
 
     def reset_buffer(self) -> None:
-        """Begin anew: finish a folder that is open, and forget what waits for one."""
+        """Start afresh: finish a folder that is open, and discard what waits for one."""
         with self._buffer_lock:
             self._capture.seal()
             self._capture.discard()
@@ -313,7 +341,7 @@ class SequentialDebugger(BaseDebugger):
             raise ClosedError("This debugger is closed. Build another one to capture more.")
 
     def close(self) -> None:
-        """Take the hooks off, finish what is open and end. Closing twice is fine."""
+        """Remove the hooks and finish what is open. Closing twice is fine."""
         if self._finalizer.alive:
             self._finalizer.detach()
             self._enabled = False
@@ -326,10 +354,6 @@ class SequentialDebugger(BaseDebugger):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Copied(dict[str, Any]):
-    """Outputs whose tensors are copies already."""
 
 
 def _answers(
@@ -360,7 +384,15 @@ def _check_computes(model: nn.Module) -> None:
         )
 
 
-def _is_stranger(debugger: BaseDebugger) -> bool:
+def _known_ids(datapoint: Mapping[str, Any]) -> list[SampleId]:
+    """Return the names of a datapoint's samples; none if it does not name them, which is reported elsewhere."""
+    try:
+        return sample_ids(datapoint)
+    except (AssertionError, ValueError, TypeError):
+        return []
+
+
+def _is_user_written(debugger: BaseDebugger) -> bool:
     return not type(debugger).__module__.startswith("sonde.")
 
 
