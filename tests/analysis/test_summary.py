@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.analysis.made_run import BROKEN, DYING, Recipe, write_run
 
+from sonde import schema
 from sonde.analysis import (
     ModelOrder,
     facts_of,
@@ -19,7 +22,7 @@ from sonde.analysis import (
     worst_first,
 )
 from sonde.records import Site
-from sonde.store import open_run
+from sonde.store import RunWriter, open_run
 
 
 @pytest.fixture
@@ -147,3 +150,21 @@ def test_a_run_without_steps_can_be_summarised(tmp_path):
     assert all(np.isnan(row.last) and np.isnan(row.low) and np.isnan(row.now) for row in rows)
     assert facts_of(run).last_step is None
     assert list(windows(run)) == []
+
+
+def test_masks_and_steps_that_a_gradient_scaler_held_back_are_not_marked(tmp_path):
+    recipe = Recipe(dies_at=None, nan_at=None)
+    writer = RunWriter(tmp_path / "masked", recipe.run_header())
+    writer.take_sites(recipe.sites())
+    for block in recipe.blocks():
+        for site in recipe.sites():
+            if site.key == "head:output":
+                block.rows[site.id, schema.NEG_INF] = 3
+            if site.quantity == "gradient" and block.step == 1:
+                block.rows[site.id, schema.POS_INF] = 3
+        writer.take_block(replace(block, skipped=block.step == 1))
+    writer.close()
+    run = open_run(tmp_path / "masked")
+    rows = {row.site.key: row for row in summarise_sites(run, run.sites)}
+    assert {row.mark.level for row in rows.values()} == {"fine"}
+    assert rows["head:output"].bad.all()

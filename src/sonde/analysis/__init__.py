@@ -22,7 +22,7 @@ from sonde.analysis.summary import (
     worst_first,
 )
 from sonde.analysis.trend import Trend, describe, smooth
-from sonde.analysis.unusual import History, Level, Mark, mark_all, peer_group
+from sonde.analysis.unusual import History, Level, Mark, mark_all
 from sonde.core.robust import slope
 
 __all__ = [
@@ -62,7 +62,6 @@ __all__ = [
     "mark_all",
     "memory_slope",
     "memory_slopes",
-    "peer_group",
     "phase_series",
     "phase_shares",
     "read_rows",

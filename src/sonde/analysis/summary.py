@@ -13,9 +13,10 @@ from sonde.analysis.downsample import Steps, Values
 from sonde.analysis.order import ModelOrder, layer_of
 from sonde.analysis.unusual import RECENT, History, Mark, mark_all
 from sonde.core import statistics
+from sonde.diagnosis.second_opinion import findings_of
 from sonde.records import Quantity, Site
 from sonde.store import Run
-from sonde.store.series import compute
+from sonde.store.series import Readings, compute
 
 # How many readings are looked at, over all sites, when nobody says how far back to look. It bounds the time a page
 # takes on a run of any length: five million readings are about two seconds.
@@ -96,11 +97,11 @@ def first_step(run: Run, *, sites: int, last: int | None = None) -> int | None:
 def summarise_sites(
     run: Run, sites: Sequence[Site], *, stat: str | None = None, last: int | None = None
 ) -> list[SiteSummary]:
-    """Summarise sites in the order given, marking those that stand out.
+    """Summarise sites in the order given, marking those that findings name or that left the bands at some step.
 
     Args:
         run: The run to read.
-        sites: Which sites; peers are looked for among these.
+        sites: Which sites.
         stat: The statistic of every row; by default the one that suits the quantity.
         last: How many steps to look back.
 
@@ -108,16 +109,41 @@ def summarise_sites(
     start = first_step(run, sites=len(sites), last=last)
     keys = keys_of(run)
     usual = [usual_stat(site, keys) for site in sites]
-    histories = [_history(run, site, name, start, keys) for site, name in zip(sites, usual, strict=True)]
-    summaries = []
+    stored = [_stored(run, site, name, start, keys) for site, name in zip(sites, usual, strict=True)]
     # Marks are always made from the usual statistic: what stands out does not depend on the column shown.
-    for judged, mark, name in zip(histories, mark_all(histories), usual, strict=True):
-        shown = judged if stat in (None, name) else _history(run, judged.site, str(stat), start, keys)
-        summaries.append(SiteSummary(judged.site, stat or name, shown.steps, shown.values, shown.nonfinite, mark))
+    skipped = run.blocks.step[run.blocks.skipped]
+    histories = [History(row.site, row.steps, row.values, row.harmful(skipped)) for row in stored]
+    summaries = []
+    for row, mark, name in zip(stored, mark_all(histories, findings_of(run)), usual, strict=True):
+        shown = row if stat in (None, name) else _stored(run, row.site, str(stat), start, keys)
+        nonfinite = compute("nonfinite", shown.found)
+        summaries.append(SiteSummary(row.site, stat or name, shown.steps, shown.values, nonfinite, mark))
     return summaries
 
 
-def _history(run: Run, site: Site, stat: str, start: int | None, keys: Set[str]) -> History:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stored:
+    """The readings of a site, and the values of one statistic."""
+
+    site: Site
+    found: Readings
+    values: Values
+
+    @property
+    def steps(self) -> Steps:
+        return self.found.step
+
+    def harmful(self, skipped: Steps) -> Values:
+        """Return how many elements were not finite, less those that the rules take for harmless."""
+        if self.site.quantity == "scalar":
+            return compute("nonfinite", self.found)
+        bad = compute("nan", self.found) + compute("pos_inf", self.found)
+        if self.site.quantity in ("gradient", "output_gradient") and len(skipped):
+            bad[np.isin(self.steps, skipped)] = 0
+        return bad
+
+
+def _stored(run: Run, site: Site, stat: str, start: int | None, keys: Set[str]) -> _Stored:
     row = statistics.find(stat)
     wanted = {*statistics.find("nonfinite").needs, *(row.needs if row.over is None else ())}
     # Both columns come from one read: on a large run reading is what takes the time.
@@ -129,7 +155,7 @@ def _history(run: Run, site: Site, stat: str, start: int | None, keys: Set[str])
         values[np.searchsorted(found.step, series.steps)] = series.values
     elif has_stat(site, stat, keys):
         values = compute(stat, found)
-    return History(site, found.step, values, compute("nonfinite", found))
+    return _Stored(site, found, values)
 
 
 def keys_of(run: Run) -> Set[str]:

@@ -1,45 +1,37 @@
-"""What makes a site stand out, in one short phrase: the reason a row comes first in a table.
+"""What makes a site stand out in a table: a finding of the doctor, or one of its own steps outside the same bands.
 
-This is not a diagnosis. It compares a site with its peers (sites that measure the same quantity of the same sort of
-tensor) and with its own past, in decades, because the statistics of layers differ by factors, not by amounts.
+A mark is `bad` where a warning or a critical finding names the site, `odd` where a note does or where a single step
+leaves the bands of `sonde.diagnosis.judgement`; its reason then names that step. All else is `fine`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from sonde import vitals
 from sonde.analysis.downsample import Steps, Values
-from sonde.core.robust import mad, median
-from sonde.records import Site
+from sonde.analysis.order import layer_of
+from sonde.diagnosis.judgement import LEAST_RATIO, MOMENT_WINDOW, gradient_now, output_now, verdict_of
+from sonde.records import QUANTITIES, SEVERITIES, Finding, Quantity, Site
 
 Level = Literal["bad", "odd", "fine"]
 LEVELS: Final[tuple[Level, ...]] = ("bad", "odd", "fine")
 
-RECENT: Final = 20  # readings that make up "now", and the past that a jump is held against
-# The very first readings of a run are unlike the rest; drift counts from the readings after them.
-_EARLY: Final = slice(RECENT // 2, RECENT // 2 + RECENT)
-MIN_PEERS: Final = 4  # below this there is no telling which of them is the odd one
-# A factor of ten stands out; the number of deviations guards against peers that are far apart anyway.
-_ODD_DECADES: Final = 1.0
-_ODD_DEVIATIONS: Final = 4.0
-_FIRST_OF_A_JUMP: Final = 0.8
-_DRIFT_DECADES: Final = 1.5
-_DRIFT_BEGINS: Final = 0.5
-# Peers that agree closely would make any difference look huge: 0.15 decades is a factor of 1.4.
-_LEAST_DEVIATION: Final = 0.15
+RECENT: Final = 20
+"""Readings that make up "now"."""
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
+# Of the steps that may be outside the bands, so many are compared with the steps before them: those farthest out.
+_MOST_STEPS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How much a site stands out and why. `score` sorts within a level; `step` says where it began, if it did."""
+    """How much a site stands out and why. `score` sorts within a level; `step` is where it began, if that is known."""
 
     level: Level = "fine"
     score: float = 0.0
@@ -60,86 +52,52 @@ class History:
     steps: Steps
     values: Values
     nonfinite: Values
-
-    @property
-    def logs(self) -> Values:
-        """Magnitudes in decades; NaN where they are zero or unknown."""
-        sizes = np.abs(self.values)
-        return np.log10(sizes, out=np.full(len(sizes), np.nan), where=np.isfinite(sizes) & (sizes > 0))
+    """Without what is harmless: the minus infinities of a mask, and a step that a gradient scaler held back."""
 
 
-def mark_all(histories: Sequence[History]) -> list[Mark]:
-    """Return a mark for each history, comparing those that are peers of each other."""
-    logs = [history.logs for history in histories]
-    own = _own_moves(histories, logs)
-    now = np.array([median(log[-RECENT:]) for log in logs])
-    drift = now - np.array([median(log[_EARLY]) for log in logs])
-    groups: dict[object, list[int]] = {}
-    for index, history in enumerate(histories):
-        groups.setdefault(peer_group(history.site), []).append(index)
-    marks = [Mark()] * len(histories)
-    for members in groups.values():
-        now_shift, now_scale = _against_peers(now[members])
-        drift_shift, _ = _against_peers(drift[members])
-        for place, index in enumerate(members):
-            history = histories[index]
-            if history.site.quantity == "vital":
-                continue  # a zero or a jump of a vital means what the rules of a diagnosis say it means
-            marks[index] = (
-                _non_finite(history)
-                or _all_zero(history)
-                or (Mark() if is_one_number(history.site) else None)
-                or _jump(history.steps, own[index])
-                or _drift(history.steps, logs[index], drift_shift[place])
-                or _far_from_peers(now_shift[place], now_scale)
-            )
-    return marks
+def mark_all(histories: Sequence[History], findings: Iterable[Finding] = ()) -> list[Mark]:
+    """Return a mark for each history, given the findings of its run."""
+    gravest = sorted(findings, key=lambda each: -SEVERITIES.index(each.severity))
+    return [_mark(history, gravest) for history in histories]
 
 
-def peer_group(site: Site) -> object:
-    """Return what sites must share to be compared: quantity, phase, and for parameters the same sort of tensor.
-
-    Weights, biases and norm scales differ by nature. Scalars have no peers: a loss is not a learning rate. Nor have
-    inputs and vitals.
-    """
-    if site.quantity in ("input", "vital") or is_one_number(site):
-        return site.key
-    if site.quantity in ("output", "output_gradient", "value"):
-        return site.quantity, site.phase
-    leaf = "matrix" if len(site.shape) > 1 else site.name.rpartition(".")[2]
-    return site.quantity, site.phase, leaf, site.part
+def _mark(history: History, findings: list[Finding]) -> Mark:
+    if history.site.quantity == "vital":
+        return Mark()
+    return (
+        _non_finite(history)
+        or next((_of_finding(finding) for finding in findings if _names(finding, history.site)), None)
+        or _all_zero(history)
+        or _one_step(history)
+        or Mark()
+    )
 
 
 def is_one_number(site: Site) -> bool:
-    """Say whether a site is a logged number or a loss: one that falls is what a training is for."""
+    """Return whether a site is a logged number or a loss."""
     return site.quantity == "scalar" or (site.name == vitals.LOSS and site.quantity == "output")
 
 
-def _against_peers(values: Values) -> tuple[Values, float]:
-    """Return how far each value is from the median of all, and the robust spread of those distances."""
-    if np.isfinite(values).sum() < MIN_PEERS:
-        return np.full(len(values), np.nan), _LEAST_DEVIATION
-    shift = values - median(values)
-    return shift, max(mad(shift, about=0.0), _LEAST_DEVIATION)
+def _names(finding: Finding, site: Site) -> bool:
+    """Return whether a finding is about a site: it names the site or its layer, and what is measured there."""
+    if site.name not in finding.sites and layer_of(site) not in finding.sites:
+        return False
+    measured = set(_measured(finding, site))
+    return not measured or site.quantity in measured
 
 
-def _own_moves(histories: Sequence[History], logs: Sequence[Values]) -> list[Values]:
-    """Return the logs; those of updates less the move that all updates make together.
+def _measured(finding: Finding, site: Site) -> Iterator[Quantity]:
+    for evidence in finding.evidence:
+        name, _, rest = evidence.series.rpartition(":")
+        if name == site.name or name == layer_of(site):
+            yield from (each for each in QUANTITIES if rest.split(" ")[0] == each)
 
-    A learning-rate schedule moves all updates at once, which is no news of any one layer.
-    """
-    own = list(logs)
-    updates = [index for index, history in enumerate(histories) if history.site.quantity == "update"]
-    together = all(np.array_equal(histories[index].steps, histories[updates[0]].steps) for index in updates)
-    if len(updates) < MIN_PEERS or not together:
-        return own
-    stacked = np.stack([logs[index] for index in updates])
-    known = np.isfinite(stacked).any(0)
-    common = np.zeros(stacked.shape[1])
-    common[known] = np.nanmedian(stacked[:, known], axis=0)
-    for index in updates:
-        own[index] = logs[index] - common
-    return own
+
+def _of_finding(finding: Finding) -> Mark:
+    word = verdict_of(finding) or finding.kind.replace("_", " ")
+    level: Level = "odd" if finding.severity == "info" else "bad"
+    score = SEVERITIES.index(finding.severity) + finding.confidence
+    return Mark(level, score, f"{word} since step {finding.step}", finding.step)
 
 
 def _non_finite(history: History) -> Mark | None:
@@ -149,73 +107,55 @@ def _non_finite(history: History) -> Mark | None:
     step = int(history.steps[where[0]])
     # One bad step that passed, or bad ever since?
     word = "since" if len(where) > 1 and history.nonfinite[-1] > 0 else "at"
-    return Mark("bad", float(len(where)), f"non-finite {word} step {step}", step)
+    # A model may fill the gaps of its input; if it does not, what it computes from them is marked.
+    level: Level = "odd" if history.site.quantity == "input" else "bad"
+    return Mark(level, len(SEVERITIES) + float(len(where)), f"non-finite {word} step {step}", step)
 
 
 def _all_zero(history: History) -> Mark | None:
-    if not len(history.values) or history.values[-1] != 0:
+    if history.site.quantity not in ("gradient", "output_gradient") or not len(history.values) or history.values[-1]:
         return None
     alive = np.flatnonzero(history.values != 0)
-    # A bias that starts at zero, or a parameter that is meant to be zero, is no alarm; a gradient of zero is.
-    level: Level = "bad" if history.site.quantity in ("gradient", "output_gradient") else "odd"
     if not len(alive):
-        return Mark(level, 0.0, "all zero")
+        return Mark("odd", 0.0, "all zero")
     step = int(history.steps[alive[-1] + 1])
-    return Mark(level, 1.0, f"all zero since step {step}", step)
+    return Mark("odd", 1.0, f"all zero since step {step}", step)
 
 
-def largest_jump(logs: Values) -> tuple[int, float, float] | None:
-    """Find the first reading that is about as far as any from the median of the `RECENT` readings before it.
-
-    Returns:
-        Its index, the jump in decades (negative when it fell), and the jump in deviations of the usual such distance;
-        None where the past is too short to tell.
-
-    """
-    known = np.flatnonzero(np.isfinite(logs))
-    if len(known) <= RECENT + 1:
+def _one_step(history: History) -> Mark | None:
+    """Mark a site one of whose steps was outside the bands, compared with the steps before it; the farthest one."""
+    if is_one_number(history.site) or history.site.quantity not in ("gradient", "output_gradient", "output"):
         return None
-    values = logs[known]
-    before = np.median(sliding_window_view(values, RECENT)[:-1], axis=-1)
-    jumps = values[RECENT:] - before
-    # After a jump that lasts, the next readings are as far; noise must not pick one of them.
-    place = int((np.abs(jumps) >= _FIRST_OF_A_JUMP * np.abs(jumps).max()).argmax())
-    usual = max(mad(jumps, about=0.0), _LEAST_DEVIATION)
-    return int(known[place + RECENT]), float(jumps[place]), float(abs(jumps[place]) / usual)
-
-
-def _jump(steps: NDArray[np.int64], logs: Values) -> Mark | None:
-    known = logs[np.isfinite(logs)]
-    # No jump is larger than the whole range; most sites are done here, without their running medians.
-    if not len(known) or known.max() - known.min() < _ODD_DECADES:
+    known = np.isfinite(history.values) & (history.values != 0)
+    steps, values = history.steps[known], np.abs(history.values[known])
+    if not len(values) or values.max() < LEAST_RATIO * values.min():
         return None
-    found = largest_jump(logs)
-    if found is None or abs(found[1]) < _ODD_DECADES or found[2] < _ODD_DEVIATIONS:
+    judge = output_now if history.site.quantity == "output" else gradient_now
+    moments = ((at, judge(values[at], values[max(0, at - MOMENT_WINDOW) : at])) for at in _extremes(values))
+    # What is too small to move its weights is the doctor's to say: a table compares a site with itself.
+    found = [(at, moment) for at, moment in moments if moment.against == "history"]
+    if not found:
         return None
-    index, decades, deviations = found
-    verb = "jumped" if decades > 0 else "fell"
-    return Mark("odd", deviations, f"{verb} {times(decades)} at step {steps[index]}", int(steps[index]))
+    at, moment = max(found, key=lambda pair: abs(np.log(pair[1].ratio or 1.0)))
+    decades = float(np.log10(moment.ratio or 1.0))
+    verb = "jumped" if decades > 0 else "faded"
+    return Mark("odd", abs(decades), f"{verb} {times(decades)} at step {steps[at]}", int(steps[at]))
 
 
-def _drift(steps: NDArray[np.int64], logs: Values, decades: float) -> Mark | None:
-    if not abs(decades) >= _DRIFT_DECADES:
-        return None
-    verb = "grew" if decades > 0 else "faded"
-    # It began after the last reading that was still near where it came from.
-    near = np.flatnonzero(np.abs(logs - median(logs[_EARLY])) < _DRIFT_BEGINS)
-    step = int(steps[min(near[-1] + 1, len(steps) - 1)]) if len(near) else None
-    since = "" if step is None else f" since step {step}"
-    return Mark("odd", abs(decades) / _LEAST_DEVIATION, f"{verb} {times(decades)}{since}", step)
-
-
-def _far_from_peers(decades: float, scale: float) -> Mark:
-    if not np.isfinite(decades):
-        return Mark()
-    deviations = abs(decades) / scale
-    if abs(decades) < _ODD_DECADES or deviations < _ODD_DEVIATIONS:
-        return Mark("fine", deviations)
-    side = "above" if decades > 0 else "below"
-    return Mark("odd", deviations, f"{times(decades)} {side} its peers")
+def _extremes(values: Values) -> list[int]:
+    """Return the readings that are farthest above or below any of those before them, in order."""
+    if len(values) < 2:
+        return []
+    window = min(MOMENT_WINDOW, len(values) - 1)
+    before = sliding_window_view(np.log(values), window)[:-1]
+    now = np.log(values[window:])
+    early = np.log(values[:window])
+    low = np.concatenate([np.minimum.accumulate(early), before.min(axis=1)])
+    high = np.concatenate([np.maximum.accumulate(early), before.max(axis=1)])
+    logs = np.concatenate([early, now])
+    away = np.maximum(logs - low, high - logs)
+    chosen = np.argsort(-away)[:_MOST_STEPS]
+    return sorted(int(at) for at in chosen if at)
 
 
 def times(decades: float) -> str:

@@ -108,14 +108,10 @@ def choose_sites(run: Run, pattern: str | None, stat: str | None) -> list[Site]:
 
 
 def judged(run: Run, sites: list[Site], stat: str | None, last: int | None) -> list[SiteSummary]:
-    """Summarise sites worst first, judged against all their peers in the run and not only against each other."""
-    from sonde.analysis import ModelOrder, peer_group, summarise_sites, worst_first
+    """Summarise sites, worst first."""
+    from sonde.analysis import ModelOrder, summarise_sites, worst_first
 
-    groups = {peer_group(site) for site in sites}
-    keys = {site.key for site in sites}
-    peers = [site for site in run.sites if peer_group(site) in groups and (site.same_as is None or site.key in keys)]
-    rows = [row for row in summarise_sites(run, peers, stat=stat, last=last) if row.site.key in keys]
-    return worst_first(rows, ModelOrder(run.header, run.sites))
+    return worst_first(summarise_sites(run, sites, stat=stat, last=last), ModelOrder(run.header, run.sites))
 
 
 def _print_sites(run: Run, found: list[SiteSummary], rows: int, console: Console) -> None:

@@ -65,6 +65,8 @@ _LOOK_EVERY: Final = 25
 MOMENT_HISTORY = Threshold(10, "values before it: the first steps of a training are unlike the rest")
 MOMENT_WINDOW: Final = 64
 """How many values before a step make its history: as many steps as the rules compare layers over."""
+LEAST_RATIO: Final = float(min(GRADIENT_LEAP, 1 / GRADIENT_FALL, ACTIVATION_GROWTH))
+"""A curve whose largest value is below so many times its smallest has no step outside the bands of its history."""
 THIS_STEP: Final = "at this step only"
 """What every `Moment` that finds something says about its window."""
 
@@ -228,6 +230,8 @@ class Moment:
     value: float
     usual: float | None = None
     """The median of the history; None while it is too short."""
+    against: Literal["history", "weights", "limit"] | None = None
+    """What a value that is wrong was compared with; None for one that is not finite, or not wrong."""
 
     @property
     def ratio(self) -> float | None:
@@ -263,18 +267,20 @@ def gradient_now(
     usual = usual_level(past)
     said = f"the gradient norm is {norm:.3g}"
     if high is not None and norm > high:
-        return Moment("exploding", f"{said}, above the given limit of {high:g}, {THIS_STEP}", norm, usual)
+        return Moment("exploding", f"{said}, above the given limit of {high:g}, {THIS_STEP}", norm, usual, "limit")
     if low is not None and norm < low:
-        return Moment("vanishing", f"{said}, below the given limit of {low:g}, {THIS_STEP}", norm, usual)
+        return Moment("vanishing", f"{said}, below the given limit of {low:g}, {THIS_STEP}", norm, usual, "limit")
     if high is None and usual is not None and norm > GRADIENT_LEAP * usual:
-        return Moment("exploding", f"{said}, {_times(norm / usual)} its usual {usual:.3g}, {THIS_STEP}", norm, usual)
+        words = f"{said}, {_times(norm / usual)} its usual {usual:.3g}, {THIS_STEP}"
+        return Moment("exploding", words, norm, usual, "history")
     if high is None and weight and norm >= GRADIENT_OVER_WEIGHT * weight:
-        held = f"{_times(norm / weight)} the norm of its weights, {weight:.3g}"
-        return Moment("exploding", f"{said}, {held}, {THIS_STEP}", norm, usual)
+        words = f"{said}, {_times(norm / weight)} the norm of its weights, {weight:.3g}, {THIS_STEP}"
+        return Moment("exploding", words, norm, usual, "weights")
     if low is None and usual is not None and norm < GRADIENT_FALL * usual:
-        return Moment("vanishing", f"{said}, {norm / usual:.1e} of its usual {usual:.3g}, {THIS_STEP}", norm, usual)
+        words = f"{said}, {norm / usual:.1e} of its usual {usual:.3g}, {THIS_STEP}"
+        return Moment("vanishing", words, norm, usual, "history")
     if low is None and norm < GRADIENT_FAINT * (weight or WEIGHT_SMALL):
-        return Moment("vanishing", f"{said}, too small to change its weights, {THIS_STEP}", norm, usual)
+        return Moment("vanishing", f"{said}, too small to change its weights, {THIS_STEP}", norm, usual, "weights")
     if usual is None and weight is None and low is None and high is None:
         return Moment("unknown", f"{said}; there is no history to compare it with yet", norm)
     return Moment("healthy", said, norm, usual)
@@ -295,7 +301,8 @@ def loss_now(loss: float, past: Sequence[float] = ()) -> Moment:
     spread = max(mad(known) / MAD_TO_STD, 1e-3 * abs(usual))
     high = usual + SPIKE_MADS * spread
     if loss > high and loss > SPIKE_RATIO * abs(usual):
-        return Moment("unstable", f"the loss is {loss:.4g}, far above its usual {usual:.4g}, {THIS_STEP}", loss, usual)
+        words = f"the loss is {loss:.4g}, far above its usual {usual:.4g}, {THIS_STEP}"
+        return Moment("unstable", words, loss, usual, "history")
     return Moment("healthy", f"the loss is {loss:.4g}", loss, usual)
 
 
@@ -308,9 +315,8 @@ def output_now(largest: float, past: Sequence[float] = ()) -> Moment:
     if usual is None:
         return Moment("unknown", f"{said}; there is no history to compare it with yet", largest)
     if largest >= max(ACTIVATION_HIGH, ACTIVATION_GROWTH * usual):
-        return Moment(
-            "exploding", f"{said}, {_times(largest / usual)} its usual {usual:.3g}, {THIS_STEP}", largest, usual
-        )
+        words = f"{said}, {_times(largest / usual)} its usual {usual:.3g}, {THIS_STEP}"
+        return Moment("exploding", words, largest, usual, "history")
     return Moment("healthy", said, largest, usual)
 
 

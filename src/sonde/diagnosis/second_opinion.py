@@ -23,6 +23,8 @@ WINDOWS: Final = 24
 WINDOW: Final = 48
 END: Final = 256
 _LOOK_EVERY: Final = 25
+_MOST_READINGS: Final = 200_000
+"""How many readings may be gone through to mark the rows of a table: about a second."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -89,6 +91,20 @@ def diagnose(run: Run | str | Path, *, rank: int | None = None) -> Diagnosis:
     return Diagnosis(
         tuple(found), dict(doctor.unmeasured), dict(doctor.broken), int((steps > 0).sum()), len(doctor.rules)
     )
+
+
+def was_judged(run: Run) -> bool:
+    """Return whether the doctor looked at the run while it was recorded."""
+    return bool(run.findings) or any(site.quantity == "vital" for site in run.sites)
+
+
+def findings_of(run: Run) -> list[Finding]:
+    """Return what is known to be wrong with a run: what was found while it ran, else what its files show.
+
+    A run that was not judged while it ran and is too large to be judged in passing has none; `diagnose` takes its time.
+    """
+    too_large = len(run.sites) * min(len(run.steps), WHOLE) > _MOST_READINGS
+    return list(run.findings) if was_judged(run) or run.status == "live" or too_large else list(diagnose(run).findings)
 
 
 def choose_steps(steps: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from sonde.analysis import ending_of, facts_of, find_learning_rate, find_loss, phase_shares
 from sonde.analysis.dynamics import classify
+from sonde.diagnosis.second_opinion import was_judged
 from sonde.records import Event, Finding, Site
 from sonde.store import Run
 from sonde.views.document import ranked, when, words_of
@@ -38,7 +39,7 @@ def _overview(opened: OpenRun, query: Query) -> dict[str, Any]:
         "facts": asdict(facts_of(run)) | {"status": opened.status},
         "ending": ending_of(run),
         "findings": [describe_finding(run, finding) for finding in ranked(run.findings)],
-        "judged": any(site.quantity == "vital" for site in run.sites) or bool(run.findings),
+        "judged": was_judged(run),
         "health": _health(run),
         "phases": phase_shares(run),
         "learning_rate": _latest(run, find_learning_rate(run.sites)),
