@@ -17,12 +17,14 @@ from statistics import median
 import torch
 
 from sonde.signals import Kernel
-from sonde.stats import GenericKernel, NativeKernel, TorchKernel, library
+from sonde.stats import NativeKernel, TorchKernel, library
 
 CPU = torch.device("cpu")
 ROUNDS = 5
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
-SLOW_FROM = 10_000_000  # elements above which naive and generic are left out: they would take minutes
+SLOW_FROM = (
+    10_000_000  # elements above which naive and torch operations for devices are left out: they would take minutes
+)
 
 
 def timed(clock: Callable[[], float], work: Callable[[], object], repeats: int) -> float:
@@ -91,7 +93,7 @@ def sizes(kernels: dict[str, Kernel], quick: bool) -> None:
             candidates["native, no histogram"] = one(kernels["native"], x, histogram=False)
             candidates["torch"] = one(kernels["torch"], x)
             if size < SLOW_FROM:
-                candidates |= {"generic": one(kernels["generic"], x), "naive": lambda x=x: naive(x)}
+                candidates |= {"torch device": one(kernels["torch device"], x), "naive": lambda x=x: naive(x)}
             show(f"{size:>11,} {str(dtype)[6:]}", compare(candidates, repeats_for(size)), size)
 
 
@@ -171,7 +173,11 @@ def main() -> None:
     if native is None:
         raise SystemExit("The native library is not built: pip install -e . where a C compiler is.")
     print(f"torch {torch.__version__}, native library at level {native.level}, threads to borrow: {native.has_threads}")
-    kernels: dict[str, Kernel] = {"native": NativeKernel(native), "torch": TorchKernel(), "generic": GenericKernel(CPU)}
+    kernels: dict[str, Kernel] = {
+        "native": NativeKernel(native),
+        "torch": TorchKernel(),
+        "torch device": TorchKernel(CPU, reads_numbers=False),
+    }
     torch.manual_seed(0)
     sizes(kernels, quick)
     threads(kernels, quick)

@@ -15,7 +15,7 @@ import sonde
 SOURCE = Path(sonde.__file__).parent
 WAITS = {"item", "cpu", "tolist", "numpy", "synchronize"}
 # On the CPU reading a number is no wait; these files serve the CPU only.
-CPU_ONLY = {"fallback.py", "host.py", "compiled.py"}
+CPU_ONLY = {"torch_on_cpu.py", "compiled.py"}
 
 
 def modules(*folders):

@@ -29,16 +29,9 @@ DTYPES = [
 WIDE_RANGE = {torch.float32, torch.bfloat16, torch.float64}
 
 
-@pytest.fixture(scope="module", params=["cuda", "triton"])
-def kernel(request):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SONDE_KERNEL", request.param)
-        try:
-            return cuda_kernel("cuda")
-        except NoDeviceKernel as error:
-            if request.param == "triton":
-                pytest.skip(f"Triton does not work here: {error}")
-            raise
+@pytest.fixture(scope="module")
+def kernel():
+    return cuda_kernel("cuda")
 
 
 def oracle(values) -> tuple[np.ndarray, np.ndarray]:
@@ -438,18 +431,14 @@ def test_an_outlier_in_the_first_place(kernel):
         assert rows[row, schema.M2] == pytest.approx(squares, rel=M2_BOUND)
 
 
-def test_a_kernel_that_cannot_run_gives_way_to_the_next(monkeypatch):
+def test_a_kernel_that_cannot_run_is_refused(monkeypatch):
     from sonde.stats.cuda import choose
 
-    def broken(index):
-        made = cuda_kernel(index)
-        monkeypatch.setattr(made, "check", lambda: (_ for _ in ()).throw(RuntimeError("no such instruction")))
-        return made
-
     made = cuda_kernel("cuda")
-    monkeypatch.setitem(choose._MAKERS, "cuda", lambda index: (_ for _ in ()).throw(RuntimeError("too old")))
-    with pytest.warns(UserWarning, match=r"slower triton kernel.*too old"):
-        assert choose._make(made.index, ("cuda", "triton")).name == "triton"
-    monkeypatch.setitem(choose._MAKERS, "triton", broken)
-    with pytest.raises(NoDeviceKernel, match=r"too old.*no such instruction"):
-        choose._make(made.index, ("cuda", "triton"))
+    monkeypatch.setattr(choose, "NativeKernel", lambda index: (_ for _ in ()).throw(RuntimeError("too old")))
+    with pytest.raises(NoDeviceKernel, match=r"RuntimeError: too old"):
+        choose._make(made.index)
+    monkeypatch.setattr(choose, "NativeKernel", lambda index: made)
+    monkeypatch.setattr(made, "check", lambda: (_ for _ in ()).throw(RuntimeError("no such instruction")))
+    with pytest.raises(NoDeviceKernel, match=r"no such instruction"):
+        choose._make(made.index)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from sonde.stats.base import Changes
 from sonde.stats.cuda import DeviceKernel, NoDeviceKernel, batches, cuda_kernel
 
 
@@ -113,12 +114,12 @@ def test_changes_pair_the_same_elements():
     kernel, tensors = OnTheHost(), layouts()
     shadows = [torch.randn_like(tensor) for tensor in tensors]  # lie as the tensors do
     expected = [np.sort((tensor - shadow).flatten().numpy()) for tensor, shadow in zip(tensors, shadows, strict=True)]
-    kernel._measure_change(tensors, shadows, range(4), range(4, 8), None, True)
+    kernel._launch_changes(Changes(tensors, shadows, range(4), range(4, 8)), None, True)
     assert kernel.launches == 1
     shadows[1] = torch.randn(4, 3, 5, 6)  # lies otherwise
     other = np.sort((tensors[1] - shadows[1]).flatten().numpy())
     again = OnTheHost()
-    again._measure_change(tensors, shadows, range(4), range(4, 8), None, True)
+    again._launch_changes(Changes(tensors, shadows, range(4), range(4, 8)), None, True)
     for row in range(4):
         np.testing.assert_array_equal(np.sort(kernel.changes[4 + row]), expected[row])
     np.testing.assert_array_equal(np.sort(again.seen[5]), other)

@@ -17,7 +17,7 @@ def _keep_level():
         native.use_level(before)
 
 
-@pytest.fixture(params=["native-avx512", "native-avx2", "native-baseline", "torch", "generic"])
+@pytest.fixture(params=["native-avx512", "native-avx2", "native-baseline", "torch", "torch-device"])
 def kernel(request) -> Kernel:
     return make_kernel(request.param)
 

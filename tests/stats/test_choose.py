@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sonde.errors import OptionError
-from sonde.stats import GenericKernel, NativeKernel, TorchKernel, kernel_for, library
+from sonde.stats import NativeKernel, TorchKernel, kernel_for, library
 
 CPU = torch.device("cpu")
 
@@ -40,8 +40,28 @@ def test_the_environment_can_insist(monkeypatch):
 def test_a_choice_that_does_not_exist_is_an_error(monkeypatch):
     monkeypatch.setenv("SONDE_KERNEL", "nativ")
 
-    with pytest.raises(OptionError, match="'nativ' is not one of: native, torch"):
-        kernel_for(CPU)
+    for device in (CPU, torch.device("cuda", 0), torch.device("xla", 0)):
+        with pytest.raises(OptionError, match="'nativ' is not one of: native, cuda, torch"):
+            kernel_for(device)
+
+
+def test_torch_operations_can_be_chosen_for_any_device(monkeypatch):
+    monkeypatch.setenv("SONDE_KERNEL", "torch")
+
+    for device in (torch.device("cuda", 0), torch.device("xla", 0)):
+        kernel = kernel_for(device)
+        assert isinstance(kernel, TorchKernel)
+        assert kernel.device == device
+
+
+def test_a_cuda_device_that_does_not_work_gets_torch_operations(caplog):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    kernel = kernel_for(torch.device("cuda", 0))
+
+    assert isinstance(kernel, TorchKernel)
+    assert not kernel.reads_numbers
+    assert "cuda:0 is not a CUDA device that torch can use here; torch operations do the work" in caplog.text
 
 
 def test_a_choice_for_other_devices_does_not_concern_the_cpu(monkeypatch):
@@ -70,18 +90,15 @@ def test_insisting_on_a_library_that_is_missing_names_the_cure(no_library, monke
 def test_a_device_without_a_kernel_of_its_own_gets_torch_operations():
     kernel = kernel_for(torch.device("xla", 0))
 
-    assert isinstance(kernel, GenericKernel)
+    assert isinstance(kernel, TorchKernel)
+    assert not kernel.reads_numbers
     assert kernel.device == torch.device("xla", 0)
 
 
 def test_every_kernel_has_a_name_of_its_own():
     native = library.load()
     assert native is not None
-    assert [kernel.name for kernel in (NativeKernel(native), TorchKernel(), GenericKernel(CPU))] == [
-        "native",
-        "torch",
-        "generic",
-    ]
+    assert [kernel.name for kernel in (NativeKernel(native), TorchKernel())] == ["native", "torch"]
 
 
 def test_the_best_level_is_used_and_unknown_ones_are_refused():

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.stats.measuring import CPU, Operations
+from tests.stats.measuring import Operations, device_kernel
 
 import sonde.stats
-from sonde.stats import GenericKernel
 
 # Operations whose result, or whose shape, the host must know before it can go on.
 WAITING = {
@@ -26,8 +25,8 @@ WAITING = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32], ids=str)
-def test_the_generic_kernel_reads_nothing_back(dtype):
-    kernel, tensor = GenericKernel(CPU), torch.ones(40, 30, dtype=dtype)
+def test_torch_operations_for_other_devices_read_nothing_back(dtype):
+    kernel, tensor = device_kernel(), torch.ones(40, 30, dtype=dtype)
     arena, shadow = kernel.arena(2), torch.zeros(40, 30, dtype=dtype)
 
     with Operations() as operations:
@@ -49,7 +48,7 @@ def test_the_list_of_waiting_operations_would_catch_one():
 
 READS_BACK = {"item", "tolist", "cpu", "synchronize"}
 # On the CPU a scalar costs no waiting; and a shipment may wait, in the worker's thread.
-MAY_READ = {("fallback.py", "item"), ("fallback.py", "tolist"), ("generic_arena.py", "synchronize")}
+MAY_READ = {("torch_on_cpu.py", "item"), ("torch_on_cpu.py", "tolist"), ("torch_arena.py", "synchronize")}
 
 
 def test_no_other_code_reads_values_back():

@@ -7,17 +7,17 @@ import pytest
 import torch
 from tests.oracles.rows import FLOAT32_SUMS, assert_row, oracle
 from tests.stats.cases import CASES, normal
-from tests.stats.measuring import CPU, measured, numbers
+from tests.stats.measuring import CPU, device_kernel, measured, numbers
 
 from sonde import schema
-from sonde.stats import GenericKernel, generic, generic_arena
+from sonde.stats import torch_arena, torch_kernel
 
 HALVES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture
 def kernel():
-    return GenericKernel(CPU, real=torch.float32)
+    return device_kernel(real=torch.float32)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -49,7 +49,7 @@ def test_parts_merge_into_the_row_of_the_whole(kernel, names):
 
 
 def test_a_tensor_of_many_chunks_has_the_oracles_row(kernel, monkeypatch):
-    monkeypatch.setattr(generic, "_CHUNK", 1000)
+    monkeypatch.setattr(torch_kernel, "_CHUNK", 1000)
     tensor = (3 + normal(20_500)).float()
 
     row, bins = measured(kernel, tensor)
@@ -82,7 +82,7 @@ def test_squares_and_sums_beyond_float32_are_right(kernel, magnitude):
 
 
 def test_the_widest_float_is_found_by_trying(monkeypatch):
-    assert generic_arena.widest_float(CPU) == torch.float64
+    assert torch_arena.widest_float(CPU) == torch.float64
     ones = torch.ones
 
     def without_float64(*size, dtype, **options):
@@ -91,8 +91,8 @@ def test_the_widest_float_is_found_by_trying(monkeypatch):
         return ones(*size, dtype=dtype, **options)
 
     monkeypatch.setattr(torch, "ones", without_float64)
-    generic_arena.widest_float.cache_clear()
+    torch_arena.widest_float.cache_clear()
     try:
-        assert GenericKernel(CPU).arena(1).averages.dtype == torch.float32
+        assert device_kernel().arena(1).averages.dtype == torch.float32
     finally:
-        generic_arena.widest_float.cache_clear()
+        torch_arena.widest_float.cache_clear()

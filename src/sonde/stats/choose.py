@@ -13,24 +13,26 @@ from sonde.signals import Kernel
 from sonde.stats import library
 from sonde.stats.compiled import NativeKernel
 from sonde.stats.cuda import NoDeviceKernel, cuda_kernel
-from sonde.stats.fallback import TorchKernel
-from sonde.stats.generic import GenericKernel
+from sonde.stats.torch_kernel import TorchKernel
 
 logger = logging.getLogger("sonde")
 
 CHOICE_VARIABLE: Final = "SONDE_KERNEL"
-_CHOICES: Final = ("", "native", "torch", "cuda", "triton")  # the last two are for other devices, and mean nothing here
+_CHOICES: Final = ("native", "cuda", "torch")
 
 
 def kernel_for(device: torch.device) -> Kernel:
     """Return the fastest kernel there is for tensors on `device`.
 
-    `SONDE_KERNEL=native` or `SONDE_KERNEL=torch` in the environment insists on one of the two for the CPU,
-    `SONDE_KERNEL=cuda` or `SONDE_KERNEL=triton` for CUDA devices.
+    `SONDE_KERNEL` in the environment insists on one: `native` for the CPU, `cuda` for CUDA devices, `torch` for all. A
+    choice for another kind of device has no effect.
     """
-    if device.type == "cpu":
-        return _host_kernel()
-    return _cuda_kernel(device) if device.type == "cuda" else GenericKernel(device)
+    wanted = os.environ.get(CHOICE_VARIABLE, "").lower()
+    if wanted and wanted not in _CHOICES:
+        raise OptionError(f"{CHOICE_VARIABLE}={wanted!r} is not one of: {', '.join(_CHOICES)}")
+    if wanted == "torch" or device.type not in ("cpu", "cuda"):
+        return TorchKernel(device)
+    return _cuda_kernel(device) if device.type == "cuda" else _cpu_kernel(wanted)
 
 
 def _cuda_kernel(device: torch.device) -> Kernel:
@@ -38,14 +40,11 @@ def _cuda_kernel(device: torch.device) -> Kernel:
         return cuda_kernel(device)
     except NoDeviceKernel as error:
         logger.warning("%s; torch operations do the work, more slowly.", error)
-        return GenericKernel(device)
+        return TorchKernel(device)
 
 
-def _host_kernel() -> Kernel:
-    wanted = os.environ.get(CHOICE_VARIABLE, "").lower()
-    if wanted not in _CHOICES:
-        raise OptionError(f"{CHOICE_VARIABLE}={wanted!r} is not one of: {', '.join(_CHOICES[1:])}")
-    native = None if wanted == "torch" else library.load()
+def _cpu_kernel(wanted: str) -> Kernel:
+    native = library.load()
     if native is not None:
         return NativeKernel(native)
     if wanted == "native":

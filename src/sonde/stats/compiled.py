@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sonde.signals import Arena
 from sonde.stats.adapt import PLAIN_TYPES, Readable, difference, to_readable
-from sonde.stats.host import HostArena, HostShipment
+from sonde.stats.base import BaseKernel, Changes, HostArena, HostShipment
 from sonde.stats.library import ArenaLayout, Library
 
 # What the library calls the dtypes it reads.
@@ -33,7 +33,7 @@ class NativeArena(HostArena):
         self.address = ctypes.addressof(self._layout)
 
 
-class NativeKernel:
+class NativeKernel(BaseKernel):
     """Summarises CPU tensors in one pass over their memory."""
 
     name = "native"
@@ -64,21 +64,11 @@ class NativeKernel:
         batch.add_all(tensors, rows)
         batch.run(self.library, histogram)
 
-    def measure_change(
-        self,
-        tensors: Sequence[Tensor],
-        shadows: Sequence[Tensor],
-        rows: Sequence[int],
-        change_rows: Sequence[int],
-        arena: Arena,
-        *,
-        histogram: bool = True,
-    ) -> None:
-        """Merge the summaries of the tensors and of their distance to the shadows, and bring the shadows up to date."""
+    def _measure_changes(self, changes: Changes, arena: Arena, histogram: bool) -> None:
         batch = _Batch(arena)
         outdated = [
             (tensor, shadow)
-            for tensor, shadow, row, change_row in zip(tensors, shadows, rows, change_rows, strict=True)
+            for tensor, shadow, row, change_row in changes.each()
             if not batch.add_change(tensor, shadow, row, change_row)
         ]
         batch.run(self.library, histogram)

@@ -1,4 +1,4 @@
-"""Statistics on NVIDIA GPUs (and, through Triton, on others that torch calls "cuda"). Importing needs no GPU."""
+"""Statistics on NVIDIA GPUs, by CUDA C compiled at run time. Importing needs no GPU."""
 
 from sonde.stats.cuda.arena import DeviceArena, DeviceShipment
 from sonde.stats.cuda.choose import NoDeviceKernel, cuda_kernel

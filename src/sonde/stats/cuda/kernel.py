@@ -9,7 +9,7 @@ would otherwise write into an arena that has long been shipped. `skipped` counts
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -21,10 +21,10 @@ from torch import Tensor
 from sonde import schema
 from sonde.signals import Arena
 from sonde.stats.adapt import PLAIN_TYPES, is_dense, to_readable, widened
+from sonde.stats.base import BaseKernel, Changes
 from sonde.stats.cuda.arena import DeviceArena, DeviceShipment
 
 T = TypeVar("T")
-FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _DTYPE: Final = attrgetter("dtype")
 # Without torch's question whether CUDA has been started, which every tensor here answers.
 current_device: Final[Callable[[], int]] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -49,7 +49,7 @@ class Group:
         return len(self.pointers)
 
 
-class DeviceKernel(ABC):
+class DeviceKernel(BaseKernel):
     """Summarises tensors on one CUDA device. Subclasses say how a group of plain, dense tensors is launched."""
 
     name: str
@@ -87,20 +87,10 @@ class DeviceKernel(ABC):
         with _OnDevice(self.index):
             return self._enter(arena) and self._measure((tensor,), (row,), arena, histogram) == 1
 
-    def measure_change(
-        self,
-        tensors: Sequence[Tensor],
-        shadows: Sequence[Tensor],
-        rows: Sequence[int],
-        change_rows: Sequence[int],
-        arena: Arena,
-        *,
-        histogram: bool = True,
-    ) -> None:
-        """Merge the summaries of the tensors and of their distance to the shadows, and bring the shadows up to date."""
+    def _measure_changes(self, changes: Changes, arena: Arena, histogram: bool) -> None:
         with _OnDevice(self.index):
-            if tensors and self._enter(arena):
-                self._measure_change(tensors, shadows, rows, change_rows, arena, histogram)
+            if changes.tensors and self._enter(arena):
+                self._launch_changes(changes, arena, histogram)
 
     def ship(self, arena: Arena) -> DeviceShipment:
         """Start moving the arena's rows to the host."""
@@ -177,15 +167,8 @@ class DeviceKernel(ABC):
             self.launch(dtype, group, arena, histogram)
         return read
 
-    def _measure_change(
-        self,
-        tensors: Sequence[Tensor],
-        shadows: Sequence[Tensor],
-        rows: Sequence[int],
-        change_rows: Sequence[int],
-        arena: DeviceArena,
-        histogram: bool,
-    ) -> None:
+    def _launch_changes(self, changes: Changes, arena: DeviceArena, histogram: bool) -> None:
+        tensors, shadows, rows, change_rows = changes
         plain, before = self._plain_group(tensors, rows), self._plain_group(shadows, change_rows)
         if plain is not None and before is not None and _all_lie_alike(plain, before, tensors, shadows):
             plain[1].shadows, plain[1].change_rows = before[1].pointers, before[1].rows
@@ -194,11 +177,11 @@ class DeviceKernel(ABC):
         parts = _by_dtype(tensors)
         if len(parts) > 1:
             for part in parts:
-                now, then = _at(tensors, part), _at(shadows, part)
-                self._measure_change(now, then, _at(rows, part), _at(change_rows, part), arena, histogram)
+                some = Changes(_at(tensors, part), _at(shadows, part), _at(rows, part), _at(change_rows, part))
+                self._launch_changes(some, arena, histogram)
             return
         groups: dict[torch.dtype, Group] = {}
-        for tensor, shadow, row, change_row in zip(tensors, shadows, rows, change_rows, strict=True):
+        for tensor, shadow, row, change_row in changes.each():
             if self._is_plain(tensor) and self._is_plain(shadow) and _lie_alike(tensor, shadow):
                 group = groups.setdefault(tensor.dtype, Group())
                 _append(group, tensor, row)

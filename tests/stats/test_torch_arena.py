@@ -1,17 +1,16 @@
-"""What the generic kernel promises about graphs and threads, as far as a CPU can show it."""
+"""What torch operations promise about graphs and threads, as far as a CPU can show it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tests.stats.measuring import CPU, Operations
+from tests.stats.measuring import Operations, device_kernel
 
 from sonde import schema
-from sonde.stats import GenericKernel
 
 
 def test_emptying_an_arena_queues_nothing_until_it_is_used_again():
-    kernel = GenericKernel(CPU)
+    kernel = device_kernel()
     arena = kernel.arena(2)
     kernel.measure_one(torch.ones(3), 0, arena)
 
@@ -27,7 +26,7 @@ def test_emptying_an_arena_queues_nothing_until_it_is_used_again():
 
 
 def test_rows_that_are_asked_about_are_those_of_now():
-    kernel = GenericKernel(CPU)
+    kernel = device_kernel()
     arena = kernel.arena(1)
     kernel.measure_one(torch.tensor([torch.nan, 1.0]), 0, arena)
     assert arena.rows[0, schema.NAN : schema.NEG_INF + 1].any()
@@ -37,7 +36,7 @@ def test_rows_that_are_asked_about_are_those_of_now():
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
 def test_nothing_is_measured_while_a_graph_is_captured_and_it_is_counted():
-    kernel = GenericKernel(CPU)
+    kernel = device_kernel()
     arena = kernel.arena(2)
     shadow, answers = torch.zeros(3), []
 
@@ -57,7 +56,7 @@ def test_nothing_is_measured_while_a_graph_is_captured_and_it_is_counted():
 
 
 def test_a_shipment_holds_what_was_shipped():
-    kernel = GenericKernel(CPU)
+    kernel = device_kernel()
     arena = kernel.arena(1)
     kernel.measure_one(torch.ones(3), 0, arena)
     shipment = kernel.ship(arena)

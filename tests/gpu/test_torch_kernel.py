@@ -9,7 +9,7 @@ import torch
 from tests.oracles.rows import FLOAT32_SUMS, FLOAT64_SUMS, assert_row, oracle
 
 from sonde import schema
-from sonde.stats import GenericKernel
+from sonde.stats import TorchKernel
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 
@@ -18,12 +18,12 @@ DEVICE = torch.device("cuda", 0)
 
 @pytest.fixture
 def kernel():
-    return GenericKernel(DEVICE)
+    return TorchKernel(DEVICE)
 
 
 @pytest.mark.parametrize("real", [torch.float64, torch.float32], ids=str)
 def test_a_tensor_has_the_oracles_row(real):
-    kernel = GenericKernel(DEVICE, real=real)
+    kernel = TorchKernel(DEVICE, real=real)
     tensor = torch.randn(20_000) * 3 + 1
     tensor[[3, 700, 9000]] = torch.tensor([torch.nan, torch.inf, 0.0])
     arena = kernel.arena(2)
@@ -96,7 +96,7 @@ def test_an_arena_may_be_used_from_streams_in_turn(kernel):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_rows_of_a_device_that_is_not_current_arrive_when_they_are_there():
     other = torch.device("cuda", 1)
-    kernel = GenericKernel(other)
+    kernel = TorchKernel(other)
     arena = kernel.arena(1)
     for _ in range(20):
         kernel.measure_one(torch.ones(1 << 22, device=other), 0, arena)

@@ -8,7 +8,6 @@ Reading a scalar of a CPU tensor waits for nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,10 +17,8 @@ from torch import Tensor
 
 from sonde import schema
 from sonde.schema import Bins
-from sonde.signals import Arena
-from sonde.stats.adapt import Readable, to_readable, widened
-from sonde.stats.host import HostArena, HostShipment
-from sonde.stats.one_by_one import OneByOne
+from sonde.stats.adapt import Readable, widened
+from sonde.stats.base import HostArena
 
 # Measured on a GPT-like step: smaller chunks stay in the cache but pay for more calls and leave torch's threads idle.
 _CHUNK: Final = 1 << 19
@@ -33,49 +30,18 @@ _FIRST: Final = _BIAS + schema.FIRST_EXPONENT
 _STARTS: Final = np.array([0, *range(_FIRST + 1, _FIRST + schema.NUM_BINS)])
 
 
-class TorchKernel(OneByOne):
-    """Summarises CPU tensors with torch operations."""
-
-    name = "torch"
-
-    def arena(self, capacity: int) -> HostArena:
-        """Make an empty arena with `capacity` rows."""
-        return HostArena(capacity)
-
-    def measure_one(self, tensor: Tensor, row: int, arena: Arena, *, histogram: bool = True) -> bool:
-        """Merge the summary of one tensor into a row; say whether the tensor could be read."""
-        assert isinstance(arena, HostArena)
-        readable = _on_host(tensor)
-        if readable is None:
-            return False
-        _add(readable.values, row, arena, histogram)
-        if readable.implicit_zeros:
-            arena.add_zeros(row, readable.implicit_zeros)
-        return True
-
-    def warm_up(self, dtypes: Collection[torch.dtype] = ()) -> None:
-        """Do nothing: there is nothing to prepare."""
-
-    def ship(self, arena: Arena) -> HostShipment:
-        """Hand the arena's rows over."""
-        assert isinstance(arena, HostArena)
-        return HostShipment(arena)
-
-
-def _on_host(tensor: Tensor) -> Readable | None:
-    readable = to_readable(tensor)
-    return readable if readable is not None and readable.values.device.type == "cpu" else None
-
-
-def _add(values: Tensor, row: int, arena: HostArena, histogram: bool) -> None:
+def add(readable: Readable, row: int, arena: HostArena, histogram: bool) -> None:
+    """Merge the summary of a tensor into a row."""
     # In the order of memory: reshape() would copy a transposed tensor.
-    flat = values.as_strided((values.numel(),), (1,))
+    flat = readable.values.as_strided((readable.values.numel(),), (1,))
     tally = _Tally(*arena.rows[row].tolist())
     tally.seen += 1
     chunks = (flat[start : start + _CHUNK] for start in range(0, len(flat), _CHUNK)) if len(flat) > _CHUNK else (flat,)
     for chunk in chunks:
         _add_chunk(widened(chunk), tally, arena.bins[row] if histogram else None)
     arena.rows[row] = tally.to_row()
+    if readable.implicit_zeros:
+        arena.add_zeros(row, readable.implicit_zeros)
 
 
 @dataclass(slots=True)

@@ -1,10 +1,11 @@
-"""Summaries by torch operations alone, on whatever device a tensor is: no scalar is read and nothing waits.
+"""Summaries by torch operations alone: for devices without a kernel of their own, and CPUs without the native library.
 
-Slow (some 150 operations per tensor), but right: for devices that have no kernel of their own. All is calculated in
-float64. Where a device has none, it is float32: counts, bins, least and largest values are exact all the same; mean,
-mean magnitude and standard deviation are right to five digits. Where many parts are merged (chunks of four million
-elements, micro-batches), the standard deviation of elements that differ by less than 1/100 000 of their mean has fewer,
-since the means of the parts are rounded to seven.
+On a CPU a number can be read without waiting, so `torch_on_cpu` does what is fast there. On other devices no number is
+read and nothing waits; that is slow (some 150 operations per tensor), but correct. All is calculated in float64. Where
+a device has none, it is float32: counts, bins, least and largest values are exact all the same; mean, mean magnitude
+and standard deviation are right to five digits. Where many parts are merged (chunks of four million elements,
+micro-batches), the standard deviation of elements that differ by less than 1/100 000 of their mean has fewer, since the
+means of the parts are rounded to seven.
 
 While a graph is captured nothing is measured and rows stay as they are: a replay would otherwise write into an arena
 that has long been shipped. `skipped` counts those calls.
@@ -14,107 +15,129 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Final, NamedTuple, TypeGuard
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sonde import schema
-from sonde.signals import Arena
-from sonde.stats.adapt import to_readable
-from sonde.stats.generic_arena import (
+from sonde.signals import Arena, Shipment
+from sonde.stats import torch_on_cpu
+from sonde.stats.adapt import Readable, difference, to_readable
+from sonde.stats.base import BaseKernel, Changes, HostArena, HostShipment
+from sonde.stats.torch_arena import (
     DEVIATION,
     LARGEST,
     LEAST,
     MAGNITUDE,
     MEAN,
     NUM_COUNTS,
-    DeviceArena,
-    DeviceShipment,
+    TorchArena,
     widest_float,
 )
-from sonde.stats.one_by_one import OneByOne
 
 _CHUNK: Final = 1 << 22  # elements; bounds the temporaries to some 200 MB
+_CPU: Final = torch.device("cpu")
 
 
-class GenericKernel(OneByOne):
-    """Summarises tensors of one device with torch operations that do not wait for it.
+class TorchKernel(BaseKernel):
+    """Summarises tensors of one device with torch operations.
 
-    `real` is the dtype to calculate in: unless given, the widest that the device has.
+    Args:
+        device: Where the tensors are.
+        reads_numbers: Whether numbers may be read on the way. By default only on the CPU, where that does not wait.
+        real: The dtype to calculate in if they may not. By default the widest that the device has.
+
     """
 
-    name = "generic"
+    name = "torch"
 
-    def __init__(self, device: torch.device, *, real: torch.dtype | None = None) -> None:
+    def __init__(
+        self, device: torch.device = _CPU, *, reads_numbers: bool | None = None, real: torch.dtype | None = None
+    ) -> None:
         self.device = device
+        self.reads_numbers = device.type == "cpu" if reads_numbers is None else reads_numbers
         self.skipped = 0
         self._real = real
 
-    def arena(self, capacity: int) -> DeviceArena:
+    def arena(self, capacity: int) -> HostArena | TorchArena:
         """Make an empty arena with `capacity` rows."""
+        if self.reads_numbers:
+            return HostArena(capacity)
         if self._real is None:
             self._real = widest_float(self.device)
-        return DeviceArena(capacity, self.device, self._real)
+        return TorchArena(capacity, self.device, self._real)
 
     def measure(self, tensors: Sequence[Tensor], rows: Sequence[int], arena: Arena, *, histogram: bool = True) -> None:
         """Merge the summary of tensor i into row `rows[i]`."""
         if self._enter(arena):
-            super().measure(tensors, rows, arena, histogram=histogram)
+            for tensor, row in zip(tensors, rows, strict=True):
+                self._measure_one(tensor, row, arena, histogram)
+
+    def measure_one(self, tensor: Tensor, row: int, arena: Arena, *, histogram: bool = True) -> bool:
+        """Merge the summary of one tensor into a row; return whether the tensor could be read."""
+        return self._enter(arena) and self._measure_one(tensor, row, arena, histogram)
 
     @torch.no_grad()
-    def measure_one(self, tensor: Tensor, row: int, arena: Arena, *, histogram: bool = True) -> bool:
-        """Merge the summary of one tensor into a row; say whether the tensor could be read."""
+    def _measure_changes(self, changes: Changes, arena: Arena, histogram: bool) -> None:
         if not self._enter(arena):
-            return False
-        readable = to_readable(tensor)
-        # A tensor elsewhere would have to be fetched, and that waits.
-        if readable is None or readable.values.device != arena.counts.device:
-            return False
-        merged = _Part(arena.counts[row], arena.averages[row])
-        if readable.implicit_zeros:
-            merged = _merge(merged, _zeros(readable.implicit_zeros, arena))
-        values = readable.values
-        flat = values.as_strided((values.numel(),), (1,))  # in the order of memory
-        for start in range(0, values.numel(), _CHUNK):
-            chunk = flat[start : start + _CHUNK].to(arena.averages.dtype)
-            merged = _merge(merged, _summarise(chunk))
-            if histogram:
-                arena.bins[row] += _count_bins(chunk)
-        arena.counts[row], arena.averages[row] = merged
-        arena.counts[row, schema.SEEN] += 1
-        return True
-
-    def measure_change(
-        self,
-        tensors: Sequence[Tensor],
-        shadows: Sequence[Tensor],
-        rows: Sequence[int],
-        change_rows: Sequence[int],
-        arena: Arena,
-        *,
-        histogram: bool = True,
-    ) -> None:
-        """Merge the summaries of the tensors and of their distance to the shadows, and bring the shadows up to date."""
-        if self._enter(arena):
-            super().measure_change(tensors, shadows, rows, change_rows, arena, histogram=histogram)
+            return
+        for tensor, shadow, row, change_row in changes.each():
+            self._measure_one(tensor, row, arena, histogram)
+            change = difference(tensor, shadow)
+            if change is not None:
+                self._measure_one(change, change_row, arena, histogram)
+                shadow.detach().copy_(tensor.detach())
 
     def warm_up(self, dtypes: Collection[torch.dtype] = ()) -> None:
         """Do nothing: there is nothing to prepare."""
 
-    def ship(self, arena: Arena) -> DeviceShipment:
+    def ship(self, arena: Arena) -> Shipment:
         """Start moving the arena's rows to the host."""
-        assert isinstance(arena, DeviceArena)
-        return arena.ship()
+        assert isinstance(arena, HostArena | TorchArena)
+        return HostShipment(arena) if isinstance(arena, HostArena) else arena.ship()
 
-    def _enter(self, arena: Arena) -> TypeGuard[DeviceArena]:
+    def _enter(self, arena: Arena) -> bool:
         """Order the current stream after the arena's work so far; False where nothing may be queued."""
-        assert isinstance(arena, DeviceArena)
+        if isinstance(arena, HostArena):
+            return True
+        assert isinstance(arena, TorchArena)
         if arena.is_captured():
             self.skipped += 1
             return False
         arena.enter()
         return True
+
+    def _measure_one(self, tensor: Tensor, row: int, arena: Arena, histogram: bool) -> bool:
+        readable = to_readable(tensor)
+        # A tensor elsewhere would have to be fetched, and that waits.
+        if isinstance(arena, HostArena):
+            if readable is None or readable.values.device.type != "cpu":
+                return False
+            torch_on_cpu.add(readable, row, arena, histogram)
+        else:
+            assert isinstance(arena, TorchArena)
+            if readable is None or readable.values.device != arena.counts.device:
+                return False
+            _add(readable, row, arena, histogram)
+        return True
+
+
+@torch.no_grad()
+def _add(readable: Readable, row: int, arena: TorchArena, histogram: bool) -> None:
+    """Merge the summary of a tensor into a row on its device."""
+    merged = _Part(arena.counts[row], arena.averages[row])
+    if readable.implicit_zeros:
+        merged = _merge(merged, _zeros(readable.implicit_zeros, arena))
+    values = readable.values
+    flat = values.as_strided((values.numel(),), (1,))  # in the order of memory
+    for start in range(0, values.numel(), _CHUNK):
+        chunk = flat[start : start + _CHUNK].to(arena.averages.dtype)
+        merged = _merge(merged, _summarise(chunk))
+        if histogram:
+            arena.bins[row] += _count_bins(chunk)
+    arena.counts[row], arena.averages[row] = merged
+    arena.counts[row, schema.SEEN] += 1
 
 
 class _Part(NamedTuple):
@@ -130,7 +153,7 @@ class _Part(NamedTuple):
         return counts[schema.COUNT] - counts[schema.NAN] - counts[schema.POS_INF] - counts[schema.NEG_INF]
 
 
-def _zeros(number: int, arena: DeviceArena) -> _Part:
+def _zeros(number: int, arena: TorchArena) -> _Part:
     """Return the row of zeros that a sparse tensor has without storing them."""
     counts = torch.zeros_like(arena.counts[0])
     counts[schema.COUNT] = counts[schema.ZERO] = number

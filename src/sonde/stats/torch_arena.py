@@ -29,7 +29,7 @@ LEAST, LARGEST, MEAN, DEVIATION, MAGNITUDE = range(len(AVERAGES))
 _WITH_STREAMS: Final = ("cuda", "xpu")
 
 
-class DeviceArena:
+class TorchArena:
     """Room for one step's rows on a device.
 
     An arena may be used from several streams in turn. Whoever works on it calls `enter` first, which makes the current
@@ -82,7 +82,7 @@ class DeviceArena:
         """Have all rows emptied before they are used again."""
         self._is_stale = True
 
-    def ship(self) -> DeviceShipment:
+    def ship(self) -> TorchShipment:
         """Queue the copy of all rows to the host."""
         with noting_failure(), torch.no_grad():
             self.enter()
@@ -92,16 +92,16 @@ class DeviceArena:
             if self.device.type != "cpu":
                 arrived = torch.Event(self.device)
                 arrived.record(_current_stream(self.device))
-        return DeviceShipment(self, arrived)
+        return TorchShipment(self, arrived)
 
     def __del__(self) -> None:
         keep_if_failed(getattr(self, "host", None))
 
 
-class DeviceShipment:
+class TorchShipment:
     """Rows on their way from a device, to be taken before their arena is used again."""
 
-    def __init__(self, arena: DeviceArena, arrived: torch.Event | None) -> None:
+    def __init__(self, arena: TorchArena, arrived: torch.Event | None) -> None:
         self._arena = arena
         self._arrived = arrived
 
