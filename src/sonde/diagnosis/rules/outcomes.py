@@ -83,7 +83,6 @@ def not_learning(case: Case) -> Found | None:
         return None  # there is little to learn, and it was learnt
     return Found(
         severity="warning" if case.final and not targets_move(case) else "info",
-        confidence=0.8,
         step=1,
         sites=("(loop)",),
         evidence=(
@@ -123,7 +122,6 @@ def loss_plateau(case: Case) -> Found | None:
     if progress > max(0.01 * abs(learning.initial), learning.noise / 3):
         return None
     return Found(
-        confidence=0.7,
         step=int(steps[-wait]),
         sites=("(loop)",),
         evidence=(
@@ -160,7 +158,6 @@ def underfitting(case: Case) -> Found | None:
     if left < UNDERFIT:
         return None
     return Found(
-        confidence=0.65,
         sites=("(loop)",),
         evidence=(
             above("part of the first loss that is left", left, UNDERFIT, "loss:scalar mean"),
@@ -177,7 +174,6 @@ DIVERGED_STEPS = Threshold(20, "losses in a row above it")
 @rule(
     "loss_divergence",
     outcome=True,
-    severity="warning",
     fix="Lower the learning rate, clip gradients, and look at the batch at which it began.",
     refute="Go on from a checkpoint before it began: if the loss keeps falling, it was a passing disturbance.",
     since=10,
@@ -205,7 +201,6 @@ def loss_divergence(case: Case) -> Found | None:
         fact("level now", learning.recent),
     )
     return Found(
-        confidence=0.9,
         step=int(steps[-away]),
         sites=("(loop)",),
         evidence=evidence,
@@ -243,7 +238,6 @@ def loss_oscillation(case: Case) -> Found | None:
     if swing < OSCILLATION or turns < 0.5 or falling:
         return None
     return Found(
-        confidence=0.65,
         step=int(found[0][-64:][0]),
         sites=("(loop)",),
         evidence=(
@@ -281,7 +275,6 @@ def loss_spike(case: Case) -> Found | None:
     worst = int(np.argmax(np.where(spikes, losses, -np.inf)))
     ratio = float(losses[worst] / np.median(losses))
     return Found(
-        confidence=0.7,
         step=int(steps[worst]),
         sites=("(loop)",),
         evidence=(
@@ -335,7 +328,6 @@ def overfitting(case: Case) -> Found | None:
     ratio = float(values[-1] / values[best])
     return Found(
         severity="warning" if ratio >= OVERFIT_GRAVE else "info",
-        confidence=0.85,
         step=int(steps[best]),
         sites=("(model)",),
         evidence=(
@@ -358,7 +350,6 @@ def _by_heart(case: Case, name: str, steps: Steps, values: Values) -> Found | No
         return None
     return Found(
         severity="warning",
-        confidence=0.85,
         step=int(steps[int(np.argmin(values))]),
         sites=("(model)",),
         evidence=(
