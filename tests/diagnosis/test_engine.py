@@ -193,7 +193,7 @@ def test_findings_travel_from_a_monitor_into_the_run(tmp_path):
     with session:
         model(torch.ones(2, 8)).sum().backward()
         optimizer.step()
-        session._stages.worker.publish(replace(finding("nan_forward", "critical"), sites=("0",), data={"line": 3}))
+        session._pipeline.worker.publish(replace(finding("nan_forward", "critical"), sites=("0",), data={"line": 3}))
     run = sonde.open_run(tmp_path / "run")
     assert [item.kind for item in run.findings][:1] == ["nan_forward"]
     assert run.findings[0].data == {"line": 3}

@@ -30,8 +30,8 @@ from sonde.hooks.guard import UNGUARDED, Handle, remove_all
 from sonde.hooks.names import is_wrapper, named_modules
 from sonde.hooks.on_backward import on_gradient
 from sonde.hooks.on_call import on_module
+from sonde.parallel.ranks import agree, is_connected, num_ranks, this_rank
 from sonde.probes.process_memory import RSS
-from sonde.ranks import agree, is_connected, num_ranks, this_rank
 from sonde.records import SEVERITIES, Block, Event, Finding, Reading, Severity, Site
 from sonde.schema import Rows
 

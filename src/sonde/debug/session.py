@@ -34,8 +34,8 @@ from sonde.errors import ClosedError, OptionError
 from sonde.hooks.guard import UNGUARDED, Handle, remove_all
 from sonde.hooks.names import named_modules, own_wrapper_words, plain_name
 from sonde.hooks.on_step import on_step
-from sonde.plan import What
 from sonde.probes.module_times import ModuleTimes
+from sonde.record.plan import What
 from sonde.records import Finding
 from sonde.schedule import Schedule
 from sonde.session import Session
