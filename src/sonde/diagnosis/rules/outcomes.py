@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sonde import vitals
 from sonde.diagnosis.case import Case, NotMeasured, run_length
+from sonde.diagnosis.dynamics import CERTAIN, REGULAR
 from sonde.diagnosis.outlook import chance_loss, is_averaged, is_better_than_guessing
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.loading import SPIKE_RATIO, spike_flags
@@ -181,7 +182,8 @@ DIVERGED_STEPS = Threshold(20, "losses in a row above it")
 def loss_divergence(case: Case) -> Found | None:
     """The loss gets worse and worse.
 
-    Find a loss that has left its best level for long; `nan_in_loss` is about one that is NaN or infinite.
+    Find a loss that has left its best level for long, or note one that rises for certain; `nan_in_loss` is about one
+    that is NaN or infinite.
     """
     found = case.loss()
     if found is None:
@@ -194,7 +196,7 @@ def loss_divergence(case: Case) -> Found | None:
     limit = best + (DIVERGED - 1) * max(abs(best), abs(learning.initial))
     away = run_length(losses > limit)
     if away < DIVERGED_STEPS:
-        return None
+        return _rises(case)
     evidence = (
         above("losses in a row far above the best", away, DIVERGED_STEPS, "loss:scalar mean"),
         fact("best level", best),
@@ -205,6 +207,23 @@ def loss_divergence(case: Case) -> Found | None:
         sites=("(loop)",),
         evidence=evidence,
         cause="The loss diverges: it is far above where it has been before.",
+    )
+
+
+def _rises(case: Case) -> Found | None:
+    dynamics = case.dynamics
+    if dynamics.state != "diverging":
+        return None
+    return Found(
+        severity="info",
+        confidence=0.7,
+        sites=("(loop)",),
+        evidence=(
+            above("rise of the last third, in standard errors", dynamics.trend, CERTAIN, "loss:scalar mean"),
+            fact("best level", dynamics.best),
+            fact("level now", dynamics.recent),
+        ),
+        cause="The loss rises again: it is above its best level, beyond its scatter.",
     )
 
 
@@ -222,7 +241,7 @@ OSCILLATION = Threshold(0.4, "spread from one step to the next over the level of
 def loss_oscillation(case: Case) -> Found | None:
     """The loss swings from step to step.
 
-    Find a loss that does not fall any more and swings by a large part of its level, up and down in turns.
+    Find a loss that does not fall any more and swings by a large part of its level, up and down in turns or regularly.
     """
     found = case.loss()
     if found is None:
@@ -235,13 +254,16 @@ def loss_oscillation(case: Case) -> Found | None:
     swing = float(np.median(np.abs(changes))) / level if level > 0 else 0.0
     turns = float((np.sign(changes[1:]) != np.sign(changes[:-1])).mean())
     falling = np.median(losses[-20:]) < 0.9 * np.median(losses[:20])
-    if swing < OSCILLATION or turns < 0.5 or falling:
+    regular = case.dynamics.state == "oscillating"
+    if not regular and (swing < OSCILLATION or turns < 0.5 or falling):
         return None
     return Found(
         step=int(found[0][-64:][0]),
         sites=("(loop)",),
         evidence=(
-            above("swing from step to step over the level of the loss", swing, OSCILLATION, "loss:scalar mean"),
+            above("regularity of the swings", case.dynamics.regularity, REGULAR, "loss:scalar mean")
+            if regular
+            else above("swing from step to step over the level of the loss", swing, OSCILLATION, "loss:scalar mean"),
             below("level of the last losses over the first", learning.recent / learning.initial, 10),
         ),
         cause="The loss swings up and down without getting better.",
