@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.analysis.dynamics import Dynamics, classify
 from sonde.debug.numbers import as_array
+from sonde.diagnosis.dynamics import Dynamics, classify
 from sonde.diagnosis.judgement import Moment, Verdict, gradients_now, is_silent
 from sonde.records import Reading
 

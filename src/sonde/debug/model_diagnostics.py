@@ -7,14 +7,14 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.analysis.dynamics import Fit, Stability, State, classify, judge_fit
 from sonde.debug.alerts import AlertBook, DiagnosticAlert, make_finding
 from sonde.debug.numbers import as_number
+from sonde.diagnosis.dynamics import Fit, Stability, State, classify, judge_fit
 from sonde.diagnosis.judgement import Curves, Moment, Word, health, judge_curves, level_now, loss_now, units_now
 from sonde.errors import OptionError
 from sonde.records import Finding, Severity
@@ -126,7 +126,7 @@ class LayerActivationStats:
 class TrainingDynamics:
     """How the loss moves, with the numbers behind it."""
 
-    convergence_status: State | Literal["non-finite"]
+    convergence_status: State
     """`non-finite` if the last loss is NaN or infinite."""
     stability: Stability
     fit: Fit
@@ -267,15 +267,13 @@ class ModelDiagnostics:
         losses = np.array([metrics.loss for metrics in self._metrics], dtype=np.float64)
         found = classify(losses)
         fit = self._fit()
-        broken = bool(len(losses)) and not math.isfinite(losses[-1])
         gone = None
         if np.isfinite(found.initial) and found.initial:
             gone = (found.initial - found.recent) / abs(found.initial)
-        states = () if broken else (found.state, found.stability, fit)
-        advice = [_ADVICE[word] for word in states if word in _ADVICE]
+        advice = [_ADVICE[word] for word in (found.state, found.stability, fit) if word in _ADVICE]
         advice += [f"{finding.cause} {finding.fix}" for finding in self.judge() if finding.severity != "info"]
         return TrainingDynamics(
-            convergence_status="non-finite" if broken else found.state,
+            convergence_status=found.state,
             stability=found.stability,
             fit=fit,
             initial_loss=found.initial,

@@ -216,7 +216,6 @@ def _rises(case: Case) -> Found | None:
         return None
     return Found(
         severity="info",
-        confidence=0.7,
         sites=("(loop)",),
         evidence=(
             above("rise of the last third, in standard errors", dynamics.trend, CERTAIN, "loss:scalar mean"),
