@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
     from sonde.select import kind as kind
     from sonde.select import regex as regex
     from sonde.session import Session as Session
+    from sonde.store import BatchValue as BatchValue
     from sonde.store import DebugOutputs as DebugOutputs
     from sonde.store import Run as Run
     from sonde.store import Series as Series

@@ -3,7 +3,7 @@ import pytest
 
 from sonde.analysis.contrast import Feature, adjust, cohens_d, contrast, feature_matrix, rank_test, separate, spaced
 from sonde.errors import OptionError
-from sonde.store import DebugOutputs, PageWriter
+from sonde.store import BatchValue, DebugOutputs, PageWriter
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -103,3 +103,16 @@ def test_samples_of_other_shapes_are_left_out_and_not_mixed_up(tmp_path):
 
 def test_many_samples_are_thinned_evenly():
     assert spaced(list(range(1000)), 5) == [0, 249, 499, 749, 999]
+
+
+def test_numbers_of_whole_batches_are_left_out_and_named(tmp_path):
+    def capture(idx):
+        first = idx // 4 * 4
+        batch = tuple(range(first, first + 4))
+        # Taken for the sample's own, it would separate the groups perfectly.
+        return {"mine": {"mean": BatchValue(float(idx < 8), batch), "own": float(idx)}}
+
+    found = contrast(write(tmp_path, {idx: capture(idx) for idx in range(40)}), range(8), range(8, 40))
+    assert [each.feature.path for each in found.separations] == ["own"]
+    assert found.features == 1
+    assert found.of_batches == ("mine/mean",)

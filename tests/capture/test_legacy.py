@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from sonde.capture import write_legacy_pages
 from sonde.cli.main import app
-from sonde.errors import RunExists
+from sonde.errors import RunExists, RunNotFound
 from sonde.store.pages import load_debug_outputs, verify_pages
 
 
@@ -35,6 +35,17 @@ def test_legacy_pages_are_what_old_tools_load(tmp_path):
     assert pages[3][9]["features"]["map"].equal(torch.full((16, 16), 9.0))
     with pytest.raises(RunExists):
         write_legacy_pages(tmp_path, captures(1), page_bytes=3000)
+
+
+def test_reading_pickled_pages_names_the_command_that_converts_them(tmp_path, sonde):
+    write_legacy_pages(tmp_path, captures(10), page_bytes=3000)
+    with pytest.raises(RunNotFound, match=r"pickled pages \(page_0.pkl to page_3.pkl\).*sonde import-pages") as caught:
+        load_debug_outputs(tmp_path)
+    command = str(caught.value).partition("sonde import-pages ")[2].split()
+    assert sonde("import-pages", *command).exit_code == 0
+    read = load_debug_outputs(tmp_path)
+    assert list(read) == list(range(10)), "converted in place, beside the old pages"
+    assert read.problems == []
 
 
 def test_importing_needs_trust(tmp_path, sonde):

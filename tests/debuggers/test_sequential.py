@@ -12,7 +12,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from tests.debuggers.conftest import datapoint
+from tests.debuggers.conftest import datapoint, image
 from torch import nn
 
 from sonde.debuggers import (
@@ -24,7 +24,7 @@ from sonde.debuggers import (
     get_layer_by_name,
 )
 from sonde.errors import ClosedError, OptionError, RunExists, SelectionError
-from sonde.store.pages import load_debug_outputs
+from sonde.store.pages import BatchValue, load_debug_outputs
 from sonde.testing import assert_no_taps
 
 
@@ -357,8 +357,60 @@ def test_entries_for_each_sample_are_handed_out(build, model):
     debugger = build(a=Each())
     debugger({"meta_info": {"idx": [7, 8, 9]}}, model)
     assert debugger.current_page_data[8]["a"]["own"] == {"rank": 1}
-    assert debugger.current_page_data[8]["a"]["shape"] == [1, 2, 3]
-    assert debugger.current_page_data[8]["a"]["whole"].tolist() == [1, 1]
+    assert debugger.current_page_data[8]["a"]["shape"] == BatchValue([1, 2, 3], (7, 8, 9))
+    assert debugger.current_page_data[8]["a"]["whole"].value.tolist() == [1, 1]
+
+
+class WholeBatch(ForwardDebugger):
+    """As people write them: numbers of whatever came, a map, and texts."""
+
+    def process_forward(self, module, input, output):
+        return {
+            "map": output,
+            "stats": {"mean": float(output.mean()), "any": bool((output > 0).any()), "shape": list(output.shape)},
+            "max": output.max(),
+            "channels": output.mean((0, 2, 3))[:3],
+            "numpy": np.float32(output.std()),
+            "layer_name": self.layer_name,
+            "nothing": None,
+        }
+
+
+def test_a_number_of_a_whole_batch_is_never_one_sample_s(build, model, tmp_path):
+    debugger = build(a=WholeBatch("stem"))
+    batch = datapoint(model, 4, 5)
+    debugger(batch, model)
+    debugger(datapoint(model, 6), model)
+    debugger.save_all(tmp_path)
+    read = load_debug_outputs(tmp_path)
+    output = model.stem(batch["inputs"]).detach()
+    for at, sample in enumerate((4, 5)):
+        found = read[sample]["a"]
+        assert np.array_equal(found["map"], output[at : at + 1])
+        assert found["stats"]["mean"] == BatchValue(float(output.mean()), (4, 5))
+        assert found["stats"]["any"] == BatchValue(True, (4, 5))
+        assert found["stats"]["shape"] == BatchValue([2, 4, 6, 6], (4, 5))
+        assert found["max"].value == float(output.max())
+        assert found["channels"].samples == (4, 5)
+        assert found["channels"].value.shape == (3,)
+        assert found["numpy"] == BatchValue(np.float32(output.std()), (4, 5))
+        assert (found["layer_name"], found["nothing"]) == ("stem", None)
+        assert read.tensor(sample, "a", "channels").value.shape == (3,)
+        assert read.tensor(sample, "a", "stats/mean") == found["stats"]["mean"]
+        assert set(read.previews(sample)["a"]) == {"map", "max", "channels"}
+        assert read.info(sample)["batch"] == [4, 5]
+    alone = read[6]["a"]
+    assert alone["stats"]["mean"] == float(model.stem(image(6)[None]).detach().mean())
+    assert "batch" not in read.info(6)
+
+
+def test_pickled_pages_mark_a_number_of_a_whole_batch_too(build, model, tmp_path):
+    joblib = pytest.importorskip("joblib")
+    debugger = build({"page_format": "pickle"}, a=WholeBatch("stem"))
+    debugger(datapoint(model, 4, 5), model)
+    debugger.save_all(tmp_path)
+    stats = joblib.load(tmp_path / "page_0.pkl")[5]["a"]["stats"]
+    assert stats["any"] == {"scope": "batch", "value": True, "samples": [4, 5]}
 
 
 def test_smaller_numbers_can_be_stored(build, model, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from made_training import Points, make_config
 
-from sonde.store.pages import load_debug_outputs
+from sonde.store.pages import BatchValue, load_debug_outputs
 from sonde.training import SupervisedTrainer
 from sonde.training.datapoints import as_datapoint, sample_of
 
@@ -45,14 +45,19 @@ def test_samples_are_bounded_and_can_be_left_out(tmp_path):
     assert not (tmp_path / "b" / "epoch_0" / "samples").exists()
 
 
+def test_what_belongs_to_a_batch_of_one_belongs_to_its_sample():
+    one = sample_of({"x": torch.ones(1, 2), "loss": 0.5}, 0, ["only"])
+    assert (one["x"].tolist(), one["loss"]) == ([1, 1], 0.5)
+
+
 def test_a_sample_is_cut_out_of_whatever_a_batch_is():
     batch = {"x": torch.arange(6).reshape(3, 2), "names": ["a", "b", "c"], "scale": torch.tensor(2.0), "n": 5}
-    one = sample_of(batch, 1, 3)
+    one = sample_of(batch, 1, [7, 8, 9])
     assert one["x"].tolist() == [2, 3]
     assert one["names"] == "b"
-    assert one["scale"] == 2
-    assert one["n"] == 5
-    pair = sample_of((torch.ones(3, 1), [torch.zeros(3), torch.ones(3)]), 0, 3)
+    assert one["scale"] == BatchValue(2, (7, 8, 9)), "given once for the whole batch"
+    assert one["n"] == BatchValue(5, (7, 8, 9))
+    pair = sample_of((torch.ones(3, 1), [torch.zeros(3), torch.ones(3)]), 0, [7, 8, 9])
     assert pair[0].shape == (1,)
     assert [float(each) for each in pair[1]] == [0, 1]
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sonde.errors import OptionError, RunDamaged
 from sonde.store import DebugOutputs
 from sonde.store.pages import Datapoint
+from sonde.store.pages.nodes import find_batch_values, path_to_text
 
 Matrix = NDArray[np.float64]
 
@@ -72,6 +73,8 @@ class Contrast:
     """How many features were tried."""
     is_rough: bool
     """Whether a group is so small that p-values are only rough."""
+    of_batches: tuple[str, ...] = ()
+    """Captured values that were computed over whole batches, and so say nothing about one sample; they are left out."""
     values: dict[Feature, Matrix] = field(default_factory=dict)
     """By feature: its value for each failed sample, then for each good one."""
 
@@ -101,7 +104,8 @@ def contrast(
     features, values = feature_matrix(outputs, [*bad, *fine])
     found = separate(features, values[: len(bad)], values[len(bad) :])
     columns = dict(zip(features, values.T, strict=True))
-    return Contrast(found, bad, fine, len(features), min(len(bad), len(fine)) < _FEW, columns)
+    is_rough = min(len(bad), len(fine)) < _FEW
+    return Contrast(found, bad, fine, len(features), is_rough, _of_batches(outputs, [*bad, *fine]), columns)
 
 
 def spaced(items: list[Datapoint], most: int) -> list[Datapoint]:
@@ -235,6 +239,19 @@ def _blocks(outputs: DebugOutputs, sample: Datapoint) -> Iterator[tuple[_Block, 
             measured = _measure(debugger, path, leaf)
             if measured is not None:
                 yield measured
+
+
+def _of_batches(outputs: DebugOutputs, samples: Sequence[Datapoint]) -> tuple[str, ...]:
+    """Return where values of whole batches were captured."""
+    found: dict[str, None] = {}
+    for sample in samples:
+        try:
+            entry, _ = outputs.entry(sample)
+        except (RunDamaged, OSError):
+            continue
+        for debugger, node in entry.outputs.items():
+            found.update((path_to_text((debugger, *path)), None) for path in find_batch_values(node))
+    return tuple(found)
 
 
 def leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:

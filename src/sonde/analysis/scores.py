@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +35,31 @@ class ScoreTable:
     """1 where more is better, -1 where less is."""
     aggregated: dict[str, float]
     guessed: tuple[str, ...] = ()
-    """Metrics that do not say which way is better; their names were asked."""
+    """Metrics without a direction of their own; it was guessed from their names."""
+    captures: dict[str, Any] = field(default_factory=dict)
+    """What is missing from the captures, as `sonde.training.Scores.captures`; empty if they are complete."""
+
+    def problems_of(self, sample: Datapoint) -> list[str]:
+        """Return what is wrong with the captures of a sample."""
+        listed, failed, errors = (self.captures.get(name) for name in ("missing", "failed", "errors"))
+        errors = errors if isinstance(errors, dict) else {}
+        found = []
+        if isinstance(listed, list) and sample in listed:
+            found.append("The capture of this sample is missing: it could not be taken or written.")
+        for name, samples in failed.items() if isinstance(failed, dict) else ():
+            if isinstance(samples, list) and sample in samples:
+                found.append(
+                    f"Debugger {name!r:.80} failed on this sample. Its first error: {errors.get(name, '')!s:.200}"
+                )
+        return found
+
+    @property
+    def missing_captures(self) -> str:
+        """What is missing from the captures, in one sentence; empty if they are complete."""
+        listed, errors = self.captures.get("missing"), self.captures.get("errors")
+        count = f"{len(listed)} samples lack theirs. " if isinstance(listed, list) else ""
+        each = [f"{name}: {error}" for name, error in errors.items()] if isinstance(errors, dict) else []
+        return f"The captures are not complete. {count}{'; '.join(each)[:400]}".strip() if self.captures else ""
 
     def column(self, metric: str) -> Column:
         """Return the scores by a metric.
@@ -97,9 +121,8 @@ def read_scores(evaluation: Evaluation) -> ScoreTable:
         for column, content in _columns(name, values, path):
             columns[column], directions[column] = content, direction
     ids = _ids(plain.get("ids"), columns, path)
-    return ScoreTable(
-        evaluation, ids, columns, directions, _flat(_mapping(plain, "aggregated", path)), tuple(guessed)
-    )  # fmt: skip
+    aggregated, captures = _flat(_mapping(plain, "aggregated", path)), _mapping(plain, "captures", path)
+    return ScoreTable(evaluation, ids, columns, directions, aggregated, tuple(guessed), captures)
 
 
 def read_aggregated(evaluation: Evaluation) -> dict[str, float]:

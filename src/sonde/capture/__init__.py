@@ -2,13 +2,15 @@
 
 from sonde.capture.capture import Capture
 from sonde.capture.legacy import write_legacy_pages
-from sonde.capture.values import copy_outputs, to_plain, to_plain_outputs
+from sonde.capture.values import PerSample, copy_outputs, part_of, to_plain, to_plain_outputs
 from sonde.capture.worker import Failure
 
 __all__ = [
     "Capture",
     "Failure",
+    "PerSample",
     "copy_outputs",
+    "part_of",
     "to_plain",
     "to_plain_outputs",
     "write_legacy_pages",

@@ -1,4 +1,4 @@
-"""What debuggers return, of whatever kind: copied, and made ready for the store."""
+"""Values of any kind that debuggers return: copied, split by sample, and converted for the store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.store.pages import FromTorch, Unsupported
+from sonde.store.pages import BatchValue, Datapoint, FromTorch, Unsupported
 from sonde.store.pages import dtypes as numpy_types
 from sonde.store.pages.nodes import MAX_DEPTH, TORCH
 
@@ -22,7 +22,7 @@ def copy_outputs(outputs: Any) -> Any:
     """Return a copy of nested outputs that nothing done to the original can change.
 
     Tensors are detached and cloned, arrays copied, containers (also named tuples, dataclasses and mappings of any kind)
-    built anew. Other objects are passed on as they are.
+    rebuilt. Other objects are passed on as they are.
     """
     return map_leaves(outputs, _copy)
 
@@ -32,14 +32,14 @@ def _copy(leaf: Any) -> Any:
 
 
 def compact(tensor: Tensor) -> Tensor:
-    """Return a tensor that keeps no more than itself alive; a slice of a batch would keep the batch."""
+    """Return a tensor that keeps only its own memory alive; a slice of a batch would keep the batch."""
     if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_nested:
         return tensor
     return tensor.clone() if tensor.untyped_storage().nbytes() > 2 * tensor.nbytes + 4096 else tensor
 
 
 def map_leaves(value: Any, leaf: Callable[[Any], Any], depth: int = MAX_DEPTH) -> Any:
-    """Return a nested value built anew, with `leaf` applied to its tensors and arrays."""
+    """Return a rebuilt nested value, with `leaf` applied to its tensors and arrays."""
     if isinstance(value, Tensor | np.ndarray):
         return leaf(value)
     if not depth or isinstance(value, str | bytes | int | float | type | None):
@@ -52,6 +52,8 @@ def map_leaves(value: Any, leaf: Callable[[Any], Any], depth: int = MAX_DEPTH) -
         return [map_leaves(item, leaf, depth - 1) for item in value]
     if isinstance(value, Mapping):
         return _map_mapping(value, leaf, depth - 1)
+    if isinstance(value, BatchValue):
+        return BatchValue(map_leaves(value.value, leaf, depth - 1), value.samples)
     if dataclasses.is_dataclass(value):
         return _map_fields(value, leaf, depth - 1)
     return value
@@ -75,7 +77,7 @@ def _map_fields(value: Any, leaf: Callable[[Any], Any], depth: int) -> Any:
     other = copy.copy(value)
     for each in dataclasses.fields(value):
         if hasattr(value, each.name):
-            # Frozen dataclasses refuse plain assignment; this copy is nobody else's yet.
+            # Frozen dataclasses refuse plain assignment; nothing else refers to this copy yet.
             object.__setattr__(other, each.name, map_leaves(getattr(value, each.name), leaf, depth))
     return other
 
@@ -92,11 +94,93 @@ def num_bytes(value: Any, depth: int = MAX_DEPTH) -> int:
         return 64
     if isinstance(value, Mapping):
         return sum(64 + num_bytes(item, depth - 1) for item in value.values())
+    if isinstance(value, BatchValue):
+        return num_bytes(value.value, depth - 1)  # its samples are shared by the whole batch
     if isinstance(value, list | tuple | set | frozenset):
         return sum(num_bytes(item, depth - 1) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return sum(num_bytes(getattr(value, each.name, None), depth - 1) for each in dataclasses.fields(value))
     return 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PerSample:
+    """One entry for each sample of a batch, for debuggers that know what belongs to which sample."""
+
+    entries: list[Any]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, sample: int) -> Any:
+        return self.entries[sample]
+
+
+def part_of(value: Any, at: int, samples: tuple[Datapoint, ...], *, collated: bool = False) -> Any:
+    """Return what of a batch's value belongs to the sample at one place; the rest as `BatchValue`.
+
+    Tensors and arrays whose first axis is the batch are cut and keep that axis, with length 1; entries of `PerSample`
+    are handed out; texts belong to every sample. Other numbers were computed over the whole batch, or cannot be told
+    from those that were, so they are marked. A list of numbers is not cut, since it may be a shape.
+
+    Args:
+        value: Nested in any way.
+        at: The place of the sample in the batch.
+        samples: The samples of the batch; a sample that came alone owns everything.
+        collated: Whether a collate function made it: then the batch axis is dropped, and a list as long as the batch
+            holds one entry for each sample.
+
+    """
+    if isinstance(value, PerSample) and len(value) == len(samples):
+        return value[at]
+    if isinstance(value, Tensor | np.ndarray):
+        return _cut(value, at, samples, collated)
+    if collated and isinstance(value, list) and len(value) == len(samples) and not _holds_tensors(value):
+        return value[at]
+    if _is_number(value) or (isinstance(value, list | tuple) and value and all(map(_is_number, value))):
+        return _of_batch(value, samples)
+    return _rebuilt(value, at, samples, collated)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float | complex | np.generic)
+
+
+def _holds_tensors(value: list[Any]) -> bool:
+    return any(isinstance(each, Tensor | np.ndarray) for each in value)
+
+
+def _of_batch(value: Any, samples: tuple[Datapoint, ...]) -> Any:
+    return value if len(samples) == 1 else BatchValue(value, samples)
+
+
+def _cut(value: Any, at: int, samples: tuple[Datapoint, ...], collated: bool) -> Any:
+    if len(samples) == 1 and not collated:
+        return value
+    if isinstance(value, Tensor):
+        if value.is_nested:
+            return part_of(list(value.unbind()), at, samples) if value.size(0) != len(samples) else value.unbind()[at]
+        value = value.dequantize() if value.is_quantized else value.to_dense()
+    if value.ndim == 0 or value.shape[0] != len(samples):
+        return _of_batch(value, samples)
+    return value[at] if collated else value[at : at + 1]
+
+
+def _rebuilt(value: Any, at: int, samples: tuple[Datapoint, ...], collated: bool) -> Any:
+    def part(item: Any) -> Any:
+        return part_of(item, at, samples, collated=collated)
+
+    if isinstance(value, PerSample):
+        value = value.entries
+    if isinstance(value, Mapping):
+        return {key: part(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(part, value))
+    if isinstance(value, list | tuple):
+        return type(value)(map(part, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | BatchValue):
+        return {field.name: part(getattr(value, field.name, None)) for field in dataclasses.fields(value)}
+    return value
 
 
 def to_plain_outputs(outputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`sonde import-pages SRC DST --trust`: bring pickled pages of an older tool into pages that are safe to open."""
+"""`sonde import-pages SRC DST --trust`: convert pickled pages of an older tool into pages that are safe to open."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ sonde import-pages old/epoch_4/debugger new/epoch_4/debugger --trust
 _PAGE = re.compile(r"page_(\d{1,9})\.pkl")
 
 Source = Annotated[Path, typer.Argument(metavar="SRC", help="A folder with page_0.pkl, page_1.pkl, ...")]
-Target = Annotated[Path, typer.Argument(metavar="DST", help="The folder for the new pages.")]
-Trust = Annotated[bool, typer.Option("--trust", help="I trust whoever wrote SRC: loading it can run any code.")]
+Target = Annotated[Path, typer.Argument(metavar="DST", help="The folder for the new pages; may be SRC itself.")]
+Trust = Annotated[bool, typer.Option("--trust", help="I trust the author of SRC: loading it can run any code.")]
 PageSize = Annotated[float, typer.Option("--page-size-mb", min=0.001, metavar="MB", help="How large a page grows.")]
 
 
 def import_pages(source: Source, target: Target, trust: Trust = False, page_size_mb: PageSize = 100.0) -> None:
     """Convert pickled debugger pages into pages that are safe to open.
 
-    A pickle is a program: loading one can do anything the person who wrote it wants, with your rights. So this verb
-    loads none without --trust. What it writes is plain data, and runs no code when it is opened.
+    A pickle is a program: loading one runs whatever code is in it, with your rights. So this command loads none without
+    --trust. What it writes is plain data, and runs no code when it is opened.
     """
     pages = _find(source)
     if not trust:
         raise OptionError(
             f"{source} holds {len(pages)} pickled pages. Loading a pickle runs whatever code is in it. "
-            "If you trust whoever wrote them, add --trust."
+            "If you trust their author, add --trust."
         )
     from sonde.store import PageWriter
 

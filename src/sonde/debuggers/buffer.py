@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sonde.capture import Capture, write_legacy_pages
-from sonde.store.pages import load_debug_outputs
+from sonde.store.pages import BatchValue, load_debug_outputs
 
 
 class BufferQueue(queue.Queue[Any]):
@@ -45,11 +45,20 @@ class BufferThread(threading.Thread):
         return not self._capture.is_closed
 
 
+def _plain(value: Any) -> Any:
+    """Return a value in which nothing but plain Python marks what was computed over a whole batch."""
+    if isinstance(value, BatchValue):
+        return {"scope": "batch", "value": value.value, "samples": list(value.samples)}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return type(value)(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
 def write_pickled_pages(capture: Capture, folder: str | Path, *, page_bytes: int) -> None:
     """Write what waits as `page_N.pkl`, through pages in a temporary folder, so that memory stays bounded."""
     with tempfile.TemporaryDirectory(prefix="sonde-pickle-") as scratch:
         capture.open(scratch)
         capture.seal()
         captured = load_debug_outputs(scratch, tensors="torch")
-        items = ((name, dict(captured[name])) for name in captured)
+        items = ((name, {key: _plain(value) for key, value in captured[name].items()}) for name in captured)
         write_legacy_pages(folder, items, page_bytes=page_bytes)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sonde.debuggers.forward_debugger import ForwardDebugger
+from sonde.debuggers.samples import per_sample
 from sonde.errors import OptionError
 from sonde.hooks.unpack import unpack
 from sonde.probes import dense, downsample
@@ -24,7 +25,7 @@ class LayerOutputDebugger(ForwardDebugger):
 
     def process_forward(self, module: nn.Module, input: Any, output: Any) -> dict[str, Any]:
         """Return the smaller output."""
-        facts: dict[str, Any] = {"layer_name": self.layer_name, "downsample_factor": self.downsample_factor}
+        facts: dict[str, Any] = {"layer_name": self.layer_name}
         if isinstance(output, Tensor):
             return facts | self._shrink(output, module)
         parts = unpack(output)
@@ -34,8 +35,10 @@ class LayerOutputDebugger(ForwardDebugger):
 
     def _shrink(self, tensor: Tensor, module: nn.Module) -> dict[str, Any]:
         smaller = downsample(dense(tensor), self.downsample_factor, module)
-        return {
+        alike = {
             "original_shape": [1, *tensor.shape[1:]] if tensor.dim() else [],
-            "output": smaller,
             "downsampled": smaller.shape != tensor.shape,
+            "downsample_factor": self.downsample_factor,
         }
+        num_samples = len(tensor) if tensor.dim() else 1
+        return {"output": smaller} | {name: per_sample([value] * num_samples) for name, value in alike.items()}

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from sonde.probes import dense
-
-SampleId = int | str
-
-
-@dataclass(frozen=True, slots=True)
-class PerSample:
-    """One entry for each sample of a batch, cut apart when the batch is.
-
-    For debuggers that know what belongs to which sample. Plain lists are left whole, since a list as long as the batch
-    may be anything: the four numbers of a shape, say.
-    """
-
-    entries: list[Any]
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __getitem__(self, sample: int) -> Any:
-        return self.entries[sample]
+from sonde.capture import PerSample, part_of
+from sonde.store.pages import Datapoint as SampleId
 
 
 def per_sample(entries: list[Any]) -> Any:
@@ -72,33 +53,7 @@ def _id(name: Any) -> SampleId:
     return name
 
 
-def split_samples(outputs: Mapping[str, Any], num_samples: int) -> list[dict[str, Any]]:
-    """Return what belongs to each sample of a batch, in the shape it would have if it had come alone.
-
-    Tensors and arrays whose first axis is the batch are cut and keep that axis, with length 1; entries of `PerSample`
-    are handed out; everything else belongs to all samples.
-    """
-    return [{name: _part(value, at, num_samples) for name, value in outputs.items()} for at in range(num_samples)]
-
-
-def _part(value: Any, at: int, num_samples: int) -> Any:
-    if isinstance(value, PerSample):
-        return value[at] if len(value) == num_samples else value.entries
-    if isinstance(value, Tensor | np.ndarray):
-        return value if num_samples == 1 else _cut(value, at, num_samples)
-    if isinstance(value, Mapping):
-        return {key: _part(item, at, num_samples) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_part(item, at, num_samples) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_part(item, at, num_samples) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        named = {field.name: getattr(value, field.name, None) for field in fields(value)}
-        return _part(named, at, num_samples)
-    return value
-
-
-def _cut(value: Any, at: int, num_samples: int) -> Any:
-    if value.ndim == 0 or value.shape[0] != num_samples:
-        return value
-    return (dense(value) if isinstance(value, Tensor) else value)[at : at + 1]
+def split_samples(outputs: Mapping[str, Any], samples: Sequence[SampleId]) -> list[dict[str, Any]]:
+    """Return what belongs to each sample of a batch, in the shape it would have if the sample had come alone."""
+    batch = tuple(samples)
+    return [{name: part_of(value, at, batch) for name, value in outputs.items()} for at in range(len(batch))]

@@ -38,10 +38,10 @@ def brief_statistics(tensor: Tensor) -> list[dict[str, Any]]:
 def sample_statistics(tensor: Tensor, module: nn.Module | None = None) -> list[dict[str, Any]]:
     """Return the statistics of every sample of a batch of outputs.
 
-    `std` is the sample standard deviation, as `torch.std`; `l1_norm` and `l2_norm` are sums over all elements, and
-    `abs_mean` is the mean magnitude. Numbers are over finite elements; `nan` and `inf` count the others. What cannot be
-    known is None: the mean of no elements, the deviation of one. `channel_means` and `channel_stds` are arrays, in
-    which it is NaN.
+    `std` is the sample standard deviation, as `torch.std`; `l1_norm` is the mean of the magnitudes, also called
+    `abs_mean`, `abs_sum` their sum, and `l2_norm` the norm over all elements. Numbers are over finite elements; `nan`
+    and `inf` count the others. What cannot be known is None: the mean of no elements, the deviation of one.
+    `channel_means` and `channel_stds` are arrays, in which it is NaN.
     """
     x = _as_float(dense(tensor))
     if x.dim() == 0:
@@ -132,7 +132,8 @@ def _describe(table: Tensor, num_places: int, with_channels: bool) -> list[dict[
         "std": np.sqrt(_over(squares, total - 1)),
         "min": np.where(total > 0, row["min"].min(1, where=known, initial=math.inf), math.nan),
         "max": np.where(total > 0, row["max"].max(1, where=known, initial=-math.inf), math.nan),
-        "l1_norm": abs_sum,
+        "l1_norm": _over(abs_sum, total),
+        "abs_sum": abs_sum,
         "l2_norm": np.sqrt(squares + np.where(total > 0, total * overall**2, 0.0)),
         "abs_mean": _over(abs_sum, total),
         # Left-out elements were set to 0 before counting, so they are among neither the non-zero nor the large ones.

@@ -4,13 +4,14 @@ from sonde.store.log.attempts import Attempt
 from sonde.store.log.reader import Run, open_run
 from sonde.store.log.table import Blocks
 from sonde.store.log.writer import RunWriter
-from sonde.store.pages import DebugOutputs, PageWriter, load_debug_outputs
+from sonde.store.pages import BatchValue, DebugOutputs, PageWriter, load_debug_outputs
 from sonde.store.runs import RunSummary, list_runs
 from sonde.store.series import Series
 from sonde.store.verify import Problem, Report, verify
 
 __all__ = [
     "Attempt",
+    "BatchValue",
     "Blocks",
     "DebugOutputs",
     "PageWriter",

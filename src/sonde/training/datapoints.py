@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sonde.capture import part_of
+from sonde.capture.values import map_leaves
 from sonde.errors import OptionError
 from sonde.training.tensor_ops import apply_tensor_op
 
@@ -115,23 +117,14 @@ def to_device(datapoint: Datapoint, device: torch.device) -> Datapoint:
     return datapoint
 
 
-def sample_of(value: Any, index: int, size: int) -> Any:
-    """Return one sample's part of a batch: the `index`-th of everything that has `size` rows.
+def sample_of(value: Any, at: int, samples: Sequence[SampleId]) -> Any:
+    """Return a copy of one sample's part of a batch. What belongs to the whole batch is marked as `BatchValue`."""
+    return map_leaves(part_of(value, at, tuple(samples), collated=True), _copied)
 
-    The part is a copy, so that keeping it does not keep the batch.
-    """
-    if isinstance(value, Tensor):
-        part = value[index] if value.ndim and value.shape[0] == size else value
-        return part.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {str(key): sample_of(item, index, size) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(sample_of(item, index, size) for item in value)
-    if isinstance(value, list):
-        if len(value) == size and not any(isinstance(item, Tensor) for item in value):
-            return value[index]
-        return [sample_of(item, index, size) for item in value]
-    return value
+
+def _copied(leaf: Any) -> Any:
+    # A copy, so that keeping it does not keep the batch.
+    return leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf.copy()
 
 
 def grouped(batches: Iterable[Any], size: int) -> Iterator[list[Any]]:

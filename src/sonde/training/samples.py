@@ -84,17 +84,17 @@ class SampleKeeper:
                 if not self._room:
                     return
                 self._room -= 1
-                self._pages.add(sample, _describe(dp, index, len(ids)), info={"scores": rows[index]})
+                self._pages.add(sample, _describe(dp, index), info={"scores": rows[index]})
             else:
-                self._rank(dp, index, len(ids), rows[index], sample)
+                self._rank(dp, index, rows[index], sample)
 
-    def _rank(self, dp: Datapoint, index: int, size: int, scores: dict[str, Any], sample: SampleId) -> None:
+    def _rank(self, dp: Datapoint, index: int, scores: dict[str, Any], sample: SampleId) -> None:
         badness = self._badness(scores)
         if len(self._worst) >= self._options.most:
             if badness <= self._worst[0][0]:
                 return
             heapq.heappop(self._worst)
-        kept = _Kept(sample, _describe(dp, index, size), scores)
+        kept = _Kept(sample, _describe(dp, index), scores)
         heapq.heappush(self._worst, (badness, -next(self._order), kept))
 
     def _badness(self, scores: dict[str, Any]) -> float:
@@ -120,8 +120,9 @@ class _Kept(NamedTuple):
     scores: dict[str, Any]
 
 
-def _describe(dp: Datapoint, index: int, size: int) -> dict[str, Any]:
-    parts = {key: sample_of(dp[key], index, size) for key in _KEPT if dp.get(key) is not None}
+def _describe(dp: Datapoint, index: int) -> dict[str, Any]:
+    samples = dp["meta_info"]["idx"]
+    parts = {key: sample_of(dp[key], index, samples) for key in _KEPT if dp.get(key) is not None}
     prediction = _prediction(parts.get("outputs"), parts.get("labels"))
     return parts if prediction is None else {**parts, "prediction": prediction}
 

@@ -101,6 +101,31 @@ def test_the_ready_debuggers_take_the_same_config(run, model, evaluate, tmp_path
         assert outputs["gradcam_analysis"]["gradcam"].max() >= 0
 
 
+@torch.no_grad()
+def test_the_ready_debuggers_give_the_numbers_of_the_examples(run, model, evaluate):
+    """Names mean what they mean there: `l1_norm` is the mean of the magnitudes, `l2_norm` the whole norm."""
+    space = run("examples", "feature map", "activation stats", "layer output")
+    seen = {}
+    for source in (space, vars(sonde.debuggers)):
+        config = [
+            {"name": "features", "debugger_config": source["FeatureMapDebugger"]("backbone.layer4")},
+            {"name": "statistics", "debugger_config": source["ActivationStatsDebugger"]("backbone.layer3")},
+            {"name": "raw", "debugger_config": source["LayerOutputDebugger"]("backbone.layer2", 2)},
+        ]
+        with SequentialDebugger(config, model) as debugger:
+            debugger.enabled = True
+            seen[source is space] = {idx: dp["debug"] for idx, dp in evaluate(debugger, model).items()}
+    for theirs, ours in zip(seen[True].values(), seen[False].values(), strict=True):
+        pairs = [(theirs["features"]["stats"], ours["features"]["stats"])]
+        pairs += [(theirs["statistics"]["activation_stats"], ours["statistics"]["activation_stats"])]
+        for expected, found in pairs:
+            for name, value in expected.items():
+                torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(value), rtol=1e-4, atol=1e-6)
+        assert ours["statistics"]["sample_values"].flatten().tolist() == theirs["statistics"]["sample_values"]
+        torch.testing.assert_close(ours["raw"].pop("output"), theirs["raw"].pop("output"))
+        assert ours["raw"] == theirs["raw"]
+
+
 def test_drawing_random_numbers_in_a_debugger_changes_nothing_outside(run, model, evaluate, tmp_path):
     """The example that computes Grad-CAM draws it at random; training must not notice."""
     space = run("examples", "gradcam")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from sonde.cli.main import app
-from sonde.store.pages import load_debug_outputs
+from sonde.store.pages import BatchValue, load_debug_outputs
 from sonde.training import Accuracy, BaseEvaluator, BaseTrainer, SupervisedTrainer
 
 COUNT = 6
@@ -108,7 +108,10 @@ def test_all_five_example_debuggers_run_in_a_trainer(run, tmp_path, jobs):
     assert list(outputs) == list(range(COUNT))
     named = [item["name"] for item in config["debugger"]["args"]["debuggers_config"]]
     assert all(list(outputs[sample]) == named for sample in outputs)
-    assert outputs[3]["raw_outputs"]["downsample_factor"] == 2
+    # These examples compute one number for whatever comes; with batches of three it is not the sample's.
+    assert outputs[3]["raw_outputs"]["downsample_factor"] == BatchValue(2, (3, 4, 5))
+    assert outputs[3]["backbone_features"]["stats"]["mean"].samples == (3, 4, 5)
+    assert outputs[3]["backbone_features"]["feature_map"].shape == (1, 8, 8, 8)
 
 
 def test_the_integration_points_have_their_names():

@@ -6,7 +6,7 @@ from tests.browser.sampled_runs import ATTACK, write_header, write_odd
 from tests.views.web.asking import client_of
 
 from sonde.analysis.picking import pick
-from sonde.store import DebugOutputs
+from sonde.store import BatchValue, DebugOutputs, PageWriter
 from sonde.views.web.sample_api import thinning
 from sonde.views.web.sample_store import Kept, sample_from_text, sample_text
 
@@ -24,6 +24,25 @@ def write_scored(folder, epochs, *, direction=-1):
         (folder / f"epoch_{epoch}" / "validation_scores.json").write_text(json.dumps(content))
 
 
+def write_batched(folder):
+    """Write a run of which samples were captured in batches of two; the second batch was lost, one debugger failed."""
+    write_scored(folder, [[0.1, 0.2, 5.0, 0.3], [0.1, 0.2, 5.0, 0.3]])
+    with PageWriter(folder / "epoch_0" / "debugger", page_bytes=1000) as pages:
+        for sample in (0, 1):
+            outputs = {"mean": BatchValue(0.5, (0, 1)), "channels": BatchValue(np.arange(6.0).reshape(2, 3), (0, 1))}
+            pages.add(sample, {"mine": outputs}, info={"failed": {"other": "ValueError: no"}})
+    scores = folder / "epoch_0" / "validation_scores.json"
+    captures = {
+        "complete": False,
+        "missing": [2, 3],
+        "failed": {"other": [0, 1]},
+        "errors": {"other": "ValueError: no"},
+    }
+    scores.write_text(json.dumps(json.loads(scores.read_text()) | {"captures": captures}))
+    (folder / "epoch_1" / "debugger").mkdir()
+    (folder / "epoch_1" / "debugger" / "page_0.pkl").write_bytes(b"not to be opened")
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("sampled")
@@ -31,6 +50,7 @@ def root(tmp_path_factory):
     write_scored(root / "lr_run_0", [[0.1, 0.2, 5.0, 0.3], [0.1, 0.1, 4.0, 0.2]])
     write_scored(root / "lr_run_1", [[0.3, 0.2, 6.0, 7.0], [0.3, 0.1, 5.0, 6.0]])
     write_header(root / "bare")
+    write_batched(root / "batched")
     return root
 
 
@@ -153,6 +173,35 @@ def test_a_large_tensor_is_thinned_and_says_so(ask):
 )
 def test_what_is_not_there_is_refused(ask, params, status):
     assert ask("tensor", **({"idx": "plain"} | params)).status_code == status
+
+
+def test_a_value_of_a_whole_batch_is_marked(ask):
+    (mine,) = ask("sample", run="0-batched", evaluation="0", idx="1").json()["captured"]
+    described = dict(mine["node"]["items"])
+    assert described["mean"] == {"kind": "value", "value": 0.5, "batch": 2}
+    assert (described["channels"]["shape"], described["channels"]["batch"]) == ([2, 3], 2)
+    sent = ask("tensor", run="0-batched", evaluation="0", idx="1", part="debugger", debugger="mine", path="channels")
+    assert np.frombuffer(sent.content, "<f4").tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_is_missing_from_the_captures_is_said(ask):
+    assert ask("samples", run="0-batched", evaluation="0").json()["problems"] == [
+        "The captures are not complete. 2 samples lack theirs. other: ValueError: no"
+    ]
+    (missing,) = ask("sample", run="0-batched", evaluation="0", idx="3").json()["problems"]
+    assert "missing" in missing
+    (failed,) = ask("sample", run="0-batched", evaluation="0", idx="0").json()["problems"]
+    assert "Debugger 'other' failed on this sample. Its first error: ValueError: no" in failed
+
+
+def test_pickled_pages_come_with_the_command_that_converts_them(ask):
+    for answer in (
+        ask("samples", run="0-batched", evaluation="1").json()["problems"][0],
+        ask("sample", run="0-batched", evaluation="1", idx="0").json()["problems"][0],
+        ask("contrast", run="0-batched", evaluation="1").json()["error"],
+    ):
+        assert "pickled pages (page_0.pkl)" in answer
+        assert "sonde import-pages" in answer
 
 
 def test_a_run_without_samples_is_no_error(ask):

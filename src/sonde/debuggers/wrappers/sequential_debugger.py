@@ -218,7 +218,7 @@ class SequentialDebugger(BaseDebugger):
     def _buffer(self, copied: Mapping[str, Any], datapoint: Mapping[str, Any]) -> None:
         ids = sample_ids(datapoint)
         info = self._info(datapoint)
-        for name, outputs in zip(ids, split_samples(copied, len(ids)), strict=True):
+        for name, outputs in zip(ids, split_samples(copied, ids), strict=True):
             self._capture.add(name, outputs, info=info)
 
     def take_problems(self) -> dict[str, Any]:

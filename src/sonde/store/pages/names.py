@@ -27,6 +27,7 @@ OPEN: Final = "open"
 JOURNAL: Final = "journal"
 
 _FILE = re.compile(r"page_(0|[1-9]\d{0,8})\.(safetensors|index|open|journal)")
+_PICKLED = re.compile(r"page_\d{1,9}\.pkl")
 _RANK = re.compile(r"r(\d{5,9})")
 
 
@@ -83,6 +84,11 @@ def rank_folders(folder: Path) -> list[Path]:
     except NotADirectoryError:
         return [folder]
     return [folder, *(folder / name for name in inside)]
+
+
+def pickled_pages(folder: Path) -> list[str]:
+    """Return the names of pages that an older tool pickled; Sonde never opens them."""
+    return sorted(entry.name for entry in folder.iterdir() if _PICKLED.fullmatch(entry.name)) if folder.is_dir() else []
 
 
 def page_folders(run: Path) -> list[Path]:

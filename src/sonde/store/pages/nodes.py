@@ -36,6 +36,7 @@ def find_node(node: Any, keys: Sequence[Any]) -> Any:
 
 def find_tensors(node: Any, path: Path = ()) -> Iterator[tuple[Path, int]]:
     """Yield the path and number of every tensor in a structure."""
+    node = _inside_batch(node)
     if isinstance(node, dict) and "tensor" in node:
         yield path, node["tensor"]
     elif len(path) <= MAX_DEPTH + 1:
@@ -43,7 +44,21 @@ def find_tensors(node: Any, path: Path = ()) -> Iterator[tuple[Path, int]]:
             yield from find_tensors(inside, (*path, key))
 
 
+def find_batch_values(node: Any, path: Path = ()) -> Iterator[Path]:
+    """Yield the path of every value that was computed over a whole batch."""
+    if _inside_batch(node) is not node:
+        yield path
+    elif len(path) <= MAX_DEPTH + 1:
+        for key, inside in _children(node):
+            yield from find_batch_values(inside, (*path, key))
+
+
+def _inside_batch(node: Any) -> Any:
+    return node["batch"] if isinstance(node, dict) and set(node) == {"batch"} else node
+
+
 def _children(node: Any) -> list[tuple[Any, Any]]:
+    node = _inside_batch(node)
     if isinstance(node, list):
         return list(enumerate(node))
     if not isinstance(node, dict) or len(node) != 1:
@@ -127,6 +142,22 @@ def _words(value: object) -> str:
     return short.repr(value)[:400]  # it also survives a __repr__ that raises
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class BatchValue:
+    """A value that was computed over a whole batch. It belongs to no single sample of it.
+
+    >>> BatchValue(0.5, (3, 4, 5))
+    BatchValue(0.5, of 3 samples)
+    """
+
+    value: Any
+    samples: tuple[int | str, ...] = ()
+    """The samples of the batch."""
+
+    def __repr__(self) -> str:
+        return f"BatchValue({self.value!r}, of {len(self.samples)} samples)"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FromTorch:
     """An array that was a torch tensor, so that it can become one again."""
@@ -150,6 +181,8 @@ class Encoder:
     """Turns values into nodes, and keeps the arrays it finds on the way."""
 
     leaves: list[Leaf] = field(default_factory=list)
+    batch: tuple[int | str, ...] = ()
+    """The samples of the batch that some values were computed over."""
     _left: int = MAX_NODES
 
     def encode(self, value: object, path: Path) -> Any:
@@ -181,6 +214,9 @@ class Encoder:
             return {"complex": [self._encode(part, path, depth) for part in (value.real, value.imag)]}
         if isinstance(value, Unsupported):
             return {"unsupported": dict(value)}
+        if isinstance(value, BatchValue):
+            self.batch = value.samples
+            return {"batch": self._encode(value.value, path, depth)}
         if not depth:
             return _placeholder(value, f"nested more than {MAX_DEPTH} deep")
         return self._container(value, path, depth - 1)
@@ -263,6 +299,8 @@ class Decoder:
     """Turns nodes back into values; `tensor` fetches the one with a number."""
 
     tensor: Any  # Callable[[int], Any]
+    batch: tuple[int | str, ...] = ()
+    """The samples of the batch that some values were computed over."""
 
     def decode(self, node: Any, depth: int = 0) -> Any:
         """Return the value of a node.
@@ -309,6 +347,8 @@ class Decoder:
         if kind == "objects":
             shape, items = held
             return self._objects(shape, items, depth)
+        if kind == "batch":
+            return BatchValue(self.decode(held, depth), self.batch)
         if kind == "unsupported":
             return Unsupported({str(key): str(text) for key, text in held.items()})
         raise BadNode(f"there is no kind {kind!r:.40}")

@@ -101,7 +101,7 @@ class Page:
     def decode(self, entry: Entry, node: Any, restore: Restore | None) -> Any:
         """Return the value of a node."""
         try:
-            return nodes.Decoder(lambda number: self._tensor(entry, number, restore)).decode(node)
+            return nodes.Decoder(lambda number: self._tensor(entry, number, restore), _batch_of(entry)).decode(node)
         except nodes.BadNode as error:
             raise RunDamaged(f"{self._name()}: the record of {entry.datapoint!r:.80} makes no sense: {error}") from None
 
@@ -161,6 +161,15 @@ class Page:
                 except FileNotFoundError:
                     continue
         raise FileNotFoundError(f"{self._name()} is gone")
+
+
+def _batch_of(entry: Entry) -> tuple[int | str, ...]:
+    """Return the samples of the batch that a datapoint came in, where that is noted."""
+    try:
+        listed = nodes.find_node(entry.info, (record.BATCH,))
+    except KeyError:
+        return ()
+    return tuple(each for each in listed if type(each) in (int, str)) if isinstance(listed, list) else ()
 
 
 def read_content(file: BinaryIO, place: Place) -> memoryview:

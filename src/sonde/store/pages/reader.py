@@ -22,13 +22,30 @@ def load_debug_outputs(folder: str | Path, *, tensors: Literal["numpy", "torch"]
         tensors: What torch tensors come back as. Numpy arrays are always numpy arrays.
 
     Raises:
-        RunNotFound: There is no such folder.
+        RunNotFound: There is no such folder, or it holds only pickled pages (`page_N.pkl`), which are not opened. The
+            message has the command that converts them.
 
     """
     path = Path(folder)
     if not path.is_dir():
         raise RunNotFound(f"There is no folder {path}. Captures lie in `debugger` or `epoch_N/debugger` of a run.")
-    return DebugOutputs(path, restore=to_torch if tensors == "torch" else None)
+    found = DebugOutputs(path, restore=to_torch if tensors == "torch" else None)
+    notice = _notice_of_pickles(path)
+    if notice and not found:
+        raise RunNotFound(notice)
+    return found
+
+
+def _notice_of_pickles(folder: Path) -> str:
+    """Return how to read the pickled pages of a folder, if it holds any."""
+    pickled = names.pickled_pages(folder)
+    if not pickled:
+        return ""
+    pages = pickled[0] if len(pickled) == 1 else f"{pickled[0]} to {pickled[-1]}"
+    return (
+        f"{folder} holds pickled pages ({pages}). Loading a pickle runs the code in it, so they are not opened. "
+        f"If you trust their author, convert them: sonde import-pages {folder} {folder} --trust"
+    )
 
 
 class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
@@ -57,6 +74,8 @@ class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
             for folder in names.rank_folders(self.folder) if self._ranks else [self.folder]:
                 for page in names.list_pages(folder):
                     self._take(folder, page)
+            if not self._pages and (notice := _notice_of_pickles(self.folder)):
+                self.problems.append(notice)
             ordered = sorted(self._where.items(), key=lambda item: (isinstance(item[0], str), item[0]))
             self._where = dict(ordered)
 

@@ -98,13 +98,18 @@ def check_datapoint(datapoint: object) -> Datapoint:
     return number
 
 
+BATCH: Final = "batch"
+"""What `info` calls the samples of the batch that some outputs were computed over."""
+
+
 def make(datapoint: object, outputs: Mapping[str, object], info: Mapping[str, object] | None, time: float) -> Draft:
     """Turn the outputs of a datapoint into what is stored of them."""
     key = check_datapoint(datapoint)
     encoder = nodes.Encoder()
     texts = {str(name): _encode(encoder, value, (str(name),)) for name, value in outputs.items()}
     content = ",".join(f"{json.dumps(name)}:{text}" for name, text in texts.items())
-    about = _encode(encoder, dict(info or {}), ("info",))
+    noted = {**(info or {}), BATCH: list(encoder.batch)} if encoder.batch else dict(info or {})
+    about = _encode(encoder, noted, ("info",))
     arrays = [dtypes.to_little(leaf.array) for leaf in encoder.leaves]
     blobs = [_blob(key, leaf, array) for leaf, array in zip(encoder.leaves, arrays, strict=True)]
     bare = (nodes.BYTES, nodes.TEXT)

@@ -22,6 +22,7 @@ def describe_contrast(found: Contrast) -> dict[str, Any]:
         "good": len(found.good),
         "features": found.features,
         "rough": found.is_rough,
+        "of_batches": list(found.of_batches[:_MOST_SEPARATIONS]),
         "separations": [
             _separation(each, found.values[each.feature] if rank < _DRAWN else None, len(found.failed))
             for rank, each in enumerate(found.separations[:_MOST_SEPARATIONS])

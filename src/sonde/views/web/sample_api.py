@@ -15,7 +15,7 @@ from sonde.analysis.evaluations import Evaluation
 from sonde.analysis.picking import columns_of, name_of, worst_rows
 from sonde.analysis.query import parse, percentiles
 from sonde.errors import OptionError, RunDamaged, RunError, SelectionError
-from sonde.store import DebugOutputs
+from sonde.store import BatchValue, DebugOutputs
 from sonde.store.layout import CAPTURES, KEPT
 from sonde.store.pages import Datapoint
 from sonde.views.web.answers import Query, as_json, raw_route
@@ -52,6 +52,7 @@ class _Api:
         }
         for name, part in (("kept", KEPT), ("captured", CAPTURES)):
             told[name] = self._tree(evaluation, part, idx, told["problems"])
+        told["problems"] += self._store.table(evaluation).problems_of(idx)
         told |= self._place(evaluation, idx, query)
         if told["kept"] is None and told["captured"] is None and told["row"] is None:
             raise SelectionError(f"{name_of(evaluation)} of {opened.name} knows no sample {idx!r:.60}.")
@@ -71,6 +72,7 @@ class _Api:
     def _tree(self, evaluation: Evaluation, part: str, idx: Datapoint, problems: list[str]) -> Any:
         outputs = self._store.outputs(evaluation, part)
         if outputs is None or idx not in outputs:
+            problems += outputs.problems[:5] if outputs is not None else []
             return None
         try:
             return describe_outputs(outputs, idx)
@@ -141,7 +143,7 @@ def _read(outputs: DebugOutputs, idx: Datapoint, debugger: str, path: str) -> ND
         value = outputs.tensor(idx, debugger, path)
     except KeyError as error:
         raise SelectionError(str(error.args[0] if error.args else error)[:500]) from None
-    array = np.asarray(value)
+    array = np.asarray(value.value if isinstance(value, BatchValue) else value)
     if array.dtype.kind in "OSUMmV" and not _is_number(array):
         raise OptionError(f"{debugger}/{path} holds {array.dtype}, not numbers.")
     return array

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from sonde.store import DebugOutputs
 from sonde.store.pages import Datapoint, Preview, nodes
+from sonde.store.pages.record import BATCH
 
 _MOST_NODES: Final = 2000
 _MOST_SIGNS: Final = 20_000
@@ -22,9 +23,10 @@ def describe_outputs(outputs: DebugOutputs, idx: Datapoint) -> list[dict[str, An
     """Describe all outputs of a sample, debugger by debugger."""
     entry, _ = outputs.entry(idx)
     previews = outputs.previews(idx)
+    batch = len(outputs.info(idx).get(BATCH, ()))
     described = []
     for name, node in entry.outputs.items():
-        describer = _Describer(previews.get(name, {}), entry.places, partial(outputs.tensor, idx, name))
+        describer = _Describer(previews.get(name, {}), entry.places, partial(outputs.tensor, idx, name), batch)
         described.append({"name": name, "node": describer.node(node, ())})
     return described
 
@@ -32,8 +34,11 @@ def describe_outputs(outputs: DebugOutputs, idx: Datapoint) -> list[dict[str, An
 class _Describer:
     """Describes the stored nodes of one debugger's output; docs/page-format.md lists the kinds there are."""
 
-    def __init__(self, previews: dict[str, Preview], places: Sequence[Any], read: Callable[[Path], Any]) -> None:
+    def __init__(
+        self, previews: dict[str, Preview], places: Sequence[Any], read: Callable[[Path], Any], batch: int
+    ) -> None:
         self._previews, self._places, self._read = previews, places, read
+        self._batch = batch
         self._room = _MOST_NODES
 
     def node(self, node: Any, path: Path) -> dict[str, Any]:
@@ -48,6 +53,8 @@ class _Describer:
         return self._object(kind, held, path)
 
     def _object(self, kind: str, held: Any, path: Path) -> dict[str, Any]:
+        if kind == "batch":
+            return self.node(held, path) | {"batch": self._batch}
         if kind == "tensor":
             return self._tensor(held, path)
         if kind == "dict" and isinstance(held, dict):

@@ -129,7 +129,11 @@ class _Api:
             }
             for each in describe_rows(table, rows[first : first + most], notes)
         ]
-        return as_json({"total": len(rows), "of": len(table.ids), "metric": metric, "rows": listed})
+        problems = [table.missing_captures] if table.missing_captures else []
+        problems += captured.problems[:5] if captured is not None else []
+        return as_json(
+            {"total": len(rows), "of": len(table.ids), "metric": metric, "rows": listed, "problems": problems}
+        )
 
     def aggregated(self, opened: OpenRun, query: Query) -> Response:
         """Return the scores of whole evaluations over epochs, run by run, and repeats averaged with their spread."""
@@ -190,6 +194,8 @@ class _Api:
         outputs = self._store.outputs(evaluation, CAPTURES)
         if outputs is None:
             raise OptionError(f"Nothing was captured in {name_of(evaluation)}. Add a debugger to the config.")
+        if not outputs and outputs.problems:
+            raise OptionError(outputs.problems[0])
         if query.texts("where"):
             failed = self._picked(evaluation, query)
         else:

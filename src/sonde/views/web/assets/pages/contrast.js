@@ -74,6 +74,7 @@ export async function show(place, context) {
     drawTop();
     const clear = found.separations.filter((each) => each.q < 0.05).length;
     said.textContent = `${count(found.failed)} failed against ${plural(found.good, "good sample")}; ${count(found.features)} statistics tried, ${clear >= found.separations.length && clear ? `${clear} or more` : clear} differ beyond chance (p < 0.05 after correction for all of them).${found.rough ? " A group is small: p-values are rough." : ""}`;
+    if (found.of_batches.length) said.textContent += ` Left out: ${found.of_batches.join(", ")}, computed over whole batches and not for each sample.`;
     if (/\b(label|prediction)\b/.test(state.where)) said.textContent += " Samples whose label was not kept count as good.";
     rows.show(found.separations);
     pick(Math.min(state.at, found.separations.length - 1), false);
@@ -143,7 +144,7 @@ export async function show(place, context) {
 
 /** The first thumbnail in a tree. */
 function levelsOf(node) {
-  return node.thumbnail ?? (node.items ?? []).map(([, item]) => levelsOf(item)).find(Boolean) ?? null;
+  return node.batch ? null : node.thumbnail ?? (node.items ?? []).map(([, item]) => levelsOf(item)).find(Boolean) ?? null;
 }
 
 /** Both groups as dots on one scale; spread upwards by their order, so that equals do not hide each other. */

@@ -92,6 +92,7 @@ export async function show(place, context) {
 
   /** Draw a node of the tree: tensors as pictures, numbers as tables, texts as tokens, the rest one below the other. */
   function render(node, name, at) {
+    if (node.batch) return h("div", { class: "ofbatch" }, h("p", { class: "note" }, ofBatch(node)), render({ ...node, batch: 0 }, name, at));
     if (node.kind === "tensor") return tensor(node, name, at);
     if (node.kind === "value") return h("p", { class: typeof node.value === "string" && node.value.length > 80 ? "mono pre" : "single small" }, say(node.value));
     const texts = textsOf(node);
@@ -100,7 +101,7 @@ export async function show(place, context) {
     const inside = (key, item) => ({ ...at, path: [...at.path, key] });
     return h("div", { class: "flow" },
       rest.map(([key, item]) => (item.kind === "tensor" ? render(item, key, inside(key, item)) : h("details", { open: true }, h("summary", {}, key), render(item, key, inside(key, item))))),
-      plain.length ? h("div", { class: "scroll" }, h("table", { class: "plainvalues", "aria-label": `${name}: values` }, h("tbody", {}, plain.map(([key, item]) => h("tr", {}, h("th", { scope: "row" }, key), h("td", { class: "mono" }, words(item))))))) : null);
+      plain.length ? h("div", { class: "scroll" }, h("table", { class: "plainvalues", "aria-label": `${name}: values` }, h("tbody", {}, plain.map(([key, item]) => h("tr", {}, h("th", { scope: "row" }, key), h("td", { class: "mono" }, words(item), item.batch ? h("span", { class: "quiet" }, ` ${ofBatch(item)}`) : null)))))) : null);
   }
 
   function tensor(node, name, at) {
@@ -173,6 +174,9 @@ function readViews(text) {
 
 const isPlain = (item) => (item.kind === "value" && !(typeof item.value === "string" && item.value.length > 200)) || (item.kind === "tensor" && size(item.shape) === 1) || (item.kind === "list" && item.items.length <= 16 && item.items.every(([, each]) => each.kind === "value" && typeof each.value !== "string"));
 
+/** What is said of a value that was computed over a whole batch. */
+const ofBatch = (node) => `of the whole batch of ${node.batch} samples, not of this one`;
+
 function words(item) {
   if (item.kind === "tensor") return short(item.stats.min);
   if (item.kind === "list") return `[${item.items.map(([, each]) => say(each.value)).join(", ")}]`;
@@ -198,6 +202,7 @@ function textsOf(node) {
 
 function scalarOf(kept, name) {
   const node = kept.find((each) => each.name === name)?.node;
+  if (node?.batch) return null;
   if (node?.kind === "tensor" && node.numeric && size(node.shape) === 1) return node.stats.min;
   return node?.kind === "value" ? node.value : null;
 }

@@ -36,7 +36,8 @@ export async function show(place, context) {
   const maps = h("div", { class: "stack" }), counted = h("p", { class: "note", role: "status" }), common = h("div");
   const rows = table(columns(), { label: "Samples, worst first", key: (row) => row.idx, onopen: (row) => open(row.idx), empty: "No sample is like that." });
   const over = figure(runPath(run, "score-figure"), ask(), { signal, height: 250 });
-  const worst = panel("Worst first", filters, problem, counted, h("div", { class: "window" }, rows));
+  const notices = h("div");
+  const worst = panel("Worst first", filters, problem, counted, notices, h("div", { class: "window" }, rows));
   place.append(top, h("div", { class: "split wide" }, h("div", { class: "stack" }, maps, common, over), worst));
 
   function ask(more = {}) {
@@ -143,6 +144,7 @@ export async function show(place, context) {
     drawFilters();
     counted.textContent = listed.total === listed.of ? `${plural(listed.of, "sample")}, worst by ${state.metric} first` : `${count(listed.total)} of ${plural(listed.of, "sample")}, worst by ${state.metric} first`;
     if (listed.total > MOST_ROWS) counted.textContent += `; the first ${MOST_ROWS} are listed`;
+    replace(notices, (listed.problems ?? []).map((text) => h("p", { class: "problem" }, text)));
     rows.show(listed.rows);
     await Promise.all([drawMaps(mask), drawCommon()]);
     if (changed === null || "metric" in changed || "with" in changed) over.update(ask());
