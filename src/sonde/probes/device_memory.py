@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from sonde.stats.protocol import Recorder
+from sonde.signals import Recorder
 
 Place = tuple[str, ...]
 """Where torch's nested statistics keep a number."""

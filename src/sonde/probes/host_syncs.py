@@ -1,4 +1,4 @@
-"""Where the host waits for the device, or would: a value is asked for that must have been computed first."""
+"""Where the host waits for the device, or would: code reads a value that must have been computed first."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def host_syncs(tree: ProfileTree) -> list[HostSync]:
     waited = {id(wait.operator) for wait in tree.waits if wait.operator is not None}
     for call in tree.calls:
         waits = id(call) in waited
-        if (waits or call.name in _ASKING) and not _in_torchs_own_books(call):
+        if (waits or call.name in _ASKING) and not _is_torchs_own(call):
             found.setdefault((_what(call), _line(call.stack)), []).append((call.duration_ns, waits))
     for wait in tree.waits:
         if wait.operator is None:
@@ -53,8 +53,10 @@ def host_syncs(tree: ProfileTree) -> list[HostSync]:
     return sorted(syncs, key=lambda sync: (-sync.calls, sync.where))
 
 
-def _in_torchs_own_books(call: OperatorCall) -> bool:
-    # Optimizers read their step counters, which live on the CPU; samplers draw a seed.
+def _is_torchs_own(call: OperatorCall) -> bool:
+    """Return whether torch itself reads the value: a step counter, a sampler's seed, anomaly mode's search for NaN."""
+    if not call.stack:
+        return call.by_torch
     nearest = next((frame.file for frame in call.stack if frame.file), "")
     return nearest.startswith(("torch/optim", "torch/utils/data")) and not call.cuda_ns
 
@@ -62,6 +64,8 @@ def _in_torchs_own_books(call: OperatorCall) -> bool:
 def _what(call: OperatorCall) -> str:
     if call.builtin:
         return _SPELLED.get(call.builtin, call.builtin)
+    if call.parent == "aten::item" and not call.stack:
+        return ".item()"
     return "bool(tensor)" if call.parent in ("aten::is_nonzero", "aten::item") else call.name
 
 

@@ -49,6 +49,11 @@ def find_holder(objects: Sequence[Any]) -> Holder | None:
     """Return who holds most of these objects, looking through what lies in between; None if nobody is found."""
     items = list(objects)
     mine = {id(objects), id(items)}
+    if len(items) == 1:
+        found = next(_names(items[0], mine, _DEPTH), None)
+        return found and Holder(
+            container="variable", name=found[0], scope=found[1], lines=tuple(found[2]), bounded=False
+        )
     for _ in range(_DEPTH):
         referrers = [each for each in gc.get_referrers(*items) if id(each) not in mine and not _is_ours(each)]
         mine.add(id(referrers))

@@ -1,4 +1,4 @@
-"""Which tensors are alive, counted by kind. Walks the garbage collector's books: milliseconds, so it is done rarely."""
+"""Which tensors are alive, counted by kind. Walks all of Python's objects, which takes milliseconds: do it rarely."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class LiveTensors:
 def count_live() -> LiveTensors:
     """Count what is alive now. Nothing is kept alive by it, and no tensor's values are touched."""
     found = LiveTensors()
-    for tensor in _tensors():
-        kind = _kind(tensor)
+    for tensor in live_tensors():
+        kind = kind_of(tensor)
         if kind is not None:
             found.counts[kind] += 1
             found.bytes[kind] += tensor.numel() * tensor.element_size()
@@ -48,10 +48,11 @@ def count_live() -> LiveTensors:
 
 def tensors_of(kind: TensorKind) -> list[Tensor]:
     """Return the living tensors of a kind, roughly the oldest first."""
-    return [tensor for tensor in _tensors() if _kind(tensor) == kind]
+    return [tensor for tensor in live_tensors() if kind_of(tensor) == kind]
 
 
-def _tensors() -> list[Tensor]:
+def live_tensors() -> list[Tensor]:
+    """Return all tensors that Python objects stand for."""
     # There are hundreds of thousands of objects: one look-up each has to be enough.
     wanted = set(_with_subclasses(Tensor))
     return [each for each in gc.get_objects() if type(each) in wanted]
@@ -64,7 +65,8 @@ def _with_subclasses(kind: type) -> Iterator[type]:
         yield from _with_subclasses(each)
 
 
-def _kind(tensor: Tensor) -> TensorKind | None:
+def kind_of(tensor: Tensor) -> TensorKind | None:
+    """Return the kind of a tensor; None if it has no memory of its own or is being torn down."""
     try:
         grad_fn, shape = tensor.grad_fn, tuple(tensor.shape)
         if any(type(size) is not int for size in shape):

@@ -1,9 +1,10 @@
-"""The memory scope: what memory did from step to step and from phase to phase, whether it leaks, and who holds it."""
+"""The memory scope: how memory changes from step to step and from phase to phase, whether it leaks, what holds it."""
 
 from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import time
 from collections import defaultdict
@@ -20,6 +21,7 @@ from sonde.errors import OptionError
 from sonde.hooks.guard import Guard, Handle, remove_all, warn_of_fault
 from sonde.hooks.on_step import on_step
 from sonde.probes.device_memory import ALLOCATED, allocator_numbers
+from sonde.probes.kept_memory import KeptMemory, KeptWatch
 from sonde.probes.leaks import Leak, TensorWatch, find_leak, judge
 from sonde.probes.memory_history import MemoryHistory
 from sonde.probes.memory_snapshot import compare_snapshots, memory_snapshot, used_devices
@@ -31,6 +33,8 @@ logger = logging.getLogger("sonde")
 
 # The step at which leaks are looked for first; then at half as many again, and so on.
 _FIRST_LOOK: Final = 24
+_EARLY_LOOKS: Final = 6
+"""Before that, memory is compared at every so many steps, so that a leak of few steps is found as well."""
 _NEXT_LOOK: Final = 1.5
 # Growth from one look to the next for which tensors are counted, whatever share of the time that takes.
 _SUSPICIOUS_BYTES: Final = 1 << 20
@@ -52,6 +56,7 @@ class MemoryScope:
         max_share: float,
         clock: Callable[[], float],
         resident: Callable[[], int | None],
+        own_bytes: Callable[[], int],
     ) -> None:
         self.before: dict[str, Any] = {}
         self.after: dict[str, Any] = {}
@@ -65,13 +70,18 @@ class MemoryScope:
         self._phases = LoopPhases(None, clock=time.perf_counter, guard=self._guard, on_change=self._change_phase)
         self._devices: list[int] = []
         self._held: dict[str, int] = {}
+        self._first_held: dict[str, int] = {}
         self._by_phase: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         self._samples: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._tensors = TensorWatch(time.perf_counter, max_share=max_share)
         self._leaks: list[Leak] | None = None
         self._found: dict[str, Leak] = {}
-        self._next_look = _FIRST_LOOK // 2
+        self._next_look = _EARLY_LOOKS
         self._held_at_look: dict[str, int] = {}
+        self._peaks: dict[str, int] = {}
+        self._own_bytes = own_bytes
+        self._kept_watch: KeptWatch | None = None
+        self._kept: list[KeptMemory] = []
         self._marks: list[tuple[int, dict[str, dict[str, int]]]] = []
         self._by_hand = False
         self._handles: list[Handle] = []
@@ -87,7 +97,9 @@ class MemoryScope:
             self._history.start()
         self._devices = used_devices()
         self._tensors.weigh()
-        self._held = self._read()
+        self._held = self._first_held = self._read()
+        self._guard.wrap("looking for memory that is kept", self._watch_kept)()
+        self._look()
         self._phases.attach()
         wrap = self._guard.wrap
         self._handles = on_step(
@@ -109,21 +121,38 @@ class MemoryScope:
             self._history.stop(error)
         self.after = memory_snapshot(clock=self._clock)
         if error is None:
-            self._guard.wrap("looking for leaks", self._conclude)()
+            self._guard.wrap("memory tracking", self._conclude)()
         if self._leaks is None:
             self._leaks = list(self._found.values())
 
     def _conclude(self) -> None:
         # Now, since the variables that hold things are still there.
+        self._held = self._read()
+        if self.steps:
+            self._look()
         self._leaks = self.leaks()
+        self._kept = self._find_kept()
+        if self._kept:
+            gc.collect()  # only what is left after this is kept
+            self._kept = self._find_kept()
         self._note()
+
+    def _watch_kept(self) -> None:
+        self._kept_watch = KeptWatch(self._held, self._own_bytes)
+
+    def _find_kept(self) -> list[KeptMemory]:
+        leaking = {leak.place for leak in self._leaks or ()}
+        found = [] if self._kept_watch is None else self._kept_watch.find(self._read())
+        return [each for each in found if each.place not in leaking]
 
     def step(self) -> None:
         """End a step by hand, for loops without a torch optimizer; from then on optimizer steps are not counted."""
         self._by_hand = True
         self._end_step()
 
-    def _before_optimizer(self, *_: Any) -> None:
+    def _before_optimizer(self, optimizer: Any, *_: Any) -> None:
+        if self._kept_watch is not None:
+            self._kept_watch.see(optimizer)
         self._phases.begin("optimizer")
 
     def _after_optimizer(self, *_: Any) -> None:
@@ -142,6 +171,8 @@ class MemoryScope:
         for index in self._devices:
             numbers = allocator_numbers(index, [ALLOCATED])
             found |= {f"cuda:{index}": held for held in numbers.values()}
+        for place, value in found.items():
+            self._peaks[place] = max(value, self._peaks.get(place, 0))
         return found
 
     def _change_phase(self, going: StepPhase, coming: StepPhase) -> None:
@@ -160,7 +191,8 @@ class MemoryScope:
         self._tensors.see(self.steps)
         if self.steps >= self._next_look:
             # Look for culprits while the functions that hold them still run, ever more rarely.
-            self._next_look = _FIRST_LOOK if self.steps < _FIRST_LOOK else int(self.steps * _NEXT_LOOK)
+            early = self.steps < _FIRST_LOOK
+            self._next_look = self.steps + _EARLY_LOOKS if early else int(self.steps * _NEXT_LOOK)
             self._look()
             self._marks.append((self.steps, self.phases()))
             self.leaks()
@@ -200,6 +232,26 @@ class MemoryScope:
     def growth(self) -> dict[str, Growth]:
         """Return how memory moves per step, by place."""
         return {place: judge(series) for place, series in self._samples.items()}
+
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """Return by place (`process`, `cuda:0`) the bytes held now or at the end, their peak and their growth.
+
+        `peak_bytes` is the largest value at the borders of steps and phases. `growth_bytes_per_step` is absent where
+        there were too few steps to tell.
+        """
+        now = self._held if self.after else self._read()
+        growth = self.growth()
+        found: dict[str, dict[str, float]] = {}
+        for place, held in now.items():
+            first = self._first_held.get(place, 0)
+            found[place] = {"bytes": held, "peak_bytes": self._peaks[place], "growth_bytes": held - first}
+            if place in growth and math.isfinite(growth[place].per_step):
+                found[place]["growth_bytes_per_step"] = growth[place].per_step
+        return found
+
+    def kept(self) -> list[KeptMemory]:
+        """Return the places that hold excessive memory after the scope, unless `leaks` has them; empty inside it."""
+        return list(self._kept)
 
     def leaks(self) -> list[Leak]:
         """Return what leaks, by place; empty for a healthy program. After the scope, what was found when it ended."""
@@ -243,6 +295,7 @@ def memory_scope(
     max_share: float = 0.01,
     clock: Callable[[], float] = time.time,
     resident: Callable[[], int | None] = resident_bytes,
+    own_bytes: Callable[[], int] = lambda: 0,
 ) -> MemoryScope:
     """Return a context that watches memory, of the process and of CUDA devices. Entering it collects garbage once.
 
@@ -255,6 +308,7 @@ def memory_scope(
             walks all Python objects, which takes some ten milliseconds; entering the scope takes the first.
         clock: Where the time stamps of snapshots come from.
         resident: Returns the bytes this process holds.
+        own_bytes: Returns the bytes that a recorder of this process holds, which are not the program's.
 
     """
     recorded = MemoryHistory(Path(history)) if history is not None and torch.cuda.is_available() else None
@@ -265,4 +319,5 @@ def memory_scope(
         max_share=max_share,
         clock=clock,
         resident=resident,
+        own_bytes=own_bytes,
     )

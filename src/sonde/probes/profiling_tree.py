@@ -12,6 +12,8 @@ from torch._C._autograd import DeviceType
 from torch._C._profiler import _EventType
 
 _PYTHON: Final = (_EventType.PyCall, _EventType.PyCCall)
+# Ranges that torch itself names around its optimizers and its backward passes.
+_TORCHS_RANGES: Final = ("Optimizer.", "autograd::engine::")
 # Frames of these packages are never the line a user can change.
 _NOT_USERS: Final = ("torch", "sonde", "threading.py", "contextlib.py", "importlib", "<frozen")
 
@@ -52,6 +54,8 @@ class OperatorCall:
     """The method of Tensor or function of torch that Python called, such as `item`; empty if an operator called it."""
     parent: str
     """The operator around this one; empty if there is none."""
+    by_torch: bool = False
+    """It runs inside an optimizer's step or the backward engine."""
     self_bytes: int = 0
     cuda_ns: int = 0
     self_cuda_ns: int = 0
@@ -124,6 +128,7 @@ def _call(event: Any) -> OperatorCall:
         stack=stack,
         builtin=builtin,
         parent=_operator_around(event),
+        by_torch=_is_by_torch(event),
         self_bytes=sum(child.extra_fields.alloc_size for child in event.children if child.tag == _EventType.Allocation),
     )
 
@@ -131,6 +136,15 @@ def _call(event: Any) -> OperatorCall:
 def _operator_around(event: Any) -> str:
     parent = event.parent
     return parent.name if parent is not None and parent.tag == _EventType.TorchOp and _is_operator(parent) else ""
+
+
+def _is_by_torch(event: Any) -> bool:
+    above = event.parent
+    while above is not None:
+        if above.tag == _EventType.TorchOp and above.name.startswith(_TORCHS_RANGES):
+            return True
+        above = above.parent
+    return False
 
 
 def _stack(event: Any) -> tuple[tuple[Frame, ...], str]:

@@ -1,0 +1,370 @@
+"""The stages of a recording, put together: taps hear, kernels measure, the packer packs, the worker writes and judges.
+
+This is the only module that knows all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from sonde.forensics.wiring import Forensics, ForensicsOptions
+from sonde.hooks.guard import Guard
+from sonde.hooks.names import named_modules, named_parameters, unwrap
+from sonde.hooks.on_backward import Reach
+from sonde.pipe.book import SiteBook
+from sonde.pipe.packer import Packer
+from sonde.pipe.pool import ArenaPool
+from sonde.pipe.worker import Worker
+from sonde.plan import Helpers, Plan
+from sonde.probes.cuda_timing import CudaTiming
+from sonde.probes.device_memory import DeviceMemory
+from sonde.probes.step_vitals import StepVitals
+from sonde.records import Finding, Judge, Phase
+from sonde.select import Selector
+from sonde.signals import Kernel
+from sonde.stats import kernel_for
+from sonde.store import RunWriter
+from sonde.taps.modules import ModuleTap, WatchedModule
+from sonde.taps.optimizers import OptimizerTap, Wants
+from sonde.taps.parameters import ParameterTable, WatchedParameter
+from sonde.taps.scaler import ScalerTap
+from sonde.taps.vital_signs import Subjects, VitalSigns
+
+logger = logging.getLogger("sonde")
+
+
+class Stages:
+    """Everything between a model that trains and the run that is written of it."""
+
+    step_vitals: StepVitals | None = None
+
+    def __init__(
+        self,
+        models: dict[str, nn.Module],
+        optimizers: list[Optimizer],
+        writer: RunWriter,
+        plan: Plan,
+        helpers: Helpers,
+        *,
+        judge: Callable[[Callable[[Finding], None]], Judge] | None = None,
+        forensics: ForensicsOptions | None = None,
+        steps_before: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = writer.path
+        self.writer = writer
+        self._has_models = bool(models)
+        self._is_fresh = steps_before is None
+        self._scalar_sites: dict[str, int] = {}
+        self._plan = plan
+        self._helpers = helpers
+        self._eval_passes = 0
+        self._num_optimizers = max(1, len(optimizers))
+        self.guard = Guard(plan.on_error, self._report_fault)
+        modules = _watched_modules(models, plan.where, helpers.loss_fn)
+        parameters = _watched_parameters(models, plan.where)
+        book = SiteBook(writer.sites)
+        self.pool = ArenaPool(plan.ring_bytes)
+        self._kernels = functools.cache(self._make_kernel)
+        self.worker = Worker(writer, self.pool, book, histogram=plan.histogram, clock=clock)
+        self.packer = Packer(
+            book,
+            self.pool,
+            self._kernels,
+            self.worker.send,
+            clock=clock,
+            histogram=plan.histogram,
+            expected_sites=3 * len(parameters) + len(modules),
+            first_step=0 if steps_before is None else steps_before + 1,
+        )
+        self._table = ParameterTable(parameters, self.packer)
+        self._reach = Reach()
+        self._timings: list[CudaTiming] = []
+        self._memories: list[DeviceMemory] = []
+        self._mark = self.guard.wrap("device timing", self._mark_phase)
+        roots = [root for model in models.values() for root in {model, unwrap(model)}] if plan.diagnose else []
+        if roots:
+            self.step_vitals = StepVitals(
+                roots,
+                self.packer,
+                self.guard,
+                own_seconds=self.guard.meter.total,
+                own_bytes=self.held_bytes,
+            )
+        self._see_times = self.guard.wrap("device timing", self._see_device_times)
+        self._see_memories = self.guard.wrap("device memory", self._see_device_memories)
+        self._vitals = self._make_vitals(models, modules, optimizers) if plan.diagnose else None
+        self._make_taps(modules, optimizers, steps_before)
+        options = forensics or ForensicsOptions(enabled=False)
+        self.forensics = Forensics(
+            models,
+            self.packer,
+            self.guard,
+            self.worker.publish,
+            options,
+            writer.path,
+            measured=self.optimizers.measured_gradients,
+            clock=clock,
+        )
+        if options.enabled:
+            self.worker.subscribe(self.forensics.watcher.recent)
+        self.judge = None if judge is None else judge(self.worker.publish)
+        if self.judge is not None:
+            self.worker.subscribe(self.judge)
+
+    # ------------------------------------------------------------------ wiring
+
+    def _make_vitals(
+        self, models: dict[str, nn.Module], modules: list[WatchedModule], optimizers: list[Optimizer]
+    ) -> VitalSigns:
+        helpers = self._helpers
+        watches_loss = isinstance(helpers.loss_fn, nn.Module) and "outputs" in self._plan.what
+        names = ["optimizer", *(f"optimizer{number}" for number in range(2, len(optimizers) + 1))]
+        return VitalSigns(
+            Subjects(
+                models=models,
+                modules=modules,
+                table=self._table,
+                optimizers=list(zip(names, optimizers, strict=False)),
+                loader=helpers.loader,
+                scheduler=helpers.scheduler,
+                scaler=helpers.scaler,
+            ),
+            self.packer,
+            self.guard,
+            reach=self._reach,
+            is_due=lambda phase: self._is_round_due() if phase == "train" else self._modules.is_recording,
+            state=self.packer.put_event,
+            step=lambda: self.packer.step,
+            loss_outputs=not watches_loss,
+        )
+
+    def _make_taps(self, modules: list[WatchedModule], optimizers: list[Optimizer], steps_before: int | None) -> None:
+        what, packer, guard = self._plan.what, self.packer, self.guard
+        self._modules = ModuleTap(
+            modules,
+            packer,
+            guard,
+            outputs="outputs" in what,
+            output_gradients="output_gradients" in what,
+            max_calls=self._plan.max_calls,
+            reach=self._reach,
+            before_pass=self._before_pass,
+            after_pass=self._after_pass,
+            observer=self._vitals,
+        )
+        self.optimizers = OptimizerTap(
+            optimizers,
+            self._table,
+            packer,
+            guard,
+            wants=Wants(
+                parameters=bool({"parameters", "updates"} & what),
+                gradients="gradients" in what,
+                updates="updates" in what,
+                state="optimizer_state" in what,
+            ),
+            is_due=self.is_due,
+            before_step=packer.begin,
+            after_step=self.end_step,
+            mark=self._mark,
+            steps_before=steps_before or 0,
+            observer=self._vitals,
+        )
+        self._scaler: ScalerTap | None = None
+        if self._helpers.scaler is not None:
+            self._scaler = ScalerTap(
+                self._helpers.scaler,
+                self.optimizers,
+                packer,
+                guard,
+                before_step=packer.begin,
+                after_skip=functools.partial(self.end_step, skipped=True),
+            )
+
+    def attach(self) -> None:
+        """Begin to listen, if there is a model to listen to."""
+        self.guard.wrap("attaching", self._attach)()
+
+    def _attach(self) -> None:
+        if self._is_fresh:  # the parameters before the first step are the run's step 0
+            self.optimizers.see_initial()
+            if self._vitals is not None:
+                self._vitals.see_initial()
+            self.packer.end_step()
+        if self._has_models:
+            self._listen()
+
+    def _listen(self) -> None:
+        self._prepare_devices()
+        if "updates" in self._plan.what:
+            self._make_shadows()
+        if self._vitals is not None:
+            self._vitals.attach()
+        elif {"outputs", "output_gradients"} & self._plan.what:
+            self._reach.listen("", (entry.parameter for entry in self._table if entry.is_ready()))
+        if self._vitals is not None or {"outputs", "output_gradients"} & self._plan.what:
+            self._modules.attach()
+        self.optimizers.attach()
+        if self._scaler is not None:
+            self._scaler.attach()
+        if self.step_vitals is not None:
+            self.step_vitals.attach()
+        self.forensics.attach()
+
+    def _prepare_devices(self) -> None:
+        # Whoever has a scaler runs in float16, even if all parameters are float32.
+        dtypes = {torch.float16} if self._helpers.scaler is not None else set()
+        dtypes |= {entry.parameter.dtype for entry in self._table}
+        devices = {entry.parameter.device for entry in self._table if entry.parameter.device.type != "meta"}
+        for device in sorted(devices, key=str):
+            self._kernels(device).warm_up(dtypes)
+
+    def _make_kernel(self, device: torch.device) -> Kernel:
+        """Return the kernel of a device that is met for the first time, perhaps in the middle of a run."""
+        kernel = kernel_for(device)
+        if device.type == "cuda":
+            self._timings.append(CudaTiming(device, self.packer))
+            self._memories.append(DeviceMemory(device, self.packer))
+        return kernel
+
+    def _make_shadows(self) -> None:
+        left_out = self._table.make_shadows(self._plan.max_memory_bytes - self._plan.ring_bytes)
+        if left_out:
+            names = ", ".join(entry.name for entry in left_out[:3]) + (", ..." if len(left_out) > 3 else "")
+            message = (
+                f"updates of {len(left_out)} parameter(s) are not recorded ({names}): a copy of them does not fit into "
+                f"max_memory_mb={self._plan.max_memory_bytes >> 20}. Raise it, or leave 'updates' out of what."
+            )
+            logger.warning("%s", message)
+            self.packer.put_event("updates_left_out", message, {"parameters": [entry.name for entry in left_out]})
+
+    def detach(self) -> None:
+        """Stop listening and forget the models."""
+        self._modules.remove()
+        self.optimizers.remove()
+        if self.step_vitals is not None:
+            self.step_vitals.remove()
+        if self._vitals is not None:
+            self._vitals.remove()
+        if self._scaler is not None:
+            self._scaler.remove()
+        self.forensics.remove()
+        self._reach.remove()
+        self._timings.clear()
+        self._table.clear()
+
+    # ------------------------------------------------------------------ what taps call
+
+    def is_due(self, step: int) -> bool:
+        """Say whether a step is recorded."""
+        return self._plan.when(step) and step % self.packer.stride == 0
+
+    def _before_pass(self, phase: Phase) -> bool:
+        self.packer.begin()
+        if phase == "train":
+            self._eval_passes = 0
+            due = self._is_round_due()
+            if due:
+                self._mark("forward")
+            return due
+        self._eval_passes += 1
+        return self.is_due(self._eval_passes - 1)
+
+    def _is_round_due(self) -> bool:
+        # With several optimizers one round of the loop is several steps; sample rounds, so that all are seen.
+        return self.is_due((self.packer.step - 1) // self._num_optimizers + 1)
+
+    def _after_pass(self, phase: Phase) -> None:
+        if phase == "train":
+            self._mark("backward")
+
+    def _mark_phase(self, phase: str) -> None:
+        if self.step_vitals is not None:
+            self.step_vitals.mark(phase)
+        for timing in self._timings:
+            timing.mark(phase)
+
+    def held_bytes(self) -> int:
+        """Return what Sonde holds and grows within its bounds, so that nobody takes it for a leak of the program."""
+        return self.pool.used_bytes + (0 if self.judge is None else self.judge.nbytes)
+
+    def end_step(self, *, skipped: bool = False) -> None:
+        """Take what is known at the end of a step, and send it off."""
+        self._unscale_output_gradients()
+        self._see_helpers()
+        if self._vitals is not None:
+            self._vitals.end_step()
+        if self._timings:
+            self._see_times(self._is_round_due())
+            self._see_memories(self._is_round_due())
+        if self.step_vitals is not None:
+            self.step_vitals.end_step(self._is_round_due())
+        self._modules.end_step()
+        if skipped:
+            self.forensics.after_skip()
+        self.packer.end_step(skipped=skipped or self.forensics.is_holding)
+
+    def _see_device_times(self, due: bool) -> None:
+        for timing in self._timings:
+            if due:
+                timing.end_step()
+            else:
+                timing.forget()
+
+    def _see_device_memories(self, due: bool) -> None:
+        for memory in self._memories if due else ():
+            memory.see()
+
+    def _unscale_output_gradients(self) -> None:
+        if self._scaler is not None and self._scaler.site >= 0 and self._modules.gradient_sites:
+            self.packer.unscale(self._modules.gradient_sites, self._scaler.site)
+
+    def _see_helpers(self) -> None:
+        last_epoch = getattr(self._helpers.scheduler, "last_epoch", None)
+        if isinstance(last_epoch, int | float):
+            self.packer.put(self.scalar_site("scheduler.last_epoch"), float(last_epoch))
+
+    def _report_fault(self, part: str, what: str) -> None:
+        message = f"{part} failed and is switched off; training goes on without it"
+        logger.warning("%s.\n%s", message, what.rstrip())
+        self.packer.put_event("fault", message, {"traceback": what})
+
+    def scalar_site(self, name: str) -> int:
+        """Return the site of a single number, made at its first use."""
+        site = self._scalar_sites.get(name)
+        if site is None:
+            site = self._scalar_sites[name] = self.packer.site(name, "scalar")
+        return site
+
+
+def _watched_modules(models: dict[str, nn.Module], chosen: Selector, loss_fn: Any) -> list[WatchedModule]:
+    roots = {id(root) for model in models.values() for root in (model, unwrap(model))}
+    watched = [
+        WatchedModule(
+            module, name, type(module).__name__, aliases, chosen(name, type(module).__name__), id(module) in roots
+        )
+        for name, module, aliases in named_modules(models)
+    ]
+    if isinstance(loss_fn, nn.Module):
+        watched.append(WatchedModule(loss_fn, "loss_fn", type(loss_fn).__name__, (), wanted=True, is_root=False))
+    return watched
+
+
+def _watched_parameters(models: dict[str, nn.Module], chosen: Selector) -> list[WatchedParameter]:
+    kinds = {name: type(module).__name__ for name, module, _ in named_modules(models)}
+    watched = []
+    for name, parameter, aliases in named_parameters(models):
+        owner = name.rpartition(".")[0]
+        kind = kinds.get(owner, "")
+        if chosen(name, kind) or chosen(owner, kind):
+            watched.append(WatchedParameter(parameter, name, kind, aliases))
+    return watched
