@@ -60,13 +60,15 @@ def test_explosion_does_not_fire_on_ordinary_training_without_a_threshold(make):
 
 
 @pytest.mark.parametrize(("scale", "kind"), [(1e3, "gradient_explosion"), (1e-5, "gradient_vanishing")])
-def test_what_is_unusual_for_this_run_is_told_by_default(make, scale, kind):
+def test_an_unusual_norm_is_reported_by_default_in_words_that_name_its_window(make, scale, kind):
     debugger, model = make(), small_model()
     for _ in range(20):
         debugger.check_gradients(with_gradients(model))
     debugger.check_gradients(with_gradients(model, scale))
     assert kinds(debugger) == [kind]
-    assert "the usual norm of this run" in debugger.debug_events[0]["message"]
+    message = debugger.debug_events[0]["message"]
+    assert "its usual 0.511" in message
+    assert "at this step only" in message
 
 
 @pytest.mark.parametrize("threshold", [None, 1.0, 1e9])
@@ -100,7 +102,7 @@ def test_gradient_violations_are_appended_and_counted(make):
 
 def test_vanished_gradients_are_counted(make):
     debugger = make()
-    debugger.check_gradients(with_gradients(small_model(), 1e-9))
+    debugger.check_gradients(with_gradients(small_model(), 1e-12))
     assert debugger.gradient_vanishing == 1
 
 

@@ -70,7 +70,7 @@ def test_cuda_memory_is_in_the_snapshots(make):
     with debugger.memory_tracking():
         held = torch.ones(120 << 20, dtype=torch.uint8, device="cuda")
     assert debugger.memory_snapshots[-1]["cuda_allocated"] >= held.nbytes
-    assert "memory_leak_detected" in kinds(debugger)
+    assert "excessive_memory_detected" in kinds(debugger)
 
 
 @pytest.mark.filterwarnings("ignore:Error detected in")

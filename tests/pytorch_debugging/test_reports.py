@@ -21,9 +21,7 @@ from torch import nn
 import sonde
 from sonde.errors import OptionError
 from sonde.pytorch_debugging import PyTorchDebugger, create_pytorch_debugger
-from sonde.pytorch_debugging.event_list import EventList
-from sonde.pytorch_debugging.kept import Kept
-from sonde.pytorch_debugging.plain_values import plain
+from sonde.pytorch_debugging.events import EventList, Kept, plain
 
 
 def strict(text):
@@ -187,12 +185,14 @@ def test_clearing_forgets_data_and_counters_but_not_the_run(make):
     model(batch()[0]).sum().backward()
     model[0].weight.grad[0, 0] = math.nan
     debugger.check_gradients(model)
-    debugger.anomaly_detected = True
+    debugger.check_model_parameters(model)
+    debugger.debug_forward_pass(model, batch()[0])
+    assert debugger.anomaly_detected
     debugger.clear_debug_data()
     summary = debugger.get_debug_summary()
-    assert all(not value for name, value in summary.items() if name not in ("debug_mode", "anomaly_detected"))
-    assert summary["anomaly_detected"]
+    assert all(not value for name, value in summary.items() if name != "debug_mode")
     assert len(debugger.debug_events) == len(debugger.gradient_violations) == 0
+    assert (debugger.last_gradients, debugger.last_parameters, debugger.last_forward) == (None, {}, {})
     debugger.close()
     assert sonde.open_run(debugger.run).events
 

@@ -1,4 +1,4 @@
-"""`PyTorchDebugger`: checks, scopes and reports around a training loop that somebody else has written."""
+"""`PyTorchDebugger`: checks, scopes and reports around a training loop that exists already."""
 
 from __future__ import annotations
 
@@ -14,43 +14,53 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sonde.checks import NonFiniteScope, parameters, read_gradients, read_parameters
+from sonde.checks import NonFiniteScope, gradients, parameters, read_parameters, total_norm
+from sonde.diagnosis.judgement import gradient_now
 from sonde.errors import OptionError
+from sonde.probes.readings import readings_of
 from sonde.pytorch_debugging import passes, report, scopes
-from sonde.pytorch_debugging.event_list import ROUTINE, EventList
-from sonde.pytorch_debugging.gradient_report import GradientReport, report_gradients
-from sonde.pytorch_debugging.kept import MAX_KEPT, Kept
-from sonde.pytorch_debugging.log_place import made_folder
-from sonde.pytorch_debugging.norm_history import NormHistory
-from sonde.pytorch_debugging.notes import Notes
-from sonde.pytorch_debugging.parameter_report import LARGEST_USUAL, counts_only, parameter_stats
-from sonde.pytorch_debugging.plain_values import plain
-from sonde.pytorch_debugging.speaking import Level, Speaker
-from sonde.records import Finding
+from sonde.pytorch_debugging.checks import (
+    HALF_PRECISION_MAX,
+    GradientReport,
+    RowsByName,
+    count,
+    count_nonfinite,
+    counts_only,
+    describe_nonfinite,
+    finite_norm,
+    out_of_range,
+    parameter_stats,
+)
+from sonde.pytorch_debugging.events import MAX_KEPT, ROUTINE, EventList, Kept, Level, level_of, plain
+from sonde.pytorch_debugging.live import LiveChecks
+from sonde.pytorch_debugging.notes import Notes, made_folder
+from sonde.pytorch_debugging.user_logger import UserLogger
+from sonde.records import Finding, Reading
 
 if TYPE_CHECKING:
     from sonde.probes.memory_scope import MemoryScope
     from sonde.probes.profiling import ProfileScope
 
-_ERRORS: Final = ("anomaly_detected", "_error", "nan_", "inf_", "gradient_explosion", "loss_anomaly")
 _ROUTINE_IN_RUN: Final = 5
-_WARNINGS: Final = ("gradient_vanishing", "memory_leak", "out_of_range", "recovery", "_skipped")
+_WEIGHT: Final = "weight of "
+"""What the names of parameters begin with where they are read together with the gradients."""
 
 
 class PyTorchDebugger:
-    """Looks at gradients, parameters, passes, memory and time when asked, and keeps what it saw.
+    """Checks gradients, parameters, passes, memory and time on request, and keeps what it found.
 
     Everything goes into a run under `log_dir` (open it with `sonde show`) and, bounded, into the lists below, from
     which reports are made. Nothing here changes what is trained, and no exception is swallowed.
 
     Args:
         logger: A `logging` logger, or an object with `log_info`, `log_warning` and `log_error`.
-        debug_mode: Whether `debug_forward_pass` and `debug_backward_pass` look; else they run the plain calls.
-        enable_anomaly_detection: Whether `anomaly_detection()` does something unless told otherwise.
-        enable_profiling: The same for `profiling()`.
-        enable_memory_tracking: The same for `memory_tracking()`.
-        enable_gradient_checking: Whether `check_gradients` looks.
-        log_dir: Where runs, traces and reports go.
+        debug_mode: Whether `debug_forward_pass` and `debug_backward_pass` record anything; else they run the plain
+            calls.
+        enable_anomaly_detection: Whether `anomaly_detection()` is on by default.
+        enable_profiling: Whether `profiling()` is on by default.
+        enable_memory_tracking: Whether `memory_tracking()` is on by default.
+        enable_gradient_checking: Whether `check_gradients` checks anything, and `debug_training_session` every step.
+        log_dir: The folder for runs, traces and reports.
         max_kept: How many events, snapshots and violations are kept in memory; all are counted and in the run.
 
     Example:
@@ -80,15 +90,10 @@ class PyTorchDebugger:
         self.enable_gradient_checking = enable_gradient_checking
         self.log_dir = made_folder(log_dir)
         self.gradient_threshold: float | None = None
-        """What gradient norms are held against if a check is given no threshold; None: the run's own history."""
-        self.parameter_limit = LARGEST_USUAL
+        """A norm above it is an explosion, unless a check is given its own threshold; None: the history decides."""
+        self.parameter_limit = HALF_PRECISION_MAX
         """Parameters with larger magnitudes are out of range."""
-        self.anomaly_detected = False
         self.profiler_active = False
-        self.nan_detections = 0
-        self.inf_detections = 0
-        self.gradient_explosions = 0
-        self.gradient_vanishing = 0
         self.debug_events = EventList(max_kept)
         self.memory_snapshots: Kept[dict[str, Any]] = Kept(max_kept)
         self.gradient_violations: Kept[dict[str, Any]] = Kept(max_kept)
@@ -96,29 +101,45 @@ class PyTorchDebugger:
         self.losses: Kept[float] = Kept(max_kept)
         self.forward_times: Kept[float] = Kept(max_kept)
         self.backward_times: Kept[float] = Kept(max_kept)
-        self.last_gradients: GradientReport | None = None
-        self.last_forward: dict[str, dict[str, Any]] = {}
-        """The calls of the last debugged forward pass, by name."""
-        self.last_parameters: dict[str, Any] = {}
-        self._history = NormHistory()
-        self._speaker = Speaker(logger)
+        self._forget()
+        self._log = UserLogger(logger)
         self._notes = Notes(self.log_dir, {"debugger": self._settings()})
+        self._live: LiveChecks | None = None
         self._anomaly: NonFiniteScope | None = None
         self._profile: ProfileScope | None = None
         self._memory: MemoryScope | None = None
-        self._tables: dict[str, dict[str, Any]] = {}
+        self._weight_norm: float | None = None
         self._seen: Counter[str] = Counter()
         self._model: weakref.ref[nn.Module] | None = None
-        # Nobody has to close a debugger: its run is finished when it goes, or when the program ends.
+        # A debugger need not be closed: its run is finished when it is collected, or when the program ends.
         self._finalizer = weakref.finalize(self, Notes.close, self._notes)
+
+    def _forget(self) -> None:
+        """Set everything that is not a list to its initial state."""
+        self.anomaly_detected = False
+        """Whether NaN or an infinity was found, or `anomaly_detection()` ended by an exception."""
+        self.nan_detections = self.inf_detections = 0
+        self.gradient_explosions = self.gradient_vanishing = 0
+        self.memory_statistics: dict[str, dict[str, float]] = {}
+        """Of the last `memory_tracking()`, by place: `bytes`, `peak_bytes`, `growth_bytes` and, with enough steps,
+        `growth_bytes_per_step`."""
+        self.last_profile: dict[str, Any] = {}
+        """What the last `profiling()` found: verdicts and the slowest operators."""
+        self.last_gradients: GradientReport | None = None
+        self._parameters: RowsByName = {}
+        self._bad_parameters: dict[str, frozenset[str]] = {}
+        self.last_forward: dict[str, dict[str, Any]] = {}
+        """The calls of the last debugged forward pass, by name."""
+        self._tables: dict[str, dict[str, Any]] = {}
 
     # ------------------------------------------------------------------ scopes
 
     @contextlib.contextmanager
     def anomaly_detection(self, enabled: bool | None = None) -> Iterator[NonFiniteScope | None]:
-        """Tell where NaN and infinities come from while the block runs: forward, backward or optimizer.
+        """Report where NaN and infinities come from while the block runs: forward, backward or optimizer.
 
-        This is torch's anomaly mode and more, and slow (see the guide for figures): use it to find out, not to train.
+        This is torch's anomaly mode and more, and slow (see the guide for figures): use it to find a fault, not to
+        train.
         """
         if not self._is_on(enabled, self.enable_anomaly_detection, "anomaly_detection"):
             yield None
@@ -137,7 +158,8 @@ class PyTorchDebugger:
     ) -> Iterator[ProfileScope | None]:
         """Profile the block and write a Chrome trace. Naming an output file turns it on as well.
 
-        `schedule` bounds long blocks: `{"wait": 1, "warmup": 1, "active": 3, "repeat": 1}` steps.
+        `schedule` bounds long blocks: `{"wait": 1, "warmup": 1, "active": 3, "repeat": 1}` steps. The trace has Python
+        stacks unless `anomaly_detection()` is open: most Python calls are its own then.
         """
         wanted = self.enable_profiling or output_file is not None
         if not self._is_on(enabled, wanted, "profiling"):
@@ -153,7 +175,7 @@ class PyTorchDebugger:
 
     @contextlib.contextmanager
     def memory_tracking(self, enabled: bool | None = None, **options: Any) -> Iterator[MemoryScope | None]:
-        """Watch memory while the block runs and tell what grows. `options` go to `sonde.probes.memory_scope`."""
+        """Track memory while the block runs and report what grows. `options` go to `sonde.probes.memory_scope`."""
         if not self._is_on(enabled, self.enable_memory_tracking, "memory_tracking"):
             yield None
         elif self._memory is not None:
@@ -168,11 +190,11 @@ class PyTorchDebugger:
     # ------------------------------------------------------------------ checks
 
     def check_gradients(self, model: nn.Module, gradient_threshold: float | None = None) -> float | None:
-        """Look at all gradients of a model, in one pass, and return their total norm.
+        """Check all gradients of a model, in one pass, and return their total norm.
 
         Args:
             model: The model, after a backward pass.
-            gradient_threshold: A norm above it is an explosion. None: what this run is used to decides.
+            gradient_threshold: A norm above it is an explosion. None: the norms of the steps before decide.
 
         Returns:
             The norm; NaN or infinite if a gradient is. None if gradient checking is off, 0.0 if there are no gradients.
@@ -182,25 +204,28 @@ class PyTorchDebugger:
             return None
         self._remember(model)
         _check_threshold(gradient_threshold)
-        readings = read_gradients(model)
-        if not readings:
+        found = gradients(model)
+        if not found:
             self._log_debug_event(
                 "no_gradients",
                 f"{type(model).__name__} has no gradients: call check_gradients after loss.backward(), and before "
                 "optimizer.zero_grad()",
             )
             return 0.0
-        threshold = self.gradient_threshold if gradient_threshold is None else gradient_threshold
-        found = report_gradients(readings, threshold, self._history)
-        self.last_gradients = found
-        self.gradient_norms.append(found.norm)
+        # How large the weights are is needed once; they are read along with the gradients, in one transfer.
+        weights = {} if self._weight_norm is not None else parameters(model)
+        readings = readings_of(found | {f"{_WEIGHT}{name}": each for name, each in weights.items()})
+        readings_of_weights = {name: readings.pop(name) for name in list(readings) if name.startswith(_WEIGHT)}
+        if readings_of_weights:
+            self._weight_norm = total_norm(readings_of_weights.values())
+        self._mark("gradient")
         self._notes.readings("gradient", readings)
-        self._notes.log(gradient_norm=found.norm)
-        self._tell_gradients(found)
-        return found.norm
+        norm = self._see_gradients({name: each.row for name, each in readings.items()}, gradient_threshold)
+        self._notes.log(gradient_norm=norm)
+        return norm
 
     def check_model_parameters(self, model: nn.Module) -> dict[str, Any]:
-        """Look at all parameters of a model, in one pass.
+        """Check all parameters of a model, in one pass.
 
         Returns:
             Counts of elements (`total_parameters`, `nan_parameters`, `inf_parameters`, `zero_parameters`), names
@@ -210,36 +235,93 @@ class PyTorchDebugger:
         self._remember(model)
         _check_has_values(model)
         readings = read_parameters(model)
-        stats = parameter_stats(readings, self.parameter_limit)
-        self.last_parameters = stats
+        self._mark("parameter")
         self._notes.readings("parameter", readings)
-        for kind in ("nan", "inf"):
-            bad = {name: int(count) for name, each in readings.items() if (count := each.get(kind))}
-            if bad:
-                first, data = next(iter(bad)), {"parameter_name": next(iter(bad)), f"{kind}_count": bad}
-                message = f"{_written(kind)} in {_count(bad, 'parameter')}, first {first} ({bad[first]} elements)"
-                self._log_debug_event(f"{kind}_parameter_detected", message, data)
-        if stats["out_of_range_parameters"]:
-            names = stats["out_of_range_parameters"]
-            message = f"{_count(names, 'parameter')} beyond +-{self.parameter_limit:g}, first {names[0]}"
-            self._log_debug_event("out_of_range_parameter_detected", message, {"parameters": names[:20]})
+        self._see_parameters({name: each.row for name, each in readings.items()})
+        stats = self.last_parameters
         self._log_debug_event("parameter_check_completed", "Model parameter check completed", counts_only(stats))
         return stats
+
+    def _see_gradients(
+        self, rows: RowsByName, threshold: float | None = None, *, step: int | None = None, norm: float | None = None
+    ) -> float:
+        """Judge the gradients of a step, note what is wrong, and return their norm.
+
+        `step` is given where a check is automatic, `norm` where gradients were clipped: it is the norm before that.
+        """
+        threshold = self.gradient_threshold if threshold is None else threshold
+        total = total_norm(Reading(row) for row in rows.values())
+        if norm is not None and not norm <= total:
+            total = norm
+        moment = gradient_now(total, list(self.gradient_norms), weight=self._weight_norm, high=threshold)
+        found = GradientReport(norm=total, threshold=threshold, moment=moment, rows=rows)
+        self.last_gradients = found
+        self.gradient_norms.append(total)
+        for kind, bad in count_nonfinite(rows).items():
+            if bad:
+                self._count_nonfinite(kind, len(bad))
+                self._violate(f"{kind}_gradient_detected", describe_nonfinite(kind, bad, "gradient"), found, step)
+        if found.verdict != "usual":
+            message = moment.words[:1].upper() + moment.words[1:]
+            if math.isfinite(total) and found.largest:
+                message += f"; largest: {found.largest[0][0]}"
+            exploding = found.verdict == "exploding"
+            self.gradient_explosions += exploding
+            self.gradient_vanishing += not exploding
+            self._violate("gradient_explosion" if exploding else "gradient_vanishing", message, found, step)
+        return total
+
+    def _see_parameters(self, rows: RowsByName, *, step: int | None = None) -> None:
+        """Keep the statistics of all parameters and note what is wrong with them."""
+        self._weight_norm = finite_norm(rows)
+        self._parameters = rows
+        bad_before, self._bad_parameters = self._bad_parameters, {}
+        bad: dict[str, Any] = count_nonfinite(rows) | {"out_of_range": out_of_range(rows, self.parameter_limit)}
+        for kind, names in bad.items():
+            self._bad_parameters[kind] = frozenset(names)
+            # Parameters stay bad, so an automatic check reports only those that have become so.
+            if not names or (step is not None and self._bad_parameters[kind] == bad_before.get(kind)):
+                continue
+            if kind == "out_of_range":
+                message = f"{count(names, 'parameter')} beyond +-{self.parameter_limit:g}, first {names[0]}"
+                data: dict[str, Any] = {"parameters": names[:20]}
+            else:
+                message = describe_nonfinite(kind, names, "parameter")
+                data = {"parameter_name": next(iter(names)), f"{kind}_count": names}
+            self._note(f"{kind}_parameter_detected", message, data, step=step)
+
+    def _see_loss(self, value: float, *, step: int | None = None) -> None:
+        """Keep a loss; one that is not finite is an event."""
+        self.losses.append(value)
+        if not math.isfinite(value):
+            kind, name = ("nan", "NaN") if math.isnan(value) else ("inf", "infinite")
+            self._count_nonfinite(kind, 1)
+            data = {"loss_value": value, "loss_type": "NaN" if kind == "nan" else "Inf"}
+            self._note(f"{kind}_loss_detected", f"The loss is {name}", data, step=step)
+
+    def _count_nonfinite(self, kind: str, number: int) -> None:
+        self.anomaly_detected = True
+        self.nan_detections += number if kind == "nan" else 0
+        self.inf_detections += number if kind == "inf" else 0
+
+    def _violate(self, kind: str, message: str, found: GradientReport, step: int | None) -> None:
+        self.gradient_violations.append(self._note(kind, message, found.data(), step=step))
 
     # ------------------------------------------------------------------ passes
 
     def debug_forward_pass(self, model: nn.Module, inputs: Any, layer_hooks: bool = True) -> Any:
-        """Return `model(inputs)`; in debug mode with a table of every layer's call in `last_forward`.
+        """Return `model(inputs)`; in debug mode `last_forward` then has a row for every layer's call.
 
         The outputs are those of the plain call and carry gradients as it does.
         """
         if not self.debug_mode:
             return model(inputs)
         self._remember(model)
+        self._mark("forward")
         return passes.forward(self, model, inputs, layer_hooks=layer_hooks)
 
     def debug_backward_pass(self, loss: Tensor, retain_graph: bool = False) -> None:
-        """Run `loss.backward()`; in debug mode with a word on the loss and on every gradient."""
+        """Run `loss.backward()`; in debug mode check the loss and note every gradient."""
         if not isinstance(loss, Tensor):
             raise OptionError(f"debug_backward_pass(loss) takes the loss itself, a tensor; got {type(loss).__name__}.")
         if not self.debug_mode:
@@ -247,6 +329,8 @@ class PyTorchDebugger:
             return
         model = self._model() if self._model is not None else None
         named = {} if model is None else {id(parameter): name for name, parameter in parameters(model).items()}
+        self._mark("backward")
+        self._take_loss(loss)
         passes.backward(self, loss, retain_graph=retain_graph, names=named)
 
     def debug_training_step(
@@ -258,7 +342,7 @@ class PyTorchDebugger:
         optimizer: Optimizer,
         gradient_threshold: float | None = None,
     ) -> dict[str, Any]:
-        """Train one step exactly as the plain calls would, and look at each part of it.
+        """Train one step exactly as the plain calls would, and check each part of it.
 
         Returns:
             `forward_outputs`, `loss`, `gradient_norm` (None if gradient checking is off) and `parameter_stats`.
@@ -273,11 +357,8 @@ class PyTorchDebugger:
             outputs = self.debug_forward_pass(model, inputs)
             loss = loss_fn(outputs, targets)
             value = loss.detach().item()
-            self.losses.append(value)
-            self._notes.log(loss=value)
-            if not math.isfinite(value):
-                data = {"loss_value": value, "loss_type": "NaN" if math.isnan(value) else "Inf"}
-                self._log_debug_event("loss_anomaly", f"The loss is {value}", data)
+            if not self.debug_mode:
+                self._take_loss(loss)
             self.debug_backward_pass(loss)
             norm = self.check_gradients(model, gradient_threshold)
             optimizer.step()
@@ -291,11 +372,19 @@ class PyTorchDebugger:
         kept = outputs.detach() if isinstance(outputs, Tensor) else outputs
         return {"forward_outputs": kept, "loss": value, "gradient_norm": norm, "parameter_stats": stats}
 
-    # ------------------------------------------------------------------ what was seen
+    def _take_loss(self, loss: Tensor) -> None:
+        if loss.numel() == 1:
+            self._mark("loss")
+            value = loss.detach().item()
+            self._notes.log(loss=value)
+            self._see_loss(value)
+
+    # ------------------------------------------------------------------ results
 
     def get_debug_summary(self) -> dict[str, Any]:
-        """Return what was seen so far, in numbers."""
-        return {
+        """Return counters and states. In a `debug_training_session`, all steps so far are checked first."""
+        self._catch_up()
+        summary = {
             "debug_mode": self.debug_mode,
             "anomaly_detected": self.anomaly_detected,
             "profiler_active": self.profiler_active,
@@ -307,6 +396,8 @@ class PyTorchDebugger:
             "memory_snapshots_count": self.memory_snapshots.total,
             "gradient_violations_count": self.gradient_violations.total,
         }
+        memory = self.memory_statistics if self._memory is None else self._memory.statistics()
+        return summary | ({"memory_statistics": memory} if memory else {})
 
     def save_debug_report(self, filename: str | Path | None = None, format: str | None = None) -> Path:
         """Write a report and return its path.
@@ -317,19 +408,23 @@ class PyTorchDebugger:
 
         """
         path = report.save(self, filename, format)
-        self._speaker.say("info", "report_saved", f"Debug report saved to {path}")
+        self._log.log("info", "report_saved", f"Debug report saved to {path}")
         return path
 
     def clear_debug_data(self) -> None:
-        """Forget events, snapshots, violations and counters; the run on disk keeps them."""
-        self.debug_events.clear()
-        self.memory_snapshots.clear()
-        self.gradient_violations.clear()
+        """Delete events, snapshots, violations, counters and results; the run on disk keeps them."""
+        self._catch_up()
+        for kept in (self.debug_events, self.memory_snapshots, self.gradient_violations):
+            kept.clear()
         for numbers in (self.gradient_norms, self.losses, self.forward_times, self.backward_times):
             numbers.clear()
-        self.nan_detections = self.inf_detections = self.gradient_explosions = self.gradient_vanishing = 0
-        self._tables.clear()
-        self._speaker.say("info", "data_cleared", "Debug data cleared")
+        self._forget()
+        self._log.log("info", "data_cleared", "Debug data cleared")
+
+    @property
+    def last_parameters(self) -> dict[str, Any]:
+        """What the last check of the parameters found; see `check_model_parameters`. Empty before one."""
+        return parameter_stats(self._parameters, self.parameter_limit) if self._parameters else {}
 
     @property
     def findings(self) -> list[Finding]:
@@ -338,12 +433,17 @@ class PyTorchDebugger:
 
     @property
     def run(self) -> Path | None:
-        """The run that this debugger writes, once it has something to say."""
+        """The run that this debugger writes, once there is something in it."""
         return self._notes.path
 
     def close(self, error: BaseException | None = None) -> None:
-        """Finish the run, as failed if an error ended it. Who forgets it loses nothing: it is done in the end."""
+        """Finish the run, as failed if an error ended it. If it is never called, this happens at the program's end."""
+        self._catch_up()
         self._notes.close(error)
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.close()
+            live.update()  # the last look of the diagnosis comes when the run ends
 
     def __enter__(self) -> Self:
         return self
@@ -352,47 +452,56 @@ class PyTorchDebugger:
         self.close(error)
 
     def _log_debug_event(self, event_type: str, message: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Note an event: in memory, in the run and to the logger. Returns the entry."""
-        values = plain(dict(data or {}))
+        """Note an event in memory, in the run and in the logger. Returns the entry."""
+        return self._note(event_type, message, data)
+
+    # ------------------------------------------------------------------ inside
+
+    def _note(
+        self,
+        event_type: str,
+        message: str,
+        data: Mapping[str, Any] | None = None,
+        *,
+        step: int | None = None,
+        finding: Level | None = None,
+    ) -> dict[str, Any]:
+        """Note an event. `step` is that of an automatic check; `finding` is the level of a finding of the run."""
+        values = plain(dict(data or {}) | ({} if step is None else {"step": step}))
+        words = str(message) if step is None else f"Step {step}: {message}"
         entry = {
             "timestamp": datetime.now().isoformat(),
             "event_type": str(event_type),
-            "message": str(message),
+            "message": words,
             "data": values,
         }
         self.debug_events.append(entry)
         self._seen[entry["event_type"]] += 1
-        # What every step says is in the run as readings and numbers; its timeline is for what is special.
+        if finding is not None:
+            # The run has its findings already, and without a logger the session itself reports them.
+            if self._log.is_given:
+                self._log.log(finding, entry["event_type"], words, values)
+            return entry
+        # The run holds every step as readings; its timeline is for what is special.
         if entry["event_type"] not in ROUTINE or self._seen[entry["event_type"]] <= _ROUTINE_IN_RUN:
-            self._notes.event(entry["event_type"], entry["message"], values)
-        self._speaker.say(_level(entry["event_type"]), entry["event_type"], entry["message"], values)
+            self._notes.event(entry["event_type"], words, values)
+        self._log.log(level_of(entry["event_type"]), entry["event_type"], words, values, ration=step is not None)
         return entry
 
-    # ------------------------------------------------------------------ inside
+    def _watch(self, model: nn.Module) -> None:
+        """Record the model and check every step of it."""
+        self._remember(model)
+        self._live = LiveChecks(self, self._notes.watch(model))
 
-    def _tell_gradients(self, found: GradientReport) -> None:
-        for kind, bad in (("nan", found.nan), ("inf", found.inf)):
-            if bad:
-                first = next(iter(bad))
-                message = f"{_written(kind)} in {_count(bad, 'gradient')}, first {first} ({bad[first]} elements)"
-                self._violate(f"{kind}_gradient_detected", message, found)
-        self.nan_detections += len(found.nan)
-        self.inf_detections += len(found.inf)
-        if found.verdict == "exploding":
-            self.gradient_explosions += 1
-            message = f"The gradient norm is {found.norm}"
-            if math.isfinite(found.norm):
-                held = f"held against {found.held_against()}; largest: {found.largest[0][0]}"
-                message = f"Gradient norm {found.norm:.4g}, {held}"
-            self._violate("gradient_explosion", message, found)
-        elif found.verdict == "vanishing":
-            self.gradient_vanishing += 1
-            message = f"Gradient norm {found.norm:.4g} has vanished, held against {found.held_against()}"
-            self._violate("gradient_vanishing", message, found)
+    def _catch_up(self) -> None:
+        """Wait until all steps so far are recorded and judged, and check those that are new."""
+        if self._live is not None:
+            self._notes.flush()
+            self._live.update()
 
-    def _violate(self, kind: str, message: str, found: GradientReport) -> None:
-        entry = self._log_debug_event(kind, message, found.data())
-        self.gradient_violations.append(entry)
+    def _mark(self, what: str) -> None:
+        if self._live is not None:
+            self._live.mark(what)
 
     def _keep_table_of(self, entry: dict[str, Any], name: str) -> None:
         """Let only the latest event of a kind keep its long table."""
@@ -404,7 +513,7 @@ class PyTorchDebugger:
     def _is_on(self, enabled: bool | None, default: bool, what: str) -> bool:
         if enabled is None and not default:
             message = f"{what}() does nothing: enable_{what} is False. Pass enabled=True to use it here."
-            self._speaker.say("info", f"{what}_skipped", message)
+            self._log.log("info", f"{what}_skipped", message)
         return default if enabled is None else enabled
 
     def _remember(self, model: nn.Module) -> None:
@@ -412,6 +521,7 @@ class PyTorchDebugger:
             raise OptionError(f"a model is needed, a torch.nn.Module; got {type(model).__name__}.")
         if self._model is None or self._model() is not model:
             self._model = weakref.ref(model)
+            self._weight_norm = None
 
     def _settings(self) -> dict[str, Any]:
         names = ("anomaly_detection", "profiling", "memory_tracking", "gradient_checking")
@@ -431,17 +541,3 @@ def _check_has_values(model: nn.Module) -> None:
             f"The parameters of {type(model).__name__} are on the meta device, which holds no values. "
             "Give it some with model.to_empty(device=...) and its weights."
         )
-
-
-def _level(event_type: str) -> Level:
-    if any(word in event_type for word in _ERRORS):
-        return "error"
-    return "warning" if any(word in event_type for word in _WARNINGS) else "info"
-
-
-def _written(kind: str) -> str:
-    return {"nan": "NaN", "inf": "Inf"}[kind]
-
-
-def _count(items: Any, word: str) -> str:
-    return f"{len(items)} {word}{'s' if len(items) != 1 else ''}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sonde.checks import Call, CallTable, Seen
-from sonde.pytorch_debugging.plain_values import plain, statistics
+from sonde.pytorch_debugging.events import plain, statistics
 from sonde.records import Reading
 
 

@@ -62,17 +62,17 @@ def debug_training_session(
         log_dir,
     )
     with contextlib.ExitStack() as stack:
-        stack.push(debugger)
-        # Inside the session, so that what the scopes say at their end is in the run and in the report.
+        # Left in reverse order: the scopes end, then the run, whose last look has then been taken, then the report.
         stack.callback(debugger.save_debug_report)
+        stack.push(debugger)
         stack.push(_NotingFailure(debugger))
-        debugger._notes.watch(model)
+        debugger._watch(model)
         if enable_memory_tracking:
             stack.enter_context(debugger.memory_tracking())
-        if enable_profiling:
-            stack.enter_context(debugger.profiling(schedule=_PROFILED))
         if enable_anomaly_detection:
             stack.enter_context(debugger.anomaly_detection())
+        if enable_profiling:
+            stack.enter_context(debugger.profiling(schedule=_PROFILED))
         yield debugger
 
 

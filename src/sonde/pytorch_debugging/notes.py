@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from sonde.errors import ClosedError, RunError
+from sonde.errors import ClosedError, OptionError, RunError
 from sonde.records import Finding, Quantity, Reading
 from sonde.session import IdleSession, Session
 from sonde.watching import open_session, watch
@@ -72,6 +73,11 @@ class Notes:
         """What the session found wrong with a watched model."""
         return list(self._findings if self._session is None else self._session.findings)
 
+    @property
+    def held_bytes(self) -> int:
+        """How much memory the session holds."""
+        return 0 if self._session is None else self._session.held_bytes
+
     def flush(self) -> None:
         """Wait until what was noted so far is written and judged."""
         if self._session is not None:
@@ -104,6 +110,20 @@ class Notes:
     def _new_folder(self) -> Path:
         self.path = next(_free_folders(self._log_dir))
         return self.path
+
+
+def made_folder(log_dir: Any) -> Path:
+    """Return the folder, which is created if it does not exist."""
+    if not isinstance(log_dir, str | os.PathLike):
+        raise OptionError(f"log_dir takes a path; got {log_dir!r}.")
+    folder = Path(log_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise OptionError(f"log_dir={str(folder)!r} is no folder: a file is in the way. Choose another.") from None
+    except OSError as error:
+        raise OptionError(f"log_dir={str(folder)!r} cannot be made: {error.strerror}. Choose another.") from None
+    return folder
 
 
 def _unless_closed() -> contextlib.AbstractContextManager[None]:

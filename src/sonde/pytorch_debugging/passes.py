@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from torch import Tensor, nn
 
 from sonde.checks import CallTable, listen_to_calls
 from sonde.probes.readings import readings_of
+from sonde.pytorch_debugging.events import plain
 from sonde.pytorch_debugging.layer_table import activations, in_brief, output_readings
-from sonde.pytorch_debugging.plain_values import plain
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 def forward(debugger: PyTorchDebugger, model: nn.Module, inputs: Any, *, layer_hooks: bool) -> Any:
     """Run `model(inputs)` and note every layer's call."""
     table: CallTable | None = None
+    debugger.last_forward = {}
     begin = time.perf_counter()
     try:
         if layer_hooks:
@@ -54,7 +54,6 @@ def forward(debugger: PyTorchDebugger, model: nn.Module, inputs: Any, *, layer_h
 def backward(debugger: PyTorchDebugger, loss: Tensor, *, retain_graph: bool, names: dict[int, str]) -> None:
     """Run `loss.backward()` and note the loss, the time and every parameter's gradient."""
     value = loss.detach().item() if loss.numel() == 1 else None
-    _tell_bad_loss(debugger, value)
     leaves = list(_leaves(loss))
     begin = time.perf_counter()
     try:
@@ -79,15 +78,6 @@ def backward(debugger: PyTorchDebugger, loss: Tensor, *, retain_graph: bool, nam
         }
     )
     debugger._keep_table_of(entry, "gradients")
-
-
-def _tell_bad_loss(debugger: PyTorchDebugger, value: float | None) -> None:
-    if value is None or math.isfinite(value):
-        return
-    kind = "nan" if math.isnan(value) else "inf"
-    debugger._log_debug_event(
-        f"{kind}_loss_detected", f"The loss is {value} before the backward pass", {"loss_value": value}
-    )
 
 
 def _leaves(loss: Tensor) -> Iterator[Tensor]:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde.errors import OptionError
-from sonde.parallel.ranks import suffix, this_rank
-from sonde.pytorch_debugging.kept import Kept
-from sonde.pytorch_debugging.plain_values import plain, statistics
+from sonde.pytorch_debugging.events import Kept, plain, statistics
 from sonde.pytorch_debugging.report_pages import compose
 from sonde.pytorch_debugging.report_writers import to_html, to_markdown
+from sonde.ranks import suffix, this_rank
 from sonde.records import Reading
 from sonde.replacing import replacing
 
@@ -65,6 +64,7 @@ def build(debugger: PyTorchDebugger) -> dict[str, Any]:
         "gradients": _gradients(debugger),
         "parameters": debugger.last_parameters,
         "layer_calls": debugger.last_forward,
+        "profile": debugger.last_profile,
         "left_out": {
             name: kept.left_out
             for name in ("debug_events", "memory_snapshots", "gradient_violations")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from sonde.pytorch_debugging.event_list import ROUTINE
+from sonde.pytorch_debugging.events import ROUTINE, is_trouble
 
 MOST_ROWS: Final = 60
 Mood = Literal["well", "trouble"]
@@ -66,15 +66,9 @@ def _verdict(report: dict[str, Any]) -> tuple[str, Mood]:
     found += [f"{leaks} memory leak{'s' if leaks != 1 else ''}"] if leaks else []
     if not found:
         return f"Nothing wrong was seen in {summary['debug_events_count']:,} events.", "well"
-    first = next((event for event in report["debug_events"] if _is_trouble(event)), None)
+    first = next((event for event in report["debug_events"] if is_trouble(event)), None)
     begun = f" First: {first['message']}" if first else ""
     return f"Seen: {', '.join(found)}.{begun}", "trouble"
-
-
-def _is_trouble(event: dict[str, Any]) -> bool:
-    kind = event["event_type"]
-    words = ("nan_", "inf_", "explosion", "vanishing", "anomaly_detected", "leak", "_error", "loss_anomaly")
-    return any(word in kind for word in words)
 
 
 def _findings(report: dict[str, Any]) -> Section:

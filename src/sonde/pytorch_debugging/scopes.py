@@ -1,4 +1,4 @@
-"""The three scopes of a debugger. Each restores what it touched, however its block ends, and swallows nothing."""
+"""The three scopes of a debugger. Each restores what it changed, however its block ends, and swallows no exception."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from sonde.checks import NonFinite, NonFiniteScope, hear_anomaly_traces
-from sonde.parallel.ranks import suffix, this_rank
 from sonde.probes.memory_scope import MemoryScope, memory_scope
 from sonde.probes.profiling import ProfileScope, profile_scope
+from sonde.ranks import suffix, this_rank
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger
 
-CUDA_GROWTH_BYTES: Final = 100 << 20
-"""A scope that ends with this much more CUDA memory allocated than it began with is worth a warning."""
+_MAX_VERDICTS: Final = 5
+_MAX_OPERATORS: Final = 10
 
 
 @contextlib.contextmanager
 def anomaly_scope(debugger: PyTorchDebugger) -> Iterator[NonFiniteScope]:
-    """Turn torch's anomaly mode on and look for what it does not see, until the block ends."""
+    """Turn on torch's anomaly mode, and search for what it does not find, until the block ends."""
     before = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    scope = NonFiniteScope(lambda found: _tell_nonfinite(debugger, found))
+    scope = NonFiniteScope(lambda found: _report_nonfinite(debugger, found))
     debugger._log_debug_event("anomaly_detection_start", "Anomaly detection started")
     with hear_anomaly_traces() as heard:
         torch.set_anomaly_enabled(True, True)
@@ -50,14 +50,15 @@ def anomaly_scope(debugger: PyTorchDebugger) -> Iterator[NonFiniteScope]:
             debugger._log_debug_event("anomaly_detection_end", "Anomaly detection ended", counts)
 
 
-def _tell_nonfinite(debugger: PyTorchDebugger, found: NonFinite) -> None:
-    debugger.anomaly_detected = True
-    debugger.nan_detections += bool(found.nan)
-    debugger.inf_detections += bool(found.inf)
+def _report_nonfinite(debugger: PyTorchDebugger, found: NonFinite) -> None:
+    debugger._count_nonfinite("nan", bool(found.nan))
+    debugger._count_nonfinite("inf", bool(found.inf))
     what = "nan" if found.nan else "inf"
     place = "parameter" if found.place == "optimizer" else found.place
     data = {name: getattr(found, name) for name in found.__slots__}
-    debugger._log_debug_event(f"{what}_{place}_detected", str(found), data)
+    entry = debugger._log_debug_event(f"{what}_{place}_detected", str(found), data)
+    if place == "gradient":
+        debugger.gradient_violations.append(entry)
 
 
 @contextlib.contextmanager
@@ -68,8 +69,8 @@ def profiler_scope(debugger: PyTorchDebugger, output_file: str | Path | None, sc
     path = Path(output_file)
     path.parent.mkdir(parents=True, exist_ok=True)
     debugger._log_debug_event("profiling_start", "Profiling started", {"output_file": str(path)})
-    # With anomaly detection on, most Python calls are those of the looking: their stacks would fill the trace.
-    scope = profile_scope(path, schedule=schedule, stacks=not debugger.enable_anomaly_detection)
+    # While anomaly detection is open, most Python calls are its own: their stacks would fill the trace.
+    scope = profile_scope(path, schedule=schedule, stacks=debugger._anomaly is None)
     try:
         with scope:
             debugger.profiler_active = True
@@ -80,47 +81,53 @@ def profiler_scope(debugger: PyTorchDebugger, output_file: str | Path | None, sc
         raise
     finally:
         debugger.profiler_active = False
-        debugger._log_debug_event("profiling_end", "Profiling ended", _profile_data(scope))
+        debugger.last_profile = data = _profile_data(scope)
+        said = f": {data['verdict'][0]}" if data.get("verdict") else ""
+        debugger._log_debug_event("profiling_end", f"Profiling ended{said}", data)
 
 
 def _profile_data(scope: ProfileScope) -> dict[str, Any]:
     found: dict[str, Any] = {"trace_files": [str(path) for path in scope.trace_files], "notes": list(scope.notes)}
     if scope.trace_files:
-        found["verdict"] = [each.text for each in scope.verdict()[:5]]
+        found["verdict"] = [each.text for each in scope.verdict()[:_MAX_VERDICTS]]
+        found["slowest_operators"] = {
+            each.name: {"calls": each.calls, "share": each.share} for each in scope.operators()[:_MAX_OPERATORS]
+        }
     return found
 
 
 @contextlib.contextmanager
 def tracking_scope(debugger: PyTorchDebugger, **options: Any) -> Iterator[MemoryScope]:
-    """Take memory snapshots around the block and samples at every optimizer step inside it; tell what grew."""
+    """Take memory snapshots before and after the block and samples at every optimizer step; report what grew."""
     debugger._log_debug_event("memory_tracking_start", "Memory tracking started")
-    scope = memory_scope(**options)
+    notes = debugger._notes
+    scope = memory_scope(**{"own_bytes": lambda: notes.held_bytes} | options)
     try:
         with scope:
             debugger.memory_snapshots.append(_dated(scope.before))
             yield scope
     finally:
         debugger.memory_snapshots.append(_dated(scope.after))
-        _tell_memory(debugger, scope)
+        debugger.memory_statistics = scope.statistics()
+        _report_memory(debugger, scope)
 
 
-def _tell_memory(debugger: PyTorchDebugger, scope: MemoryScope) -> None:
+def _report_memory(debugger: PyTorchDebugger, scope: MemoryScope) -> None:
     change = scope.change()
-    data = {"difference": change, "steps": scope.steps}
+    data = {"difference": change, "steps": scope.steps, "statistics": scope.statistics()}
     debugger._log_debug_event("memory_tracking_end", f"Memory tracking ended: {_changes(change)}", data)
-    grown = change.get("cuda_allocated", 0)
-    if grown > CUDA_GROWTH_BYTES:
-        message = f"CUDA memory grew by {grown / 2**20:.0f} MiB inside memory_tracking()"
-        debugger._log_debug_event("memory_leak_detected", message, data)
     for leak in scope.leaks():
         about = {"place": leak.place, "bytes_per_step": leak.growth.per_step, "phase": leak.phase}
         about["lines"] = [str(line) for line in leak.lines]
         debugger._log_debug_event("memory_leak_detected", leak.text, about)
+    for kept in scope.kept():
+        about = {"place": kept.place, "bytes": kept.bytes, "lines": [str(line) for line in kept.lines]}
+        debugger._log_debug_event("excessive_memory_detected", kept.text, about)
 
 
 def _changes(change: Mapping[str, float]) -> str:
-    told = [f"{name} {change[name] / 2**20:+.1f} MiB" for name in ("rss", "cuda_allocated") if name in change]
-    return ", ".join(told) or "nothing is known about it"
+    said = [f"{name} {change[name] / 2**20:+.1f} MiB" for name in ("rss", "cuda_allocated") if name in change]
+    return ", ".join(said) or "the system reports no numbers"
 
 
 def _dated(snapshot: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,9 +28,9 @@ from typing import Any, Final, Self
 from sonde import strict_json
 from sonde.errors import OptionError
 from sonde.outcome import message_of, outcome_of
-from sonde.parallel.ranks import suffix, this_rank
 from sonde.pytorch_debugging.json_lines import JsonLines
-from sonde.pytorch_debugging.log_place import checked_name, made_folder
+from sonde.pytorch_debugging.notes import made_folder
+from sonde.ranks import suffix, this_rank
 
 _MAX_TEXT_BYTES: Final = 10 << 20
 _KEPT_EPOCHS: Final = 10_000
@@ -341,6 +341,20 @@ def _level(level: int | str) -> int:
             raise OptionError(f"log_level={level!r}: choose from {', '.join(known)}.")
         return known[level.upper()]
     return level
+
+
+def checked_name(name: Any) -> str:
+    """Return the name of an experiment; empty if there is none.
+
+    >>> checked_name("digits"), checked_name(None)
+    ('digits', '')
+    """
+    if name is not None and (not isinstance(name, str) or Path(name).name != name):
+        raise OptionError(
+            f"experiment_name takes a plain name, such as 'digits'; got {name!r:.80}. Folders are chosen by log_dir "
+            "and checkpoint_dir."
+        )
+    return name or ""
 
 
 def _in_words(metrics: Mapping[str, Any]) -> str:

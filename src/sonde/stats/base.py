@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sonde import schema
 from sonde.schema import Bins, Rows
-from sonde.stats.protocol import Arena
+from sonde.signals import Arena
 
 
 class Changes(NamedTuple):

@@ -141,7 +141,9 @@ def test_events_go_to_the_training_logger(space):
     run(space, "anomaly", "settings", "logging")
     said = len(space["logger"].said)
     space["debugger"]._log_debug_event("gradient_explosion", "too large")
-    assert space["logger"].said[said:] == [("error", "too large")]
+    space["debugger"]._log_debug_event("nan_parameter_detected", "not a number")
+    space["debugger"]._log_debug_event("anomaly_detection_start", "enabled")
+    assert space["logger"].said[said:] == [("warning", "too large"), ("error", "not a number"), ("info", "enabled")]
 
 
 def test_error_recovery(space):

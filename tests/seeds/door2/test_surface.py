@@ -89,7 +89,9 @@ def test_summary_report_step_and_parameters_have_the_documented_keys(tmp_path):
             *("debug_mode", "anomaly_detected", "profiler_active"),
             *("nan_detections", "inf_detections", "gradient_explosions", "gradient_vanishing"),
             *("debug_events_count", "memory_snapshots_count", "gradient_violations_count"),
+            "memory_statistics",
         }
+        assert {"bytes", "peak_bytes", "growth_bytes"} <= set(summary["memory_statistics"]["process"])
         report = json.loads(debugger.save_debug_report(tmp_path / "debug_report.json").read_text())
     sections = {"debug_summary", "debug_events", "memory_snapshots", "gradient_violations", "timestamp"}
     assert sections <= set(report)

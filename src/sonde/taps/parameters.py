@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.records import Quantity
-from sonde.stats.protocol import Recorder
+from sonde.signals import Recorder
 
 
 @dataclass(slots=True, eq=False)

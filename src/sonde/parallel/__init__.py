@@ -1,1 +1,0 @@
-"""Training in several processes: which rank this is, and how ranks agree."""

@@ -1,0 +1,173 @@
+"""What a check of all gradients or all parameters found, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from sonde import measures, schema
+from sonde.diagnosis.judgement import Moment
+from sonde.records import Reading
+from sonde.schema import Rows
+
+MAX_NAMES: Final = 20
+HALF_PRECISION_MAX: Final = float(np.finfo(np.float16).max)
+"""Parameters with larger magnitudes do not fit float16."""
+
+RowsByName = Mapping[str, Rows]
+
+
+@dataclass(slots=True, kw_only=True)
+class GradientReport:
+    """All gradients at one moment."""
+
+    norm: float
+    """The norm of all gradients together; NaN or infinite if an element is."""
+    threshold: float | None
+    """The limit that the user gave; None if the norm was compared with the run's own history."""
+    moment: Moment
+    """The judgement on the norm, which looks at this step only."""
+    rows: RowsByName = field(repr=False)
+
+    @property
+    def usual_norm(self) -> float | None:
+        """The median of the norms before it; None while there are too few."""
+        return self.moment.usual
+
+    @property
+    def verdict(self) -> str:
+        """`exploding` (also for a norm that is not finite), `vanishing`, or `usual`."""
+        word = self.moment.verdict
+        return "exploding" if word == "non-finite" else word if word in ("exploding", "vanishing") else "usual"
+
+    @property
+    def readings(self) -> dict[str, Reading]:
+        """The reading of each gradient."""
+        return {name: Reading(row) for name, row in self.rows.items()}
+
+    @property
+    def norms(self) -> dict[str, float | None]:
+        """The norm of the finite elements of each gradient; None if there are none."""
+        return dict(zip(self.rows, map(_known, measures.norm(_stacked(self.rows)).tolist()), strict=True))
+
+    @property
+    def nan(self) -> dict[str, int]:
+        """Parameters whose gradient has NaN, and how many."""
+        return count_nonfinite(self.rows)["nan"]
+
+    @property
+    def inf(self) -> dict[str, int]:
+        """Parameters whose gradient has infinities, and how many."""
+        return count_nonfinite(self.rows)["inf"]
+
+    @property
+    def zero(self) -> tuple[str, ...]:
+        """Parameters whose gradient is exactly zero everywhere."""
+        return tuple(name for name, row in self.rows.items() if row[schema.ZERO] == row[schema.COUNT] > 0)
+
+    @property
+    def largest(self) -> list[tuple[str, float]]:
+        """The gradients with the largest norms, largest first."""
+        known = [(name, norm) for name, norm in self.norms.items() if norm is not None]
+        return sorted(known, key=lambda item: -item[1])[:MAX_NAMES]
+
+    def data(self) -> dict[str, Any]:
+        """Return what an event carries; long lists of names are cut and counted."""
+        return {
+            "gradient_norm": self.norm,
+            "threshold": self.threshold,
+            "usual_norm": self.usual_norm,
+            "parameter_count": len(self.rows),
+            "nan": _some(self.nan),
+            "inf": _some(self.inf),
+            "largest": dict(self.largest[:5]),
+        }
+
+
+def count_nonfinite(rows: RowsByName) -> dict[str, dict[str, int]]:
+    """Return by `nan` and `inf` the tensors that have such elements, and how many."""
+    found: dict[str, dict[str, int]] = {"nan": {}, "inf": {}}
+    every = _stacked(rows)
+    if not measures.nonfinite(every).any():
+        return found
+    for name, nan, inf in zip(rows, every[:, schema.NAN].tolist(), measures.inf(every).tolist(), strict=True):
+        if nan:
+            found["nan"][name] = int(nan)
+        if inf:
+            found["inf"][name] = int(inf)
+    return found
+
+
+def parameter_stats(rows: RowsByName, limit: float) -> dict[str, Any]:
+    """Return the statistics of all parameters.
+
+    Counts are of elements. `constant_parameters` and `out_of_range_parameters` are names. A constant tensor is not a
+    fault by itself: the weights of norms start as ones, many biases as zeros.
+    """
+    every = _stacked(rows)
+    constant = (every[:, schema.COUNT] > 1) & (measures.nonfinite(every) == 0)
+    constant &= every[:, schema.MIN] == every[:, schema.MAX]
+    names = list(rows)
+    ranges = {measure: measures.compute(measure, every) for measure in ("min", "max", "mean", "std")}
+    return {
+        "total_parameters": int(every[:, schema.COUNT].sum()),
+        "nan_parameters": int(every[:, schema.NAN].sum()),
+        "inf_parameters": int(measures.inf(every).sum()),
+        "zero_parameters": int(every[:, schema.ZERO].sum()),
+        "constant_parameters": [names[at] for at in np.flatnonzero(constant)],
+        "out_of_range_parameters": out_of_range(rows, limit),
+        "parameter_ranges": {
+            name: {measure: _known(values[at]) for measure, values in ranges.items()} for at, name in enumerate(names)
+        },
+    }
+
+
+def out_of_range(rows: RowsByName, limit: float) -> list[str]:
+    """Return the names of tensors with an element of larger magnitude than `limit`."""
+    largest = np.abs(_stacked(rows)[:, [schema.MIN, schema.MAX]]).max(axis=1)
+    return [name for name, value in zip(rows, largest.tolist(), strict=True) if value > limit]
+
+
+def finite_norm(rows: RowsByName) -> float:
+    """Return the norm of all finite elements together."""
+    return float(np.sqrt(np.nansum(measures.norm(_stacked(rows)) ** 2)))
+
+
+def counts_only(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counts without the long table, for an event."""
+    names = ("constant_parameters", "out_of_range_parameters")
+    counts = {name: value for name, value in stats.items() if isinstance(value, int)}
+    short = {name: stats[name][:MAX_NAMES] for name in names}
+    return counts | short | {f"num_{name}": len(stats[name]) for name in names}
+
+
+def describe_nonfinite(kind: str, bad: Mapping[str, int], what: str) -> str:
+    """Return a sentence on tensors with NaN or infinities.
+
+    >>> describe_nonfinite("nan", {"fc.weight": 3}, "gradient")
+    'NaN in 1 gradient, first fc.weight (3 elements)'
+    """
+    first = next(iter(bad))
+    return f"{ {'nan': 'NaN', 'inf': 'Inf'}[kind] } in {count(bad, what)}, first {first} ({bad[first]} elements)"
+
+
+def count(items: Any, word: str) -> str:
+    """Return a number with its noun: `1 gradient`, `2 gradients`."""
+    return f"{len(items)} {word}{'s' if len(items) != 1 else ''}"
+
+
+def _stacked(rows: RowsByName) -> Rows:
+    return np.array(list(rows.values()), np.float64).reshape(-1, schema.NUM_COLUMNS)
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _some(counts: Mapping[str, int]) -> dict[str, int]:
+    kept = dict(list(counts.items())[:MAX_NAMES])
+    return kept | ({"...": len(counts) - MAX_NAMES} if len(counts) > MAX_NAMES else {})
