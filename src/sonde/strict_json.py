@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sonde.errors import RunDamaged
 from sonde.replacing import replacing
@@ -13,21 +15,28 @@ from sonde.replacing import replacing
 MAX_BYTES: Final = 64 << 20
 
 
-def plain(value: Any) -> Any:
-    """Return `value` as strict JSON can hold it: numbers that are not finite become `"nan"`, `"inf"` or `"-inf"`.
+def plain(value: Any, *, nonfinite: Literal["text", "null"] = "text") -> Any:
+    """Return `value` as strict JSON can hold it: dataclasses as objects, arrays as lists, anything unknown as its text.
 
-    What JSON does not know becomes its text, so that an event is never lost for an odd value in it.
+    Args:
+        value: Any value.
+        nonfinite: What becomes of numbers that are not finite: `"nan"`, `"inf"` or `"-inf"` as text, or null.
+
     """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        known = math.isfinite(value)
+        return float(value) if known else str(float(value)) if nonfinite == "text" else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, nonfinite=nonfinite) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [plain(item, nonfinite=nonfinite) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        # Not `asdict`, which copies every array in it.
+        return {each.name: plain(getattr(value, each.name), nonfinite=nonfinite) for each in fields(value)}
     if hasattr(value, "tolist"):  # numpy's numbers and arrays
-        return plain(value.tolist())
+        return plain(value.tolist(), nonfinite=nonfinite)
     return str(value)
 
 
@@ -35,6 +44,11 @@ def dumps(value: Any, indent: int | None = None) -> bytes:
     """Return `value` as strict JSON."""
     separators = (",", ":") if indent is None else None
     return json.dumps(plain(value), allow_nan=False, indent=indent, separators=separators).encode()
+
+
+def text(value: Any, indent: int | None = None) -> str:
+    """Return `value` as strict JSON in which what is not finite is null, and letters stay letters."""
+    return json.dumps(plain(value, nonfinite="null"), allow_nan=False, ensure_ascii=False, indent=indent)
 
 
 def loads(text: bytes | memoryview, where: str) -> Any:
@@ -61,7 +75,7 @@ def _refuse(name: str) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Say whether a parsed value is a finite number that fits a float; JSON's own numbers have no limits."""
+    """Return whether a parsed value is a finite number that fits a float; JSON's own numbers have no limits."""
     return type(value) in (int, float) and -1e300 < value < 1e300
 
 

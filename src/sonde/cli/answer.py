@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import IO, Any
 
-from sonde.views.plain import plain
-
-
-def to_json(value: Any) -> str:
-    """Write a value as JSON that any parser takes; what is not a finite number is null."""
-    return json.dumps(plain(value), allow_nan=False, ensure_ascii=False)
+from sonde import strict_json
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document, on one line."""
-    utf8_output().write(to_json(value) + "\n")
+    """Print one JSON document, on one line; what is not a finite number is null."""
+    utf8_output().write(strict_json.text(value) + "\n")
 
 
 def utf8_output() -> IO[str]:

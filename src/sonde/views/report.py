@@ -9,7 +9,7 @@ text = render_report(sonde.open_run("runs/first"), "md")
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -37,7 +37,6 @@ from sonde.views.document import (
     Values,
     ranked,
 )
-from sonde.views.plain import plain
 from sonde.views.terminal.numbers import count, duration, plural, short, size
 from sonde.views.terminal.summary import Page, read_page
 
@@ -346,7 +345,7 @@ def _data(report: Report) -> dict[str, Any]:
         "run": report.facts,
         "ending": report.ending,
         "findings": [finding.to_json() for finding in report.findings],
-        "metrics": [{"name": metric.name, **plain(metric.trend)} for metric in report.metrics],
+        "metrics": [{"name": metric.name, **asdict(metric.trend)} for metric in report.metrics],
         "layers": [_layer_data(layer) for layer in report.layers],
         "gradient_flow": [
             {"layer": row.name, "gradient": row.gradient, "update_ratio": row.ratio} for row in report.flow

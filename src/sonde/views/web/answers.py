@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from html import escape
 from typing import Any, TypeAlias
@@ -12,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from sonde import strict_json
 from sonde.errors import MissingExtra, OptionError, RunDamaged, RunNotFound, SelectionError, SondeError
-from sonde.views.plain import plain
 from sonde.views.web.library import Library, OpenRun
 
 Answer: TypeAlias = Callable[[OpenRun, "Query"], Any]
@@ -74,7 +73,7 @@ class Query:
 
 def as_json(value: Any) -> Response:
     """Return strict JSON; what is not a finite number is null."""
-    return Response(json.dumps(plain(value), allow_nan=False, ensure_ascii=False), media_type="application/json")
+    return Response(strict_json.text(value), media_type="application/json")
 
 
 def as_bytes(value: bytes, kind: str = "application/octet-stream") -> Response:
