@@ -2,72 +2,26 @@
 
 from __future__ import annotations
 
-import io
+import importlib
+import math
 import os
-import struct
-from itertools import islice
+import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+pytest.importorskip("tensorboard", reason="event files need the tensorboard extra: pip install 'sonde[tensorboard]'")
+
+import sonde as library
 from sonde import schema
 from sonde.cli.export_tensorboard import tag_of
-from sonde.cli.tensorboard_events import EventWriter, crc32c
 from sonde.store import open_run
-
-
-def slow_crc32c(data: bytes) -> int:
-    """The definition, a bit at a time."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
-
-
-@given(st.lists(st.binary(min_size=7, max_size=7), min_size=1, max_size=5))
-def test_checksums_are_those_of_the_definition(rows):
-    array = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), 7)
-    assert crc32c(array).tolist() == [slow_crc32c(row) for row in rows]
-
-
-def frames(data: bytes):
-    """Yield the events of a file, checking lengths and checksums as the format says."""
-
-    def masked(part):
-        crc = slow_crc32c(part)
-        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        assert struct.unpack("<I", data[8:12])[0] == masked(data[:8])
-        event = data[12 : 12 + length]
-        assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked(event)
-        yield event
-        data = data[16 + length :]
-
-
-def test_frames_have_true_lengths_and_checksums():
-    file = io.BytesIO()
-    writer = EventWriter(file, 1.5)
-    steps = np.array([0, 1, 127, 128, 16_383, 16_384, 3_000_000], np.int64)
-    writer.scalars("é" * 100, steps, steps.astype(float), np.linspace(-1, 1, 7))
-    events = list(frames(file.getvalue()))
-    assert len(events) == 8
-    assert b"brain.Event:2" in events[0]
-    assert all("é".encode() * 100 in event for event in events[1:])
 
 
 @pytest.fixture
 def read_back():
     """Return a function that reads a folder with TensorBoard's own code."""
-    reader = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator",
-        reason="TensorBoard is not installed, so nobody can read the files back: pip install 'sonde[bench]'",
-    )
+    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
 
     def read(folder):
         found = reader.EventAccumulator(os.fspath(folder), size_guidance={"scalars": 0, "histograms": 0, "tensors": 0})
@@ -109,14 +63,35 @@ def test_tensorboard_reads_histograms_of_magnitudes_back(sonde, first, tmp_path,
     assert value.num == bins[-1].sum()
 
 
-def test_only_what_was_asked_for_is_written(sonde, first, tmp_path, strict):
+@pytest.mark.filterwarnings("ignore")
+def test_only_what_was_asked_for_is_written(sonde, first, tmp_path, strict, read_back):
     arguments = ("--site", "*.weight:update", "--stat", "norm", "--stat", "ratio", "--json")
     result = sonde("export", first, "--to", "tensorboard", "--out", tmp_path / "logs", *arguments)
     told = strict(result.output)
     assert told["sites"] == 14
     assert told["tags"] == 2 * 14 + 14  # norm and ratio, and a histogram each
-    (file,) = (tmp_path / "logs").glob("*tfevents*")
-    assert len(list(islice(frames(file.read_bytes()), 200))) == 200
+    tags = read_back(tmp_path / "logs").Tags()
+    assert (len(tags["scalars"]), len(tags["histograms"])) == (2 * 14, 14)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_loss_that_is_not_finite_and_a_name_in_any_language_are_read_back(sonde, tmp_path, read_back):
+    losses = [1.0, math.nan, math.inf, 1e300]
+    with library.open_session(run=tmp_path / "run") as session:
+        for loss in losses:
+            session.log(**{"pérdida/loss": loss})
+            session.step()
+    assert sonde("export", tmp_path / "run", "--to", "tensorboard", "--out", tmp_path / "logs").exit_code == 0
+    read = [event.value for event in read_back(tmp_path / "logs").Scalars("pérdida/loss")]
+    assert np.array_equal(read, [1.0, math.nan, math.inf, math.inf], equal_nan=True), "beyond 32 bits is infinite"
+
+
+def test_without_tensorboard_the_command_to_install_it_is_named(sonde, first, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
+    result = sonde("export", first, "--to", "tensorboard", "--out", tmp_path / "logs")
+    assert result.exit_code == 2
+    assert "pip install 'sonde[tensorboard]'" in result.output
+    assert not (tmp_path / "logs").exists()
 
 
 def test_a_folder_with_event_files_is_not_mixed_up_unless_forced(sonde, first, tmp_path):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from sonde import schema
 from sonde.analysis import has_stat, keys_of, usual_stat
 from sonde.cli.export_formats import replacing
-from sonde.cli.tensorboard_events import EventWriter
-from sonde.errors import OptionError
+from sonde.errors import MissingExtra, OptionError
 from sonde.records import Site
 from sonde.store import Run
 
@@ -41,20 +40,56 @@ def export_tensorboard(run: Run, sites: Sequence[Site], stats: Sequence[str] | N
     Scalars keep the names they were logged under. A statistic of a tensor is `gradient_rms/fc.weight`; without `stats`
     each site has the one that says most about it. Histograms are of the logarithm of the magnitude, as a run has them.
     """
+    write = _event_writer()
     out.mkdir(exist_ok=True)
     created = run.header.created
     target = out / f"events.out.tfevents.{int(created)}.sonde"
     tags = points = 0
     with replacing(target) as unfinished, unfinished.open("wb") as file:
-        writer = EventWriter(file, created)
+        write(file, {"wall_time": created, "file_version": "brain.Event:2"})
         for tag, steps, values in _curves(run, sites, stats):
-            writer.scalars(tag, steps, _times(run, steps), values)
+            for step, time, value in zip(steps, _times(run, steps), values, strict=True):
+                write(file, _event(step, time, {"tag": tag, "simple_value": float(value)}))
             tags, points = tags + 1, points + len(steps)
         for tag, steps, counts in _histograms(run, sites):
-            edges = np.arange(schema.FIRST_EXPONENT, schema.FIRST_EXPONENT + schema.NUM_BINS + 1, dtype=np.float64)
-            writer.histograms(tag, steps, _times(run, steps), edges, counts)
+            for step, time, row in zip(steps, _times(run, steps), counts, strict=True):
+                write(file, _event(step, time, {"tag": tag, "histo": _histogram(row)}))
             tags, points = tags + 1, points + len(steps)
     return {"file": target, "tags": tags, "points": points}
+
+
+def _event_writer() -> Callable[[IO[bytes], dict[str, Any]], None]:
+    """Return TensorBoard's own way to write an event to a file.
+
+    Raises:
+        MissingExtra: TensorBoard is not installed.
+
+    """
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+    except ModuleNotFoundError:
+        raise MissingExtra("tensorboard", "tensorboard", "Writing event files") from None
+    return lambda file, fields: RecordWriter(file).write(Event(**fields).SerializeToString())
+
+
+def _event(step: int, time: float, value: dict[str, Any]) -> dict[str, Any]:
+    return {"wall_time": float(time), "step": int(step), "summary": {"value": [value]}}
+
+
+def _histogram(counts: NDArray[np.float64]) -> dict[str, Any]:
+    """Return counts of powers of two as TensorBoard's histogram; its sums are over the middles of the bins."""
+    edges = np.arange(schema.FIRST_EXPONENT, schema.FIRST_EXPONENT + schema.NUM_BINS + 1, dtype=np.float64)
+    full, middles = np.flatnonzero(counts), (edges[1:] + edges[:-1]) / 2
+    return {
+        "min": edges[full[0]],
+        "max": edges[full[-1] + 1],
+        "num": counts.sum(),
+        "sum": counts @ middles,
+        "sum_squares": counts @ middles**2,
+        "bucket_limit": edges[1:].tolist(),
+        "bucket": counts.tolist(),
+    }
 
 
 def _times(run: Run, steps: NDArray[np.int64]) -> NDArray[np.float64]:
