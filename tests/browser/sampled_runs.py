@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sonde.records import RunHeader
-from sonde.store import PageWriter, RunWriter
+from sonde.store import BatchValue, PageWriter, RunWriter
 
 ROOT = Path(__file__).parents[2]
 ATTACK = "<img src=x onerror=alert('sample')>"
@@ -85,3 +85,36 @@ def write_odd(folder: Path) -> Path:
                 "texts": {"story": "word " * 3000, "words": np.array(["a", "bc"])},
             })  # fmt: skip
     return folder
+
+
+def write_scored(folder: Path, epochs: list[list[float]], *, direction: int = -1) -> None:
+    """Write a run with the losses of its samples, epoch by epoch."""
+    write_header(folder)
+    for epoch, losses in enumerate(epochs):
+        (folder / f"epoch_{epoch}").mkdir()
+        content = {
+            "aggregated": {"loss": float(np.mean(losses))},
+            "per_datapoint": {"loss": list(losses)},
+            "ids": list(range(len(losses))),
+            "directions": {"loss": direction},
+        }
+        (folder / f"epoch_{epoch}" / "validation_scores.json").write_text(json.dumps(content))
+
+
+def write_batched(folder: Path) -> None:
+    """Write a run of which samples were captured in batches of two; the second batch was lost, one debugger failed."""
+    write_scored(folder, [[0.1, 0.2, 5.0, 0.3], [0.1, 0.2, 5.0, 0.3]])
+    with PageWriter(folder / "epoch_0" / "debugger", page_bytes=1000) as pages:
+        for sample in (0, 1):
+            outputs = {"mean": BatchValue(0.5, (0, 1)), "channels": BatchValue(np.arange(6.0).reshape(2, 3), (0, 1))}
+            pages.add(sample, {"mine": outputs}, info={"failed": {"other": "ValueError: no"}})
+    scores = folder / "epoch_0" / "validation_scores.json"
+    captures = {
+        "complete": False,
+        "missing": [2, 3],
+        "failed": {"other": [0, 1]},
+        "errors": {"other": "ValueError: no"},
+    }
+    scores.write_text(json.dumps(json.loads(scores.read_text()) | {"captures": captures}))
+    (folder / "epoch_1" / "debugger").mkdir()
+    (folder / "epoch_1" / "debugger" / "page_0.pkl").write_bytes(b"not to be opened")

@@ -11,7 +11,7 @@ pytest.importorskip("plotly", reason="the viewer needs the view extra: pip insta
 pytest.importorskip("uvicorn", reason="the viewer needs the view extra: pip install 'sonde[view]'")
 pytest.importorskip("torch", reason="the runs are trained here")
 
-from tests.browser.sampled_runs import ATTACK, train_digits, write_odd
+from tests.browser.sampled_runs import ATTACK, train_digits, write_batched, write_odd
 from tests.browser.serving import go as follow
 from tests.browser.serving import serving
 
@@ -26,6 +26,7 @@ def runs(tmp_path_factory):
     for seed in range(2):
         train_digits(folder / f"digits_run_{seed}", seed)
     write_odd(folder / "odd")
+    write_batched(folder / "batched")
     return folder
 
 
@@ -306,3 +307,21 @@ def test_a_link_with_a_senseless_view_shows_the_usual_one(page, runs):
     go(page, f"{RUN}/sample/1/{worst(runs)[0]}?metric=loss&view={view}")
     page.wait_for_selector("section[aria-label='features'] .tilebutton[aria-pressed=true]")
     assert page.locator("section[aria-label='features'] .problem").count() == 0
+
+
+def test_a_value_of_a_whole_batch_is_not_shown_as_the_sample_s(page):
+    go(page, "#/run/0-batched/sample/0/1")
+    shown = page.locator("section[aria-label='mine']")
+    shown.wait_for()
+    row = shown.locator("tr", has_text="mean")
+    assert row.inner_text().split("\t")[1] == "0.5 of the whole batch of 2 samples, not of this one"
+    assert shown.locator(".ofbatch > .note").inner_text() == "of the whole batch of 2 samples, not of this one"
+
+
+def test_what_is_missing_from_captures_and_how_to_read_pickles_is_said(page):
+    go(page, "#/run/0-batched/sample/0/3")
+    page.wait_for_selector(".problem:has-text('The capture of this sample is missing')")
+    go(page, "#/run/0-batched/samples?evaluation=0")
+    page.wait_for_selector(".problem:has-text('2 samples lack theirs')")
+    go(page, "#/run/0-batched/samples?evaluation=1")
+    page.wait_for_selector(".problem:has-text('sonde import-pages')")

@@ -1,5 +1,6 @@
 """Debuggers: capture what a model sees inside on every sample, and get it back by sample."""
 
+from sonde.capture import PerSample
 from sonde.debuggers.activation_stats import ActivationStatsDebugger
 from sonde.debuggers.attention import AttentionDebugger
 from sonde.debuggers.base_debugger import BaseDebugger
@@ -8,7 +9,6 @@ from sonde.debuggers.feature_map import FeatureMapDebugger
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.gradcam import GradCAMDebugger
 from sonde.debuggers.layer_output import LayerOutputDebugger
-from sonde.debuggers.samples import PerSample
 from sonde.debuggers.utils import get_layer_by_name
 from sonde.debuggers.wrappers.sequential_debugger import SequentialDebugger
 

@@ -9,7 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from sonde.capture import PerSample, part_of
-from sonde.store.pages import Datapoint as SampleId
+from sonde.store.pages import Datapoint
+
+SampleId = Datapoint
 
 
 def per_sample(entries: list[Any]) -> Any:

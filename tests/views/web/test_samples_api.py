@@ -2,45 +2,13 @@ import json
 
 import numpy as np
 import pytest
-from tests.browser.sampled_runs import ATTACK, write_header, write_odd
+from tests.browser.sampled_runs import ATTACK, write_batched, write_header, write_odd, write_scored
 from tests.views.web.asking import client_of
 
 from sonde.analysis.picking import pick
-from sonde.store import BatchValue, DebugOutputs, PageWriter
+from sonde.store import DebugOutputs
 from sonde.views.web.sample_api import thinning
 from sonde.views.web.sample_store import Kept, sample_from_text, sample_text
-
-
-def write_scored(folder, epochs, *, direction=-1):
-    write_header(folder)
-    for epoch, losses in enumerate(epochs):
-        (folder / f"epoch_{epoch}").mkdir()
-        content = {
-            "aggregated": {"loss": float(np.mean(losses))},
-            "per_datapoint": {"loss": list(losses)},
-            "ids": list(range(len(losses))),
-            "directions": {"loss": direction},
-        }
-        (folder / f"epoch_{epoch}" / "validation_scores.json").write_text(json.dumps(content))
-
-
-def write_batched(folder):
-    """Write a run of which samples were captured in batches of two; the second batch was lost, one debugger failed."""
-    write_scored(folder, [[0.1, 0.2, 5.0, 0.3], [0.1, 0.2, 5.0, 0.3]])
-    with PageWriter(folder / "epoch_0" / "debugger", page_bytes=1000) as pages:
-        for sample in (0, 1):
-            outputs = {"mean": BatchValue(0.5, (0, 1)), "channels": BatchValue(np.arange(6.0).reshape(2, 3), (0, 1))}
-            pages.add(sample, {"mine": outputs}, info={"failed": {"other": "ValueError: no"}})
-    scores = folder / "epoch_0" / "validation_scores.json"
-    captures = {
-        "complete": False,
-        "missing": [2, 3],
-        "failed": {"other": [0, 1]},
-        "errors": {"other": "ValueError: no"},
-    }
-    scores.write_text(json.dumps(json.loads(scores.read_text()) | {"captures": captures}))
-    (folder / "epoch_1" / "debugger").mkdir()
-    (folder / "epoch_1" / "debugger" / "page_0.pkl").write_bytes(b"not to be opened")
 
 
 @pytest.fixture(scope="module")
