@@ -60,7 +60,7 @@ def measure(config, model, optimizer):
 
 def own_seconds(session):
     """Return how long the training thread has been in Sonde's hooks so far, by the clock around them."""
-    return 0.0 if session is None else session._recording._stages.guard.meter.total()
+    return 0.0 if session is None else session._recording._pipeline.guard.meter.total()
 
 
 def quiet():

@@ -16,8 +16,8 @@ from statistics import median
 
 import torch
 
-from sonde.signals import Kernel
 from sonde.stats import NativeKernel, TorchKernel, library
+from sonde.stats.protocol import Kernel
 
 CPU = torch.device("cpu")
 ROUNDS = 5

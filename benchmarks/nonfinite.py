@@ -89,7 +89,7 @@ def measure(name: str, make: Callable[[], Program], steps: int) -> None:
                 if not options:
                     x, _ = program.batch()
                     program.model(x)
-                    kept = session._stages.forensics.watcher.keeper.passes[-1]
+                    kept = session._pipeline.forensics.watcher.keeper.passes[-1]
                     again = _timed(lambda: repeat(kept, {}, backward=False))  # noqa: B023 - called at once
         cost = statistics.median(sums[2:]) + idle_hooks(program)
         row += [f"{cost * 1e6:.0f}", f"{cost / bare:.2%}"]

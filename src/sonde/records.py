@@ -259,12 +259,15 @@ class Finding:
     kind: str
     """A stable name, such as `missing_zero_grad`."""
     severity: Severity
-    confidence: float
-    """From 0 to 1: how sure the rule is, given what it has seen."""
     step: int
     """The step at which it was first seen."""
     last_step: int
     """The step at which it was last seen."""
+    confidence: float | None = None
+    """How often warnings of this kind named the right cause in the benchmark of faulty programs, from 0 to 1. None for
+    kinds that never came up there, and for mere information."""
+    exact: bool = False
+    """Whether it rests on an exact relation or on a repeated step, not on statistics."""
     sites: tuple[str, ...] = ()
     """The culprits: modules or parameters by name, or `loss_fn`, `loader`, `optimizer`, `scheduler`, `(loop)`."""
     evidence: tuple[Evidence, ...] = ()

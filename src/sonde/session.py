@@ -1,6 +1,6 @@
 """The session: what the user holds while a run is recorded.
 
-It has few verbs: log, record, event, epoch, step, subscribe, flush, close. What they set in motion is in `stages`.
+It has few verbs: log, record, event, epoch, step, subscribe, flush, close. What they start is in `record.pipeline`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sonde import schema
 from sonde.arguments import mapping, whole_number, with_methods
 from sonde.errors import ClosedError, OptionError
 from sonde.outcome import message_of, outcome_of
+from sonde.record.pipeline import Pipeline
 from sonde.records import QUANTITIES, Finding, Quantity, Reading, Sink, summarise
-from sonde.stages import Stages
 
 logger = logging.getLogger("sonde")
 T = TypeVar("T")
@@ -37,14 +37,14 @@ _live: set[Session] = set()
 class Session:
     """A recording in progress. Made by `sonde.watch`; a context manager that closes itself."""
 
-    def __init__(self, stages: Stages) -> None:
-        self.path = stages.path
-        self._stages = stages
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.path = pipeline.path
+        self._pipeline = pipeline
         self._closed = False
         self._error_before = id(getattr(sys, "last_value", None))
         _live.add(self)
         try:
-            stages.attach()
+            pipeline.attach()
         except BaseException:
             self.close()
             raise
@@ -54,7 +54,7 @@ class Session:
     @property
     def current_step(self) -> int:
         """The step that is being recorded, or that has just ended; steps count from 1."""
-        return self._stages.packer.step
+        return self._pipeline.packer.step
 
     @property
     def is_closed(self) -> bool:
@@ -64,17 +64,17 @@ class Session:
     @property
     def dropped_steps(self) -> int:
         """How many steps could not be recorded because the writer lagged behind."""
-        return self._stages.packer.dropped
+        return self._pipeline.packer.dropped
 
     @property
     def held_bytes(self) -> int:
         """How much memory the recorder holds for steps that wait to be written, and for its diagnosis."""
-        return self._stages.held_bytes()
+        return self._pipeline.held_bytes()
 
     @property
     def findings(self) -> list[Finding]:
         """What is wrong with the run as far as can be told by now, best first; complete once the session is closed."""
-        return [] if self._stages.judge is None else self._stages.judge.findings
+        return [] if self._pipeline.judge is None else self._pipeline.judge.findings
 
     def log(self, **scalars: float | Tensor) -> None:
         """Record single numbers of this step: a loss, an accuracy. A tensor is not waited for.
@@ -91,9 +91,9 @@ class Session:
                         f"log({name}=...) takes single numbers; this tensor has shape {tuple(value.shape)}. "
                         f"Use session.record({name!r}, tensor) for its statistics."
                     )
-                self._stages.packer.see(self._stages.scalar_site(name), value.detach())
+                self._pipeline.packer.see(self._pipeline.scalar_site(name), value.detach())
             else:
-                self._stages.packer.put(self._stages.scalar_site(name), _number(name, value))
+                self._pipeline.packer.put(self._pipeline.scalar_site(name), _number(name, value))
 
     def record(self, site: str, values: Any, *, quantity: Quantity = "value") -> None:
         """Record the statistics of a tensor, array or list of numbers under a name of your own.
@@ -104,13 +104,13 @@ class Session:
         self._check_open("record")
         _check_site(site, quantity)
         if isinstance(values, Tensor):
-            self._stages.packer.see(self._stages.packer.site(site, quantity, tensor=values), values.detach())
+            self._pipeline.packer.see(self._pipeline.packer.site(site, quantity, tensor=values), values.detach())
         elif isinstance(values, Reading):
             bins = np.zeros(schema.NUM_BINS, np.uint64) if values.bins is None else values.bins
-            self._stages.packer.put_reading(self._stages.packer.site(site, quantity), values.row, bins)
+            self._pipeline.packer.put_reading(self._pipeline.packer.site(site, quantity), values.row, bins)
         else:
             row, bins = summarise(_numbers(site, values))
-            self._stages.packer.put_reading(self._stages.packer.site(site, quantity), row, bins)
+            self._pipeline.packer.put_reading(self._pipeline.packer.site(site, quantity), row, bins)
 
     def loading(self, loader: Iterable[T]) -> Iterable[T]:
         """Return `loader` to iterate over, with the time of its `next` recorded as waiting for data.
@@ -122,49 +122,49 @@ class Session:
                 train(batch)
 
         """
-        return loader if self._stages.step_vitals is None else self._stages.step_vitals.loading(loader)
+        return loader if self._pipeline.step_vitals is None else self._pipeline.step_vitals.loading(loader)
 
     def event(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
         """Note something that happened on the run's timeline."""
         self._check_open("event")
         _check_word("event", "what happened, such as 'note'", event_type)
-        self._stages.packer.put_event(event_type, str(message), mapping("event(data=...)", data))
+        self._pipeline.packer.put_event(event_type, str(message), mapping("event(data=...)", data))
 
     def epoch(self, number: int) -> None:
         """Say which epoch the following steps belong to."""
         self._check_open("epoch")
         number = whole_number("epoch(...)", number, least=0)
-        self._stages.packer.begin()
-        self._stages.packer.epoch = number
-        self._stages.packer.put_event("epoch", f"epoch {number}", {"epoch": number})
+        self._pipeline.packer.begin()
+        self._pipeline.packer.epoch = number
+        self._pipeline.packer.put_event("epoch", f"epoch {number}", {"epoch": number})
 
     def step(self) -> None:
         """End a step by hand, in a loop without a torch optimizer. With one, steps are found from it."""
         self._check_open("step")
-        if self._stages.optimizers.stepped:
+        if self._pipeline.optimizers.stepped:
             raise OptionError("step() is for loops without a torch optimizer; here every optimizer.step() ends a step.")
-        self._stages.packer.begin()
-        if self._stages.is_due(self._stages.packer.step):
-            self._stages.optimizers.see_orphans()
-        self._stages.end_step()
+        self._pipeline.packer.begin()
+        if self._pipeline.is_due(self._pipeline.packer.step):
+            self._pipeline.optimizers.see_orphans()
+        self._pipeline.end_step()
 
     def save_bundle(self, reason: str = "by hand") -> Path:
         """Save what is needed to repeat the present step in the run; call it after the forward, before the step."""
         self._check_open("save_bundle")
-        return self._stages.forensics.save_bundle(reason)
+        return self._pipeline.save_bundle(reason)
 
     def subscribe(self, sink: Sink) -> None:
         """Hand everything recorded from now on to `sink` too, in the worker thread."""
         self._check_open("subscribe")
         verbs = ("take_sites", "take_block", "take_event", "take_finding", "flush", "close")
         with_methods("subscribe(...)", sink, "a sink, an object with " + ", ".join(verbs), verbs)
-        self._stages.worker.subscribe(sink)
+        self._pipeline.worker.subscribe(sink)
 
     def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Wait until everything seen so far can be read from the run; False if that took longer than the timeout."""
         self._check_open("flush")
-        self._stages.packer.ship()
-        return self._stages.worker.flush(timeout_s)
+        self._pipeline.packer.ship()
+        return self._pipeline.worker.flush(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Detach from the model and finish the run. Closing twice is fine."""
@@ -172,26 +172,26 @@ class Session:
             return
         self._closed = True
         try:
-            self._stages.detach()
-            self._stages.guard.wrap("the last step", self._stages.packer.ship_rest)()
+            self._pipeline.detach()
+            self._pipeline.guard.wrap("the last step", self._pipeline.packer.ship_rest)()
             # If a device refused its rows, this has been noted meanwhile; what is left needs no device.
-            self._stages.guard.wrap("the last events", self._stages.packer.ship)()
+            self._pipeline.guard.wrap("the last events", self._pipeline.packer.ship)()
         finally:
             self._finish(timeout_s)
 
     def _finish(self, timeout_s: float) -> None:
-        if not self._stages.worker.close(timeout_s):
+        if not self._pipeline.worker.close(timeout_s):
             logger.warning(
                 "the run %s could not be finished within %g s; its end may be missing.", self.path, timeout_s
             )
-        self._stages.pool.clear()
+        self._pipeline.pool.clear()
         _live.discard(self)
         self._tell_findings()
 
     def _tell_findings(self) -> None:
         """Say in one line what was found: whoever forgets to ask is told once, when the run ends."""
         found = [f"{finding.kind} ({finding.severity})" for finding in self.findings if finding.severity != "info"]
-        if found and self._stages.writer.rank == 0:
+        if found and self._pipeline.writer.rank == 0:
             logger.warning("found in %s: %s. Run: sonde diagnose %s", self.path, ", ".join(found), self.path)
 
     def __enter__(self) -> Self:
@@ -213,17 +213,17 @@ class Session:
     # ------------------------------------------------------------------ ends
 
     def _note_exception(self, error: BaseException) -> None:
-        self._stages.writer.final_state = outcome = outcome_of(error)
+        self._pipeline.writer.final_state = outcome = outcome_of(error)
         if outcome == "finished":
             return  # it left by sys.exit(): that is no news
         text = "".join(traceback.format_exception(error))
         kind = "exception" if outcome == "failed" else "interrupted"
-        self._stages.packer.put_event(kind, message_of(error), {"traceback": text[-8000:]})
+        self._pipeline.packer.put_event(kind, message_of(error), {"traceback": text[-8000:]})
 
     def _abandon(self) -> None:
         """Let go in a forked child: the run, its threads and its files belong to the parent."""
         self._closed = True
-        self._stages.detach()
+        self._pipeline.detach()
 
     def _close_at_exit(self) -> None:
         error = getattr(sys, "last_value", None)
@@ -283,18 +283,18 @@ class HandFedSession(Session):
 
     def log(self, **scalars: float | Tensor) -> None:
         """Record single numbers of this step."""
-        self._stages.packer.begin()
+        self._pipeline.packer.begin()
         super().log(**scalars)
 
     def record(self, site: str, values: Any, *, quantity: Quantity = "value") -> None:
         """Record the statistics of a tensor, array or list of numbers, or a reading, under a name of your own."""
-        self._stages.packer.begin()
+        self._pipeline.packer.begin()
         super().record(site, values, quantity=quantity)
 
     def event(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
         """Note something that happened on the run's timeline."""
         super().event(event_type, message, data)
-        self._stages.packer.ship()
+        self._pipeline.packer.ship()
 
 
 def _number(name: str, value: Any) -> float:

@@ -6,6 +6,7 @@ The module is not called `watch`: importing a submodule of that name would repla
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import time
@@ -23,19 +24,20 @@ from sonde.arguments import mapping, whole_number, with_methods
 from sonde.diagnosis.monitor import Monitor
 from sonde.errors import OptionError
 from sonde.forensics.watcher import GuardAction
-from sonde.forensics.wiring import ForensicsOptions
+from sonde.forensics.wiring import Forensics, ForensicsOptions
 from sonde.hooks.guard import OnError
 from sonde.hooks.names import is_wrapper, named_modules, named_parameters
-from sonde.plan import DEFAULT_WHAT, Helpers, Plan, What
-from sonde.ranks import num_ranks, this_rank
+from sonde.parallel.ranks import num_ranks, this_rank
+from sonde.record.describe import describe_environment, describe_model
+from sonde.record.pipeline import Extensions, Pipeline
+from sonde.record.plan import DEFAULT_WHAT, Helpers, Plan, What
 from sonde.records import RunHeader
 from sonde.schedule import When, schedule
 from sonde.select import Where, check_each_matches, selector
 from sonde.session import HandFedSession, IdleSession, Session
-from sonde.stages import Stages
 from sonde.store import RunWriter
 from sonde.store.runs import place_of
-from sonde.taps.describe import describe_environment, describe_model
+from sonde.taps.vital_signs import VitalSigns
 from sonde.version import VERSION
 
 logger = logging.getLogger("sonde")
@@ -219,14 +221,17 @@ def watch(
     writer = _open_writer(run, chosen, _header(models, optimizers, plan, chosen))
     start_step = chosen.storage.start_step
     session = Session(
-        Stages(
+        Pipeline(
             models,
             optimizers,
             writer,
             plan,
             chosen.helpers,
-            judge=Monitor if plan.diagnose else None,
-            forensics=forensics,
+            extensions=Extensions(
+                sensors=VitalSigns if plan.diagnose else None,
+                forensics=functools.partial(Forensics, options=forensics),
+                judge=Monitor if plan.diagnose else None,
+            ),
             steps_before=writer.last_step if start_step is None else start_step - 1,
             clock=chosen.clock,
         )
@@ -263,7 +268,7 @@ def open_session(
     )
     plan = _plan({}, options)
     writer = _open_writer(run, options, _header({}, [], plan, options))
-    return HandFedSession(Stages({}, [], writer, plan, options.helpers, steps_before=writer.last_step, clock=clock))
+    return HandFedSession(Pipeline({}, [], writer, plan, options.helpers, steps_before=writer.last_step, clock=clock))
 
 
 def _options(options: Any) -> Options:

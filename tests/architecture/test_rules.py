@@ -22,7 +22,7 @@ def modules(*folders):
     return [path for folder in folders for path in (SOURCE / folder).rglob("*.py")]
 
 
-@pytest.mark.parametrize("path", modules("taps", "stats", "pipe", "hooks"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", modules("taps", "stats", "record", "hooks"), ids=lambda path: path.name)
 def test_nothing_in_the_training_thread_waits_for_a_device(path):
     if path.name in CPU_ONLY:
         return
@@ -40,7 +40,7 @@ def test_only_the_thread_edges_catch_everything():
         str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if any(swallowing(ast.parse(path.read_text())))
     }
     # The doctor isolates one rule's fault from the others, and hooks are the user's code.
-    edges = {"hooks/guard.py", "pipe/worker.py", "capture/worker.py"}
+    edges = {"hooks/guard.py", "record/worker.py", "capture/worker.py"}
     assert broad <= edges | {"diagnosis/doctor.py", "debug/hooks.py"}
 
 

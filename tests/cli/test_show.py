@@ -110,7 +110,7 @@ def test_a_loss_that_was_never_finite_is_not_called_missing(sonde, tmp_path):
             session.record("fc.weight", [float("nan")] * 3, quantity="gradient")
             session.step()
     shown = sonde("show", tmp_path / "nan").stdout
-    assert "not finite in any of its 4 readings" in shown
+    assert "NaN in all of its 4 readings" in shown
     assert "No loss was logged" not in shown
     assert "bars from" not in shown, "there is nothing to draw"
 

@@ -53,7 +53,7 @@ def test_even_layers_are_no_bottleneck_however_slow(profiler):
 
 def test_memory_that_grows_is_told_and_memory_that_settles_is_not(clock):
     growing, settled = Profiler(clock), Profiler(clock)
-    for step in range(40):
+    for step in range(60):
         growing.record_memory(100 + 5 * step)
         settled.record_memory(100 + 20 * (1 - np.exp(-step / 3)))
     assert [item.kind for item in growing.analyze_performance()] == ["memory"]

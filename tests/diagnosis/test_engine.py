@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +18,12 @@ from sonde.diagnosis.doctor import Doctor
 from sonde.diagnosis.history import HEAD, MAX_RECENT, History
 from sonde.diagnosis.learning import judge
 from sonde.diagnosis.monitor import Monitor
+from sonde.diagnosis.reliability import confidence_of
 from sonde.diagnosis.rule import Found, Rule
 from sonde.records import Block, Finding, Site
 from sonde.testing import FakeClock, tiny_mlp
+
+RELIABILITY = Path(sonde.__file__).parent / "diagnosis" / "reliability.json"
 
 
 def block(step: int, values: dict[int, float]) -> Block:
@@ -28,7 +33,7 @@ def block(step: int, values: dict[int, float]) -> Block:
     return Block(step=step, time=0.0, sites=sites, rows=rows, bins=bins, binned=np.zeros(len(sites), bool))
 
 
-def finding(kind: str, severity: str = "warning", confidence: float = 0.9, step: int = 1) -> Finding:
+def finding(kind: str, severity: str = "warning", confidence: float | None = 0.9, step: int = 1) -> Finding:
     return Finding(kind=kind, severity=severity, confidence=confidence, step=step, last_step=step)
 
 
@@ -74,7 +79,7 @@ def test_a_rule_that_raises_is_isolated_and_named(caplog):
     def broken(case: Case) -> Found | None:
         raise ZeroDivisionError("planted")
 
-    works = Rule(kind="works", find=lambda case: Found(cause="planted", sites=(), confidence=0.9))
+    works = Rule(kind="works", find=lambda case: Found(cause="planted", sites=()))
     doctor = Doctor([Rule(kind="breaks", find=broken), works])
     case = Case()
     case.history.put(block(1, {0: 1.0}))
@@ -124,6 +129,28 @@ def test_of_two_that_explain_each_other_the_better_stays(monkeypatch):
     assert [(item.kind, item.explains) for item in found] == [("b", ("a",))]
 
 
+def test_an_exact_relation_comes_before_a_statistic_of_the_same_severity():
+    exact, statistic = replace(finding("b", confidence=None), exact=True), finding("a", confidence=0.9)
+    graver = finding("c", "critical", confidence=None)
+    assert [item.kind for item in ranking.fold([statistic, exact, graver])] == ["c", "b", "a"]
+
+
+def test_confidence_is_what_the_benchmark_measured_and_absent_where_it_measured_nothing():
+    right, wrong = (
+        json.loads(RELIABILITY.read_text())["rules"]["label_shuffle_mismatch"][name] for name in ("right", "wrong")
+    )
+    assert confidence_of("label_shuffle_mismatch", "warning") == pytest.approx((right + 1) / (right + wrong + 2))
+    assert confidence_of("label_shuffle_mismatch", "info") is None
+    assert confidence_of("ddp_replicas_diverge", "critical") is None
+
+
+def test_a_finding_that_is_taken_gets_the_confidence_of_its_kind():
+    doctor, case = Doctor([]), Case()
+    doctor.take(finding("missing_zero_grad", confidence=None))
+    case.history.put(block(1, {0: 1.0}))
+    assert doctor.look(case)[0].confidence == confidence_of("missing_zero_grad", "warning")
+
+
 def test_a_finding_is_reported_once_and_withdrawn_when_it_no_longer_holds():
     said: list[Finding] = []
     leftover_monitor([1.0] * 6 + [0.0] * 10, said.append)
@@ -166,7 +193,7 @@ def test_findings_travel_from_a_monitor_into_the_run(tmp_path):
     with session:
         model(torch.ones(2, 8)).sum().backward()
         optimizer.step()
-        session._stages.worker.publish(replace(finding("nan_forward", "critical"), sites=("0",), data={"line": 3}))
+        session._pipeline.worker.publish(replace(finding("nan_forward", "critical"), sites=("0",), data={"line": 3}))
     run = sonde.open_run(tmp_path / "run")
     assert [item.kind for item in run.findings][:1] == ["nan_forward"]
     assert run.findings[0].data == {"line": 3}

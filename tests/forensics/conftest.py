@@ -63,5 +63,5 @@ def _one_thread():
 @pytest.fixture
 def as_if_on_a_device(monkeypatch):
     """Take the present step's numbers out of reach, as a GPU's are: only readings that arrive later tell of them."""
-    monkeypatch.setattr("sonde.pipe.packer.Packer.nonfinite", lambda self, quantity: None)
+    monkeypatch.setattr("sonde.record.packer.Packer.nonfinite", lambda self, quantity: None)
     monkeypatch.setattr("sonde.forensics.watcher._is_on_host", lambda tensor: False)

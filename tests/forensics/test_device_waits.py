@@ -74,12 +74,12 @@ def test_when_armed_a_step_waits_once_for_all_gradients_and_once_for_all_paramet
 def test_when_all_has_been_told_nothing_is_read_any_more(tmp_path, reads):
     model, optimizer = deep(2)
     with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
-        session._stages.forensics.watcher._left = 0
+        session._pipeline.forensics.watcher._left = 0
         for _ in range(3):
             model(torch.full((2, 3), float("nan"))).sum().backward()
             optimizer.step()
             session.flush()
-        assert session._stages.forensics.watcher.recent.bad_step is not None
+        assert session._pipeline.forensics.watcher.recent.bad_step is not None
     assert (reads.each, reads.together) == (0, 0)
 
 
@@ -87,7 +87,7 @@ def test_when_all_has_been_told_nothing_is_read_any_more(tmp_path, reads):
 def test_while_a_graph_is_captured_nothing_is_looked_at_or_kept(guard, tmp_path, reads, monkeypatch):
     model, optimizer = deep(2)
     with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", guard=guard) as session:
-        found = session._stages.forensics.watcher
+        found = session._pipeline.forensics.watcher
         found.recent.bad_step = 1  # armed
         monkeypatch.setattr(watcher, "is_capturing", lambda: True)
         loss = model(torch.full((2, 3), float("nan"))).sum()

@@ -67,7 +67,7 @@ def watching(tmp_path, **options):
 
 
 def kept_passes(session):
-    return session._stages.forensics.watcher.keeper.passes
+    return session._pipeline.forensics.watcher.keeper.passes
 
 
 ONE = 32 * WIDTH * 4  # the bytes of one gradient at an output
@@ -289,7 +289,7 @@ def test_a_tensor_that_was_written_over_where_no_backward_comes_by_is_left_alone
 
 
 def tails_of(session):
-    return session._stages.forensics.watcher._tails._tails
+    return session._pipeline.forensics.watcher._tails._tails
 
 
 def test_what_is_remembered_of_losses_shares_one_bound(tmp_path, monkeypatch):

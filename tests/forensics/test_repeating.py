@@ -37,7 +37,7 @@ def test_gradients_at_outputs_that_lead_to_each_other_count_once(tmp_path):
     with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
         found = model(torch.randn(5, 3))
         (found["out"].pow(2).sum() + found["hidden"].pow(3).mean() + found["again"].sum()).backward()
-        (kept,) = session._stages.forensics.watcher.keeper.passes
+        (kept,) = session._pipeline.forensics.watcher.keeper.passes
         repeated = dict(repeat(kept, {}, backward=True).gradients)
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(repeated[name], parameter.grad, rtol=1e-6, atol=1e-7)

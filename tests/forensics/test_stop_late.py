@@ -96,14 +96,14 @@ def test_on_a_device_it_stops_when_the_readings_arrive_and_names_the_step_in_whi
 
 
 def keep_readings_back(session):
-    recent = session._stages.forensics.watcher.recent
+    recent = session._pipeline.forensics.watcher.recent
     session.held = []
     recent.take_block = session.held.append
 
 
 def let_readings_through(session):
     assert session.flush()
-    recent = session._stages.forensics.watcher.recent
+    recent = session._pipeline.forensics.watcher.recent
     del recent.take_block
     for block in session.held:
         recent.take_block(block)
@@ -219,7 +219,7 @@ def test_a_stop_tells_of_its_own_cause_and_lets_go_of_its_batch(guard, tmp_path)
                 else:
                     step(model, optimizer, spoil)
             assert told in str(caught.value)
-            assert not session._stages.forensics.watcher.keeper.passes
+            assert not session._pipeline.forensics.watcher.keeper.passes
         assert "log" not in str(caught.value)
         assert "batch" not in str(caught.value)
 

@@ -261,7 +261,7 @@ def test_when_armed_a_step_waits_a_few_times_and_not_once_per_parameter(tmp_path
         with torch.no_grad():
             model.layers[0].weight.fill_(0.01)  # somebody mends it
         assert session.flush()
-        assert session._stages.forensics.watcher.recent.bad_step == 2
+        assert session._pipeline.forensics.watcher.recent.bad_step == 2
         assert 1 <= waits_of(step) <= 8
 
 
@@ -307,13 +307,13 @@ def test_a_backward_is_captured_while_something_is_wrong(tmp_path):
                 optimizer.zero_grad(set_to_none=True)
                 model(x).sum().backward()
         torch.cuda.current_stream().wait_stream(side)
-        session._stages.forensics.watcher.recent.bad_step = 1  # armed: it would read the loss
+        session._pipeline.forensics.watcher.recent.bad_step = 1  # armed: it would read the loss
         optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             loss = model(x).sum()
             loss.backward()
-        session._stages.forensics.watcher.recent.forget_bad()
+        session._pipeline.forensics.watcher.recent.forget_bad()
         graph.replay()
         torch.cuda.synchronize()
     assert torch.isfinite(loss).item()

@@ -126,7 +126,7 @@ def test_training_is_bit_identical(program, tmp_path):
 
 
 def test_training_is_bit_identical_when_sonde_fails(tmp_path, monkeypatch, caplog):
-    from sonde.pipe.packer import Packer
+    from sonde.record.packer import Packer
 
     def broken(self, site, tensor):
         raise RuntimeError("planted")

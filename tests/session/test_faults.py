@@ -157,7 +157,7 @@ def test_steps_are_dropped_counted_and_told_when_the_writer_lags(setup, tmp_path
         for _ in range(12):
             session.flush()
             train(model, optimizer, 1, session)
-        assert session._stages.packer.stride == 1, "it recovers"
+        assert session._pipeline.packer.stride == 1, "it recovers"
     run = sonde.open_run(tmp_path / "run")
     told = [event for event in run.events if event.event_type == "steps_dropped"]
     assert sum(event.data["steps"] for event in told) == session.dropped_steps

@@ -8,7 +8,7 @@ import pytest
 
 import sonde
 from sonde import watching
-from sonde.plan import Helpers
+from sonde.record.plan import Helpers
 from sonde.testing import tiny_mlp
 
 GROUPS = (watching.RecordingOptions, Helpers, watching.StorageOptions, watching.DiagnosisOptions)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.stats.measuring import make_kernel
 
-from sonde.signals import Kernel
 from sonde.stats import library
+from sonde.stats.protocol import Kernel
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import torch
 from tests.oracles.rows import FLOAT32_SUMS, FLOAT64_SUMS, Bounds
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sonde.signals import Kernel
 from sonde.stats import NativeKernel, TorchKernel, library
+from sonde.stats.protocol import Kernel
 
 CPU = torch.device("cpu")
 

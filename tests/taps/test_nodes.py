@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sonde.taps.nodes import maker_of
+from sonde.hooks.autograd_graph import maker_of
 
 X = torch.randn(4, 3, requires_grad=True)
 W = torch.randn(5, 3)

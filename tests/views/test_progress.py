@@ -48,7 +48,7 @@ def test_a_terminal_gets_one_line_that_is_redrawn_a_few_times_a_second():
 def test_a_loss_that_is_no_number_is_shown_as_such():
     clock, out = Clock(), console(terminal=True)
     train(TrainingProgress(4, console=out, clock=clock), clock, [1.0, float("nan"), 2.0, float("nan")])
-    assert "loss nan" in out.file.getvalue()
+    assert "loss NaN" in out.file.getvalue()
     assert "\N{MULTIPLICATION SIGN}" in out.file.getvalue()
 
 

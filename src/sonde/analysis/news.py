@@ -18,12 +18,12 @@ _WINDOW = 10 * RECENT
 
 @dataclass(frozen=True, slots=True, eq=False)
 class News:
-    """What came since the last look. NaN where the run has no such scalar; `nonfinite` counts elements."""
+    """What came since the last look. None where the run has no such scalar; `nonfinite` counts elements."""
 
     step: int | None
     new_steps: int
-    loss: float
-    learning_rate: float
+    loss: float | None
+    learning_rate: float | None
     nonfinite: int
     worst: SiteSummary | None
     values: dict[str, float] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Newspaper:
         self._told_events += len(events)
         new = run.steps if self._last_step is None else run.steps[run.steps > self._last_step]
         if not len(new):
-            return News(None, 0, float("nan"), float("nan"), 0, None, {}, events) if events else None
+            return News(None, 0, None, None, 0, None, {}, events) if events else None
         since, self._last_step = int(new[0]), int(new[-1])
         tensors = [site for site in run.sites if site.quantity not in ("scalar", "vital") and site.same_as is None]
         return News(
@@ -61,16 +61,16 @@ class Newspaper:
             learning_rate=self._latest(find_learning_rate(run.sites)),
             nonfinite=sum(int(run.series(site, "nonfinite", start=since).values.sum()) for site in tensors),
             worst=self._worst(tensors),
-            values={site.key: self._latest(site) for site in self._sites},
+            values={site.key: value for site in self._sites if (value := self._latest(site)) is not None},
             events=events,
         )
 
-    def _latest(self, site: Site | None) -> float:
+    def _latest(self, site: Site | None) -> float | None:
         if site is None:
-            return float("nan")
+            return None
         stat = self._stat if site in self._sites and self._stat else usual_stat(site, keys_of(self._run))
         values = self._run.series(site, stat, start=self._last_step).values
-        return float(values[-1]) if len(values) else float("nan")
+        return float(values[-1]) if len(values) else None
 
     def _worst(self, tensors: list[Site]) -> SiteSummary | None:
         # Gradients tell first, and are a fraction of all sites; without them anything will do.

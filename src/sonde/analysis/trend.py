@@ -82,10 +82,11 @@ def _bisquare(residuals: Values) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """What is worth saying about a curve. Steps say where; NaN and None where there is no finite value."""
+    """What is worth saying about a curve. Lowest and highest are of finite values: NaN and None where there is none."""
 
     first: float
     last: float
+    """The first and the last value as they were recorded, also where they are NaN or infinite."""
     lowest: float
     lowest_step: int | None
     highest: float
@@ -102,14 +103,15 @@ def describe(steps: Steps, values: Values) -> Trend:
     """
     known = np.isfinite(values)
     if not known.any():
-        return Trend(np.nan, np.nan, np.nan, None, np.nan, None, np.nan, "broken")
+        ends = (float(values[0]), float(values[-1])) if len(values) else (np.nan, np.nan)
+        return Trend(*ends, np.nan, None, np.nan, None, np.nan, "broken")
     at, of = steps[known], values[known]
     low, high = int(of.argmin()), int(of.argmax())
     recent = max(len(at) // 4, min(len(at), 5))
     recent_slope = slope(at[-recent:], of[-recent:])
     return Trend(
-        first=float(of[0]),
-        last=float(of[-1]),
+        first=float(values[0]),
+        last=float(values[-1]),
         lowest=float(of[low]),
         lowest_step=int(at[low]),
         highest=float(of[high]),

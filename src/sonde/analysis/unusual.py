@@ -96,7 +96,7 @@ def _measured(finding: Finding, site: Site) -> Iterator[Quantity]:
 def _of_finding(finding: Finding) -> Mark:
     word = verdict_of(finding) or finding.kind.replace("_", " ")
     level: Level = "odd" if finding.severity == "info" else "bad"
-    score = SEVERITIES.index(finding.severity) + finding.confidence
+    score = SEVERITIES.index(finding.severity) + (finding.confidence or 0.0)
     return Mark(level, score, f"{word} since step {finding.step}", finding.step)
 
 

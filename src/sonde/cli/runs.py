@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,9 +77,9 @@ def _table(found: list[RunSummary], folder: Path, now: float) -> Table:
         if run.problem:
             table.add_row(Text(name), Text("damaged", BAD), "", "", started, Text(run.problem, BAD))
             continue
-        loss = "nan" if run.last_loss is not None and run.last_loss != run.last_loss else short(run.last_loss)
         step = ABSENT if run.last_step is None else f"{run.last_step:,}"
-        table.add_row(Text(name), Text(run.status, style), step, Text(loss), Text(started, "dim"), Text(run.model))
+        loss = Text(short(run.last_loss), "" if run.last_loss is None or math.isfinite(run.last_loss) else BAD)
+        table.add_row(Text(name), Text(run.status, style), step, loss, Text(started, "dim"), Text(run.model))
     return table
 
 

@@ -115,18 +115,20 @@ def _show_progress(training: Any, trainer: Any, console: Console, stack: context
 
     moments = training.Moment
     bars: list[TrainingProgress] = []
-    last_loss = [0.0, float("nan")]
+    read = 0.0
+    loss: float | None = None
 
     def begin(glimpse: Any) -> None:
         if trainer.num_steps is not None:
             bars.append(stack.enter_context(TrainingProgress(trainer.num_steps, console=console)))
 
     def step(glimpse: Any) -> None:
+        nonlocal read, loss
         now = time.monotonic()
-        if glimpse.loss is not None and now - last_loss[0] >= _LOSS_SECONDS:
-            last_loss[:] = [now, float(glimpse.loss)]
+        if glimpse.loss is not None and now - read >= _LOSS_SECONDS:
+            read, loss = now, float(glimpse.loss)
         for bar in bars:
-            bar.update(glimpse.step, loss=last_loss[1])
+            bar.update(glimpse.step, loss=loss)
 
     def epoch(glimpse: Any) -> None:
         # Epochs count from 0, as in the names of folders and in `sonde query`.

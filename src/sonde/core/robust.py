@@ -113,6 +113,19 @@ def _evenly(steps: NDArray[Any], values: Values) -> tuple[NDArray[Any], Values]:
     return steps[kept], values[kept]
 
 
+def fit_line(values: Values) -> tuple[float, float, float]:
+    """Fit a straight line to evenly spaced values by least squares.
+
+    Returns:
+        Its slope, the standard deviation around it, and what that is divided by to give the slope's standard error.
+
+    """
+    x = np.arange(len(values)) - (len(values) - 1) / 2
+    weight = float(x @ x)
+    rise = float(x @ values / weight)
+    return rise, float(np.std(values - values.mean() - rise * x)), float(np.sqrt(weight))
+
+
 # ---------------------------------------------------------------- growth
 
 

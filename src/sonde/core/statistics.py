@@ -135,6 +135,13 @@ def abs_max(rows: Rows) -> Values:
     return _where_finite(rows, np.maximum(np.abs(rows[..., schema.MIN]), np.abs(rows[..., schema.MAX])))
 
 
+def value(rows: Rows) -> Values:
+    """Return the number that was logged: the mean of several, and NaN or infinity where nothing else was logged."""
+    only_inf = (rows[..., schema.NAN] == 0) & ((rows[..., schema.POS_INF] > 0) ^ (rows[..., schema.NEG_INF] > 0))
+    infinity = np.where(only_inf, np.where(rows[..., schema.POS_INF] > 0, np.inf, -np.inf), np.nan)
+    return np.where(schema.finite(rows) > 0, rows[..., schema.MEAN], infinity)
+
+
 def nonfinite_share(rows: Rows) -> Values:
     """Return which share of the elements is NaN or infinite."""
     return _ratio(nonfinite(rows), rows[..., schema.COUNT])
@@ -209,7 +216,7 @@ _ROWS: Final = (
         quantity="update",
         over="parameter",
     ),
-    _of_finite("value", schema.MEAN, "value", quantity="scalar"),
+    Statistic("value", (*_FINITE, schema.MEAN), value, "value", log=False, quantity="scalar"),
 )
 
 STATISTICS: Final[dict[str, Statistic]] = {row.name: row for row in _ROWS}

@@ -1,20 +1,22 @@
-"""Debug sessions, inspectors, hooks and visualizers, by the names their users know."""
+"""Debug sessions: tensor inspector, gradient debugger, model diagnostics, hooks, profiler and visualizers."""
 
 from typing import TYPE_CHECKING
 
 from sonde.lazy import attach
 
 if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
-    from sonde.debug.architecture import AttentionAnalysis as AttentionAnalysis
-    from sonde.debug.architecture import WeightAnalysis as WeightAnalysis
-    from sonde.debug.architecture import analyze_attention as analyze_attention
-    from sonde.debug.architecture import analyze_weights as analyze_weights
+    from sonde.debug.alerts import Alert as Alert
+    from sonde.debug.alerts import DiagnosticAlert as DiagnosticAlert
+    from sonde.debug.alerts import GradientAlert as GradientAlert
+    from sonde.debug.alerts import TensorAlert as TensorAlert
+    from sonde.debug.architecture import ArchitectureEvaluation as ArchitectureEvaluation
+    from sonde.debug.architecture import WeightUse as WeightUse
     from sonde.debug.architecture import count_flops as count_flops
     from sonde.debug.architecture import describe_architecture as describe_architecture
+    from sonde.debug.architecture import evaluate_architecture as evaluate_architecture
     from sonde.debug.architecture import loss_gradients as loss_gradients
     from sonde.debug.architecture import receptive_field as receptive_field
     from sonde.debug.config import DebugConfig as DebugConfig
-    from sonde.debug.gradient_debugger import GradientAlert as GradientAlert
     from sonde.debug.gradient_debugger import GradientConflict as GradientConflict
     from sonde.debug.gradient_debugger import GradientDebugger as GradientDebugger
     from sonde.debug.gradient_debugger import GradientFlowAnalysis as GradientFlowAnalysis
@@ -33,7 +35,6 @@ if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
     from sonde.debug.hooks import HookResult as HookResult
     from sonde.debug.hooks import HookStatistics as HookStatistics
     from sonde.debug.hooks import TrainingStopped as TrainingStopped
-    from sonde.debug.model_diagnostics import DiagnosticAlert as DiagnosticAlert
     from sonde.debug.model_diagnostics import LayerActivationStats as LayerActivationStats
     from sonde.debug.model_diagnostics import ModelArchitectureInfo as ModelArchitectureInfo
     from sonde.debug.model_diagnostics import ModelDiagnostics as ModelDiagnostics
@@ -49,7 +50,6 @@ if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
     from sonde.debug.session import DebugSession as DebugSession
     from sonde.debug.session import debug_session as debug_session
     from sonde.debug.session import debug_session_with_config as debug_session_with_config
-    from sonde.debug.tensor_inspector import TensorAlert as TensorAlert
     from sonde.debug.tensor_inspector import TensorInfo as TensorInfo
     from sonde.debug.tensor_inspector import TensorInspector as TensorInspector
     from sonde.debug.tensor_stats import Drift as Drift
@@ -59,5 +59,9 @@ if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
     from sonde.debug.terminal_visualizer import TerminalVisualizer as TerminalVisualizer
     from sonde.debug.visualizer import DebugVisualizer as DebugVisualizer
     from sonde.debug.visualizer import VisualizationConfig as VisualizationConfig
+    from sonde.debug.weights import AttentionAnalysis as AttentionAnalysis
+    from sonde.debug.weights import WeightAnalysis as WeightAnalysis
+    from sonde.debug.weights import analyze_attention as analyze_attention
+    from sonde.debug.weights import analyze_weights as analyze_weights
 else:
     __getattr__, __dir__, __all__ = attach(__name__, __file__)

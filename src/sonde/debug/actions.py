@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sonde")
 
-_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
-
 
 class Actions:
     """Carries out actions for a session."""
@@ -72,11 +70,12 @@ class Actions:
 
     def _alert(self, action: HookAction, occasion: Occasion) -> str:
         message = f"{action.message} ({occasion.layer}, step {occasion.step})"
-        logger.log(_LEVELS[action.severity.value], "%s", message)
-        data = {"layer": occasion.layer, "step": occasion.step, "severity": action.severity.value}
-        self._session.take_alert({"message": message, **data})
+        severity = action.severity.value
+        alert = {"source": "hook", "kind": "hook", "severity": severity, "message": message}
+        alert |= {"step": occasion.step, "layer": occasion.layer}
+        self._session.take_alert(alert)
         if action.webhook is not None:
-            self._session.webhooks.send(action.webhook, {"message": message, **data})
+            self._session.webhooks.send(action.webhook, alert)
         return message
 
     def _pause_training(self, action: HookAction, occasion: Occasion) -> None:

@@ -1,22 +1,25 @@
-"""What a module is made of, found by itself."""
+"""What a model is made of, and how well it uses its parameters."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sonde.debug.model_diagnostics import ModelArchitectureInfo
-from sonde.debug.numbers import as_array
-from sonde.errors import OptionError
+from sonde.debug.weights import effective_rank, twins
 from sonde.hooks.names import unwrap
+
+_MAX_WEIGHTS: Final = 100
+_MOST_ROWS: Final = 256
 
 _SPATIAL: Final = (
     nn.Conv1d,
@@ -131,153 +134,111 @@ def _dtypes(parameters: list[nn.Parameter]) -> dict[str, int]:
     return dict(counts)
 
 
-DEAD_SHARE: Final = 1e-6
-"""A unit whose norm is below this part of the median one does not contribute."""
-TWIN_COSINE: Final = 0.999
-_MAX_UNITS: Final = 2048
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightAnalysis:
-    """A weight by its units (rows)."""
+class WeightUse:
+    """How much of a weight is used. Of large weights evenly chosen rows and columns are looked at, 256 of each."""
 
     name: str
-    units: int
-    mean: float
-    std: float
-    smallest_norm: float
-    median_norm: float
-    largest_norm: float
-    dead: tuple[int, ...]
-    twins: tuple[tuple[int, int], ...] | None
-    """Pairs of units that point the same way, at most 100; None if there are too many units to compare all pairs."""
+    shape: tuple[int, ...]
+    parameters: int
     effective_rank: float
-    """How many directions the rows really span: the exponential of the entropy of the singular values."""
+    """How many directions its rows span, from its singular values."""
+    full_rank: int
+    """How many they could span."""
+    dead_units: int
+    """Rows that are zero, or too small to change a sum with the largest."""
+    redundant_units: int
+    """Rows that are another one times a factor, but for rounding."""
+    needed: int
+    """How many parameters two smaller layers of its effective rank would have, if that is fewer."""
 
 
-def analyze_weights(weight: Any, name: str = "weight") -> WeightAnalysis:
-    """Analyse a weight `[units, ...]`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchitectureEvaluation:
+    """How well a model uses its parameters."""
 
-    Raises:
-        OptionError: It has fewer than two dimensions, or elements that are not finite.
+    parameter_efficiency: float | None
+    """Needed over present parameters of the weights that were looked at; None without any."""
+    dead_parameters: int
+    redundant_parameters: int
+    bottleneck: str | None
+    """The weight that spans the smallest share of the directions it could span."""
+    weights: tuple[WeightUse, ...]
+    """The largest weights first."""
+    suggestions: tuple[str, ...]
+    """What could be left out, with its cause and what it saves."""
 
+
+def evaluate_architecture(model: nn.Module) -> ArchitectureEvaluation:
+    """Evaluate how well a model uses its weights: dead and redundant units, and the rank of each by singular values.
+
+    At most the 100 largest weights are looked at. The model is only read; parameters that are spread over several
+    processes are left out.
     """
-    array = as_array(weight, name).astype(np.float64)
-    if array.ndim < 2 or not array.size:
-        raise OptionError(f"{name}: units are the rows of a weight with two dimensions or more; got {array.shape}.")
-    if not np.isfinite(array).all():
-        raise OptionError(f"{name} has elements that are not finite; inspect_tensor tells how many.")
-    rows = array.reshape(len(array), -1)
-    norms = np.linalg.norm(rows, axis=1)
-    median = float(np.median(norms))
-    return WeightAnalysis(
+    weights = {name: each for name, each in unwrap(model).named_parameters() if _can_be_evaluated(each)}
+    largest = sorted(weights.items(), key=lambda item: -item[1].numel())[:_MAX_WEIGHTS]
+    found = tuple(use for name, weight in largest if (use := _use_of(name, weight)) is not None)
+    total = sum(use.parameters for use in found)
+    narrow = min(found, key=lambda use: use.effective_rank / use.full_rank, default=None)
+    return ArchitectureEvaluation(
+        parameter_efficiency=sum(use.needed for use in found) / total if total else None,
+        dead_parameters=sum(use.dead_units * (use.parameters // use.shape[0]) for use in found),
+        redundant_parameters=sum(use.redundant_units * (use.parameters // use.shape[0]) for use in found),
+        bottleneck=None if narrow is None else narrow.name,
+        weights=found,
+        suggestions=tuple(itertools.chain.from_iterable(_suggest(use, total) for use in found)),
+    )
+
+
+def _can_be_evaluated(weight: nn.Parameter) -> bool:
+    plain = not weight.is_meta and weight.layout == torch.strided and not hasattr(weight, "to_local")
+    return plain and weight.dim() > 1 and weight.is_floating_point() and min(weight.shape[0], weight[0].numel()) > 1
+
+
+@torch.no_grad()
+def _use_of(name: str, weight: nn.Parameter) -> WeightUse | None:
+    rows = weight.detach().flatten(1)
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).cpu().numpy()
+    if not np.isfinite(norms).all():
+        return None
+    some = rows[_evenly(len(rows))][:, _evenly(rows.shape[1])].double().cpu().numpy()
+    resolution = max(torch.finfo(weight.dtype).eps, torch.finfo(torch.float32).eps)
+    copies = {second for _, second in twins(some, resolution)}
+    rank, (height, width) = effective_rank(some), rows.shape
+    return WeightUse(
         name=name,
-        units=len(rows),
-        mean=float(rows.mean()),
-        std=float(rows.std(ddof=1)) if rows.size > 1 else 0.0,
-        smallest_norm=float(norms.min()),
-        median_norm=median,
-        largest_norm=float(norms.max()),
-        dead=tuple(int(unit) for unit in np.flatnonzero(norms <= DEAD_SHARE * max(median, 1e-300))),
-        twins=_twins(rows, norms) if len(rows) <= _MAX_UNITS else None,
-        effective_rank=_effective_rank(rows),
+        shape=tuple(weight.shape),
+        parameters=weight.numel(),
+        effective_rank=rank,
+        full_rank=min(some.shape),
+        dead_units=int((norms <= resolution * norms.max()).sum()),
+        redundant_units=len(copies),
+        needed=min(weight.numel(), math.ceil(rank) * (height + width)),
     )
 
 
-def _twins(rows: Any, norms: Any) -> tuple[tuple[int, int], ...]:
-    alive = norms > 0
-    unit = np.divide(rows, norms[:, None], out=np.zeros_like(rows), where=alive[:, None])
-    first, second = np.nonzero(np.triu(unit @ unit.T, 1) > TWIN_COSINE)
-    return tuple((int(a), int(b)) for a, b in zip(first[:100], second[:100], strict=True))
+def _evenly(size: int) -> Tensor:
+    """Return at most so many places, evenly spread."""
+    return torch.linspace(0, size - 1, min(size, _MOST_ROWS)).round().long()
 
 
-def _effective_rank(rows: Any) -> float:
-    values = np.linalg.svd(rows[:_MAX_UNITS], compute_uv=False)
-    total = values.sum()
-    if total == 0:
-        return 0.0
-    share = values[values > 0] / total
-    return float(np.exp(-(share * np.log(share)).sum()))
-
-
-Pattern = Literal["diagonal", "uniform", "focused", "mixed"]
-_DIAGONAL: Final = 0.5
-_UNIFORM: Final = 0.9
-_FOCUSED: Final = 0.3
-REDUNDANT: Final = 0.95
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionHead:
-    """One head."""
-
-    head: int
-    entropy: float
-    """Mean over rows of the entropy, as a part of the largest possible: 0 looks at one place, 1 at all alike."""
-    diagonal: float
-    """Mean weight on a token itself and its neighbours."""
-    most_attended: int
-    """The place that gets the most attention."""
-    most_attended_share: float
-    pattern: Pattern
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionAnalysis:
-    """All heads of a layer."""
-
-    heads: tuple[AttentionHead, ...]
-    redundant: tuple[tuple[int, int], ...]
-    """Pairs of heads whose maps are nearly the same (cosine of 0.95 or more)."""
-
-
-def analyze_attention(weights: Any) -> AttentionAnalysis:
-    """Analyse attention weights `[batch, heads, queries, keys]` or `[heads, queries, keys]`.
-
-    Raises:
-        OptionError: They have another shape, or rows that do not add up to 1.
-
-    """
-    array = as_array(weights, "attention weights").astype(np.float64)
-    array = array[None] if array.ndim == 3 else array
-    if array.ndim != 4 or not array.size:
-        raise OptionError(f"Attention weights have shape [batch, heads, queries, keys]; got {array.shape}.")
-    if not np.allclose(array.sum(-1), 1.0, atol=1e-2):
-        raise OptionError("The rows of attention weights add up to 1; these do not. Are they scores before softmax?")
-    maps = array.mean(0)
-    heads = tuple(_head(index, array[:, index]) for index in range(array.shape[1]))
-    flat = maps.reshape(len(maps), -1)
-    unit = flat / np.linalg.norm(flat, axis=1, keepdims=True)
-    first, second = np.nonzero(np.triu(unit @ unit.T, 1) >= REDUNDANT)
-    return AttentionAnalysis(heads=heads, redundant=tuple((int(a), int(b)) for a, b in zip(first, second, strict=True)))
-
-
-def _head(index: int, weights: NDArray[np.float64]) -> AttentionHead:
-    keys = weights.shape[-1]
-    logs = np.log(np.where(weights > 0, weights, 1.0))
-    entropy = float(-(weights * logs).sum(-1).mean() / np.log(keys)) if keys > 1 else 0.0
-    queries = np.arange(weights.shape[-2])[:, None]
-    near = np.abs(np.arange(keys)[None, :] - queries) <= 1
-    diagonal = float((weights * near).sum(-1).mean())
-    received = weights.mean((0, 1))
-    top = int(received.argmax())
-    return AttentionHead(
-        head=index,
-        entropy=entropy,
-        diagonal=diagonal,
-        most_attended=top,
-        most_attended_share=float(received[top]),
-        pattern=_pattern(entropy, diagonal, keys),
-    )
-
-
-def _pattern(entropy: float, diagonal: float, keys: int) -> Pattern:
-    # Of few keys three neighbours are most anyway.
-    if diagonal > max(_DIAGONAL, 6.0 / keys):
-        return "diagonal"
-    if entropy > _UNIFORM:
-        return "uniform"
-    return "focused" if entropy < _FOCUSED else "mixed"
+def _suggest(use: WeightUse, total: int) -> Iterator[str]:
+    each = use.parameters // use.shape[0]
+    unused = {"dead": use.dead_units, "copies of another": use.redundant_units}
+    for word, count in unused.items():
+        if count:
+            share = count * each / total
+            yield (
+                f"{count} of {use.shape[0]} units of {use.name} are {word}: without them the model has "
+                f"{count * each:,} parameters fewer ({share:.1%})."
+            )
+    if use.needed < use.parameters:
+        saved = use.parameters - use.needed
+        yield (
+            f"{use.name} spans about {use.effective_rank:.0f} of {use.full_rank} directions: two layers of that width "
+            f"hold the same in {use.needed:,} instead of {use.parameters:,} parameters ({saved / total:.1%} of the "
+            "model fewer)."
+        )
 
 
 def loss_gradients(model: nn.Module, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,9 +1,11 @@
-"""What a debug session does."""
+"""Settings of a debug session, and what they mean for values that are handed in."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -11,6 +13,10 @@ from typing import Any, Final, Self
 from sonde.arguments import whole_number
 from sonde.errors import OptionError
 from sonde.schedule import Schedule, every
+from sonde.select import Where, selector
+
+_MAX_CHARACTERS: Final = 120
+_MAX_NAMES: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,23 +24,28 @@ class DebugConfig:
     """The settings of a debug session."""
 
     enable_tensor_inspection: bool = True
-    """Record statistics of parameters and outputs."""
+    """Record statistics of parameters and outputs, and look at tensors that are handed in."""
     enable_gradient_debugging: bool = True
-    """Record statistics of gradients and updates, and follow them."""
+    """Record statistics of gradients and updates, and look at gradients and activations that are handed in."""
     enable_model_diagnostics: bool = True
-    """Judge the training while it runs: `session.findings`. Alone it still records gradients, on which it rests."""
+    """Diagnose the training while it runs (`session.findings`), and take metrics that are handed in. Alone it still
+    records gradients, which most rules need."""
     enable_profiling: bool = False
     """Time the forward and backward of every layer, for `session.profiler`."""
     enable_visualization: bool = False
     """Write a dashboard into `output_dir` when the session stops. Needs plotly."""
+    layers: Where = None
+    """Which layers and parameters to look at: a name, a glob (`encoder.*`), `re:` or `kind:` and a pattern, or a list
+    of them, as for `sonde.watch(where=...)`; None looks at all. Applies to what is handed in for a layer as well."""
     max_tracked_tensors: int = 1000
-    """How many inspections are remembered; the oldest go first."""
+    """How many inspections are remembered; the oldest are dropped first."""
     max_gradient_history: int = 100
     """How many steps of each layer's gradient are remembered."""
     output_dir: str | Path | None = None
     """Where the run and the report go; None keeps nothing after the session."""
     sampling_rate: float = 1.0
-    """The share of steps in which the model is looked at: 0.1 looks at each tenth. What is handed in always counts."""
+    """The share of steps to look at: 0.1 looks at each tenth. Of tensors and gradients that are handed in without a
+    model it is the share of those of each name, beginning with the first. Single numbers always count."""
     histogram: bool = True
     """Whether readings have histograms."""
 
@@ -46,6 +57,7 @@ class DebugConfig:
             whole_number(name, getattr(self, name))
         if self.output_dir is not None and not isinstance(self.output_dir, str | os.PathLike):
             raise OptionError(f"output_dir takes a path, or None to keep nothing; got {self.output_dir!r}.")
+        selector(self.layers)  # a pattern that cannot be read is reported now
 
     @property
     def schedule(self) -> Schedule:
@@ -100,7 +112,46 @@ def _due(step: int, rate: float) -> int:
     return math.floor(step * rate + 1e-9)
 
 
-_MAX_CHARACTERS: Final = 120
+class Gate:
+    """Decides which of the values that are handed in are looked at: by layer, and by the sampling rate.
+
+    Args:
+        config: The settings.
+        kinds: Class names of the modules of the model, by name, for selections by `kind:`.
+        is_due: Returns whether the current step of the model is sampled; None without a model.
+
+    """
+
+    def __init__(
+        self, config: DebugConfig, kinds: Mapping[str, str] | None = None, is_due: Callable[[], bool] | None = None
+    ) -> None:
+        self._schedule, self._selected = config.schedule, selector(config.layers)
+        self._all_layers, self._all_steps = config.layers is None, config.sampling_rate == 1
+        self._kinds = kinds or {}
+        self._is_due = is_due
+        self._counts: OrderedDict[str, int] = OrderedDict()
+
+    def selects(self, layer: str) -> bool:
+        """Return whether a layer is selected: by its own name, or by that of a module it belongs to."""
+        if self._all_layers:
+            return True
+        parts = layer.split(".")
+        owners = (".".join(parts[:size]) for size in range(len(parts), 0, -1))
+        return any(self._selected(name, self._kinds.get(name, "")) for name in owners)
+
+    def accepts(self, what: str, layer: str | None) -> bool:
+        """Return whether to look at something now. Of each `what` the first look counts, then the share asked for."""
+        if layer is not None and not self.selects(layer):
+            return False
+        if self._all_steps:
+            return True
+        if self._is_due is not None:
+            return self._is_due()
+        before = self._counts.pop(what, 0)
+        self._counts[what] = before + 1
+        while len(self._counts) > _MAX_NAMES:
+            self._counts.popitem(last=False)
+        return before == 0 or self._schedule(before)
 
 
 def file_name(name: str) -> str:

@@ -1,18 +1,20 @@
-"""The gradient debugger: follows every layer's gradient and says which do not flow as they should, and why."""
+"""The gradient debugger: follows the gradient of every layer, and presents the doctor's judgement on them."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
 from sonde.arguments import whole_number
+from sonde.debug.alerts import AlertBook, GradientAlert, make_finding
 from sonde.debug.gradient_layer import (
+    PROBLEMS,
     RELATIVE,
     ActivityWindow,
     GradientPoint,
@@ -24,19 +26,18 @@ from sonde.debug.gradient_layer import (
     trend_of,
 )
 from sonde.debug.numbers import as_array, as_floats
+from sonde.diagnosis.judgement import Curves, Health, Judgement, Word, health, judge_curves
 from sonde.errors import OptionError
+from sonde.records import Finding, Reading, Severity
 
-Health = Literal["healthy", "warning", "critical", "unknown"]
-
-WEIGHTS: Final = {"finite": 0.4, "flowing": 0.25, "bounded": 0.2, "steady": 0.15}
-"""What each part of the health score counts; a part is the share of layers without that problem."""
-_PARTS: Final[dict[Problem, str]] = {
-    "nonfinite": "finite",
-    "no_gradient": "flowing",
-    "exploding": "bounded",
-    "vanishing": "flowing",
-    "oscillating": "steady",
+_KINDS: Final[dict[Problem, tuple[str, Severity]]] = {
+    "nonfinite": ("nan_backward", "critical"),
+    "no_gradient": ("unused_parameters", "warning"),
+    "exploding": ("exploding_gradient", "critical"),
+    "vanishing": ("vanishing_gradient", "warning"),
+    "oscillating": ("loss_oscillation", "warning"),
 }
+"""By problem: the kind of finding that the doctor has for it, and how grave it is while it lasts."""
 _ADVICE: Final[dict[Problem, str]] = {
     "nonfinite": "Find the first operation that is not finite (sonde.watch names it) before changing anything else.",
     "no_gradient": "Look for detach(), no_grad() or .data between these layers and the loss, or for frozen parameters.",
@@ -44,67 +45,75 @@ _ADVICE: Final[dict[Problem, str]] = {
     "vanishing": "Use residual connections, normalisation, ReLU-like activations or a larger initial scale.",
     "oscillating": "Lower the learning rate or the momentum, or use larger batches.",
 }
-DEAD_SHARE: Final = 0.1
-_MAX_ALERTS: Final = 1000
 _MAX_LAYERS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientAlert:
-    """A layer whose gradient has a problem, told once when it begins."""
-
-    layer: str
-    kind: Problem
-    step: int
-    norm: float
-    low: float
-    high: float
-
-    @property
-    def message(self) -> str:
-        """The alert in words."""
-        if self.kind in ("exploding", "vanishing"):
-            bound = f"> {self.high:.3g}" if self.kind == "exploding" else f"< {self.low:.3g}"
-            return f"{self.layer}: {self.kind} gradient at step {self.step}: norm {self.norm:.3g} {bound}"
-        return f"{self.layer}: {self.kind.replace('_', ' ')} gradient at step {self.step}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerHealth:
-    """A layer now."""
+    """The state of a layer."""
 
     layer: str
-    health: Health
+    health: Word
     norm: float
-    low: float
-    high: float
+    usual: float | None
+    """The median norm of the steps before; None while there are too few."""
     problems: tuple[Problem, ...]
     trend: Trend
+    words: str
+    """What the last step showed, compared with the steps before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientFlowAnalysis:
-    """All layers together. `score` is the sum of `parts` times `weights`, from 0 to 1; None before any gradient."""
+    """The state of all layers. Health and score are those of the doctor's findings on the recorded steps."""
 
-    overall_health: Health
+    overall_health: Word
     score: float | None
+    """From 0 to 1; None before any gradient."""
     parts: dict[str, float]
-    weights: dict[str, float]
+    """By problem: the share of layers that do not have it."""
     layers: tuple[LayerHealth, ...]
     dead_units: tuple[UnitActivity, ...]
+    findings: tuple[Finding, ...]
     recommendations: tuple[str, ...]
 
     def having(self, problem: Problem) -> list[str]:
         """Return the layers with a problem."""
         return [layer.layer for layer in self.layers if problem in layer.problems]
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the analysis as JSON-ready values."""
+        plain = {name: getattr(self, name) for name in ("overall_health", "score", "parts", "recommendations")}
+        return plain | {
+            "layers": [asdict(layer) for layer in self.layers],
+            "dead_units": [asdict(units) for units in self.dead_units],
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientConflict:
+    """Two gradients: they pull against each other where the cosine is negative."""
+
+    first: str
+    second: str
+    cosine: float | None
+    """None if one of them is zero."""
+
+    @property
+    def conflicting(self) -> bool:
+        """Whether a step along one undoes some of the other."""
+        return self.cosine is not None and self.cosine < 0
+
 
 class GradientDebugger:
-    """Follows gradients, handed in or recorded from a model.
+    """Follows gradients that are handed in or recorded from a model.
 
     Args:
         max_history: How many steps of each layer are remembered.
-        thresholds: Fixed bounds for norms; by default a layer is held against its own past.
+        thresholds: Fixed limits for norms; by default a layer is compared with its own past.
+        on_alert: Called with every alert.
+        accepts: Called with what is handed in and its layer; returns whether to look at it.
 
     Example:
         debugger = GradientDebugger()
@@ -113,59 +122,65 @@ class GradientDebugger:
 
     """
 
-    def __init__(self, max_history: int = 100, thresholds: GradientThresholds = RELATIVE) -> None:
-        whole_number("max_history", max_history)
+    def __init__(
+        self,
+        max_history: int = 100,
+        thresholds: GradientThresholds = RELATIVE,
+        *,
+        on_alert: Callable[[GradientAlert], None] | None = None,
+        accepts: Callable[[str, str | None], bool] | None = None,
+    ) -> None:
+        self.max_history = whole_number("max_history", max_history)
         if not isinstance(thresholds, GradientThresholds):
             raise OptionError(f"thresholds takes GradientThresholds(vanishing=..., exploding=...); got {thresholds!r}.")
-        self.max_history = max_history
         self.thresholds = thresholds
         self.step = 0
-        self._layers: OrderedDict[str, LayerGradients] = OrderedDict()
-        self._open: dict[str, set[Problem]] = {}
-        self._alerts: deque[GradientAlert] = deque(maxlen=_MAX_ALERTS)
-        self._activity: OrderedDict[str, ActivityWindow] = OrderedDict()
         self.step_now: Callable[[], int] | None = None
-        """Tells the step under way, where somebody knows it; else each layer's second record begins the next."""
+        """Returns the current step, where it is known; else a layer that is recorded again begins the next one."""
+        self.known_losses: Callable[[], Mapping[int, float]] = dict
+        """Returns the losses of the training, which the doctor looks at beside the gradients."""
+        self.known_findings: Callable[[], Iterable[Finding]] = tuple
+        """Returns what is wrong with the run that the gradients belong to."""
+        self._accepts = accepts or (lambda what, layer: True)
+        self._layers: OrderedDict[str, LayerGradients] = OrderedDict()
+        self._alerts = AlertBook[GradientAlert](on_alert)
+        self._activity: OrderedDict[str, ActivityWindow] = OrderedDict()
+        self._watched_units: OrderedDict[str, UnitActivity] = OrderedDict()
 
     # ------------------------------------------------------------------ recording
 
     def record_gradient_flow(
         self, layer: str, values: Any, mean: float | None = None, std: float | None = None, *, step: int | None = None
     ) -> None:
-        """Take the gradient of a layer: its values, or its norm with mean and standard deviation.
+        """Record the gradient of a layer: its values, or its norm with mean and standard deviation.
 
-        A layer that is recorded a second time begins the next step, unless `step` says which it is, or the session has
-        a model: then it is the step under way, of which the first word counts.
+        A layer that is recorded a second time begins the next step, unless `step` is given or the session has a model:
+        then it is the current step, of which the first record counts.
         """
-        point = self._point(layer, values, mean, std, self._step_of(layer) if step is None else step)
-        self.record_point(layer, point)
+        if self._accepts(f"gradient {layer}", layer):
+            at = self._step_of(layer) if step is None else step
+            self.record_point(layer, self._point(layer, values, mean, std, at))
 
     def record_point(self, layer: str, point: GradientPoint) -> None:
-        """Take a summary of a layer's gradient."""
+        """Record a summary of a layer's gradient."""
         known = self._layers.get(layer)
         if known is None:
             known = self._layers[layer] = LayerGradients(layer, self.max_history)
             self._forget_oldest()
         self.step = max(self.step, point.step)
         if known.add(point):
-            self._raise_alerts(known)
-
-    def _forget_oldest(self) -> None:
-        while len(self._layers) > _MAX_LAYERS:
-            name, _ = self._layers.popitem(last=False)
-            self._open.pop(name, None)
-        while len(self._activity) > _MAX_LAYERS:
-            self._activity.popitem(last=False)
+            self._alerts.update(layer, {problem: self._alert(known, problem) for problem in self._problems_now(known)})
 
     def record_activations(self, layer: str, activations: Any) -> None:
-        """Take a batch of a layer's activations, to tell dead units: `[samples, units, ...]`."""
-        self.activity_of(layer).add(activations)
+        """Record a batch of a layer's activations, to find dead units: `[samples, units, ...]`."""
+        if self._accepts(f"activations {layer}", layer):
+            self._activity.setdefault(layer, ActivityWindow(layer)).add(activations)
+            self._forget_oldest()
 
-    def activity_of(self, layer: str) -> ActivityWindow:
-        """Return the window that remembers a layer's units."""
-        window = self._activity.setdefault(layer, ActivityWindow(layer))
+    def record_units(self, units: UnitActivity) -> None:
+        """Record how many units of a watched layer were ever active."""
+        self._watched_units[units.layer] = units
         self._forget_oldest()
-        return window
 
     def next_step(self) -> None:
         """Begin the next step."""
@@ -174,11 +189,24 @@ class GradientDebugger:
     def reset(self) -> None:
         """Forget everything."""
         self.step = 0
-        for store in (self._layers, self._open, self._activity):
+        for store in (self._layers, self._activity, self._watched_units):
             store.clear()
         self._alerts.clear()
 
+    def _forget_oldest(self) -> None:
+        while len(self._layers) > _MAX_LAYERS:
+            name, _ = self._layers.popitem(last=False)
+            self._alerts.forget(name)
+        for store in (self._activity, self._watched_units):
+            while len(store) > _MAX_LAYERS:
+                store.popitem(last=False)
+
     # ------------------------------------------------------------------ asking
+
+    @property
+    def has_history(self) -> bool:
+        """Whether any gradient was recorded."""
+        return bool(self._layers)
 
     def get_layer_history(self, layer: str) -> list[GradientPoint]:
         """Return the last steps of a layer, oldest first."""
@@ -187,14 +215,14 @@ class GradientDebugger:
 
     def get_layer_alerts(self, layer: str) -> list[GradientAlert]:
         """Return the alerts of a layer, oldest first."""
-        return [alert for alert in self._alerts if alert.layer == layer]
+        return [alert for alert in self._alerts.all() if alert.layer == layer]
 
     def get_alerts(self) -> list[GradientAlert]:
         """Return the last alerts of all layers, oldest first."""
-        return list(self._alerts)
+        return self._alerts.all()
 
     def get_status(self) -> dict[str, Any]:
-        """Return how far the recording is and how it looks."""
+        """Return how much was recorded and how healthy it is."""
         analysis = self.analyze_gradient_flow()
         return {
             "step": self.step,
@@ -205,45 +233,68 @@ class GradientDebugger:
         }
 
     def dead_units(self) -> list[UnitActivity]:
-        """Return the layers of which enough samples were seen, with their dead units."""
-        found = (window.summary() for window in self._activity.values())
-        return [summary for summary in found if summary is not None]
+        """Return for each layer whose units were looked at how many were never active.
+
+        Of a watched model these are its rectifiers (ReLU, ReLU6); without any, weights with units that never had a
+        gradient. Activations that were handed in or recorded by a hook also tell which units they are.
+        """
+        found = {name: window.summary() for name, window in self._activity.items()}
+        summaries = [summary for summary in found.values() if summary is not None]
+        watched = [units for units in self._watched_units.values() if units.layer not in found]
+        by_activation = [units for units in watched if units.measured == "activations"]
+        return summaries + (by_activation or ([] if summaries else watched))
 
     # ------------------------------------------------------------------ conclusions
 
-    def analyze_gradient_flow(self) -> GradientFlowAnalysis:
-        """Judge all layers as of now."""
-        layers = tuple(self._health(layer) for layer in self._layers.values())
-        dead = tuple(self.dead_units())
-        if not layers:
-            return GradientFlowAnalysis(
-                overall_health="unknown",
-                score=None,
-                parts={},
-                weights=dict(WEIGHTS),
-                layers=(),
-                dead_units=dead,
-                recommendations=tuple(_recommend(layers, dead)),
+    def judge(self) -> Judgement:
+        """Ask the doctor about what was recorded: the rules that `sonde.diagnose` uses for a run.
+
+        Findings of the run that the gradients belong to count as well.
+        """
+        active = {name: window.curves() for name, window in self._activity.items()}
+        judged = judge_curves(
+            Curves(
+                losses=self.known_losses(),
+                gradients={name: layer.curve() for name, layer in self._layers.items()},
+                active={name: curves[0] for name, curves in active.items()},
+                samples={name: curves[1] for name, curves in active.items()},
             )
-        parts = {
-            part: 1 - sum(any(_PARTS[p] == part for p in layer.problems) for layer in layers) / len(layers)
-            for part in WEIGHTS
-        }
-        score = sum(WEIGHTS[part] * value for part, value in parts.items())
+        )
+        of_run = {finding.kind: finding for finding in self.known_findings()}
+        own = tuple(finding for finding in judged.findings if finding.kind not in of_run)
+        return replace(judged, findings=(*of_run.values(), *own), symptoms=(*of_run.values(), *judged.symptoms))
+
+    def analyze_gradient_flow(self) -> GradientFlowAnalysis:
+        """Return the doctor's judgement on all layers, over the steps that are remembered.
+
+        What only the last step shows makes the health a warning at most, unless a gradient is not finite.
+        """
+        judged = self.judge()
+        layers = tuple(self._health(layer, judged) for layer in self._layers.values())
+        rating = self._rate(layers, judged.findings)
+        shares = {problem: sum(problem in layer.problems for layer in layers) for problem in _KINDS}
         return GradientFlowAnalysis(
-            overall_health=_overall(layers, score),
-            score=score,
-            parts=parts,
-            weights=dict(WEIGHTS),
+            overall_health=rating.word if layers else "unknown",
+            score=rating.score if layers else None,
+            parts={problem: 1 - count / len(layers) for problem, count in shares.items() if layers},
             layers=layers,
-            dead_units=dead,
-            recommendations=tuple(_recommend(layers, dead)),
+            dead_units=tuple(self.dead_units()),
+            findings=judged.findings,
+            recommendations=tuple(_recommend(layers, judged)),
         )
 
+    def _rate(self, layers: tuple[LayerHealth, ...], findings: tuple[Finding, ...]) -> Health:
+        rating = health(findings)
+        if any("nonfinite" in layer.problems for layer in layers) and rating.word != "critical":
+            return health([self._example("nonfinite"), *findings])
+        if rating.word == "healthy" and any(layer.problems for layer in layers):
+            return health([self._example("vanishing"), *findings])
+        return rating
+
     def quick_analysis(self) -> dict[str, Any]:
-        """Return the verdict and the layers by problem."""
+        """Return the health and the layers by problem."""
         analysis = self.analyze_gradient_flow()
-        problems = {problem: analysis.having(problem) for problem in _PARTS}
+        problems = {problem: analysis.having(problem) for problem in _KINDS}
         return {"overall_health": analysis.overall_health, "score": analysis.score} | {
             problem: layers for problem, layers in problems.items() if layers
         }
@@ -253,16 +304,16 @@ class GradientDebugger:
         return list(self.analyze_gradient_flow().recommendations)
 
     def generate_comprehensive_report(self) -> dict[str, Any]:
-        """Return everything, for JSON."""
+        """Return everything as JSON-ready values."""
         return {
             "step": self.step,
-            "analysis": asdict(self.analyze_gradient_flow()),
-            "alerts": [asdict(alert) for alert in self._alerts],
-            "history": {name: [asdict(point) for point in layer.points] for name, layer in self._layers.items()},
+            "analysis": self.analyze_gradient_flow().to_json(),
+            "alerts": [alert.to_json() for alert in self._alerts.all()],
+            "history": {name: [point.to_json() for point in layer.points] for name, layer in self._layers.items()},
         }
 
     def generate_enhanced_layer_analysis(self) -> list[dict[str, Any]]:
-        """Return every layer in numbers, the sickest first."""
+        """Return every layer in numbers, the least healthy first."""
         order = {"critical": 0, "warning": 1, "unknown": 2, "healthy": 3}
         layers = sorted(self.analyze_gradient_flow().layers, key=lambda layer: order[layer.health])
         return [asdict(layer) | {"steps": self._layers[layer.layer].total} for layer in layers]
@@ -279,20 +330,20 @@ class GradientDebugger:
 
     def get_performance_insights(self) -> list[str]:
         """Return what the norms say about the training, in sentences."""
-        analysis = self.analyze_gradient_flow()
-        flowing = [layer for layer in analysis.layers if math.isfinite(layer.norm) and layer.norm > 0]
+        layers = [self._health(layer, None) for layer in self._layers.values()]
+        flowing = [layer for layer in layers if math.isfinite(layer.norm) and layer.norm > 0]
         if len(flowing) < 2:
             return []
         least, most = min(flowing, key=lambda item: item.norm), max(flowing, key=lambda item: item.norm)
         span = f"{least.layer} ({least.norm:.3g}) to {most.layer} ({most.norm:.3g})"
         sentences = [f"Norms span a factor of {most.norm / least.norm:.3g}: from {span}."]
-        rising = [layer.layer for layer in analysis.layers if layer.trend == "rising"]
+        rising = [layer.layer for layer in layers if layer.trend == "rising"]
         if rising:
-            sentences.append(f"Norms rise in {len(rising)} of {len(analysis.layers)} layers, such as {rising[0]}.")
+            sentences.append(f"Norms rise in {len(rising)} of {len(layers)} layers, such as {rising[0]}.")
         return sentences
 
     def analyze_gradient_conflicts(self, gradients: Mapping[str, Any]) -> list[GradientConflict]:
-        """Compare the gradients of several losses or batches, by name, and return all pairs by their true cosine.
+        """Compare the gradients of several losses or batches, by name, and return the cosines of all pairs.
 
         See `loss_gradients` for how to get them from a model.
         """
@@ -311,43 +362,64 @@ class GradientDebugger:
 
     def _point(self, layer: str, values: Any, mean: float | None, std: float | None, step: int) -> GradientPoint:
         if mean is not None or isinstance(values, int | float):
-            return _told_point(layer, float(values), mean, std, step)
+            return _point_of_norm(layer, float(values), mean, std, step)
         flat = as_floats(as_array(values, f"gradient of {layer!r}"))
-        good = flat[np.isfinite(flat)]
-        return GradientPoint(
-            step=step,
-            norm=float(np.linalg.norm(good)),
-            mean=float(good.mean()) if good.size else None,
-            std=float(good.std(ddof=1)) if good.size > 1 else None,
-            nonfinite=int(flat.size - good.size),
-        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            return GradientPoint.of(Reading.of(flat, step=step), step)
 
-    def _raise_alerts(self, layer: LayerGradients) -> None:
-        problems = set(layer.problems(self.thresholds, self.step))
-        new = sorted(problems - self._open.get(layer.name, set()))
-        self._open[layer.name] = problems
-        if not new:
-            return
-        low, high = layer.bounds(self.thresholds)
+    def _problems_now(self, layer: LayerGradients) -> list[Problem]:
+        """Return what the last steps of a layer show."""
+        if not layer.points[-1].nonfinite and layer.is_silent(self.step):
+            return ["no_gradient"]
+        problem = PROBLEMS.get(layer.moment(self.thresholds).verdict)
+        found: list[Problem] = [] if problem is None else [problem]
+        return [*found, "oscillating"] if layer.swinging and problem != "nonfinite" else found
+
+    def _alert(self, layer: LayerGradients, problem: Problem) -> GradientAlert:
+        kind, severity = _KINDS[problem]
         last = layer.points[-1]
-        for problem in new:
-            alert = GradientAlert(layer=layer.name, kind=problem, step=last.step, norm=last.norm, low=low, high=high)
-            self._alerts.append(alert)
+        words = layer.moment(self.thresholds).words
+        if problem == "no_gradient":
+            words = "there is no gradient: it has been zero or absent for many steps"
+        elif problem == "oscillating":
+            words = f"oscillating: the gradient norm swings regularly over the last {len(layer.points)} steps"
+        message = f"{layer.name}: {words}" if problem in words else f"{layer.name}: {problem} gradient: {words}"
+        return GradientAlert(
+            make_finding(
+                kind,
+                severity,
+                message,
+                step=last.step,
+                site=layer.name,
+                fix=_ADVICE[problem],
+                word=problem,
+                norm=last.norm,
+            )
+        )
 
-    def _health(self, layer: LayerGradients) -> LayerHealth:
+    def _example(self, problem: Problem) -> Finding:
+        """Return a finding as grave as a problem is while it lasts."""
+        kind, severity = _KINDS[problem]
+        return make_finding(kind, severity, problem, step=self.step)
+
+    def _health(self, layer: LayerGradients, judged: Judgement | None) -> LayerHealth:
         trend = trend_of(layer.dynamics())
-        problems = tuple(layer.problems(self.thresholds, self.step))
-        low, high = layer.bounds(self.thresholds)
-        health: Health = "healthy"
-        if problems:
-            health = "critical" if {"nonfinite", "exploding"} & set(problems) else "warning"
-        norm = math.nan if layer.points[-1].nonfinite else layer.points[-1].norm
+        moment = layer.moment(self.thresholds)
+        lasting = [] if judged is None else [PROBLEMS.get(word) for word in judged.verdicts(layer.name)]
+        problems = tuple(dict.fromkeys([*self._problems_now(layer), *(each for each in lasting if each is not None)]))
+        found = [] if judged is None else judged.about(layer.name)
         return LayerHealth(
-            layer=layer.name, health=health, norm=norm, low=low, high=high, problems=problems, trend=trend
+            layer=layer.name,
+            health=health([*(self._example(problem) for problem in problems), *found]).word,
+            norm=layer.points[-1].known_norm,
+            usual=moment.usual,
+            problems=problems,
+            trend=trend,
+            words=moment.words,
         )
 
 
-def _told_point(layer: str, norm: float, mean: float | None, std: float | None, step: int) -> GradientPoint:
+def _point_of_norm(layer: str, norm: float, mean: float | None, std: float | None, step: int) -> GradientPoint:
     if norm < 0:
         raise OptionError(
             f"The gradient of {layer!r} has a norm of {norm:g}; norms are not negative. A single number is taken for "
@@ -355,21 +427,6 @@ def _told_point(layer: str, norm: float, mean: float | None, std: float | None, 
         )
     known = None if mean is None else float(mean)
     return GradientPoint(step=step, norm=norm, mean=known, std=std, nonfinite=0 if math.isfinite(norm) else 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientConflict:
-    """Two gradients: they pull against each other where the cosine is negative."""
-
-    first: str
-    second: str
-    cosine: float | None
-    """None if one of them is zero."""
-
-    @property
-    def conflicting(self) -> bool:
-        """Whether a step along one undoes some of the other."""
-        return self.cosine is not None and self.cosine < 0
 
 
 def _conflict(a: str, left: Any, b: str, right: Any) -> GradientConflict:
@@ -380,22 +437,12 @@ def _conflict(a: str, left: Any, b: str, right: Any) -> GradientConflict:
     return GradientConflict(first=a, second=b, cosine=cosine)
 
 
-def _overall(layers: tuple[LayerHealth, ...], score: float) -> Health:
-    if any("nonfinite" in layer.problems for layer in layers) or score < 0.5:
-        return "critical"
-    return "warning" if any(layer.problems for layer in layers) else "healthy"
-
-
-def _recommend(layers: tuple[LayerHealth, ...], dead: tuple[UnitActivity, ...]) -> list[str]:
+def _recommend(layers: tuple[LayerHealth, ...], judged: Judgement) -> list[str]:
     advice = []
     for problem, text in _ADVICE.items():
         names = [layer.layer for layer in layers if problem in layer.problems]
         if names:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             advice.append(f"{problem.replace('_', ' ').capitalize()} in {shown}. {text}")
-    return advice + [
-        f"{len(units.dead)} of {units.units} units of {units.layer} were never active over {units.samples} samples. "
-        "Lower the learning rate, or use LeakyReLU or a smaller negative bias."
-        for units in dead
-        if units.dead_share > DEAD_SHARE
-    ]
+    known = {kind for kind, _ in _KINDS.values()}
+    return advice + [f"{finding.cause} {finding.fix}" for finding in judged.findings if finding.kind not in known]

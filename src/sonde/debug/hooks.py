@@ -335,6 +335,32 @@ class HookManager:
         return callback(occasion)
 
 
+class Listeners:
+    """Functions of the user that are called with alerts. One that fails is reported once, and training goes on."""
+
+    def __init__(self) -> None:
+        self._all: list[Callable[[dict[str, Any]], Any]] = []
+        self._failed: set[int] = set()
+
+    def add(self, listener: Callable[[dict[str, Any]], Any]) -> None:
+        """Add a function."""
+        if not callable(listener):
+            raise OptionError(f"on_alert(...) takes a function of an alert; got {listener!r:.80}.")
+        self._all.append(listener)
+
+    def call(self, alert: dict[str, Any]) -> None:
+        """Call all with an alert. Only `TrainingStopped`, by which a listener may end the training, is let through."""
+        for listener in self._all:
+            try:
+                listener(alert)
+            except Interrupting:
+                raise
+            except Exception:  # noqa: BLE001 - it is the user's code, and its fault must not end a training
+                if id(listener) not in self._failed:
+                    self._failed.add(id(listener))
+                    logger.warning("a listener of alerts failed.\n%s", traceback.format_exc().rstrip())
+
+
 class Interrupting(SondeError):
     """Raised by an action that is there to interrupt: it is let through."""
 

@@ -1,18 +1,64 @@
-"""Model diagnostics: how a training goes as a whole, with a health score whose parts can be seen."""
+"""Model diagnostics: how a training goes as a whole. Verdicts and health are the doctor's."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import OrderedDict, deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.analysis.dynamics import Fit, Stability, State, classify, judge_fit
+from sonde.debug.alerts import AlertBook, DiagnosticAlert, make_finding
 from sonde.debug.numbers import as_number
+from sonde.diagnosis.dynamics import Fit, Stability, State, classify, judge_fit
+from sonde.diagnosis.judgement import Curves, Moment, Word, health, judge_curves, level_now, loss_now, units_now
 from sonde.errors import OptionError
+from sonde.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from sonde.debug.architecture import ArchitectureEvaluation
+
+_MAX_METRICS: Final = 10_000
+_MAX_LAYERS: Final = 10_000
+_RECENT: Final = 200
+"""How many of the last metrics a single step is compared with."""
+_JUDGE_AGAIN: Final = 1.2
+"""The doctor looks at the whole curve when it has grown by this factor, so that all looks cost no more than a few."""
+_JUDGE_FIRST: Final = 10
+_WORDS: Final = {
+    "loss_divergence": "diverging",
+    "not_learning": "plateau",
+    "loss_plateau": "plateau",
+    "retained_graph_leak": "memory_growth",
+    "nan_in_loss": "nan_loss",
+}
+"""By kind of finding: what its alert is called here."""
+_DECLINES: Final = {
+    "accuracy": ("performance_degradation", "accuracy"),
+    "throughput_samples_per_sec": ("throughput_degradation", "throughput (samples per second)"),
+    "gpu_utilization": ("low_device_use", "device use"),
+}
+"""By metric that should not fall: the kind of its alert, and its name in words."""
+_ADVICE: Final = {
+    "diverging": "The loss rises: lower the learning rate, clip gradients, look for bad data.",
+    "oscillating": "The loss swings: lower the learning rate or the momentum.",
+    "plateau": "The loss does not move: look at gradients and learning rate; sonde.checkup tells more.",
+    "unstable": "Losses scatter widely: use larger batches or a lower learning rate.",
+    "overfitting": "Validation gets worse while training gets better: regularise, add data, or stop earlier.",
+    "underfitting": "Training itself does not get better: use a larger model, or train longer at a higher rate.",
+    "throughput_degradation": "Profile a step (DebugConfig(enable_profiling=True)): look for a loader that waits, or "
+    "work that grows with the steps.",
+    "low_device_use": "Keep the device busy: more loader workers, larger batches, fewer .item() calls in a step.",
+    "performance_degradation": "Compare with the best step: look at the learning rate and the data since then.",
+    "loss_spike": "Look at the batch of this step, and clip gradients.",
+    "nan_loss": "Find the first operation that is not finite: sonde.watch names it.",
+    "dead_neurons": "Lower the learning rate, or use LeakyReLU or GELU.",
+    "saturated_neurons": "Scale down what goes in, normalise it, or use an activation that does not saturate.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,50 +122,12 @@ class LayerActivationStats:
     output_shape: tuple[int, ...] = ()
 
 
-def _number(name: str, value: Any) -> float:
-    if name == "timestamp" and hasattr(value, "timestamp"):
-        return float(value.timestamp())
-    return as_number(value, name)
-
-
-WEIGHTS: Final = {"convergence": 0.35, "stability": 0.2, "fit": 0.15, "activations": 0.3}
-"""What each part of the health score counts. A part that is not known is left out, and the rest share its weight."""
-_CONVERGENCE: Final[dict[State, float]] = {
-    "converging": 1.0,
-    "converged": 1.0,
-    "plateau": 0.4,
-    "oscillating": 0.4,
-    "diverging": 0.0,
-}
-_STABILITY: Final[dict[Stability, float]] = {"stable": 1.0, "high_variance": 0.6, "unstable": 0.2}
-_FIT: Final[dict[Fit, float]] = {"good": 1.0, "overfitting": 0.4, "underfitting": 0.4}
-DEGRADATION: Final = 0.1
-DEAD_RATIO: Final = 0.1
-SATURATED_RATIO: Final = 0.05
-MEMORY_GROWTH: Final = 2.0
-_MAX_METRICS: Final = 10_000
-_MAX_LAYERS: Final = 10_000
-_MAX_ALERTS: Final = 1000
-
-Kind = Literal["performance_degradation", "memory_growth", "dead_neurons", "saturated_neurons", "diverging", "plateau"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiagnosticAlert:
-    """Something that went wrong, told once."""
-
-    kind: Kind
-    severity: Literal["info", "warning", "critical"]
-    message: str
-    step: int
-    layer: str | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingDynamics:
-    """The verdict on the loss, with the numbers behind it."""
+    """How the loss moves, with the numbers behind it."""
 
     convergence_status: State
+    """`non-finite` if the last loss is NaN or infinite."""
     stability: Stability
     fit: Fit
     initial_loss: float
@@ -134,16 +142,23 @@ class TrainingDynamics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelHealth:
-    """The score is the sum of parts times weights, from 0 to 1; None if no part is known."""
+    """The doctor's rating of everything that was found, from 0 to 1; None if nothing could be judged."""
 
     score: float | None
+    status: Word
+    """With a critical finding it is never `healthy`."""
     parts: dict[str, float]
-    weights: dict[str, float]
-    status: Literal["healthy", "fair", "poor", "unknown"]
+    """The score of each part that is known: `training` (losses and metrics), `activations` (layers)."""
+    findings: tuple[str, ...]
+    """What lowers the score, in sentences."""
 
 
 class ModelDiagnostics:
-    """Takes metrics, an architecture and layer statistics, and judges them.
+    """Takes metrics, an architecture and layer statistics, and presents the doctor's judgement on them.
+
+    Args:
+        on_alert: Called with every alert.
+        enabled: Whether to record anything at all.
 
     Example:
         diagnostics = ModelDiagnostics()
@@ -153,43 +168,65 @@ class ModelDiagnostics:
 
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_alert: Callable[[DiagnosticAlert], None] | None = None, *, enabled: bool = True) -> None:
         self.step = 0
         self.architecture: ModelArchitectureInfo | None = None
+        self.evaluation: ArchitectureEvaluation | None = None
+        """How well the architecture uses its parameters, where that was evaluated."""
+        self.known_findings: Callable[[], Iterable[Finding]] = tuple
+        """Returns what is wrong with the run that the metrics belong to."""
+        self._enabled = enabled
         self._metrics: deque[ModelPerformanceMetrics] = deque(maxlen=_MAX_METRICS)
+        self._recent: dict[str, deque[float]] = {}
         self._layers: OrderedDict[str, LayerActivationStats] = OrderedDict()
-        self._alerts: deque[DiagnosticAlert] = deque(maxlen=_MAX_ALERTS)
-        self._told: set[tuple[Kind, str | None]] = set()
+        self._alerts = AlertBook[DiagnosticAlert](on_alert)
+        self._total = 0
+        self._judge_at = _JUDGE_FIRST
+        self._judged: tuple[int, tuple[Finding, ...]] = (0, ())
 
     # ------------------------------------------------------------------ recording
 
     def record_performance(self, metrics: ModelPerformanceMetrics) -> None:
-        """Take the metrics of a step."""
+        """Record the metrics of a step."""
         _check_kind("record_performance", metrics, ModelPerformanceMetrics)
-        self.step = max(self.step, metrics.training_step)
-        self._metrics.append(metrics)
-        self._watch_performance()
+        if self._enabled:
+            self.step = max(self.step, metrics.training_step)
+            self._metrics.append(metrics)
+            self._total += 1
+            self._check_step(metrics)
+            self._check_curve(metrics)
 
     def record_architecture(self, architecture: ModelArchitectureInfo) -> None:
-        """Take what the model is made of; `describe_architecture(model)` tells it."""
+        """Record what the model is made of; `describe_architecture(model)` finds it."""
         _check_kind("record_architecture", architecture, ModelArchitectureInfo)
         self.architecture = architecture
 
     def record_layer_stats(self, stats: LayerActivationStats) -> None:
-        """Take what a layer put out; the last word on a layer counts."""
+        """Record statistics of a layer's outputs; the last ones of a layer count."""
         _check_kind("record_layer_stats", stats, LayerActivationStats)
+        if not self._enabled:
+            return
         self._layers[stats.layer_name] = stats
         while len(self._layers) > _MAX_LAYERS:
-            self._layers.popitem(last=False)
-        self._watch_layer(stats)
+            name, _ = self._layers.popitem(last=False)
+            self._alerts.forget(name)
+        wrong = self._layer_findings(stats)
+        self._alerts.update(stats.layer_name, {finding.kind: DiagnosticAlert(finding) for finding in wrong})
 
     def record_training_dynamics(self, step: int, loss: float, validation_loss: float | None = None) -> None:
-        """Take the losses of a step."""
+        """Record the losses of a step."""
         self.record_performance(ModelPerformanceMetrics(training_step=step, loss=loss, validation_loss=validation_loss))
 
     def increment_step(self) -> None:
         """Begin the next step."""
         self.step += 1
+
+    def clear(self) -> None:
+        """Forget metrics, layers and alerts; what the model is made of stays."""
+        for store in (self._metrics, self._recent, self._layers):
+            store.clear()
+        self._alerts.clear()
+        self._total, self._judge_at, self._judged = 0, _JUDGE_FIRST, (0, ())
 
     # ------------------------------------------------------------------ asking
 
@@ -198,23 +235,43 @@ class ModelDiagnostics:
         return list(self._metrics)
 
     def get_layer_stats(self) -> list[LayerActivationStats]:
-        """Return the last word on every layer."""
+        """Return the last statistics of every layer."""
         return list(self._layers.values())
 
     def get_alerts(self) -> list[DiagnosticAlert]:
         """Return the alerts, oldest first."""
-        return list(self._alerts)
+        return self._alerts.all()
+
+    def losses(self) -> dict[int, float]:
+        """Return the losses by step; by their place where steps repeat, as they do when each epoch counts anew."""
+        steps = [metrics.training_step for metrics in self._metrics]
+        rising = all(after > before for before, after in itertools.pairwise(steps))
+        return {(m.training_step if rising else at): m.loss for at, m in enumerate(self._metrics, 1)}
 
     # ------------------------------------------------------------------ conclusions
 
+    def judge(self) -> tuple[Finding, ...]:
+        """Ask the doctor about the metrics: the rules that `sonde.diagnose` uses for a run."""
+        if self._judged[0] != self._total:
+            steps = list(self.losses())
+            scalars = {
+                "val_loss": self._by_step("validation_loss", steps),
+                "process.rss": {step: mb * 2**20 for step, mb in self._by_step("memory_usage_mb", steps).items()},
+            }
+            curves = Curves(losses=self.losses(), scalars={name: curve for name, curve in scalars.items() if curve})
+            self._judged = (self._total, judge_curves(curves).findings)
+        return self._judged[1]
+
     def analyze_training_dynamics(self) -> TrainingDynamics:
-        """Judge the training by its losses, oldest first."""
-        losses = self._curve("loss")
+        """Describe how the loss moves, oldest first."""
+        losses = np.array([metrics.loss for metrics in self._metrics], dtype=np.float64)
         found = classify(losses)
         fit = self._fit()
         gone = None
         if np.isfinite(found.initial) and found.initial:
             gone = (found.initial - found.recent) / abs(found.initial)
+        advice = [_ADVICE[word] for word in (found.state, found.stability, fit) if word in _ADVICE]
+        advice += [f"{finding.cause} {finding.fix}" for finding in self.judge() if finding.severity != "info"]
         return TrainingDynamics(
             convergence_status=found.state,
             stability=found.stability,
@@ -225,102 +282,107 @@ class ModelDiagnostics:
             scatter=found.scatter,
             learning_efficiency=gone,
             steps=len(losses),
-            recommendations=tuple(_recommend(found.state, found.stability, fit)),
+            recommendations=tuple(advice),
         )
 
     def assess_health(self) -> ModelHealth:
-        """Weigh what is known into one number, and show the weights."""
-        dynamics = self.analyze_training_dynamics()
-        parts: dict[str, float] = {}
-        if dynamics.convergence_status != "unknown":
-            parts["convergence"] = _CONVERGENCE[dynamics.convergence_status]
-        if dynamics.stability != "unknown":
-            parts["stability"] = _STABILITY[dynamics.stability]
-        if dynamics.fit != "unknown":
-            parts["fit"] = _FIT[dynamics.fit]
-        activations = self._activation_part()
-        if activations is not None:
-            parts["activations"] = activations
-        total = sum(WEIGHTS[part] for part in parts)
-        if not total:
-            return ModelHealth(score=None, parts={}, weights={}, status="unknown")
-        weights = {part: WEIGHTS[part] / total for part in parts}
-        score = sum(weights[part] * value for part, value in parts.items())
-        status: Literal["healthy", "fair", "poor"] = "healthy" if score >= 0.8 else "fair" if score >= 0.5 else "poor"
-        return ModelHealth(score=score, parts=parts, weights=weights, status=status)
+        """Rate what is known. The gravest finding decides the word."""
+        known = {finding.kind: finding for finding in (*self.judge(), *self.known_findings())}
+        layers = [finding for stats in self._layers.values() for finding in self._layer_findings(stats)]
+        parts = {}
+        if self._metrics:
+            parts["training"] = health(known.values()).score
+        if any(_knows_units(stats) for stats in self._layers.values()):
+            parts["activations"] = health(layers).score
+        if not parts and not known:
+            return ModelHealth(score=None, status="unknown", parts={}, findings=())
+        found = [*known.values(), *layers]
+        rating = health(found)
+        return ModelHealth(
+            score=rating.score,
+            status=rating.word,
+            parts={name: score for name, score in parts.items() if score is not None},
+            findings=tuple(finding.cause for finding in found),
+        )
 
     def generate_report(self) -> dict[str, Any]:
-        """Return everything in short, for JSON."""
+        """Return a summary as JSON-ready values."""
         return {
             "architecture": None if self.architecture is None else asdict(self.architecture),
+            "architecture_evaluation": None if self.evaluation is None else asdict(self.evaluation),
             "dynamics": asdict(self.analyze_training_dynamics()),
             "health": asdict(self.assess_health()),
             "layers": [asdict(stats) for stats in self._layers.values()],
-            "alerts": [asdict(alert) for alert in self._alerts],
+            "alerts": [alert.to_json() for alert in self.get_alerts()],
             "last_metrics": asdict(self._metrics[-1]) if self._metrics else None,
         }
 
     # ------------------------------------------------------------------ how
 
-    def _curve(self, name: str) -> NDArray[np.float64]:
-        values = (getattr(metrics, name) for metrics in self._metrics)
-        return np.array([value for value in values if value is not None], dtype=np.float64)
+    def _by_step(self, name: str, steps: list[int]) -> dict[int, float]:
+        values = ((step, getattr(metrics, name)) for step, metrics in zip(steps, self._metrics, strict=False))
+        return {step: value for step, value in values if value is not None}
 
     def _fit(self) -> Fit:
         """Judge by those records that hold both losses: without validation data nothing can be said."""
         both = [m for m in self._metrics if m.validation_loss is not None]
-        train = np.array([m.loss for m in both], dtype=np.float64)
+        train: NDArray[np.float64] = np.array([m.loss for m in both], dtype=np.float64)
         validation = np.array([m.validation_loss for m in both], dtype=np.float64)
         return judge_fit(train, validation)
 
-    def _activation_part(self) -> float | None:
-        known = [
-            stats
-            for stats in self._layers.values()
-            if stats.dead_neurons_ratio is not None or stats.saturated_neurons_ratio is not None
-        ]
-        if not known:
-            return None
-        ill = sum(
-            (stats.dead_neurons_ratio or 0) > DEAD_RATIO or (stats.saturated_neurons_ratio or 0) > SATURATED_RATIO
-            for stats in known
-        )
-        return 1 - ill / len(known)
+    def _check_step(self, metrics: ModelPerformanceMetrics) -> None:
+        """Compare this step with those before it."""
+        loss = loss_now(metrics.loss, self._values("loss"))
+        words = {"non-finite": "nan_loss" if math.isnan(metrics.loss) else "infinite_loss", "unstable": "loss_spike"}
+        self._update("loss", words.get(loss.verdict), loss, "critical" if loss.verdict == "non-finite" else "warning")
+        for name, (kind, words_for) in _DECLINES.items():
+            value = getattr(metrics, name)
+            if value is not None:
+                moment = level_now(words_for, [*self._values(name), value])
+                self._update(name, kind if moment.is_wrong else None, moment, "warning")
+                self._values(name).append(value)
+        self._values("loss").append(metrics.loss)
 
-    def _watch_performance(self) -> None:
-        dynamics = classify(self._curve("loss")) if len(self._metrics) % 10 == 0 else None
-        if dynamics is not None and dynamics.state == "diverging":
-            self._alert("diverging", "critical", f"the loss rises: best {dynamics.best:.4g}, now {dynamics.recent:.4g}")
-        accuracies = self._curve("accuracy")
-        if len(accuracies) >= 10:
-            best, recent = float(np.max(accuracies[:-3])), float(np.median(accuracies[-3:]))
-            if recent < best * (1 - DEGRADATION):
-                what = f"accuracy fell from {best:.4g} to {recent:.4g}"
-                self._alert("performance_degradation", "warning", what)
-        memory = self._curve("memory_usage_mb")
-        if len(memory) >= 20:
-            early, late = float(np.median(memory[5:10])), float(np.median(memory[-5:]))
-            if early > 0 and late > MEMORY_GROWTH * early:
-                self._alert("memory_growth", "warning", f"memory grew from {early:.0f} to {late:.0f} MB")
+    def _values(self, name: str) -> deque[float]:
+        return self._recent.setdefault(name, deque(maxlen=_RECENT))
 
-    def _watch_layer(self, stats: LayerActivationStats) -> None:
-        name = stats.layer_name
-        if (stats.dead_neurons_ratio or 0) > DEAD_RATIO:
-            self._alert(
-                "dead_neurons", "warning", f"{name}: {stats.dead_neurons_ratio:.0%} of its units are dead", name
+    def _check_curve(self, metrics: ModelPerformanceMetrics) -> None:
+        """Ask the doctor about the whole curve, at ever longer intervals."""
+        if self._total < self._judge_at:
+            return
+        self._judge_at = max(self._total + _JUDGE_FIRST, int(self._total * _JUDGE_AGAIN))
+        found = {finding.kind: finding for finding in self.judge() if finding.severity != "info"}
+        now = {kind: DiagnosticAlert(_named(finding, _WORDS.get(kind, kind))) for kind, finding in found.items()}
+        now.pop("nan_in_loss", None)  # reported at its step
+        self._alerts.update("training", now)
+
+    def _update(self, subject: str, kind: str | None, moment: Moment, severity: Severity) -> None:
+        found = {}
+        if kind is not None:
+            fix = _ADVICE.get(kind, "")
+            found[kind] = DiagnosticAlert(make_finding(kind, severity, moment.words, step=self.step, fix=fix))
+        self._alerts.update(subject, found)
+
+    def _layer_findings(self, stats: LayerActivationStats) -> list[Finding]:
+        dead = units_now(dead=stats.dead_neurons_ratio)
+        saturated = units_now(saturated=stats.saturated_neurons_ratio)
+        wrong = {"dead_neurons": dead, "saturated_neurons": saturated}
+        return [
+            make_finding(
+                kind, "warning", f"{stats.layer_name}: {moment.words}", step=self.step, site=stats.layer_name,
+                fix=_ADVICE[kind],
             )
-        if (stats.saturated_neurons_ratio or 0) > SATURATED_RATIO:
-            share = stats.saturated_neurons_ratio
-            self._alert("saturated_neurons", "warning", f"{name}: {share:.0%} of its units are saturated", name)
+            for kind, moment in wrong.items()
+            if moment.is_wrong
+        ]  # fmt: skip
 
-    def _alert(
-        self, kind: Kind, severity: Literal["info", "warning", "critical"], message: str, layer: str | None = None
-    ) -> None:
-        if (kind, layer) not in self._told:
-            self._told.add((kind, layer))
-            self._alerts.append(
-                DiagnosticAlert(kind=kind, severity=severity, message=message, step=self.step, layer=layer)
-            )
+
+def _knows_units(stats: LayerActivationStats) -> bool:
+    return stats.dead_neurons_ratio is not None or stats.saturated_neurons_ratio is not None
+
+
+def _named(finding: Finding, word: str) -> Finding:
+    return replace(finding, data=finding.data | {"alert": word})
 
 
 def _check_kind(verb: str, given: Any, wanted: type) -> None:
@@ -328,13 +390,7 @@ def _check_kind(verb: str, given: Any, wanted: type) -> None:
         raise OptionError(f"{verb}(...) takes a {wanted.__name__}(...); got {type(given).__name__}.")
 
 
-def _recommend(state: State, stability: Stability, fit: Fit) -> list[str]:
-    advice: Mapping[str, str] = {
-        "diverging": "The loss rises: lower the learning rate, clip gradients, look for bad data.",
-        "oscillating": "The loss swings: lower the learning rate or the momentum.",
-        "plateau": "The loss does not move: look at gradients and learning rate; sonde.checkup tells more.",
-        "unstable": "Losses scatter widely: use larger batches or a lower learning rate.",
-        "overfitting": "Validation gets worse while training gets better: regularise, add data, or stop earlier.",
-        "underfitting": "Training itself does not get better: use a larger model, or train longer at a higher rate.",
-    }
-    return [advice[word] for word in (state, stability, fit) if word in advice]
+def _number(name: str, value: Any) -> float:
+    if name == "timestamp" and hasattr(value, "timestamp"):
+        return float(value.timestamp())
+    return as_number(value, name)

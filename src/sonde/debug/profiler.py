@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -10,17 +11,14 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from sonde.core.robust import slope
+from sonde.diagnosis.judgement import Curves, judge_curves
 from sonde.errors import OptionError
+from sonde.probes.verdict import judge_phases, outstanding
 
 _KEPT: Final = 1000
 _MAX_NAMES: Final = 10_000
-BOTTLENECK_SHARE: Final = 0.3
-"""A layer that takes this part of all layers' time is worth a word."""
-BOTTLENECK_FACTOR: Final = 3.0
-"""And it must take this many times as long as the median layer: in a model of two layers each has a large share."""
-MEMORY_FACTOR: Final = 1.5
-MIN_SNAPSHOTS: Final = 10
+_STEP: Final = "step"
+"""The timer that holds whole steps; those of its phases have their own names."""
 
 
 @dataclass(slots=True)
@@ -71,13 +69,17 @@ class LayerProfile:
 class Bottleneck:
     """Where time or memory goes."""
 
-    kind: Literal["layer", "operation", "memory"]
+    kind: Literal["layer", "operation", "phase", "memory"]
     name: str
     severity: Literal["warning", "critical"]
     share: float
-    """Of the time of all layers, or of all operations; for memory: how many times it has grown."""
+    """Of the time of all layers, of all operations, or of the step; for memory: how many times it has grown."""
     message: str
+    """What was measured."""
     suggestion: str
+    """What to do, why, and what it gains at most."""
+    gain: float | None = None
+    """Share of the measured time that can be saved at most; None if that cannot be told."""
 
 
 class Profiler:
@@ -160,6 +162,11 @@ class Profiler:
 
     # ------------------------------------------------------------------ asking
 
+    def clear(self) -> None:
+        """Forget everything but the timers that run."""
+        for store in (self._timers, self._layers, self._operations, self._inferences, self._memory):
+            store.clear()
+
     def get_statistics(self) -> dict[str, dict[str, Any]]:
         """Return every timer in numbers."""
         return {name: timing.summary() for name, timing in self._timers.items()}
@@ -190,7 +197,7 @@ class Profiler:
 
     def analyze_performance(self) -> list[Bottleneck]:
         """Return where the time goes and whether memory grows, the worst first."""
-        found = [*self._layer_bottlenecks(), *self._operation_bottlenecks(), *self._memory_bottlenecks()]
+        found = [*self._slow_layers(), *self._slow_operations(), *self._slow_phases(), *self._growing_memory()]
         return sorted(found, key=lambda bottleneck: -bottleneck.share)
 
     def suggestions(self) -> list[str]:
@@ -210,51 +217,51 @@ class Profiler:
 
     # ------------------------------------------------------------------ how
 
-    def _layer_bottlenecks(self) -> list[Bottleneck]:
+    def _slow_layers(self) -> list[Bottleneck]:
         times = {layer.name: layer.forward.total + layer.backward.total for layer in self._layers.values()}
         return [
-            Bottleneck(
-                kind="layer",
-                name=name,
-                severity="critical" if share > 0.6 else "warning",
-                share=share,
-                message=f"{name} takes {share:.0%} of the time of all {len(times)} layers",
-                suggestion=f"Look into {name} ({self._layers[name].layer_type}) first; a profile names its operators.",
-            )
-            for name, share in _outstanding(times)
+            _slow("layer", name, times, f"Look into {name} ({self._layers[name].layer_type}) first.")
+            for name in outstanding(times)
         ]
 
-    def _operation_bottlenecks(self) -> list[Bottleneck]:
+    def _slow_operations(self) -> list[Bottleneck]:
         times = {name: timing.total for name, timing in self._operations.items()}
+        advice = "Call {} less often, on larger batches, or in a lower precision."
+        return [_slow("operation", name, times, advice.format(name)) for name in outstanding(times)]
+
+    def _slow_phases(self) -> list[Bottleneck]:
+        """Judge the phases of a step, as a profile of it does."""
+        step = self._timers.get(_STEP)
+        if step is None or not step.total:
+            return []
+        shares = {name: timing.total / step.total for name, timing in self._timers.items() if name != _STEP}
+        milliseconds = 1e3 * step.total / step.count
         return [
             Bottleneck(
-                kind="operation",
-                name=name,
-                severity="critical" if share > 0.6 else "warning",
-                share=share,
-                message=f"{name} takes {share:.0%} of the time of all {len(times)} operations",
-                suggestion=f"Call {name} less often, on larger batches, or in a lower precision.",
+                kind="phase",
+                name=verdict.kind,
+                severity="warning",
+                share=(share := shares[verdict.kind]),
+                message=verdict.text,
+                suggestion=f"{verdict.text} {_gain(share, milliseconds, 'A step')}",
+                gain=share,
             )
-            for name, share in _outstanding(times)
+            for verdict in judge_phases(shares, step_ms=milliseconds, workers=None)
         ]
 
-    def _memory_bottlenecks(self) -> list[Bottleneck]:
-        if len(self._memory) < MIN_SNAPSHOTS:
-            return []
-        values = np.array([megabytes for _, megabytes in self._memory])
-        early, late = float(np.median(values[: MIN_SNAPSHOTS // 2])), float(np.median(values[-MIN_SNAPSHOTS // 2 :]))
-        rising = slope(np.arange(len(values)), values) > 0
-        if not rising or early <= 0 or late < MEMORY_FACTOR * early:
-            return []
+    def _growing_memory(self) -> list[Bottleneck]:
+        values = [megabytes for _, megabytes in self._memory]
+        curves = Curves(scalars={"process.rss": [megabytes * 2**20 for megabytes in values]})
         return [
             Bottleneck(
                 kind="memory",
                 name="process",
                 severity="warning",
-                share=late / early,
-                message=f"memory grew from {early:.0f} to {late:.0f} MB over {len(values)} looks",
-                suggestion="Look for tensors kept with their graph, such as losses in a list: keep loss.item().",
+                share=values[-1] / values[0],
+                message=f"memory grew from {values[0]:.0f} to {values[-1]:.0f} MB over {len(values)} looks",
+                suggestion=f"{finding.cause} {finding.fix}",
             )
+            for finding in judge_curves(curves).findings
         ]
 
 
@@ -264,14 +271,25 @@ def _timing(timings: OrderedDict[str, Timing], name: str) -> Timing:
     return timings.setdefault(name, Timing(name))
 
 
-def _outstanding(times: dict[str, float]) -> list[tuple[str, float]]:
-    """Return those that take a large part of the time and far more than the median, with their share."""
-    total = sum(times.values())
-    if total <= 0 or len(times) < 2:
-        return []
-    median = float(np.median(list(times.values())))
-    return [
-        (name, seconds / total)
-        for name, seconds in times.items()
-        if seconds / total > BOTTLENECK_SHARE and seconds > BOTTLENECK_FACTOR * median
-    ]
+def _slow(kind: Literal["layer", "operation"], name: str, times: dict[str, float], advice: str) -> Bottleneck:
+    """Describe one that takes far more time than the others: at their pace, what is left shows what can be gained."""
+    total, own, usual = sum(times.values()), times[name], statistics.median(times.values())
+    share, gain = own / total, (own - usual) / total
+    message = f"{name} takes {share:.0%} of the time of all {len(times)} {kind}s"
+    times_usual = f", {own / usual:.1f} times the median {kind}" if usual else ""
+    cause = f"It takes {own * 1e3:.3g} of {total * 1e3:.3g} ms{times_usual}."
+    return Bottleneck(
+        kind=kind,
+        name=name,
+        severity="critical" if share > 0.5 else "warning",
+        share=share,
+        message=message,
+        suggestion=f"{advice} {cause} {_gain(gain, total * 1e3, f'At its pace, all {kind}s')}",
+        gain=gain,
+    )
+
+
+def _gain(share: float, milliseconds: float, what: str) -> str:
+    left = milliseconds * (1 - share)
+    faster = f": at most {milliseconds / left:.2g} times as fast" if left > 0 else ""
+    return f"{what} would take {left:.3g} instead of {milliseconds:.3g} ms{faster}."

@@ -1,4 +1,4 @@
-"""Brings what a recording session measures to the debug session's parts."""
+"""Connects a debug session to a recording: where it writes, what it is fed with, and its hooks on the live model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sonde import measures, schema, vitals
 from sonde.debug.gradient_debugger import GradientDebugger
-from sonde.debug.gradient_layer import GradientPoint
+from sonde.debug.gradient_layer import GradientPoint, UnitActivity
 from sonde.debug.hooks import Hook, HookManager
 from sonde.debug.model_diagnostics import ModelDiagnostics, ModelPerformanceMetrics
 from sonde.debug.profiler import Profiler
@@ -30,10 +30,12 @@ from sonde.hooks.guard import UNGUARDED, Handle, remove_all
 from sonde.hooks.names import is_wrapper, named_modules
 from sonde.hooks.on_backward import on_gradient
 from sonde.hooks.on_call import on_module
+from sonde.parallel.ranks import agree, is_connected, num_ranks, this_rank
 from sonde.probes.process_memory import RSS
-from sonde.ranks import agree, is_connected, num_ranks, this_rank
-from sonde.records import Block, Event, Finding, Site
+from sonde.records import SEVERITIES, Block, Event, Finding, Reading, Severity, Site
 from sonde.schema import Rows
+
+logger = logging.getLogger("sonde")
 
 _MAX_LOSSES: Final = 10_000
 _MAX_NUMBERS: Final = 10_000
@@ -43,6 +45,10 @@ _TIMES: Final = {
     **{vitals.part_of(vitals.time_of(phase)): phase for phase in vitals.PHASE_TIMES},
 }
 """Parts of the loop's vital signs that are seconds, and the timers they go to."""
+_SAMPLES: Final = vitals.part_of(vitals.UNIT_SAMPLES)
+_UNIT_GRADIENT: Final = vitals.part_of(vitals.UNIT_GRADIENT)
+_UNITS: Final = (vitals.part_of(vitals.EVER_ACTIVE), _SAMPLES, _UNIT_GRADIENT)
+"""Parts of the vital signs of units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ class _Step:
 
 
 class Feed:
-    """A sink of the recording session, called in its worker thread, and emptied by the thread of the user.
+    """A sink of the recording session, called in its worker thread and emptied by the user's thread.
 
     It holds as many steps as a layer's history does: older ones would be forgotten anyway. Losses are kept for all
     steps, since how a training goes shows in the whole curve.
@@ -69,6 +75,9 @@ class Feed:
         self._losses: dict[int, float] = {}
         self._loop: dict[int, str] = {}
         self._numbers: deque[tuple[str, float]] = deque(maxlen=_MAX_NUMBERS)
+        self._units: dict[int, Rows] = {}
+        self._findings: deque[Finding] = deque(maxlen=_MAX_NUMBERS)
+        self._reported: dict[str, Severity] = {}
         self.last_loss: float | None = None
         self.last_gradient_norm: float | None = None
 
@@ -85,6 +94,8 @@ class Feed:
                     self._loop[site.id] = _TIMES[site.part]
                 elif site.name == RSS:
                     self._loop[site.id] = RSS
+                elif site.quantity == "vital" and site.part in _UNITS:
+                    self._units[site.id] = np.zeros(schema.NUM_COLUMNS)
                 self._see_loss_site(site)
 
     def take_block(self, block: Block) -> None:
@@ -93,20 +104,44 @@ class Feed:
             wanted = np.isin(block.sites, [*self._gradients, *self._values])
             if wanted.any():
                 self._steps.append(_Step(block.step, block.sites[wanted], block.rows[wanted]))
+            for at in np.flatnonzero(np.isin(block.sites, list(self._units))):
+                self._units[int(block.sites[at])] = block.rows[at]
             self._take_numbers(block)
             self._take_loop(block)
 
     def take_event(self, event: Event) -> None:
-        """Events are in the run."""
+        """Leave events to the run."""
 
     def take_finding(self, finding: Finding) -> None:
-        """Leave findings to the recording session, which is asked for them."""
+        """Keep a finding that is new, or graver than before, for `new_findings`."""
+        with self._lock:
+            before = self._reported.get(finding.kind)
+            if finding.withdrawn:
+                self._reported.pop(finding.kind, None)
+            elif before is None or SEVERITIES.index(finding.severity) > SEVERITIES.index(before):
+                self._reported[finding.kind] = finding.severity
+                self._findings.append(finding)
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: nothing waits here."""
 
     def close(self) -> None:
-        """Nothing is open here."""
+        """Do nothing: nothing is open here."""
+
+    def new_findings(self) -> list[Finding]:
+        """Return the findings since the last call."""
+        if not self._findings:  # the usual case, at every step of the training
+            return []
+        with self._lock:
+            found = list(self._findings)
+            self._findings.clear()
+        return found
+
+    def clear(self) -> None:
+        """Forget what has not been handed over yet."""
+        with self._lock:
+            for store in (self._steps, self._losses, self._numbers):
+                store.clear()
 
     def empty_into(
         self,
@@ -120,14 +155,14 @@ class Feed:
             steps, self._steps = list(self._steps), deque(maxlen=self._steps.maxlen)
             losses, self._losses = self._losses, {}
             numbers, self._numbers = list(self._numbers), deque(maxlen=_MAX_NUMBERS)
-            sites = dict(self._sites)
+            sites, units = dict(self._sites), dict(self._units)
         for step in steps:
             for number, row in zip(step.sites.tolist(), step.rows, strict=True):
                 site = sites[number]
                 if site.quantity == "gradient":
-                    gradients.record_point(site.name, _point(step.step, row))
+                    gradients.record_point(site.name, GradientPoint.of(Reading(row, step=step.step), step.step))
                 else:
-                    inspector.update_time_series(site.key, float(row[schema.MEAN]), _std(row))
+                    inspector.update_time_series(site.key, float(row[schema.MEAN]), Reading(row).std)
         for number, loss in losses.items():
             diagnostics.record_performance(ModelPerformanceMetrics(training_step=number, loss=loss))
         for name, value in numbers:
@@ -135,6 +170,8 @@ class Feed:
                 profiler.record_memory(value / 2**20)
             else:
                 profiler.record_time(name, value)
+        for activity in _activity(sites, units):
+            gradients.record_units(activity)
 
     def _take_loop(self, block: Block) -> None:
         """Keep the seconds of the step's phases and the memory of the process."""
@@ -152,9 +189,7 @@ class Feed:
     def _take_numbers(self, block: Block) -> None:
         at = int(np.searchsorted(block.sites, -1 if self._loss_site is None else self._loss_site))
         if self._loss_site is not None and at < len(block.sites) and int(block.sites[at]) == self._loss_site:
-            row = block.rows[at]
-            loss = float(row[schema.MEAN]) if schema.finite(row) == row[schema.COUNT] else math.nan
-            self.last_loss = loss
+            self.last_loss = loss = _number(block.rows[at])
             if len(self._losses) < _MAX_LOSSES:
                 self._losses[block.step] = loss
         chosen = np.isin(block.sites, self._gradients)
@@ -163,32 +198,43 @@ class Feed:
             self.last_gradient_norm = float(np.sqrt(np.nansum(norms**2)))
 
 
-def _point(step: int, row: Rows) -> GradientPoint:
-    return GradientPoint(
-        step=step,
-        norm=float(measures.compute("norm", row)),
-        mean=float(row[schema.MEAN]),
-        std=_std(row),
-        nonfinite=int(row[schema.COUNT] - schema.finite(row)),
-    )
+def _number(row: Rows) -> float:
+    """Return the one number that a row stands for, finite or not."""
+    if row[schema.NAN] or (row[schema.POS_INF] and row[schema.NEG_INF]):
+        return math.nan
+    infinite = row[schema.POS_INF] - row[schema.NEG_INF]
+    return math.copysign(math.inf, infinite) if infinite else float(row[schema.MEAN])
 
 
-def _std(row: Rows) -> float | None:
-    value = float(measures.compute("std", row))
-    return None if math.isnan(value) else value
-
-
-logger = logging.getLogger("sonde")
+def _activity(sites: Mapping[int, Site], units: Mapping[int, Rows]) -> Iterator[UnitActivity]:
+    """Return how many units of each watched layer were ever active, or ever had a gradient."""
+    samples = {sites[n].name: row for n, row in units.items() if sites[n].part == _SAMPLES and row[schema.COUNT]}
+    kinds = {site.name: site.kind for site in sites.values() if site.quantity in ("parameter", "gradient")}
+    for number, row in units.items():
+        site, count = sites[number], int(row[schema.COUNT])
+        by_gradient = site.part == _UNIT_GRADIENT
+        # Rows of an embedding are words, and most words are rare.
+        if not count or site.part == _SAMPLES or "Embedding" in kinds.get(site.name, ""):
+            continue
+        seen = samples.get(site.name)
+        yield UnitActivity(
+            layer=site.name,
+            units=count,
+            num_dead=int(row[schema.ZERO]),
+            dead=None,
+            samples=0 if seen is None else int(seen[schema.MEAN]),
+            measured="gradients" if by_gradient else "activations",
+        )
 
 
 class LiveHooks:
-    """Feeds a manager with the outputs of a model's modules and, where a hook wants them, with their gradients.
+    """Runs hooks on a live model. Only modules that a hook is for are touched, and only while one may still fire.
 
     Args:
         model: The model.
-        manager: Whose hooks run.
-        metadata: Gives what conditions may ask about besides the tensor.
-        is_due: Says whether this step is sampled.
+        manager: Runs the hooks.
+        metadata: Returns what conditions may ask about besides the tensor.
+        is_due: Returns whether this step is sampled.
 
     """
 
@@ -205,10 +251,10 @@ class LiveHooks:
         self._is_due = is_due
         self._handles: list[Handle] = []
         self._version = -1
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def refresh(self) -> None:
-        """Attach to what the hooks of now are for. Cheap if nothing changed."""
+        """Attach to the modules that the present hooks are for. Cheap if nothing changed."""
         if self._version == self._manager.version:
             return
         self.remove()
@@ -222,12 +268,12 @@ class LiveHooks:
                 after = UNGUARDED.wrap("hooks", self._hook(name, backward))  # the manager isolates each hook
                 self._handles += on_module(module, after=after)
         for hook in hooks:
-            if hook.name not in self._told and not any(map(hook.matches, layers)):
-                self._told.add(hook.name)
-                self._tell_of_no_match(hook, list(layers))
+            if hook.name not in self._warned and not any(map(hook.matches, layers)):
+                self._warned.add(hook.name)
+                self._warn_of_no_match(hook, list(layers))
 
-    def _tell_of_no_match(self, hook: Hook, layers: list[str]) -> None:
-        """Say that a hook has no layer to run at: a slip in a pattern would otherwise be found after the training."""
+    def _warn_of_no_match(self, hook: Hook, layers: list[str]) -> None:
+        """Warn of a hook that no layer matches: a slip in a pattern would otherwise be found after the training."""
         near = [name for pattern in hook.layer_patterns for name in get_close_matches(pattern, layers, n=2)]
         hint = f"nearest: {', '.join(near)}" if near else f"for example: {', '.join(layers[:4])}"
         logger.warning(
@@ -239,7 +285,7 @@ class LiveHooks:
         )
 
     def remove(self) -> None:
-        """Let go of the model."""
+        """Detach from the model."""
         remove_all(self._handles)
         self._version = -1
 
@@ -310,5 +356,5 @@ def _make_free(parent: Path, suffix: str) -> Path:
 
 def _rank() -> int | None:
     """Return the rank of this process; None if it is the only one."""
-    told = is_connected() or (num_ranks() > 1 and "RANK" in os.environ)
-    return this_rank() if told else None
+    is_one_of_many = is_connected() or (num_ranks() > 1 and "RANK" in os.environ)
+    return this_rank() if is_one_of_many else None

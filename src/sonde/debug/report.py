@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sonde import strict_json
+from sonde.debug.alerts import Alert
 from sonde.debug.gradient_debugger import GradientDebugger
 from sonde.debug.model_diagnostics import ModelDiagnostics
 from sonde.debug.tensor_inspector import TensorInspector
@@ -26,7 +27,8 @@ class Issue:
     """Something that is wrong."""
 
     severity: IssueSeverity
-    source: Literal["finding", "gradient", "tensor", "diagnostics", "performance"]
+    source: str
+    """`finding`, `gradient`, `tensor`, `diagnostics` or `performance`."""
     message: str
     fix: str = ""
 
@@ -107,34 +109,28 @@ def make_report(
     advice = [finding.fix for finding in session.findings if finding.severity != "info"]
     advice += [*analysis.recommendations, *diagnostics.analyze_training_dynamics().recommendations]
     advice += session.profiler.suggestions()
+    if diagnostics.evaluation is not None:
+        advice += diagnostics.evaluation.suggestions
     return DebugReport(
         session_id=session.id,
         run=None if session.kept_in is None else str(session.kept_in),
         rank=session.rank,
         steps=session.step,
-        issues=tuple(_issues(session, gradients, inspector, diagnostics)),
+        issues=tuple(_issues(session, [*gradients.get_alerts(), *inspector.get_alerts(), *diagnostics.get_alerts()])),
         findings=tuple(session.findings),
         tensors=inspector.generate_report(),
-        gradients=asdict(analysis),
+        gradients=analysis.to_json(),
         diagnostics=diagnostics.generate_report(),
         performance=session.profiler.generate_report(),
         hooks={name: asdict(statistics) for name, statistics in session.hooks.get_statistics().items()},
-        recommendations=tuple(dict.fromkeys(advice)),
+        recommendations=tuple(dict.fromkeys(text for text in advice if text)),
         dashboard=dashboard,
     )
 
 
-def _issues(
-    session: DebugSession, gradients: GradientDebugger, inspector: TensorInspector, diagnostics: ModelDiagnostics
-) -> Iterator[Issue]:
-    for finding in session.findings:
-        yield Issue(severity=finding.severity, source="finding", message=finding.cause, fix=finding.fix)
-    for alert in gradients.get_alerts():
-        grave = alert.kind in ("nonfinite", "exploding")
-        yield Issue(severity="critical" if grave else "warning", source="gradient", message=alert.message)
-    for tensor in inspector.get_alerts():
-        yield Issue(severity=tensor.severity, source="tensor", message=tensor.message)
-    for told in diagnostics.get_alerts():
-        yield Issue(severity=told.severity, source="diagnostics", message=told.message)
+def _issues(session: DebugSession, alerts: Sequence[Alert]) -> Iterator[Issue]:
+    """Return what is wrong: the findings on the run, then what single steps showed, then what is slow."""
+    for alert in (*map(Alert, session.findings), *alerts):
+        yield Issue(severity=alert.severity, source=alert.source, message=alert.message, fix=alert.fix)
     for slow in session.profiler.analyze_performance():
         yield Issue(severity="warning", source="performance", message=slow.message, fix=slow.suggestion)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
 import time
@@ -18,10 +19,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sonde.debug.actions import Actions, WebhookSender
-from sonde.debug.architecture import describe_architecture
-from sonde.debug.config import DebugConfig
+from sonde.debug.alerts import LEVELS, MAX_ALERTS, Alert
+from sonde.debug.architecture import describe_architecture, evaluate_architecture
+from sonde.debug.config import DebugConfig, Gate
 from sonde.debug.gradient_debugger import GradientDebugger
-from sonde.debug.hooks import HookManager, TrainingStopped
+from sonde.debug.hooks import HookManager, Listeners, TrainingStopped
 from sonde.debug.model_diagnostics import ModelDiagnostics
 from sonde.debug.numbers import as_number
 from sonde.debug.profiler import Profiler
@@ -30,10 +32,10 @@ from sonde.debug.report import DebugReport, make_report
 from sonde.debug.tensor_inspector import TensorInspector
 from sonde.errors import ClosedError, OptionError
 from sonde.hooks.guard import UNGUARDED, Handle, remove_all
-from sonde.hooks.names import own_wrapper_words, plain_name
+from sonde.hooks.names import named_modules, own_wrapper_words, plain_name
 from sonde.hooks.on_step import on_step
-from sonde.plan import What
 from sonde.probes.module_times import ModuleTimes
+from sonde.record.plan import What
 from sonde.records import Finding
 from sonde.schedule import Schedule
 from sonde.session import Session
@@ -42,7 +44,6 @@ from sonde.watching import open_session, watch
 
 logger = logging.getLogger("sonde")
 
-_MAX_ALERTS: Final = 1000
 _LOSSES: Final = ("loss", "train_loss")
 _NEVER: Final = Schedule("never", lambda step: False)
 
@@ -88,26 +89,45 @@ class DebugSession:
         self.hooks = HookManager(Actions(self))
         self.profiler = Profiler()
         self.webhooks = WebhookSender()
-        self.alerts: deque[dict[str, Any]] = deque(maxlen=_MAX_ALERTS)
+        self.alerts: deque[dict[str, Any]] = deque(maxlen=MAX_ALERTS)
+        """The last alerts, of hooks and of all parts, oldest first."""
         self._model, self._optimizer = model, optimizer
-        self._inspector = TensorInspector(self.config.max_tracked_tensors)
-        self._gradients = GradientDebugger(self.config.max_gradient_history)
-        self._diagnostics = ModelDiagnostics()
-        self._listeners: list[Callable[[dict[str, Any]], Any]] = []
+        self._schedule = self.config.schedule
+        self._gate = Gate(self.config, _kinds(model), self._is_due if model is not None else None)
+        self._make_parts()
+        self._listeners = Listeners()
         self._feed = Feed(self.config.max_gradient_history)
         self._recording: Session | None = None
         self._is_started = False
         self._place: Place | None = None
         self._logged: set[str] = set()
         self._owners: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
-        self._schedule = self.config.schedule
         self._findings: list[Finding] = []
         self._live: LiveHooks | None = None
         self._times = ModuleTimes() if self.config.enable_profiling and model is not None else None
         self._step_handles: list[Handle] = []
         self._bundle_reason = ""
+        self._is_catching_up = False
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._process = psutil.Process()
+
+    def _make_parts(self) -> None:
+        gate, config = self._gate, self.config
+        self._inspector = TensorInspector(
+            config.max_tracked_tensors,
+            on_alert=self._report,
+            accepts=lambda what, layer: config.enable_tensor_inspection and gate.accepts(what, layer),
+        )
+        self._gradients = GradientDebugger(
+            config.max_gradient_history,
+            on_alert=self._report,
+            accepts=lambda what, layer: config.enable_gradient_debugging and gate.accepts(what, layer),
+        )
+        self._diagnostics = ModelDiagnostics(self._report, enabled=config.enable_model_diagnostics)
+        self._inspector.step_now = lambda: self.step + 1
+        self._gradients.known_losses = self._diagnostics.losses
+        self._gradients.known_findings = lambda: self.findings
+        self._diagnostics.known_findings = lambda: self.findings
 
     def __repr__(self) -> str:
         state = "stopped" if self.report is not None else "running" if self._is_started else "not started"
@@ -173,10 +193,14 @@ class DebugSession:
         self._detach()
         if self._logged:
             self._end_step_by_hand()
+        if error is None:
+            self._evaluate_architecture()
         if self._recording is not None:
             self._recording.__exit__(None if error is None else type(error), error, None)
             self._findings = self._recording.findings
         self._bring_up_to_date()
+        with contextlib.suppress(TrainingStopped):  # it is over
+            self._report_findings()
         self.webhooks.close()
         dashboard = None
         try:
@@ -261,7 +285,8 @@ class DebugSession:
     def record(self, site: str, values: Any) -> None:
         """Record the statistics of a tensor under a name."""
         self._check_running("record")
-        if self._recording is not None:
+        wanted = self.config.enable_tensor_inspection and self._gate.accepts(f"record {site}", None)
+        if self._recording is not None and wanted:
             self._recording.record(site, values)
 
     def note(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
@@ -278,17 +303,41 @@ class DebugSession:
         self.gradient_debugger.record_gradient_flow(layer, values)
 
     def on_alert(self, listener: Callable[[dict[str, Any]], Any]) -> None:
-        """Call a function with every alert that a hook raises."""
-        if not callable(listener):
-            raise OptionError(f"on_alert(...) takes a function of an alert; got {listener!r:.80}.")
-        self._listeners.append(listener)
+        """Call a function with every alert as it happens: of hooks, of all parts, and every new finding.
 
-    def take_alert(self, alert: dict[str, Any]) -> None:
-        """Take an alert: remember it, note it in the run, tell the listeners."""
+        An alert is a dict with `source`, `kind`, `severity`, `message`, `step` and `layer`. Findings on a watched model
+        are made in the background and delivered at the end of the next step. A listener that raises `TrainingStopped`
+        ends the training; any other exception is logged once.
+        """
+        self._listeners.add(listener)
+
+    def take_alert(self, alert: dict[str, Any], *, is_finding: bool = False) -> None:
+        """Remember an alert, log it, note it in the run and call the listeners."""
         self.alerts.append(alert)
-        self.note("alert", alert["message"], alert)
-        for listener in self._listeners:
-            listener(alert)
+        logger.log(LEVELS[alert["severity"]], "%s", alert["message"])
+        if not is_finding:  # findings are in the run already
+            self.note("alert", alert["message"], alert)
+        self._listeners.call(alert)
+
+    def _report(self, alert: Alert) -> None:
+        if not self._is_catching_up:
+            self.take_alert(alert.to_json())
+
+    def _report_findings(self) -> None:
+        for finding in self._feed.new_findings():
+            self.take_alert(Alert(finding).to_json(), is_finding=True)
+
+    def clear(self) -> None:
+        """Forget tensors, gradients, metrics, times and alerts, to free memory in a long training.
+
+        The run on disk, the findings, the hooks and the step stay.
+        """
+        self._feed.clear()
+        self._inspector.clear()
+        self._gradients.reset()
+        self._diagnostics.clear()
+        self.profiler.clear()
+        self.alerts.clear()
 
     def save_bundle(self, reason: str = "by hand") -> Path:
         """Save what is needed to repeat the present step."""
@@ -354,7 +403,8 @@ class DebugSession:
             self._model,
             self._optimizer,
             run=self.folder,
-            what=what or ["gradients"],  # watch has to be told something, even if it is never to look
+            what=what or ["gradients"],  # watch needs a quantity, even if no step is ever sampled
+            where=self.config.layers,
             every=self._schedule if what else _NEVER,
             histogram=self.config.histogram,
             diagnose=self.config.enable_model_diagnostics,
@@ -372,6 +422,13 @@ class DebugSession:
             what = ["gradients"]  # most of the diagnosis rests on them
         return what
 
+    def _evaluate_architecture(self) -> None:
+        if self._model is not None and self.config.enable_model_diagnostics:
+            try:
+                self._diagnostics.evaluation = evaluate_architecture(self._model)
+            except RuntimeError as error:  # a device that is out of memory, or has failed
+                logger.warning("the architecture could not be evaluated: %s", error)
+
     def _take_layer_times(self) -> None:
         """Hand the profiler what each layer took in a call; a container is the sum of what is in it, and left out."""
         if self._times is None:
@@ -382,7 +439,7 @@ class DebugSession:
         own = own_wrapper_words(self._model)
         leaves = {name: each for name, each in self._model.named_modules() if not any(True for _ in each.children())}
         for row in times.table():
-            if row.calls and row.name in leaves:
+            if row.calls and row.name in leaves and self._gate.selects(plain_name(row.name, own)):
                 backward = None if row.backward_ms is None else row.backward_ms / row.calls / 1e3
                 size = sum(parameter.numel() for parameter in leaves[row.name].parameters())
                 forward, name = row.forward_ms / row.calls / 1e3, plain_name(row.name, own)
@@ -409,9 +466,10 @@ class DebugSession:
         self.hooks.set_step(self.step + 1)  # the step under way, as the run counts it
         if self._live is not None:
             self._live.refresh()
+        self._report_findings()
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
-        """Say whether an optimizer is one that was given or, if none was, one that owns a parameter of the model."""
+        """Return whether an optimizer is one that was given or, if none was, one that owns a parameter of the model."""
         known = self._owners.get(optimizer)
         if known is None:
             known = self._owners[optimizer] = self._owns_ours(optimizer)
@@ -431,7 +489,12 @@ class DebugSession:
         return _Metadata(self._feed, self._process)
 
     def _bring_up_to_date(self) -> None:
-        self._feed.empty_into(self._inspector, self._gradients, self._diagnostics, self.profiler)
+        """Hand over what was recorded from the model. What is wrong with it the findings say, as it happens."""
+        self._is_catching_up = self._recording is not None and self.config.enable_model_diagnostics
+        try:
+            self._feed.empty_into(self._inspector, self._gradients, self._diagnostics, self.profiler)
+        finally:
+            self._is_catching_up = False
 
     def _write_dashboard(self) -> str | None:
         if not self.config.enable_visualization or self.kept_in is None:
@@ -443,7 +506,7 @@ class DebugSession:
 
         visualizer = DebugVisualizer()
         visualizer.plot_run(open_run(self.kept_in))
-        visualizer.add_plot("gradient_history", self._gradients.generate_gradient_flow_visualization())
+        visualizer.plot_parts(self._gradients, self._inspector, self._diagnostics)
         return str(visualizer.create_dashboard(path=self.kept_in / "dashboard.html"))
 
     def _make_report(self, dashboard: str | None) -> DebugReport:
@@ -472,6 +535,10 @@ class _Metadata(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._NAMES)
+
+
+def _kinds(model: nn.Module | None) -> dict[str, str]:
+    return {} if model is None else {name: type(each).__name__ for name, each, _ in named_modules({"": model})}
 
 
 def debug_session(

@@ -1,17 +1,22 @@
-"""The tensor inspector: looks at tensors one by one, remembers the last ones, and says what is odd about them."""
+"""The tensor inspector: looks at tensors one by one, remembers the last ones, and reports what is wrong with them."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from sonde.arguments import whole_number
+from sonde.core.robust import growth
+from sonde.debug.alerts import AlertBook, TensorAlert, make_finding
 from sonde.debug.numbers import as_array
 from sonde.debug.tensor_stats import (
     DRIFT_POINTS,
@@ -23,31 +28,16 @@ from sonde.debug.tensor_stats import (
     compare_arrays,
     compute_distribution,
     compute_stats,
-    to_plain,
 )
+from sonde.diagnosis.judgement import gradient_now, output_now
 from sonde.errors import OptionError
+from sonde.records import Severity
 
-AlertSeverity = Literal["info", "warning", "critical"]
-
-EXTREME_VALUE: Final = 1e10
-VANISHING_NORM: Final = 1e-8
-EXPLODING_NORM: Final = 100.0
-_MAX_ALERTS: Final = 1000
 _MAX_EVENTS: Final = 32
 _MAX_RELATIVES: Final = 1000
+_MAX_COUNTS: Final = 200
 _KEPT_BYTES: Final = 256 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorAlert:
-    """Something odd about a tensor."""
-
-    id: str
-    name: str
-    kind: Literal["nan", "inf", "extreme_value", "vanishing_gradient", "exploding_gradient", "drift"]
-    severity: AlertSeverity
-    message: str
-    timestamp: float
+T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,18 +55,46 @@ class TensorInfo:
     parents: list[str] = field(default_factory=list)
     children: list[str] = field(default_factory=list)
     events: list[tuple[float, str]] = field(default_factory=list)
-    """Its life: when what happened, the creation first."""
+    """What happened to it, and when; the creation comes first."""
     alerts: list[TensorAlert] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Living:
+    """The inspected tensors of one name that the program still holds."""
+
+    bytes_of: dict[int, int] = field(default_factory=dict)
+    refs: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+    counts: deque[int] = field(default_factory=lambda: deque(maxlen=_MAX_COUNTS))
+    reported: bool = False
+
+    def add(self, tensor: Any, size: int) -> None:
+        number = id(tensor)
+        known = self.refs.get(number)
+        if known is None or known() is not tensor:
+            self.bytes_of[number] = size
+            self.refs[number] = weakref.ref(tensor, lambda ref: self._forget(number, ref))
+        self.counts.append(len(self.refs))
+
+    def _forget(self, number: int, ref: weakref.ref[Any]) -> None:
+        if self.refs.get(number) is ref:
+            del self.refs[number], self.bytes_of[number]
+
+    def grows(self) -> bool:
+        """Return whether more and more of them are held."""
+        counts = np.array(self.counts, np.float64)
+        return growth(np.arange(len(counts), dtype=np.float64), counts).steady
 
 
 class TensorInspector:
     """Inspects tensors, arrays and lists.
 
     Args:
-        max_tracked_tensors: How many inspections are remembered; the oldest go first.
+        max_tracked_tensors: How many inspections are remembered; the oldest are dropped first.
         max_kept_bytes: How much memory copies of the tensors may take, so that they can be compared later.
         on_alert: Called with every alert.
-        clock: Tells the time.
+        accepts: Called with what is handed in and its layer; returns whether to look at it.
+        clock: Returns the time.
 
     Example:
         inspector = TensorInspector()
@@ -92,36 +110,46 @@ class TensorInspector:
         *,
         max_kept_bytes: int = _KEPT_BYTES,
         on_alert: Callable[[TensorAlert], None] | None = None,
+        accepts: Callable[[str, str | None], bool] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        whole_number("max_tracked_tensors", max_tracked_tensors)
-        self.max_tracked_tensors = max_tracked_tensors
+        self.max_tracked_tensors = whole_number("max_tracked_tensors", max_tracked_tensors)
         self.monitoring = True
         self.num_inspected = 0
+        self.num_skipped = 0
         self.num_evicted = 0
+        self.step_now: Callable[[], int] = int
+        """Returns the current step, where it is known; else 0."""
         self._max_kept_bytes = max_kept_bytes
         self._kept_bytes = 0
-        self._on_alert = on_alert
+        self._accepts = accepts or (lambda what, layer: True)
         self._clock = clock
         self._numbers = itertools.count(1)
         self._infos: OrderedDict[str, TensorInfo] = OrderedDict()
         self._copies: OrderedDict[str, NDArray[Any]] = OrderedDict()
         self._series: OrderedDict[str, MeanSeries] = OrderedDict()
-        self._alerts: deque[TensorAlert] = deque(maxlen=_MAX_ALERTS)
+        self._living: OrderedDict[str, _Living] = OrderedDict()
+        self._gradient_norms: OrderedDict[str, deque[float]] = OrderedDict()
+        self._alerts = AlertBook[TensorAlert](on_alert)
 
     # ------------------------------------------------------------------ looking
 
     def inspect_tensor(
         self, tensor: Any, name: str, layer: str | None = None, operation: str | None = None, *, describe: bool = True
     ) -> str:
-        """Look at a tensor and return the id of this look; looks of one name make a time series.
+        """Inspect a tensor and return the id of the inspection; those of one name make a time series.
 
-        `describe=False` leaves out histogram, percentiles and outliers, which cost a sort.
+        `describe=False` leaves out histogram, percentiles and outliers, which cost a sort. In a session that skips
+        this tensor (`sampling_rate`, `layers`, `enable_tensor_inspection`) nothing is known under the id.
         """
+        number = f"tensor-{next(self._numbers)}"
+        if not self._accepts(f"tensor {name}", layer):
+            self.num_skipped += 1
+            return number
         array = as_array(tensor, f"inspect_tensor({name!r})")
         now = self._clock()
         info = TensorInfo(
-            id=f"tensor-{next(self._numbers)}",
+            id=number,
             name=name,
             layer=layer,
             operation=operation,
@@ -132,32 +160,35 @@ class TensorInspector:
         )
         self.num_inspected += 1
         self._remember(info, array)
-        stats = info.stats
-        if stats.mean is not None:
-            self.update_time_series(name, stats.mean, stats.std)
+        if info.stats.mean is not None:
+            self._add_to_series(name, info.stats.mean, info.stats.std, info.stats.infinity_norm)
         if self.monitoring:
             self._check_values(info)
             self._check_drift(info)
+            self._check_leak(info, tensor)
         return info.id
 
     def inspect_gradients(self, tensor_id: str, gradients: Any) -> TensorStats:
-        """Look at the gradient of a tensor that was inspected."""
+        """Inspect the gradient of a tensor that was inspected."""
         info = self._info(tensor_id)
         stats = info.gradient_stats = compute_stats(as_array(gradients, "inspect_gradients"))
-        norm = stats.l2_norm
+        past = _entry(self._gradient_norms, info.name, lambda: deque(maxlen=_MAX_COUNTS), self.max_tracked_tensors)
         if stats.nan_count or stats.inf_count:
             self._alert(info, "nan" if stats.nan_count else "inf", "critical", "its gradient is not finite")
-        elif norm is not None and norm < VANISHING_NORM:
-            self._alert(info, "vanishing_gradient", "warning", f"gradient norm {norm:.3g} < {VANISHING_NORM:g}")
-        elif norm is not None and norm > EXPLODING_NORM:
-            self._alert(info, "exploding_gradient", "critical", f"gradient norm {norm:.3g} > {EXPLODING_NORM:g}")
+        elif stats.l2_norm is not None:
+            moment = gradient_now(stats.l2_norm, past, weight=info.stats.l2_norm)
+            past.append(stats.l2_norm)
+            if moment.verdict == "vanishing":
+                self._alert(info, "vanishing_gradient", "warning", moment.words)
+            elif moment.verdict == "exploding":
+                self._alert(info, "exploding_gradient", "critical", moment.words)
         return stats
 
     def compare_tensors(self, first: str, second: str) -> TensorComparison:
         """Compare two inspected tensors element by element.
 
         Raises:
-            OptionError: One is not remembered any more, its copy had to go, or their shapes differ.
+            OptionError: One is not remembered any more, its copy was dropped, or their shapes differ.
 
         """
         return compare_arrays(self._copy(first), self._copy(second))
@@ -165,34 +196,46 @@ class TensorInspector:
     # ------------------------------------------------------------------ asking
 
     def get_tensor_info(self, tensor_id: str) -> TensorInfo | None:
-        """Return what is known of a look; None if it is not remembered any more."""
+        """Return what is known of an inspection; None if it was skipped or is not remembered any more."""
         return self._infos.get(tensor_id)
 
     def get_all_tensors(self) -> list[TensorInfo]:
-        """Return all remembered looks, the oldest first."""
+        """Return all remembered inspections, the oldest first."""
         return list(self._infos.values())
 
     def get_tensors_by_layer(self, layer: str) -> list[TensorInfo]:
-        """Return the remembered looks at a layer."""
+        """Return the remembered inspections of a layer."""
         return [info for info in self._infos.values() if info.layer == layer]
+
+    def get_values(self, tensor_id: str) -> NDArray[Any] | None:
+        """Return the values of an inspected tensor; None if its copy is not kept."""
+        return self._copies.get(tensor_id)
 
     def get_alerts(self) -> list[TensorAlert]:
         """Return the last alerts, the oldest first."""
-        return list(self._alerts)
+        return self._alerts.all()
 
     def get_time_series(self, name: str) -> list[tuple[float, float, float]]:
-        """Return time, mean and standard deviation (NaN if not known) of the looks of a name."""
+        """Return time, mean and standard deviation (NaN if not known) of the inspections of a name."""
         series = self._series.get(name)
-        return [] if series is None else [(when, mean, std) for when, mean, std in series.points().tolist()]
+        return [] if series is None else [(when, mean, std) for when, mean, std, _ in series.points().tolist()]
 
     def memory_usage(self) -> int:
         """Return the bytes that copies of tensors take."""
         return self._kept_bytes
 
+    def live_tensors(self) -> dict[str, dict[str, int]]:
+        """Return by name how many of the inspected tensors the program still holds, and their bytes."""
+        return {
+            name: {"count": len(living.refs), "bytes": sum(living.bytes_of.values())}
+            for name, living in self._living.items()
+            if living.refs
+        }
+
     # ------------------------------------------------------------------ noting
 
     def enable_monitoring(self, enabled: bool = True) -> None:
-        """Say whether inspected tensors are checked for oddities."""
+        """Switch the checks of inspected tensors on or off."""
         self.monitoring = enabled
 
     def track_dependency(self, parent: str, child: str, operation: str | None = None) -> None:
@@ -212,17 +255,11 @@ class TensorInspector:
 
     def update_time_series(self, name: str, mean: float, std: float | None = None) -> None:
         """Add a point to the series of a name."""
-        series = self._series.get(name)
-        if series is None:
-            series = self._series[name] = MeanSeries(name)
-        series.add(self._clock(), mean, std)
-        self._series.move_to_end(name)
-        while len(self._series) > self.max_tracked_tensors:
-            self._series.popitem(last=False)
+        self._add_to_series(name, mean, std)
 
     def clear(self) -> None:
         """Forget everything."""
-        for store in (self._infos, self._copies, self._series):
+        for store in (self._infos, self._copies, self._series, self._living, self._gradient_norms):
             store.clear()
         self._alerts.clear()
         self._kept_bytes = 0
@@ -230,23 +267,23 @@ class TensorInspector:
     # ------------------------------------------------------------------ conclusions
 
     def drift(self, name: str) -> Drift | None:
-        """Say how far the mean of a name has moved; None below ten looks."""
+        """Return how far the mean of a name has moved; None below ten inspections."""
         series = self._series.get(name)
         return None if series is None else series.drift()
 
     def perform_advanced_analysis(self, tensor_id: str) -> dict[str, Any]:
-        """Return everything about a look: statistics, distribution, drift of its name, family and life."""
+        """Return everything about an inspection: statistics, distribution, drift of its name, relatives and events."""
         info = self._info(tensor_id)
         drift = self.drift(info.name)
         return {
-            "stats": to_plain(info.stats),
-            "distribution": None if info.distribution is None else to_plain(info.distribution),
-            "gradient": None if info.gradient_stats is None else to_plain(info.gradient_stats),
-            "drift": None if drift is None else to_plain(drift),
+            "stats": asdict(info.stats),
+            "distribution": None if info.distribution is None else asdict(info.distribution),
+            "gradient": None if info.gradient_stats is None else asdict(info.gradient_stats),
+            "drift": None if drift is None else asdict(drift),
             "parents": list(info.parents),
             "children": list(info.children),
             "events": [{"timestamp": when, "event": what} for when, what in info.events],
-            "alerts": [to_plain(alert) for alert in info.alerts],
+            "alerts": [alert.to_json() for alert in info.alerts],
         }
 
     def detect_advanced_anomalies(self) -> list[Drift]:
@@ -255,17 +292,18 @@ class TensorInspector:
         return [drift for drift in found if drift is not None and drift.drifted]
 
     def generate_report(self) -> dict[str, Any]:
-        """Return everything in short, for JSON."""
-        alerts = self.get_alerts()
+        """Return a summary as JSON-ready values."""
         return {
             "total_inspected": self.num_inspected,
             "total_tracked": len(self._infos),
+            "skipped": self.num_skipped,
             "evicted": self.num_evicted,
             "memory_bytes": self._kept_bytes,
+            "live_tensors": self.live_tensors(),
             "tensors_with_nan": sum(info.stats.nan_count > 0 for info in self._infos.values()),
             "tensors_with_inf": sum(info.stats.inf_count > 0 for info in self._infos.values()),
-            "drifting": [to_plain(drift) for drift in self.detect_advanced_anomalies()],
-            "alerts": [to_plain(alert) for alert in alerts],
+            "drifting": [asdict(drift) for drift in self.detect_advanced_anomalies()],
+            "alerts": [alert.to_json() for alert in self.get_alerts()],
         }
 
     # ------------------------------------------------------------------ how
@@ -286,6 +324,10 @@ class TensorInspector:
     def _drop_copy(self, tensor_id: str) -> None:
         array = self._copies.pop(tensor_id, None)
         self._kept_bytes -= 0 if array is None else array.nbytes
+
+    def _add_to_series(self, name: str, mean: float, std: float | None, largest: float | None = None) -> None:
+        series = _entry(self._series, name, lambda: MeanSeries(name), self.max_tracked_tensors)
+        series.add(self._clock(), mean, std, largest)
 
     def _info(self, tensor_id: str) -> TensorInfo:
         info = self._infos.get(tensor_id)
@@ -312,30 +354,58 @@ class TensorInspector:
             self._alert(info, "nan", "critical", f"{stats.nan_count} of {stats.total_elements} elements are NaN")
         if stats.inf_count:
             self._alert(info, "inf", "critical", f"{stats.inf_count} of {stats.total_elements} elements are infinite")
-        if stats.infinity_norm is not None and stats.infinity_norm > EXTREME_VALUE:
-            self._alert(info, "extreme_value", "warning", f"largest magnitude {stats.infinity_norm:.3g}")
+        if stats.infinity_norm is not None:
+            moment = output_now(stats.infinity_norm, self._series[info.name].largest())
+            if moment.verdict == "exploding":
+                self._alert(info, "extreme_value", "warning", moment.words)
 
     def _check_drift(self, info: TensorInfo) -> None:
         series = self._series.get(info.name)
-        # A drift takes many looks; asking at each of them would cost more than the looks.
-        if series is None or series.told or series.total % DRIFT_POINTS:
+        # A drift takes many inspections; checking at each of them would cost more than they do.
+        if series is None or series.reported or series.total % DRIFT_POINTS:
             return
         drift = series.drift()
         if drift is not None and drift.drifted:
-            series.told = True
+            series.reported = True
             self._alert(info, "drift", "info", f"its mean moved from {drift.first:.3g} to {drift.last:.3g}")
 
-    def _alert(self, info: TensorInfo, kind: Any, severity: AlertSeverity, what: str) -> None:
+    def _check_leak(self, info: TensorInfo, tensor: Any) -> None:
+        """Report a name of which the program holds more and more tensors."""
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(tensor, torch.Tensor):
+            return
+        living = _entry(self._living, info.name, _Living, self.max_tracked_tensors)
+        living.add(tensor, info.stats.memory_usage_bytes)
+        if living.reported or len(living.counts) % DRIFT_POINTS or not living.grows():
+            return
+        living.reported = True
+        held = f"{len(living.refs)} of the tensors inspected under this name are still held by the program"
+        size = sum(living.bytes_of.values()) / 2**20
+        self._alert(info, "leak", "warning", f"{held} ({size:.1f} MiB, and their graphs): keep .detach() or .item()")
+
+    def _alert(self, info: TensorInfo, kind: str, severity: Severity, what: str) -> None:
         place = f" in {info.layer}" if info.layer else ""
-        alert = TensorAlert(
+        finding = make_finding(
+            kind,
+            severity,
+            f"{info.name}{place}: {what}",
+            step=self.step_now(),
+            site=info.layer or info.name,
             id=info.id,
             name=info.name,
-            kind=kind,
-            severity=severity,
-            message=f"{info.name}{place}: {what}",
             timestamp=self._clock(),
         )
+        alert = TensorAlert(finding)
         info.alerts.append(alert)
-        self._alerts.append(alert)
-        if self._on_alert is not None:
-            self._on_alert(alert)
+        self._alerts.add(alert)
+
+
+def _entry(store: OrderedDict[str, T], name: str, make: Callable[[], T], most: int) -> T:
+    """Return the entry of a name, made at first use; the names used longest ago are dropped."""
+    entry = store.get(name)
+    if entry is None:
+        entry = store[name] = make()
+    store.move_to_end(name)
+    while len(store) > most:
+        store.popitem(last=False)
+    return entry

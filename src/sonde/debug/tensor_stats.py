@@ -1,7 +1,11 @@
-"""What can be said about one tensor. Every number is of the finite elements; what is not defined is None."""
+"""Statistics of tensors that are handed in: one tensor, two of them compared, and one over many inspections.
+
+Numbers are over the finite elements; what is not defined is None.
+"""
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -10,8 +14,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde import schema
 from sonde.debug.numbers import as_floats, is_lent
+from sonde.diagnosis.judgement import LEVEL_VALUES, MOMENT_WINDOW, shift_now
 from sonde.errors import OptionError
+from sonde.records import Reading
 
 HISTOGRAM_BINS: Final = 50
 PERCENTILES: Final = (5, 25, 50, 75, 95, 99)
@@ -66,27 +73,28 @@ class TensorDistribution:
     """Excess kurtosis: 0 for a normal distribution."""
 
 
-# Squares of very large numbers overflow to infinity, which is then the honest answer.
+# Squares of very large numbers overflow to infinity, which is then the answer.
 @np.errstate(over="ignore", invalid="ignore")
 def compute_stats(array: NDArray[Any]) -> TensorStats:
-    """Summarise an array."""
+    """Summarise an array: the statistics of a `Reading`, and the median."""
     flat = as_floats(array)
+    reading = Reading.of(flat)
     good = flat[np.isfinite(flat)]
     return TensorStats(
         shape=tuple(array.shape),
         dtype=str(array.dtype),
-        total_elements=int(flat.size),
-        mean=_number(good.mean) if good.size else None,
-        std=float(good.std(ddof=1)) if good.size > 1 else None,
-        min=_number(good.min) if good.size else None,
-        max=_number(good.max) if good.size else None,
+        total_elements=reading.count,
+        mean=reading.mean,
+        std=reading.std,
+        min=reading.min,
+        max=reading.max,
         median=float(np.median(good)) if good.size else None,
-        l1_norm=float(np.abs(good).sum()) if good.size else None,
-        l2_norm=float(np.linalg.norm(good)) if good.size else None,
-        infinity_norm=float(np.abs(good).max()) if good.size else None,
-        nan_count=int(np.isnan(flat).sum()),
-        inf_count=int(np.isinf(flat).sum()),
-        zero_count=int((flat == 0).sum()),
+        l1_norm=float(reading.row[schema.ABS_SUM]) if good.size else None,
+        l2_norm=reading.norm,
+        infinity_norm=reading.get("abs_max"),
+        nan_count=int(reading.row[schema.NAN]),
+        inf_count=int(reading.get("inf") or 0),
+        zero_count=int(reading.row[schema.ZERO]),
         memory_usage_bytes=int(array.nbytes),
         sparsity=float((flat == 0).mean()) if flat.size else None,
     )
@@ -111,10 +119,6 @@ def compute_distribution(array: NDArray[Any]) -> TensorDistribution | None:
         skewness=_moment(good, 3),
         kurtosis=None if (fourth := _moment(good, 4)) is None else fourth - 3.0,
     )
-
-
-def _number(of: Any) -> float:
-    return float(of())
 
 
 def _has_width(values: Floats) -> bool:
@@ -254,39 +258,38 @@ def _rank(array: NDArray[Any]) -> NDArray[Any]:
     return result
 
 
-DRIFT_POINTS: Final = 5
-DRIFT_SHARE: Final = 0.5
+DRIFT_POINTS: Final = int(LEVEL_VALUES)
 _MAX_POINTS: Final = 1000
-_FIELDS: Final = 3
+_FIELDS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """How far the mean of a named tensor has moved, from the first to the last of its looks."""
+    """How far the mean of a named tensor has moved, from its first inspections to its last."""
 
     name: str
     first: float
     last: float
     change: float
-    """As a part of the larger of: where it began, and its typical spread."""
+    """Relative to where it began, or to its typical spread if that is larger."""
     drifted: bool
 
 
 @dataclass(slots=True)
 class MeanSeries:
-    """Time, mean and standard deviation (NaN if not known) of the last looks at a tensor."""
+    """Time, mean, standard deviation and largest magnitude of the last inspections of a tensor; NaN if not known."""
 
     name: str
     total: int = 0
-    """How many looks there were, those that are forgotten included."""
-    told: bool = False
-    """Whether somebody has been told of its drift."""
+    """How many inspections there were, including those that are forgotten."""
+    reported: bool = False
+    """Whether its drift has been reported."""
     _flat: array[float] = field(default_factory=lambda: array("d"))
 
-    def add(self, time: float, mean: float, std: float | None) -> None:
-        """Take a look."""
+    def add(self, time: float, mean: float, std: float | None, largest: float | None = None) -> None:
+        """Add an inspection."""
         self.total += 1
-        self._flat.extend((time, mean, float("nan") if std is None else std))
+        self._flat.extend((time, mean, *(math.nan if value is None else value for value in (std, largest))))
         # The oldest go a quarter at a time: cutting the front moves all the rest.
         if len(self._flat) >= _FIELDS * (_MAX_POINTS + _MAX_POINTS // 4):
             del self._flat[: _FIELDS * (_MAX_POINTS // 4)]
@@ -295,16 +298,22 @@ class MeanSeries:
         return min(len(self._flat) // _FIELDS, _MAX_POINTS)
 
     def points(self) -> NDArray[np.float64]:
-        """Return the looks as rows, oldest first."""
+        """Return the inspections as rows, oldest first."""
         return np.array(self._flat).reshape(-1, _FIELDS)[-_MAX_POINTS:]
 
+    def largest(self) -> list[float]:
+        """Return the largest magnitudes before the last inspection, as far as they are known."""
+        last = MOMENT_WINDOW + 1
+        values: list[float] = np.array(self._flat[-_FIELDS * last :]).reshape(-1, _FIELDS)[:-1, 3].tolist()
+        return values
+
     def drift(self) -> Drift | None:
-        """Say how far the mean has moved; None below ten looks."""
-        if len(self) < 2 * DRIFT_POINTS:
-            return None
+        """Return how far the mean has moved; None below ten inspections."""
         points = self.points()
-        first, last = float(points[:DRIFT_POINTS, 1].mean()), float(points[-DRIFT_POINTS:, 1].mean())
         spreads = points[:, 2][np.isfinite(points[:, 2])]
-        scale = max(abs(first), float(np.median(spreads)) if len(spreads) else 0.0, 1e-300)
-        change = (last - first) / scale
-        return Drift(name=self.name, first=first, last=last, change=change, drifted=abs(change) > DRIFT_SHARE)
+        spread = float(np.median(spreads)) if len(spreads) else 0.0
+        moment = shift_now(points[:, 1].tolist(), spread)
+        if moment.usual is None:
+            return None
+        change = (moment.value - moment.usual) / max(abs(moment.usual), spread, 1e-300)
+        return Drift(name=self.name, first=moment.usual, last=moment.value, change=change, drifted=moment.is_wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +23,14 @@ from sonde.views.figures.curves import as_values
 from sonde.views.figures.theme import THEMES, Theme
 
 if TYPE_CHECKING:
+    from sonde.debug.gradient_debugger import GradientDebugger
+    from sonde.debug.model_diagnostics import ModelDiagnostics
+    from sonde.debug.tensor_inspector import TensorInspector
     from sonde.views.figures.library import Figure
 
 Columns = dict[str, Sequence[Any]]
 _MOST_FIGURES: Final = 200
+_MOST_TENSORS: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +152,30 @@ class DebugVisualizer:
             self._keep(plot, figure, {})
         return list(kept)
 
+    def plot_parts(
+        self, gradients: GradientDebugger, inspector: TensorInspector, diagnostics: ModelDiagnostics
+    ) -> list[str]:
+        """Draw what was handed in to the parts of a session: losses and metrics, tensors, gradients.
+
+        Of the tensors the last inspection of each of the last names is drawn. Returns the names of the plots.
+        """
+        before = set(self._plots)
+        metrics = diagnostics.get_metrics()
+        if metrics:
+            names = ("accuracy", "validation_loss", "validation_accuracy", "learning_rate")
+            more = {name: [getattr(each, name) for each in metrics] for name in names}
+            known = {name: _gaps(values) for name, values in more.items() if any(v is not None for v in values)}
+            accuracy = known.pop("accuracy", None)
+            self.plot_training_metrics(range(1, len(metrics) + 1), [each.loss for each in metrics], accuracy, **known)
+        last = {info.name: info for info in inspector.get_all_tensors()}
+        for name in list(last)[-_MOST_TENSORS:]:
+            values = inspector.get_values(last[name].id)
+            if values is not None and values.size:
+                self.plot_tensor_distribution(name, values)
+        if gradients.has_history:
+            self.add_plot("gradient_history", gradients.generate_gradient_flow_visualization())
+        return [name for name in self._plots if name not in before]
+
     def add_plot(self, name: str, figure: Figure, columns: Mapping[str, Sequence[Any]] | None = None) -> Figure:
         """Keep a figure of your own, with the numbers behind it if they are to be exported."""
         return self._keep(name, figure, dict(columns or {}))
@@ -219,3 +248,7 @@ class DebugVisualizer:
         target = Path(self.config.output_directory) / name if path is None else Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
+
+
+def _gaps(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]

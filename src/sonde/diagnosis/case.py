@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde import facts, vitals
+from sonde.diagnosis.dynamics import Dynamics, classify
 from sonde.diagnosis.history import HEAD, Curve, History, Stretch
 from sonde.diagnosis.learning import Learning, judge
 from sonde.diagnosis.track import Panel, Track, Values
@@ -241,6 +242,15 @@ class Case:
         if found is None or self.take_turns():
             return Learning("unknown")
         return judge(found[1])
+
+    @property
+    def dynamics(self) -> Dynamics:
+        """Where the loss is going now; unknown where `learning` is, because then a loss need not fall."""
+        return self.once("dynamics", self._classify_loss)
+
+    def _classify_loss(self) -> Dynamics:
+        found = self.loss()
+        return classify(np.zeros(0) if found is None or self.learning.state == "unknown" else found[1])
 
     def take_turns(self) -> bool:
         """Say whether each of several optimizers has backward passes of its own."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM, is_better_told, is_earlier
 from sonde.diagnosis.ranking import fold
+from sonde.diagnosis.reliability import confidence_of
 from sonde.diagnosis.rule import Rule
 from sonde.diagnosis.rules import RULES
 from sonde.records import Finding
@@ -34,7 +35,8 @@ class Doctor:
 
     def take(self, finding: Finding) -> None:
         """Take a finding that was made elsewhere, such as the first bad operation; it counts like a rule's."""
-        self._given[finding.kind] = finding
+        confidence = confidence_of(finding.kind, finding.severity)
+        self._given[finding.kind] = finding if confidence is None else replace(finding, confidence=confidence)
 
     def look(self, case: Case) -> list[Finding]:
         """Return what is wrong now, best first, with symptoms folded under their causes."""

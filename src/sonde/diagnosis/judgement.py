@@ -1,8 +1,9 @@
 """The one judgement on numbers that are handed in: the doctor's rules for curves, the same bands for a single step.
 
 `judge_curves` builds a `Case` from plain curves and asks the rules that `sonde.diagnose` asks; a run on disk is not
-needed. `gradient_now`, `loss_now`, `output_now` and `units_now` compare one value with its own history. They use the
-bands of those rules and say in words that they look at this step only: the rules wait until something lasts.
+needed. `gradient_now`, `loss_now` and the other functions in `_now` compare what is there now with its own history.
+They use the bands of those rules and say in words that they look at this step only: the rules wait until something
+lasts.
 
 Callers present the result. They have no thresholds of their own, except a limit that the user has set.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -24,14 +25,17 @@ from sonde.diagnosis.case import Case
 from sonde.diagnosis.doctor import Doctor
 from sonde.diagnosis.rule import Threshold
 from sonde.diagnosis.rules.activations import ACTIVATION_GROWTH, ACTIVATION_HIGH, DEAD_SHARE, SATURATED_SHARE
+from sonde.diagnosis.rules.data import INPUT_SHIFT
 from sonde.diagnosis.rules.gradients import (
     GRADIENT_FAINT,
     GRADIENT_FALL,
     GRADIENT_LEAP,
+    GRADIENT_LEAPS,
     GRADIENT_OVER_WEIGHT,
     WEIGHT_SMALL,
 )
 from sonde.diagnosis.rules.loading import SPIKE_MADS, SPIKE_RATIO
+from sonde.diagnosis.rules.parameters import UNUSED_STEPS
 from sonde.records import SEVERITIES, Block, Finding, Quantity, Reading, Severity, Site
 from sonde.schema import Rows
 
@@ -63,6 +67,10 @@ _SCORES: Final[dict[Severity, tuple[float, float]]] = {
 }
 _LOOK_EVERY: Final = 25
 MOMENT_HISTORY = Threshold(10, "values before it: the first steps of a training are unlike the rest")
+VALUE_EXTREME = Threshold(1e10, "largest magnitude: a product of four such numbers is beyond float32's 3.4e38")
+LEVEL_VALUES = Threshold(5, "values whose median is a level: one odd step is not a decline")
+LEVEL_LOST = Threshold(0.1, "of the best level: what scheduling and noise take from throughput or accuracy is less")
+LEVEL_SCATTER = Threshold(3.0, "times the usual change from one value to the next")
 MOMENT_WINDOW: Final = 64
 """How many values before a step make its history: as many steps as the rules compare layers over."""
 LEAST_RATIO: Final = float(min(GRADIENT_LEAP, 1 / GRADIENT_FALL, ACTIVATION_GROWTH))
@@ -286,6 +294,30 @@ def gradient_now(
     return Moment("healthy", said, norm, usual)
 
 
+def gradients_now(norms: Sequence[float], *, low: float | None = None, high: float | None = None) -> Moment:
+    """Judge the last of a layer's gradient norms as `gradient_now` does, if it lasts where it seems to vanish.
+
+    A gradient that changes its sign passes through zero.
+
+    >>> gradients_now([1.0] * 20 + [1e-9]).verdict, gradients_now([1.0] * 20 + [1e-9] * 3).verdict
+    ('healthy', 'vanishing')
+    """
+    now = gradient_now(norms[-1], norms[:-1], low=low, high=high)
+    if now.verdict != "vanishing" or low is not None:
+        return now
+    steps = int(GRADIENT_LEAPS)
+    lasting = gradient_now(max(norms[-steps:]), norms[:-steps], high=high)
+    if lasting.verdict == "vanishing" and len(norms) >= steps:
+        return replace(lasting, words=lasting.words.replace(THIS_STEP, f"in the last {steps} steps only"))
+    return Moment("healthy", f"the gradient norm is {norms[-1]:.3g}", norms[-1], now.usual)
+
+
+def is_silent(norms: Sequence[float], missing: int = 0) -> bool:
+    """Return whether a gradient has been exactly zero, or missing, for as many steps as the rules wait."""
+    steps = int(UNUSED_STEPS)
+    return missing >= steps or (len(norms) >= steps and all(norm == 0 for norm in norms[-steps:]))
+
+
 def loss_now(loss: float, past: Sequence[float] = ()) -> Moment:
     """Judge a loss against those before it; one that is NaN is called NaN.
 
@@ -312,6 +344,8 @@ def output_now(largest: float, past: Sequence[float] = ()) -> Moment:
         return Moment("non-finite", f"the largest magnitude is {_number(largest)} {THIS_STEP}", largest)
     usual = usual_level(past)
     said = f"the largest magnitude is {largest:.3g}"
+    if largest > VALUE_EXTREME:
+        return Moment("exploding", f"{said}, close to overflow in what follows, {THIS_STEP}", largest, usual)
     if usual is None:
         return Moment("unknown", f"{said}; there is no history to compare it with yet", largest)
     if largest >= max(ACTIVATION_HIGH, ACTIVATION_GROWTH * usual):
@@ -334,6 +368,43 @@ def units_now(*, dead: float | None = None, saturated: float | None = None) -> M
     if not known:
         return Moment("unknown", "nothing is known of its units", math.nan)
     return Moment("healthy", f"at most {max(known):.0%} of the units are dead or saturated", max(known))
+
+
+def level_now(name: str, values: Sequence[float], *, better: Literal["high", "low"] = "high") -> Moment:
+    """Compare the level of a metric over its last values with the best level that it held before.
+
+    >>> level_now("accuracy", [0.8] * 20 + [0.5] * 5).words
+    'accuracy fell from 0.8 to 0.5 over the last 5 values only'
+    """
+    known, size = _finite(values), int(LEVEL_VALUES)
+    if len(known) < 2 * size:
+        return Moment("unknown", f"{name} has too short a history", float(known[-1]) if len(known) else math.nan)
+    now = float(np.median(known[-size:]))
+    levels = np.median(np.lib.stride_tricks.sliding_window_view(known[:-size], size), axis=1)
+    best = float(levels.max() if better == "high" else levels.min())
+    lost = best - now if better == "high" else now - best
+    scatter = float(np.median(np.abs(np.diff(known[:-size]))))
+    if lost <= max(LEVEL_LOST * abs(best), LEVEL_SCATTER * scatter):
+        return Moment("healthy", f"{name} is {now:.4g}", now, best)
+    moved = "fell" if better == "high" else "rose"
+    return Moment(
+        "unstable", f"{name} {moved} from {best:.4g} to {now:.4g} over the last {size} values only", now, best
+    )
+
+
+def shift_now(means: Sequence[float], spread: float) -> Moment:
+    """Compare the last means of a tensor with its first ones, in units of its spread or of where it began.
+
+    >>> shift_now([0.0] * 5 + [2.0] * 5, spread=1.0).words
+    'the mean moved from 0 to 2 between the first and the last 5 values'
+    """
+    size = int(LEVEL_VALUES)
+    if len(means) < 2 * size:
+        return Moment("unknown", "too few values to compare", float(means[-1]) if len(means) else math.nan)
+    first, last = float(np.mean(means[:size])), float(np.mean(means[-size:]))
+    words = f"the mean moved from {first:.3g} to {last:.3g} between the first and the last {size} values"
+    moved = abs(last - first) > INPUT_SHIFT * max(abs(first), spread)
+    return Moment("unstable" if moved else "healthy", words, last, first)
 
 
 def usual_level(past: Sequence[float]) -> float | None:

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from sonde.core.robust import mad
+from sonde.core.robust import fit_line, mad
 from sonde.diagnosis.track import Values
 
 State = Literal["improving", "flat", "worse", "broken", "unknown"]
@@ -88,8 +88,5 @@ def _trend(losses: Values) -> tuple[float, bool]:
     middle, spread = np.median(losses), mad(losses)
     # A few outliers must not make a trend.
     kept = np.clip(losses, middle - _OUTLIER * spread, middle + _OUTLIER * spread)
-    x = np.arange(len(kept)) - (len(kept) - 1) / 2
-    slope = float(x @ kept / (x @ x))
-    around = kept - kept.mean() - slope * x
-    error = float(np.std(around)) / np.sqrt(float(x @ x))
-    return slope * len(kept), slope < -_CERTAIN * error
+    slope, scatter, weight = fit_line(kept)
+    return slope * len(kept), slope < -_CERTAIN * scatter / weight

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sonde.diagnosis.case import Case
+from sonde.diagnosis.reliability import confidence_of
 from sonde.records import Evidence, Finding, Severity
 
 
@@ -35,7 +36,6 @@ class Found:
 
     cause: str
     sites: tuple[str, ...]
-    confidence: float
     evidence: tuple[Evidence, ...] = ()
     severity: Severity | None = None
     """The rule's own if None."""
@@ -68,6 +68,8 @@ class Rule:
     """A test that would show that the finding is wrong."""
     severity: Severity = "warning"
     """How severe it is, unless `Found` says otherwise for the case at hand."""
+    exact: bool = False
+    """Whether it rests on an exact relation, which holds or does not, rather than on statistics."""
     since: float = 1
     """How many steps must have been recorded before it makes sense to look; 0 looks as soon as facts are known."""
     final: bool = False
@@ -97,10 +99,12 @@ class Rule:
         found = self.find(case)
         if found is None:
             return None
+        severity = found.severity or self.severity
         return Finding(
             kind=self.kind,
-            severity=found.severity or self.severity,
-            confidence=found.confidence,
+            severity=severity,
+            confidence=confidence_of(self.kind, severity),
+            exact=self.exact,
             step=case.step if found.step is None else found.step,
             last_step=case.step,
             sites=found.sites,
@@ -120,6 +124,7 @@ def rule(
     needs: Sequence[str] = (),
     explains: Sequence[str] = (),
     severity: Severity = "warning",
+    exact: bool = False,
     since: float = 1,
     final: bool = False,
     lasting: bool = False,
@@ -136,6 +141,7 @@ def rule(
             fix=fix,
             refute=refute,
             severity=severity,
+            exact=exact,
             since=since,
             final=final,
             lasting=lasting,

@@ -258,7 +258,6 @@ def _finding(kind: str, severity: Severity, site: str, cause: str, fix: str, evi
     return Finding(
         kind=kind,
         severity=severity,
-        confidence=0.9,
         step=0,
         last_step=0,
         sites=(site,),

@@ -49,7 +49,7 @@ def finding_of(origin: Origin, step: int, history: list[dict[str, Any]] | None =
     return Finding(
         kind=kind,
         severity="critical",
-        confidence=_confidence(origin, reason),
+        exact=origin.repeated and len(origin.candidates) < 2,
         step=step,
         last_step=step,
         sites=_sites(origin),
@@ -59,12 +59,6 @@ def finding_of(origin: Origin, step: int, history: list[dict[str, Any]] | None =
         refute=_REFUTE,
         data=data,
     )
-
-
-def _confidence(origin: Origin, reason: Reason | None) -> float:
-    if not origin.repeated or len(origin.candidates) > 1:
-        return 0.7
-    return 0.9 if reason is not None and reason.key == "unknown" else 0.99
 
 
 def _sites(origin: Origin) -> tuple[str, ...]:

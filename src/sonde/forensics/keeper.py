@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from sonde.forensics.values import storage_of
+from sonde.hooks.autograd_graph import next_sequence
 from sonde.hooks.guard import UNGUARDED, Guard
 from sonde.hooks.on_backward import on_gradient
 from sonde.hooks.unpack import unpack
 from sonde.hooks.user_line import Line, current_line
-from sonde.taps.nodes import next_sequence
 
 # Micro-batches of one step that are kept at most; beyond them the oldest goes.
 MAX_PASSES: Final = 8

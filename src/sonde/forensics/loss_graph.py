@@ -19,7 +19,7 @@ from sonde.forensics.keeper import KeptPass
 from sonde.forensics.origin import Origin, Stage, of_values
 from sonde.forensics.trace import Given, Operation, find_root, set_roots
 from sonde.forensics.values import badness
-from sonde.taps.nodes import children_of, saved_by, sequence_of, signed
+from sonde.hooks.autograd_graph import children_of, saved_by, sequence_of, signed
 
 MAX_NODES: Final = 4096
 # Operations that never make anything non-finite out of moderate numbers: if one does, an operand it does not keep did.

@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonde.errors import SondeError
 from sonde.forensics.values import INF, NAN, badness, is_masking
+from sonde.hooks.autograd_graph import next_sequence, sequence_of
 from sonde.hooks.guard import UNGUARDED
 from sonde.hooks.on_call import ModuleCalls
 from sonde.hooks.user_line import Line, current_line
-from sonde.taps.nodes import next_sequence, sequence_of
 
 Stage = Literal["forward", "backward"]
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sonde.forensics.loss_graph import nodes_since, operation_name
 from sonde.forensics.values import storage_of
+from sonde.hooks.autograd_graph import saved_by, sequence_of
 from sonde.hooks.user_line import Line, current_line
-from sonde.taps.nodes import saved_by, sequence_of
 
 MAX_NODES: Final = 64
 # Backward passes of one step whose losses are remembered.

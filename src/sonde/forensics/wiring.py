@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from sonde.errors import OptionError
@@ -17,13 +15,13 @@ from sonde.forensics.bundle import Note, save_bundle
 from sonde.forensics.origin import Incident
 from sonde.forensics.recent import GUARD_SITE
 from sonde.forensics.watcher import MAX_ORIGINS, GuardAction, Surroundings, Watcher
-from sonde.hooks.guard import UNGUARDED, Guard, Handle, remove_all
+from sonde.hooks.guard import UNGUARDED, Handle, remove_all
 from sonde.hooks.on_backward import before_backward
 from sonde.hooks.on_call import RootPasses
 from sonde.hooks.on_step import has_closure, on_step
 from sonde.hooks.torch_state import backward_id, is_capturing
-from sonde.pipe.packer import Packer
-from sonde.records import Finding
+from sonde.record.pipeline import Watched
+from sonde.records import Finding, Sink
 
 logger = logging.getLogger("sonde")
 
@@ -43,26 +41,16 @@ class ForensicsOptions:
 class Forensics:
     """Finds the first bad operation while a session is attached, and holds the optimizer back if asked to."""
 
-    def __init__(
-        self,
-        models: dict[str, nn.Module],
-        packer: Packer,
-        guard: Guard,
-        publish: Callable[[Finding], None],
-        options: ForensicsOptions,
-        run: Path,
-        *,
-        measured: Callable[[Optimizer], list[int] | None],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, watched: Watched, options: ForensicsOptions) -> None:
+        models, packer, guard = watched.models, watched.packer, watched.guard
         self._options = options
         self._packer = packer
-        self._publish = publish
+        self._publish = watched.publish
         around = Surroundings(
             step=lambda: packer.step,
             nonfinite=packer.nonfinite,
             nonfinite_flag=packer.nonfinite_flag,
-            measured=measured,
+            measured=watched.measured,
             report=self._report,
             event=packer.put_event,
             flag=self._see_flag,
@@ -70,8 +58,8 @@ class Forensics:
             save=guard.wrap("saving a bundle", self._save),
             guard=guard,
         )
-        self._run = run
-        self._clock = clock
+        self._run = watched.path
+        self._clock = watched.clock
         self._bundles_left = options.max_bundles if options.bundles else 0
         self.watcher = Watcher(models, around, guard=options.guard, max_origins=options.max_origins)
         self._passes = RootPasses(models.values(), self.watcher, guard)
@@ -86,11 +74,16 @@ class Forensics:
 
     @property
     def is_holding(self) -> bool:
-        """Say whether the present optimizer step is held back."""
+        """Whether the present optimizer step is held back."""
         return self.watcher.hold_back.is_holding
 
+    @property
+    def sink(self) -> Sink | None:
+        """What takes the run's readings."""
+        return self.watcher.recent if self._options.enabled else None
+
     def attach(self) -> None:
-        """Begin to watch; after the optimizers' own tap, whose numbers it reads."""
+        """Start watching; after the optimizers' own tap, whose numbers it reads."""
         if self._options.enabled:
             self._passes.attach()
             self._handles.append(before_backward(self._before_backward))

@@ -12,8 +12,8 @@ from typing import Final
 import torch
 
 from sonde.probes.device_events import EventPool
-from sonde.signals import Recorder
 from sonde.stats.cuda.driver import beside_captures
+from sonde.stats.protocol import Recorder
 
 # Marks of one step; a program that calls its model for ever without a step is not timed any more.
 _MOST_MARKS: Final = 10_000

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from sonde.signals import Recorder
+from sonde.stats.protocol import Recorder
 
 Place = tuple[str, ...]
 """Where torch's nested statistics keep a number."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from sonde.signals import Recorder
+from sonde.stats.protocol import Recorder
 
 RSS: Final = "process.rss"
 AVAILABLE: Final = "system.available"

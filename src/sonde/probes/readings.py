@@ -1,7 +1,7 @@
 """Statistics of tensors on request: measured at once where they are, read when asked, in one transfer per device.
 
 Asking waits for the device, since the caller wants the numbers now. What a session records never waits; see
-`sonde.pipe`.
+`sonde.record`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 from sonde import schema
 from sonde.records import Reading
 from sonde.schema import Bins, Rows
-from sonde.signals import Arena, Kernel
 from sonde.stats import kernel_for
+from sonde.stats.protocol import Arena, Kernel
 
 _ROWS_PER_ARENA: Final = 256
 

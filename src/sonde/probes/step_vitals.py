@@ -12,7 +12,7 @@ from sonde import vitals
 from sonde.hooks.guard import Guard
 from sonde.probes.phases import LoopPhases
 from sonde.probes.process_memory import ProcessMemory
-from sonde.signals import Recorder
+from sonde.stats.protocol import Recorder
 
 T = TypeVar("T")
 

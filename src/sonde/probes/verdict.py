@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,6 +19,10 @@ COPIES: Final = 0.1
 # A line that makes the host wait this often in a step, or for this share of it. One `.item()` for logging is usual.
 SYNCS_PER_STEP: Final = 4
 SYNC_SHARE: Final = 0.05
+# Of several layers or operations: one that takes this share of the time of all, and this many times as long as the
+# median one. In a model of two layers each has a large share.
+OUTSTANDING_SHARE: Final = 0.3
+OUTSTANDING_FACTOR: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,23 @@ def judge_phases(
             )
         )
     return found
+
+
+def outstanding(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return those layers or operations that take far more time than the others, with their share of it.
+
+    >>> outstanding({"a": 1.0, "b": 1.0, "c": 8.0})
+    {'c': 0.8}
+    """
+    total = sum(seconds.values())
+    if total <= 0 or len(seconds) < 2:
+        return {}
+    middle = statistics.median(seconds.values())
+    return {
+        name: spent / total
+        for name, spent in seconds.items()
+        if spent / total > OUTSTANDING_SHARE and spent > OUTSTANDING_FACTOR * middle
+    }
 
 
 def judge_syncs(syncs: Iterable[HostSync], *, steps: int, step_ms: float) -> list[Verdict]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde.errors import OptionError
+from sonde.parallel.ranks import suffix, this_rank
 from sonde.pytorch_debugging.events import Kept, plain, statistics
 from sonde.pytorch_debugging.report_pages import compose
 from sonde.pytorch_debugging.report_writers import to_html, to_markdown
-from sonde.ranks import suffix, this_rank
 from sonde.records import Reading
 from sonde.replacing import replacing
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from sonde.checks import NonFinite, NonFiniteScope, hear_anomaly_traces
+from sonde.parallel.ranks import suffix, this_rank
 from sonde.probes.memory_scope import MemoryScope, memory_scope
 from sonde.probes.profiling import ProfileScope, profile_scope
-from sonde.ranks import suffix, this_rank
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger

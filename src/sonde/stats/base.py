@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sonde import schema
 from sonde.schema import Bins, Rows
-from sonde.signals import Arena
+from sonde.stats.protocol import Arena
 
 
 class Changes(NamedTuple):

@@ -9,10 +9,10 @@ from typing import Final
 import torch
 
 from sonde.errors import OptionError
-from sonde.signals import Kernel
 from sonde.stats import library
 from sonde.stats.compiled import NativeKernel
 from sonde.stats.cuda import NoDeviceKernel, cuda_kernel
+from sonde.stats.protocol import Kernel
 from sonde.stats.torch_kernel import TorchKernel
 
 logger = logging.getLogger("sonde")

@@ -10,10 +10,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sonde.signals import Arena
 from sonde.stats.adapt import PLAIN_TYPES, Readable, difference, to_readable
 from sonde.stats.base import BaseKernel, Changes, HostArena, HostShipment
 from sonde.stats.library import ArenaLayout, Library
+from sonde.stats.protocol import Arena
 
 # What the library calls the dtypes it reads.
 _FORMATS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}

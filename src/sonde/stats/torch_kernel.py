@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from sonde import schema
-from sonde.signals import Arena, Shipment
 from sonde.stats import torch_on_cpu
 from sonde.stats.adapt import Readable, difference, to_readable
 from sonde.stats.base import BaseKernel, Changes, HostArena, HostShipment
+from sonde.stats.protocol import Arena, Shipment
 from sonde.stats.torch_arena import (
     DEVIATION,
     LARGEST,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import struct
@@ -17,6 +18,8 @@ from sonde.store.framing import HEADER, MAGIC
 from sonde.store.lease import Lease
 from sonde.store.log.codec import Kind
 from sonde.store.log.folder import RankFolder
+from sonde.store.log.reader import open_run
+from sonde.store.log.writer import is_loss
 
 MAX_DEPTH: Final = 4
 
@@ -35,7 +38,7 @@ class RunSummary:
     """How many steps were recorded."""
     last_step: int | None = None
     last_loss: float | None = None
-    """The newest value of the scalar called a loss, as of `updated`; NaN if it is not finite."""
+    """The newest value of the scalar called a loss, as of `updated`, or as of its last step if the run crashed."""
     model: str = ""
     attempts: int = 1
     problem: str | None = None
@@ -109,14 +112,29 @@ def _with_progress(base: RunSummary, leases: dict[int, Lease | None]) -> RunSumm
         updated=float(holder.beat),
         steps=steps,
         last_step=holder.last_step if last_step is None else last_step,
-        last_loss=None if holder.loss is None else float(holder.loss) if _is_number(holder.loss) else float("nan"),
+        last_loss=_loss_of_crashed(base.path) if base.status == "crashed" else _number(holder.loss),
         model=base.model,
         attempts=holder.attempt + 1,
     )
 
 
-def _is_number(value: float | str) -> bool:
-    return isinstance(value, int | float)
+def _number(loss: float | str | None) -> float | None:
+    """Return a loss as a number; a text that is none stands for something that is not finite."""
+    try:
+        return None if loss is None else float(loss)
+    except ValueError:
+        return math.nan
+
+
+def _loss_of_crashed(path: Path) -> float | None:
+    """Read the last loss from the run itself: its writer died before it could note it."""
+    try:
+        run = open_run(path)
+        loss = next((site for site in run.sites if is_loss(site)), None)
+        series = None if loss is None else run.series(loss, "value")
+    except (RunDamaged, OSError):
+        return None
+    return None if series is None or not len(series) else float(series.values[-1])
 
 
 def _read_progress(base: RunSummary, folder: Path) -> RunSummary:

@@ -93,7 +93,8 @@ def _as_declared(finding: Finding) -> Finding:
         cause=str(finding.cause),
         fix=str(finding.fix),
         refute=str(finding.refute),
-        confidence=float(finding.confidence),
+        confidence=None if finding.confidence is None else float(finding.confidence),
+        exact=bool(finding.exact),
         step=int(finding.step),
         last_step=int(finding.last_step),
         sites=tuple(map(str, finding.sites)),
@@ -126,11 +127,12 @@ class FindingFile(LineFile[Finding]):
 
 
 def current_findings(lines: Iterable[Finding]) -> list[Finding]:
-    """Return what holds after these lines, best first: the gravest, then the surest, then the earliest."""
+    """Return what holds after these lines, in the order of `rank_of_finding`."""
     last = {finding.kind: finding for finding in lines}
     return sorted((finding for finding in last.values() if not finding.withdrawn), key=rank_of_finding)
 
 
-def rank_of_finding(finding: Finding) -> tuple[int, float, int, str]:
-    """Return the key by which findings are ordered."""
-    return -SEVERITIES.index(finding.severity), -finding.confidence, finding.step, finding.kind
+def rank_of_finding(finding: Finding) -> tuple[int, bool, float, int, str]:
+    """Return the key that puts the most severe first, then exact relations, then the most certain and the earliest."""
+    severity = SEVERITIES.index(finding.severity)
+    return -severity, not finding.exact, -(finding.confidence or 0.0), finding.step, finding.kind

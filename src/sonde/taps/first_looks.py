@@ -14,6 +14,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from sonde.hooks.autograd_graph import next_sequence
 from sonde.taps.carried_states import CarriedStates
 from sonde.taps.facts import FactBook
 from sonde.taps.graph_marks import reaches_others, read_bootstrap, read_columns, read_reshapes
@@ -21,7 +22,6 @@ from sonde.taps.hidden import HiddenParameters
 from sonde.taps.look_ahead import LookAhead
 from sonde.taps.loss_functions import LossCall
 from sonde.taps.loss_softmax import read_softmaxes
-from sonde.taps.nodes import next_sequence
 from sonde.taps.padding import Padding
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import LOOP, WRITTEN

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sonde.facts import ColumnFacts, ReshapeFacts
-from sonde.taps.nodes import children_of, name_of, sequence_of, shape_of, walk
+from sonde.hooks.autograd_graph import children_of, name_of, sequence_of, shape_of, walk
 
 MAX_FOUND: Final = 4
 _VIEWS: Final = ("ReshapeAliasBackward0", "UnsafeViewBackward0", "ViewBackward0")

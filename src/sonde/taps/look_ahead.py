@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from sonde.hooks.autograd_graph import name_of, saved_by, walk
 from sonde.taps.loss_functions import LossCall
-from sonde.taps.nodes import name_of, saved_by, walk
 from sonde.taps.plain import is_plain, is_whole
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import LOOKS_AHEAD, LOOP, LOSS, NEXT_TOKEN

@@ -17,8 +17,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from sonde.facts import LossFacts, Plain
+from sonde.hooks.autograd_graph import maker_of
 from sonde.hooks.replace_function import OverridableFunction
-from sonde.taps.nodes import maker_of
 from sonde.taps.plain import is_plain
 
 NAMES: Final = (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sonde.facts import Plain
-from sonde.taps.nodes import children_of, name_of, saved_by, sequence_of, shape_of, signed
+from sonde.hooks.autograd_graph import children_of, name_of, saved_by, sequence_of, shape_of, signed
 from sonde.taps.plain import is_plain, is_real, is_whole
 
 BY_HAND: Final = "by_hand"

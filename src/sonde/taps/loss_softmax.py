@@ -13,7 +13,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from sonde.facts import SoftmaxFacts
-from sonde.taps.nodes import children_of, name_of, saved_by, sequence_of, shape_of, signed, walk
+from sonde.hooks.autograd_graph import children_of, name_of, saved_by, sequence_of, shape_of, signed, walk
 
 MAX_FOUND: Final = 16
 _MAX_CHAIN: Final = 10

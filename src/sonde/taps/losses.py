@@ -20,7 +20,7 @@ from sonde.hooks.guard import Guard, Handle, remove_all
 from sonde.hooks.torch_state import backward_id, is_capturing
 from sonde.hooks.unpack import unpack
 from sonde.records import Phase
-from sonde.signals import Recorder
+from sonde.stats.protocol import Recorder
 from sonde.taps.belonging import Belonging
 from sonde.taps.loss_functions import FUNCTIONS, LossCall, LossFunction
 from sonde.taps.loss_graph import ModelOutput, raises_likelihood, read_loss, read_reduction

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -11,11 +10,13 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from sonde import facts, vitals
-from sonde.hooks.guard import Guard, Handle, remove_all
-from sonde.hooks.on_backward import Reach, before_backward, on_accumulated
+from sonde.hooks.guard import Handle, remove_all
+from sonde.hooks.on_backward import before_backward, on_accumulated
 from sonde.hooks.torch_state import backward_id, is_capturing
+from sonde.record.modules import WatchedModule
+from sonde.record.optimizers import WatchedOptimizer
+from sonde.record.pipeline import Watched
 from sonde.records import Phase
-from sonde.signals import Recorder
 from sonde.taps.belonging import Belonging
 from sonde.taps.clipping import ClippingTap
 from sonde.taps.dropping import DroppingTap
@@ -27,11 +28,8 @@ from sonde.taps.loss_functions import LossCall
 from sonde.taps.loss_signs import LossSigns
 from sonde.taps.losses import LossTap
 from sonde.taps.modes import ModeSigns, cares
-from sonde.taps.modules import WatchedModule
 from sonde.taps.moments import Moments
 from sonde.taps.neighbours import Neighbours
-from sonde.taps.optimizers import WatchedOptimizer
-from sonde.taps.parameters import ParameterTable
 from sonde.taps.passes import PassTrace
 from sonde.taps.units import UnitSigns, is_attention, is_look, is_rectifier, is_squashing
 from sonde.taps.vital_sites import VitalSites
@@ -41,19 +39,6 @@ from sonde.taps.weight_rows import WeightRows
 TRACED_ROUNDS: Final = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subjects:
-    """What the session watches, as the vital signs need it."""
-
-    models: dict[str, nn.Module]
-    modules: list[WatchedModule]
-    table: ParameterTable
-    optimizers: list[tuple[str, Optimizer]]
-    loader: Any = None
-    scheduler: Any = None
-    scaler: Any = None
-
-
 class VitalSigns:
     """Listens where the session's taps do and writes vital signs and facts.
 
@@ -61,31 +46,20 @@ class VitalSigns:
     step is recorded; `state` takes an event.
     """
 
-    def __init__(
-        self,
-        subjects: Subjects,
-        recorder: Recorder,
-        guard: Guard,
-        *,
-        reach: Reach,
-        is_due: Callable[[Phase], bool],
-        state: Callable[[str, str, dict[str, Any]], None],
-        step: Callable[[], int],
-        loss_outputs: bool,
-    ) -> None:
-        self._subjects = subjects
-        self._guard = guard
-        self._reach = reach
-        self._is_due = is_due
-        self._state = state
-        self._step = step
-        self._sites = VitalSites(recorder)
+    def __init__(self, watched: Watched) -> None:
+        self._watched: Watched | None = watched
+        self._scaler = watched.helpers.scaler
+        self._guard = guard = watched.guard
+        self._reach = watched.reach
+        self._is_due = watched.is_due
+        self._packer = watched.packer
+        self._sites = VitalSites(watched.packer)
         self._owners: dict[int, tuple[str, Optimizer]] = {}
         self._sizes: dict[str, int] = {}
         self._book: FactBook | None = None
         self._prepared = False
-        self._make_parts(recorder, loss_outputs)
-        self._listen_to(subjects.modules)
+        self._make_parts(watched)
+        self._listen_to(watched.modules)
         self._rounds = 0
         self._looks = 0
         self._forwards = self._loose_forwards = 0
@@ -106,7 +80,7 @@ class VitalSigns:
         self.end_unstepped = guard.wrap("the end of the run", self._end_unstepped)
         self._see_rows = guard.wrap("rows of weights", self._rows.see_spread)
 
-    def _make_parts(self, recorder: Recorder, loss_outputs: bool) -> None:
+    def _make_parts(self, watched: Watched) -> None:
         sites, guard = self._sites, self._guard
         self._leftovers = Leftovers(sites, self._reach)
         self._units = UnitSigns(sites)
@@ -118,11 +92,11 @@ class VitalSigns:
         self._read_graph = guard.wrap("the graph of the loss", self._first.before_backward)
         self._inputs = ModelInputs(sites, self._neighbours.see_input, self._see_tokens)
         self._loss_signs = LossSigns(sites)
-        self._belonging = Belonging(self._subjects.models.values())
+        self._belonging = Belonging(watched.models.values())
         self._losses = LossTap(
-            recorder,
+            watched.packer,
             guard,
-            outputs=loss_outputs,
+            outputs=not watched.records_loss,
             belonging=self._belonging,
             is_due=self._is_due,
             heard=self._heard_loss,
@@ -132,7 +106,7 @@ class VitalSigns:
         self._clipping = ClippingTap(
             sites,
             guard,
-            scaler=self._subjects.scaler,
+            scaler=self._scaler,
             owner_of=lambda parameter: self._owners.get(id(parameter)),
             is_due=lambda: self._is_due("train"),
             clipped=self._saw_clipping,
@@ -160,20 +134,22 @@ class VitalSigns:
 
     def _prepare(self) -> None:
         """Look at the objects as they are before any step, and state the facts. May wait for devices."""
-        subjects = self._subjects
-        for name, optimizer in subjects.optimizers:
+        watched = self._watched
+        if watched is None:
+            return
+        for name, optimizer in watched.optimizers:
             self._own(name, optimizer)
         self._book = FactBook(
-            subjects.models,
-            subjects.optimizers,
-            loader=subjects.loader,
-            scheduler=subjects.scheduler,
-            scaler=subjects.scaler,
+            watched.models,
+            watched.optimizers,
+            loader=watched.helpers.loader,
+            scheduler=watched.helpers.scheduler,
+            scaler=self._scaler,
         )
         self._state_facts()
-        ready = [entry.parameter for entry in subjects.table if entry.is_ready()]
-        self._first.prepare(self._book, subjects.models, ready)
-        for entry in subjects.table:
+        ready = [entry.parameter for entry in watched.table if entry.is_ready()]
+        self._first.prepare(self._book, watched.models, ready)
+        for entry in watched.table:
             if entry.is_ready():
                 self._rows.follow(entry.name, entry.parameter)
 
@@ -214,11 +190,11 @@ class VitalSigns:
         self._first.clear()
         self._book = None
         self._belonging.forget()
-        self._subjects = Subjects(models={}, modules=[], table=self._subjects.table, optimizers=[])
+        self._watched = self._scaler = None
 
     def _listen_for_backward(self) -> None:
         groups: dict[str, list[Parameter]] = {}
-        for entry in self._subjects.table:
+        for entry in self._watched.table if self._watched is not None else ():
             if entry.is_ready() and entry.parameter.requires_grad:
                 name, _ = self._owners.get(id(entry.parameter), ("", None))
                 groups.setdefault(name, []).append(entry.parameter)
@@ -237,7 +213,7 @@ class VitalSigns:
     def _state_facts(self) -> None:
         if self._book is not None and self._book.is_new:
             plain = self._book.take().to_json()
-            self._state(facts.EVENT_TYPE, "what the program's objects say about themselves", plain)
+            self._packer.put_event(facts.EVENT_TYPE, "what the program's objects say about themselves", plain)
 
     # ------------------------------------------------------------------ passes
 
@@ -287,7 +263,7 @@ class VitalSigns:
             self._units.see(module, entry.name, call, args, output, self._producers.get(entry.name, ""))
 
     def _see_mode(self, entry: WatchedModule, phase: Phase) -> None:
-        is_known = self._modes.see(entry.module, entry.name, phase, self._step())
+        is_known = self._modes.see(entry.module, entry.name, phase, self._packer.step)
         if is_known and phase == "train" and not entry.is_root and entry.key not in self._called_by_hand:
             self.looked_at[entry.key] = entry.module.training
 
@@ -312,7 +288,7 @@ class VitalSigns:
             return
         self._reach.settle()
         self._leftovers.before_backward()
-        scaler = self._subjects.scaler
+        scaler = self._scaler
         # A scaled loss is not the loss.
         self._read_graph(roots)
         self._losses.before_backward(() if scaler is not None and scaler.is_enabled() else roots)

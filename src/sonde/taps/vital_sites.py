@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sonde.records import Phase
-from sonde.signals import Recorder
+from sonde.stats.protocol import Recorder
 from sonde.vitals import part_of
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from torch import nn
 
 from sonde.errors import OptionError
-from sonde.plan import DEFAULT_WHAT
+from sonde.record.plan import DEFAULT_WHAT
 from sonde.session import Session
 from sonde.store import layout, open_run
 from sonde.watching import OPTION_NAMES, watch

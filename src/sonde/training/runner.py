@@ -14,7 +14,7 @@ from sonde import strict_json
 from sonde.arguments import whole_number
 from sonde.errors import OptionError, RunError
 from sonde.hooks.guard import Guard, OnError, warn_of_fault
-from sonde.ranks import folder_of, this_rank
+from sonde.parallel.ranks import folder_of, this_rank
 from sonde.session import IdleSession, Session
 from sonde.training.builder import build_from_config
 from sonde.training.capturing import Captures, build_debugger

@@ -39,6 +39,7 @@ from sonde.views.document import (
 )
 from sonde.views.terminal.numbers import count, duration, plural, short, size
 from sonde.views.terminal.summary import Page, read_page
+from sonde.views.terminal.tables import now
 
 if TYPE_CHECKING:
     from sonde.views.figures.library import Figure
@@ -205,7 +206,11 @@ def _lead(report: Report) -> Iterator[Block]:
 
 def _loss_tiles(report: Report) -> list[tuple[str, str]]:
     losses = [metric for metric in report.metrics if "loss" in metric.name.lower()]
-    return [("last loss", short(losses[0].trend.last)), ("loss is", losses[0].trend.direction)] if losses else []
+    return [("last loss", short(losses[0].trend.last)), ("loss is", _direction(losses[0].trend))] if losses else []
+
+
+def _direction(trend: Trend) -> str:
+    return "no longer finite" if trend.direction == "broken" else trend.direction
 
 
 def _sections(run: Run, report: Report) -> Iterator[Section]:
@@ -287,7 +292,7 @@ def _traceback_end(ending: Ending) -> str:
 
 def _metrics(report: Report) -> Iterator[Block]:
     rows = [
-        [metric.name, *map(short, (trend.first, trend.last, trend.lowest, trend.highest)), trend.direction]
+        [metric.name, *map(short, (trend.first, trend.last, trend.lowest, trend.highest)), _direction(trend)]
         for metric in report.metrics[:_MOST_METRICS]
         for trend in [metric.trend]
     ]
@@ -303,7 +308,7 @@ def _layers(report: Report) -> Iterator[Block]:
         [
             layer.name or "(model)",
             layer.kind,
-            *(short(layer.now(quantity)) for quantity in _QUANTITIES),
+            *(short(now(layer, quantity)) for quantity in _QUANTITIES),
             Cell(layer.mark.reason, _TONES[layer.mark.level], layer.worst.site.key),
         ]
         for layer in report.layers[:MOST_LAYERS]

@@ -47,7 +47,7 @@ def train(
             optimizer.step()
             after_step()
             session.log(loss=loss)
-    assert session._stages.judge.broken == {}
+    assert session._pipeline.judge.broken == {}
     return session.findings
 
 

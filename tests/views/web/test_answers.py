@@ -53,6 +53,8 @@ def test_the_overview_says_what_the_run_says(client, folder):
     assert told["facts"]["num_steps"] == SMALL.steps
     assert told["quantities"]["gradient"] == len([site for site in run.sites if site.quantity == "gradient"])
     assert told["health"]["name"] == "loss"
+    critical = any(finding["severity"] == "critical" for finding in told["findings"])
+    assert (told["health"]["word"] == "critical") is critical
     assert told["learning_rate"] == pytest.approx(run.series("optimizer.group0.lr", "value").values[-1])
     assert told["phases"] is None  # not measured, so absent
 

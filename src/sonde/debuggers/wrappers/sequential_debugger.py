@@ -25,8 +25,8 @@ from sonde.debuggers.samples import SampleId, sample_ids, split_samples
 from sonde.debuggers.utils import get_layer_by_name
 from sonde.errors import ClosedError, OptionError
 from sonde.hooks.guard import OnError
+from sonde.parallel.ranks import is_connected, this_rank
 from sonde.probes import cuda_devices, eager, is_compiled, untouched
-from sonde.ranks import is_connected, this_rank
 from sonde.training.tensor_ops import apply_tensor_op
 
 logger = logging.getLogger("sonde")

@@ -51,7 +51,6 @@ def dead_relu(case: Case) -> Found | None:
     first = dead[0]
     return Found(
         severity=_severity_of_dead_relu(case, dead),
-        confidence=0.85,
         step=first.step,
         sites=tuple(dict.fromkeys(name for layer in dead[:4] for name in (layer.source, layer.name) if name)),
         evidence=(
@@ -143,7 +142,6 @@ def dormant_units(case: Case) -> Found | None:
         return None
     share, samples, name = max(idle)
     return Found(
-        confidence=0.8,
         sites=tuple(name for _, _, name in sorted(idle, reverse=True)[:4]),
         evidence=(
             above(
@@ -188,7 +186,6 @@ def saturated_activation(case: Case) -> Found | None:
     names = (name for track in flat[:4] for name in (sources.get(track.name, ""), track.name) if name)
     return Found(
         severity=_severity_of_saturated_activation(case, flat),
-        confidence=0.8,
         step=int(flat[0].steps[0]),
         sites=tuple(dict.fromkeys(names)),
         evidence=(
@@ -243,7 +240,6 @@ def exploding_activation(case: Case) -> Found | None:
     first = now.sites[grown[0]]
     return Found(
         severity=gravity(case),
-        confidence=0.75,
         step=int(now.steps[-5]) if len(now) >= 5 else case.step,
         sites=tuple(dict.fromkeys(now.sites[at].name for at in grown))[:4],
         evidence=(
@@ -292,7 +288,6 @@ def attention_entropy_collapse(case: Case) -> Found | None:
         if fell or max(now, before) <= ATTENTION_BORN:
             return Found(
                 severity=gravity(case) if fell or is_learning_well(case) else "warning",
-                confidence=0.75,
                 step=int(track.steps[values <= ATTENTION_BORN][0]),
                 sites=(track.name,),
                 evidence=(
@@ -339,7 +334,6 @@ def constant_output(case: Case) -> Found | None:
     flat = values <= OUTPUT_SPREAD * wanted
     return Found(
         severity=gravity(case),
-        confidence=0.85,
         step=int(spread.steps[flat][0]),
         sites=("(model)",),
         evidence=(
@@ -389,7 +383,6 @@ def logit_drift(case: Case) -> Found | None:
         return None
     return Found(
         severity=gravity(case),
-        confidence=0.7,
         step=int(track.steps[values >= LOG_Z_HIGH][0]),
         sites=("(model)",),
         evidence=(

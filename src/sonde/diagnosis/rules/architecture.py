@@ -22,6 +22,7 @@ _LINEAR: Final = frozenset({"Linear", "LazyLinear", "Conv1d", "Conv2d", "Conv3d"
 @rule(
     "linear_stack",
     needs=["facts.edges"],
+    exact=True,
     fix="Put an activation between them (nn.ReLU(), nn.GELU()), or make them one layer.",
     refute="Replace both by the one layer that is their product: if the outputs differ, something is between them.",
     since=1,
@@ -40,7 +41,6 @@ def linear_stack(case: Case) -> Found | None:
     names = tuple(dict.fromkeys(name for pair in pairs for name in pair))
     return Found(
         severity=_severity(case, len(pairs)),
-        confidence=0.8,
         step=1,
         sites=names[:8],
         evidence=(
@@ -104,6 +104,7 @@ _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "Instanc
     "bias_before_norm",
     needs=["facts.edges"],
     severity="info",
+    exact=True,
     fix="Write bias=False in those layers; it saves memory and changes nothing else.",
     refute="Add 1 to the bias and run a batch in train() mode: another output refutes it.",
     since=1,
@@ -127,7 +128,6 @@ def bias_before_norm(case: Case) -> Found | None:
     if not layers:
         return None
     return Found(
-        confidence=0.97,
         step=0,
         sites=tuple(dict.fromkeys(layers)),
         evidence=(fact("layers with a bias right before such a norm", len(set(layers))),),
@@ -141,6 +141,7 @@ def bias_before_norm(case: Case) -> Found | None:
     needs=["output", "facts.reshapes", "facts.losses"],
     explains=[*NOT_TRAINED, "overfitting"],
     severity="critical",
+    exact=True,
     fix="Write transpose or permute to move axes; view and reshape only part or join neighbours.",
     refute="Change one sample of a batch: if the outputs of all others stay the same, it is wrong.",
     since=2,
@@ -178,7 +179,6 @@ def _sequences(case: Case) -> Iterator[Site]:
 def _along_the_batch(case: Case, site: Site) -> Found:
     rows, steps, _ = site.shape
     return Found(
-        confidence=0.95,
         step=1,
         sites=(site.name,),
         evidence=(
@@ -195,7 +195,6 @@ def _along_the_batch(case: Case, site: Site) -> Found:
 def _cut_up(case: Case, reshape: ReshapeFacts) -> Found:
     where = reshape.module or "(model)"
     return Found(
-        confidence=0.9,
         step=1,
         sites=(where, vitals.LOSS) if where == "(model)" else (where, "(model)"),
         evidence=(
@@ -222,6 +221,7 @@ NEXT_TOKEN_SHARE = Threshold(0.99, "of the targets: all of them, but for the end
     needs=[vitals.LOOKS_AHEAD, vitals.NEXT_TOKEN, "facts.softmaxes"],
     explains=["attention_entropy_collapse", "overfitting"],
     severity="critical",
+    exact=True,
     fix=(
         "Mask what lies ahead: scores.masked_fill(mask, -inf) with torch.ones(T, T).triu(1).bool(), is_causal=True "
         "in scaled_dot_product_attention, or attn_mask (src_mask) in torch's layers."
@@ -244,7 +244,6 @@ def future_leak(case: Case) -> Found | None:
     if case.learning.state == "broken":  # a mask the wrong way round leaves the last place nothing: that comes first
         return None
     return Found(
-        confidence=0.95,
         step=1,
         sites=_sites(case),
         evidence=(
@@ -269,6 +268,7 @@ _RECURRENT: Final = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 @rule(
     "rnn_state_not_detached",
     severity="critical",
+    exact=True,
     fix="Detach it between batches (hidden = hidden.detach(), for an LSTM both parts), or start each from zeros.",
     refute="Start every batch from a state of zeros: if the error remains, another tensor carries the graph.",
     since=0,
@@ -287,7 +287,6 @@ def rnn_state_not_detached(case: Case) -> Found | None:
     if not recurrent or not said:
         return None
     return Found(
-        confidence=0.85,
         step=case.step if said[0].step is None else said[0].step,
         sites=tuple(recurrent[:4]),
         evidence=(fact("errors of a second backward through the same graph", len(said)),),
@@ -298,7 +297,7 @@ def rnn_state_not_detached(case: Case) -> Found | None:
 @rule(
     "rnn_state_not_reset",
     needs=["facts.carried"],
-    severity="warning",
+    exact=True,
     fix="Begin each batch with no state (hand in None or zeros), or read the samples in order with shuffle=False.",
     refute="If sample i of each batch goes on where sample i of the batch before ended, it is wrong.",
     since=2,
@@ -317,7 +316,6 @@ def rnn_state_not_reset(case: Case) -> Found | None:
     if loader.settings["shuffle"] is not True:
         return None  # pieces of one long text in their order: the state belongs to them
     return Found(
-        confidence=0.9,
         step=2,
         sites=(*carried, "loader"),
         evidence=(

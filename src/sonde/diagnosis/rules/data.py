@@ -79,7 +79,6 @@ def unnormalised_inputs(case: Case) -> Found | None:
         return None
     return Found(
         severity="warning" if began_badly(case) else gravity(case),
-        confidence=0.85,
         step=int(track.steps[0]),
         sites=("loader", track.name),
         evidence=evidence,
@@ -137,7 +136,6 @@ def double_normalised(case: Case) -> Found | None:
         return None
     return Found(
         severity=gravity(case),
-        confidence=0.85,
         step=int(track.steps[0]),
         sites=("loader", track.name),
         evidence=(
@@ -173,7 +171,6 @@ def constant_feature(case: Case) -> Found | None:
     if not CONSTANT_SHARE <= share < 1 or samples < 32:
         return None
     return Found(
-        confidence=0.8,
         step=int(track.steps[0]),
         sites=("loader", track.name),
         evidence=(
@@ -193,7 +190,6 @@ INPUT_STRETCH = Threshold(2.0, "ratio of the spread of training and evaluation i
     "train_val_preproc_mismatch",
     needs=["input"],
     explains=["overfitting"],
-    severity="warning",
     fix="Use the same normalisation for both, with the training set's mean and standard deviation.",
     refute="Print the mean and standard deviation of one batch of each loader: equal ones refute it.",
     since=5,
@@ -222,7 +218,6 @@ def train_val_preproc_mismatch(case: Case) -> Found | None:
         else above("ratio of the spreads", stretch, INPUT_STRETCH, f"{evaluated.key} std")
     )
     return Found(
-        confidence=0.8,
         step=int(evaluated.steps[0]),
         sites=("loader", train.name),
         evidence=(
@@ -248,6 +243,7 @@ SEEN_SHARE = Threshold(0.9, "of the rows of every evaluation; in a sound split n
 @rule(
     "data_leakage",
     needs=[vitals.REPEATED_ROWS, vitals.SEEN_ROWS, "input"],
+    exact=True,
     fix="Hold samples back that training never sees, and hand their loader to the evaluation.",
     refute="Intersect the indices of both sets: none in common refutes it.",
     since=2,
@@ -271,7 +267,6 @@ def _whole_of_data_leakage(case: Case) -> Found | None:
     named = _named(case)
     return Found(
         severity="warning" if named else "info",
-        confidence=0.75,
         step=same[0],
         sites=("loader",),
         evidence=(
@@ -294,7 +289,6 @@ def _rows(case: Case) -> Found | None:
     named = _named(case)
     return Found(
         severity="warning" if named else "info",
-        confidence=0.85,
         step=int(seen.steps[0]),
         sites=("loader",),
         evidence=(

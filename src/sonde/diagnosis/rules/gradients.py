@@ -60,7 +60,6 @@ def _fades_with_depth(case: Case) -> Found | None:
     faint = [name for name, level in zip(weights.names, profile, strict=True) if level < profile[-1] - 2]
     return Found(
         severity=gravity(case),
-        confidence=0.8,
         step=int(weights.steps[-len(ratios)]),
         sites=tuple(faint[:6]) or (weights.names[0],),
         evidence=(
@@ -99,7 +98,6 @@ def _cannot_move(case: Case) -> Found | None:
     limit = GRADIENT_FAINT if faint[stuck].all() else ROUNDS_AWAY
     return Found(
         severity=gravity(case),
-        confidence=0.8,
         step=int(panel.steps[-_STEPS]),
         sites=names[:6],
         evidence=(
@@ -128,7 +126,6 @@ def _fades_in_time(case: Case) -> Found | None:
     left = float((highest[faded] / start[faded]).max())
     return Found(
         severity="warning" if is_failing(case) else "info",
-        confidence=0.7,
         step=int(panel.steps[-_STEPS]),
         sites=names[:6],
         evidence=(
@@ -205,7 +202,6 @@ def exploding_gradient(case: Case) -> Found | None:
     name = _fastest(panel, norms[read])
     return Found(
         severity=gravity(case),
-        confidence=0.75,
         step=int(panel.steps[read][-1]),
         sites=(name,),
         evidence=(evidence, fact("norm of all gradients now", totals[read][-1], f"{name}:gradient norm")),

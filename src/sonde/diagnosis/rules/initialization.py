@@ -149,7 +149,6 @@ def _output_spread(case: Case) -> dict[str, float]:
 def _finding_of_bad_init_scale(case: Case, names: list[str], how: str, evidence: tuple[Evidence, ...]) -> Found:
     return Found(
         severity=gravity(case),
-        confidence=0.8,
         step=1,
         sites=tuple(names[:6]),
         evidence=(*evidence, fact("weights like this", len(names))),
@@ -164,6 +163,7 @@ ROWS_APART = Threshold(1e-5, "spread between units over the spread of all: round
     "symmetric_init",
     needs=[vitals.ROW_SPREAD, "update"],
     explains=["class_imbalance_collapse", "constant_output"],
+    exact=True,
     fix="Initialise it at random (kaiming_normal_, xavier_uniform_), not with a constant.",
     refute="Train 50 steps from random weights: if the loss behaves the same, it is not this.",
     since=3,
@@ -191,7 +191,6 @@ def symmetric_init(case: Case) -> Found | None:
     several = len(alike) > 1
     return Found(
         severity="warning" if stuck or several or not is_learning_well(case) else "info",
-        confidence=0.95 if stuck else 0.85,
         step=int(case.history.first_step or 0),
         sites=tuple(alike[:6]),
         evidence=(
@@ -220,6 +219,7 @@ def _spread(case: Case, name: str) -> float | None:
     "zero_init_blocked",
     needs=["gradient", "parameter"],
     explains=["constant_output", "dead_relu", "dormant_units", "symmetric_init", "vanishing_gradient"],
+    exact=True,
     fix="Initialise at least one of them at random; only one factor of a product may begin at zero.",
     refute="Set one of them to small random values: if the other's gradient stays zero, it is not this.",
     since=3,
@@ -251,7 +251,6 @@ def zero_init_blocked(case: Case) -> Found | None:
         return None
     return Found(
         severity="critical" if case.learning.failed else "warning",
-        confidence=0.95,
         step=int(case.history.first_step or 0),
         sites=tuple(blocked[:6]),
         evidence=(
@@ -270,7 +269,7 @@ TWIN_STEPS = Threshold(5, "steps after which layers that began equal are still e
     "identical_layer_init",
     needs=["parameter", "update"],
     explains=["symmetric_init"],
-    severity="warning",
+    exact=True,
     fix=(
         "Make each layer anew, or call reset_parameters() on each copy; copy.deepcopy and [layer] * n copy the values."
     ),
@@ -309,7 +308,6 @@ def identical_layer_init(case: Case) -> Found | None:
 
 def _finding_of_identical_layer_init(case: Case, twins: list[str]) -> Found:
     return Found(
-        confidence=0.93,
         step=1,
         sites=tuple(twins),
         evidence=(
@@ -366,7 +364,6 @@ def _finding_of_large_initial_loss(case: Case, loss: SeenLoss, ratio: float, exp
     output = loss.output
     return Found(
         severity="warning" if huge else "info",
-        confidence=0.85,
         step=1,
         sites=(head, vitals.LOSS) if head else (vitals.LOSS,),
         evidence=(

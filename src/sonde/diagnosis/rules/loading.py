@@ -22,7 +22,6 @@ BATCH_ENTROPY = Threshold(0.5, "of what a batch of that size should have: half i
     "not_shuffled",
     needs=[vitals.LABEL_ENTROPY, vitals.RUNNING_LABEL_ENTROPY, vitals.VALID_TARGETS, "facts.losses"],
     explains=["class_imbalance_collapse", "constant_output", "exploding_gradient", "lr_too_high", "overfitting"],
-    severity="warning",
     fix="Pass shuffle=True to the DataLoader, or shuffle the indices of every epoch.",
     refute="Print the labels of three batches: if all classes come in each, they are shuffled.",
     since=BATCH_LOOKS,
@@ -51,7 +50,6 @@ def not_shuffled(case: Case) -> Found | None:
     if ratio > BATCH_ENTROPY or np.median(recent[-looks:]) > 0.8 * expected:
         return None
     return Found(
-        confidence=0.9,
         step=int(batch.steps[0]),
         sites=("loader",),
         evidence=(
@@ -72,6 +70,7 @@ def not_shuffled(case: Case) -> Found | None:
     "same_batch_every_step",
     needs=[vitals.DATA_WAIT, "input"],
     explains=["duplicate_data_workers", "overfitting"],
+    exact=True,
     fix="If it is not meant, draw batches in the loop: next(iter(loader)) starts anew each time.",
     refute="Compare two batches element by element: a difference refutes it.",
     since=10,
@@ -94,7 +93,6 @@ def same_batch_every_step(case: Case) -> Found | None:
     asked = waits is not None and len(waits) >= 0.8 * len(known)
     return Found(
         severity="warning" if asked else "info",
-        confidence=0.9,
         step=int(track.steps[0]),
         sites=("loader",),
         evidence=(
@@ -121,7 +119,6 @@ _COUNTED = 1024
     "sampler_draws_few",
     needs=[vitals.DISTINCT_ROWS, "input"],
     explains=["duplicate_data_workers", "overfitting", "same_batch_every_step"],
-    severity="warning",
     fix="Give WeightedRandomSampler a weight for each sample (class_weights[labels]), not one for each class.",
     refute="Collect the indices of one epoch: if most of the data is among them, it is wrong.",
     since=10,
@@ -142,7 +139,6 @@ def sampler_draws_few(case: Case) -> Found | None:
     if distinct >= DRAWN_SHARE * expected:
         return None
     return Found(
-        confidence=0.9,
         step=1,
         sites=("loader",),
         evidence=(
@@ -161,7 +157,7 @@ DUPLICATE_SHARE = Threshold(0.3, "of the batches equal to one of the few before"
 @rule(
     "duplicate_data_workers",
     needs=["input"],
-    severity="warning",
+    exact=True,
     fix="Share the data out in __iter__ by torch.utils.data.get_worker_info(): worker k takes every n-th item.",
     refute="Count how often each sample comes in one epoch: once each refutes it.",
     since=8,
@@ -184,7 +180,6 @@ def duplicate_data_workers(case: Case) -> Found | None:
     if share < DUPLICATE_SHARE:
         return None
     return Found(
-        confidence=0.9 if workers else 0.75,
         step=int(track.steps[repeats][0]),
         sites=("loader",),
         evidence=(
@@ -207,7 +202,7 @@ def _workers(case: Case) -> int:
 
 @rule(
     "worker_rng_identical",
-    severity="warning",
+    exact=True,
     fix=(
         "Seed it per worker in worker_init_fn, or make the generator in __iter__ or __getitem__ from "
         "torch.initial_seed()."
@@ -229,7 +224,6 @@ def worker_rng_identical(case: Case) -> Found | None:
     if loader.settings.get("worker_init_fn"):
         return None  # most likely it seeds the generators
     return Found(
-        confidence=0.75,
         step=0,
         sites=("loader",),
         evidence=(
@@ -273,7 +267,6 @@ def bad_batch_spike(case: Case) -> Found | None:
         return None
     return Found(
         severity="warning" if times >= 3 else "info",
-        confidence=0.75,
         step=min(shown),
         sites=("loader",),
         evidence=(
@@ -335,7 +328,6 @@ def starved_loader(case: Case) -> Found | None:
     workers = None if case.facts.loader is None else case.facts.loader.settings.get("num_workers")
     return Found(
         severity="warning" if share >= WAIT_MOSTLY else "info",
-        confidence=0.85,
         step=int(waits.steps[0]),
         sites=("loader",),
         evidence=(

@@ -15,7 +15,7 @@ from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.track import Panel, Track
 from sonde.facts import OptimizerFacts
-from sonde.records import Evidence
+from sonde.records import Evidence, Severity
 
 LEFTOVER_SHARE = Threshold(0.5, "exact relation: any parameter left over counts; half keeps partial clearing out")
 LEFTOVER_STEPS = Threshold(3, "persistence: once may be meant, three times in a row is a habit")
@@ -32,6 +32,7 @@ MOST: Final = 0.5
     needs=[vitals.LEFTOVER],
     explains=[*ANY_STATISTIC, "momentum_state_stale"],
     severity="critical",
+    exact=True,
     fix="Call optimizer.zero_grad() once per step, before loss.backward().",
     refute=(
         "Compare p.grad after backward with that of a fresh copy of the model on the same batch: equal "
@@ -55,7 +56,6 @@ def missing_zero_grad(case: Case) -> Found | None:
         longest = longest_run(left_over)
         if longest >= LEFTOVER_STEPS and left_over.mean() > MOST:
             return Found(
-                confidence=0.99,
                 step=int(track.steps[left_over][0]),
                 sites=(track.name,),
                 evidence=(
@@ -81,6 +81,7 @@ THROWN_STEPS = Threshold(5, "persistence: steps that had the gradient of the las
     "zero_grad_misplaced",
     needs=[vitals.BACKWARDS_SEEN, vitals.NO_GRADIENT, vitals.THROWN_AWAY, "facts.input_gradient"],
     explains=[*NOT_TRAINED, "graph_break_detach", "optimizer_step_noop", "unused_parameters"],
+    exact=True,
     fix="Move optimizer.zero_grad() in front of loss.backward(), or behind optimizer.step().",
     refute="Print p.grad of any parameter on the line before optimizer.step(): a gradient there refutes it.",
     since=2,
@@ -115,7 +116,6 @@ def _look_at(case: Case, optimizer: OptimizerFacts) -> Found | None:
     first = int(missing.steps[len(bare) - run_length(bare)])
     return Found(
         severity="critical",
-        confidence=0.99,
         step=first,
         sites=(optimizer.name,),
         evidence=(
@@ -140,7 +140,6 @@ def _thrown_away(case: Case) -> Found | None:
         return None
     return Found(
         severity="warning",
-        confidence=0.9,
         step=int(thrown.steps[len(lost) - run_length(lost)]),
         sites=(name,),
         evidence=(
@@ -162,6 +161,7 @@ NEVER_STEPPED = Threshold(5, "backward passes before a run ended without one ste
     "step_not_called",
     needs=[vitals.BACKWARDS, vitals.BACKWARDS_SEEN, vitals.WRITTEN],
     explains=[*NOT_TRAINED],
+    exact=True,
     fix="Call {optimizer}.step() after loss.backward().",
     refute="Put a print into the branch that calls step(): if it is reached, this is wrong.",
     since=0,
@@ -181,7 +181,7 @@ def step_not_called(case: Case) -> Found | None:
     if case.num_steps < IDLE_STEPS:
         return None
     counted = above("steps of the other optimizers", case.num_steps, IDLE_STEPS)
-    return _finding_of_step_not_called(case, idle[0], counted=(counted,), confidence=0.75)
+    return _never_stepped(idle[0], "warning", counted)
 
 
 def _nobody_steps(case: Case, idle: list[OptimizerFacts]) -> Found | None:
@@ -195,20 +195,15 @@ def _nobody_steps(case: Case, idle: list[OptimizerFacts]) -> Found | None:
     if not case.final or passes < NEVER_STEPPED:
         return None
     counted = above("backward passes until the run ended", passes, NEVER_STEPPED, f"{track.key} mean")
-    return _finding_of_step_not_called(
-        case, idle[0], counted=(counted, below("steps of the optimizer", 0, 0)), confidence=0.95
-    )
+    return _never_stepped(idle[0], "critical", counted, below("steps of the optimizer", 0, 0))
 
 
-def _finding_of_step_not_called(
-    case: Case, optimizer: OptimizerFacts, *, counted: tuple[Evidence, ...], confidence: float
-) -> Found:
+def _never_stepped(optimizer: OptimizerFacts, severity: Severity, *evidence: Evidence) -> Found:
     return Found(
-        severity="critical" if confidence > 0.9 else "warning",
-        confidence=confidence,
+        severity=severity,
         step=0,
         sites=(optimizer.name,),
-        evidence=counted,
+        evidence=evidence,
         cause=f"{optimizer.name} has never stepped: {few(held(optimizer))} "
         + by_number(held(optimizer), "stays as it was drawn.", "stay as they were drawn."),
         values={"optimizer": optimizer.name},
@@ -222,7 +217,7 @@ DOUBLE_STEPS = Threshold(4, "two rounds of two steps")
     "double_step",
     needs=[vitals.BACKWARDS_SEEN, vitals.NO_GRADIENT],
     explains=["exploding_gradient", "loss_divergence", "lr_too_high"],
-    severity="warning",
+    exact=True,
     fix=(
         "Call optimizer.step() once per backward pass; look for a second call in a helper, a callback or at the "
         "end of the loop."
@@ -264,7 +259,6 @@ def _has_gradients(case: Case, recent: Track, again: NDArray[np.bool_], size: in
 def _finding_of_double_step(case: Case, track: Track, share: float) -> Found:
     empty = track.numbers() == 0
     return Found(
-        confidence=0.96,
         step=int(track.steps[empty][0]),
         sites=(track.name,),
         evidence=(
@@ -294,6 +288,7 @@ _COARSE: Final = ("bfloat16", "float16", "float8")
     "optimizer_step_noop",
     needs=["gradient", "parameter", "update"],
     explains=[*NOT_TRAINED],
+    exact=True,
     fix=(
         "See that step() writes to the model's own tensors (p.add_(...), not p = p + ...) and that no hook or "
         "wrapper holds the update back; update torch if the device's kernel is at fault."
@@ -369,7 +364,6 @@ def _finding_of_optimizer_step_noop(case: Case, optimizer: OptimizerFacts, names
     rates = recent_rates(case, 1)
     return Found(
         severity="critical" if len(names) == len(held(optimizer)) else "warning",
-        confidence=0.97,
         step=max(1, case.step - int(NOOP_STEPS) + 1),
         sites=(optimizer.name, *names),
         evidence=(
@@ -400,7 +394,6 @@ _MIB = 1 << 20
 
 @rule(
     "retained_graph_leak",
-    severity="warning",
     fix=(
         "Add up loss.item() or loss.detach(), not loss; do not append outputs to a list without .detach(); "
         "look for retain_graph=True and create_graph=True."
@@ -429,7 +422,6 @@ def retained_graph_leak(case: Case) -> Found | None:
         large = found.total >= LEAK_BYTES and share >= LEAK_SHARE
         if found.steady and large:
             return Found(
-                confidence=0.75,
                 step=int(steps[0]),
                 sites=("(loop)",),
                 evidence=(

@@ -82,7 +82,7 @@ def ends_in(case: Case, *kinds: str) -> str | None:
     "double_softmax",
     needs=[vitals.ROW_MIN, vitals.ROW_SUM, "facts.losses"],
     explains=[*NOT_TRAINED, "saturated_activation"],
-    severity="warning",
+    exact=True,
     fix="Remove {the_softmax} from the model and return logits; apply it only where you need probabilities.",
     refute="If the rows of what the loss is given do not sum to 1, it is wrong.",
     since=2,
@@ -107,7 +107,6 @@ def _finding_of_double_softmax(case: Case, loss: SeenLoss) -> Found:
     off = max(abs(float(sums.rows[-1, at]) - 1) for at in (7, 8))
     output = loss.output
     return Found(
-        confidence=0.98,
         step=int(sums.steps[0]),
         sites=(culprit, vitals.LOSS) if culprit else (vitals.LOSS,),
         evidence=(
@@ -129,7 +128,7 @@ _FLOOR = 0.3133  # ln(1 + 1/e): the loss of a sure and right answer of 1
     "double_sigmoid",
     needs=["facts.losses"],
     explains=[*NOT_TRAINED, "output_range_mismatch", "saturated_activation"],
-    severity="warning",
+    exact=True,
     fix="Remove {the_sigmoid} from the model, or use binary_cross_entropy.",
     refute="If what the loss is given is ever negative or above 1, it is wrong.",
     since=2,
@@ -152,7 +151,6 @@ def double_sigmoid(case: Case) -> Found | None:
 def _finding_of_double_sigmoid(case: Case, loss: SeenLoss, low: float, high: float) -> Found:
     culprit = ends_in(case, "Sigmoid")
     return Found(
-        confidence=0.98 if culprit else 0.9,
         step=int(loss.values.steps[0]),
         sites=(culprit, vitals.LOSS) if culprit else (vitals.LOSS,),
         evidence=(
@@ -181,6 +179,7 @@ _ZERO = 1e-3
     needs=[vitals.ZERO_SHARE, "facts.losses"],
     explains=[*ANY_STATISTIC, "loss_sign_flipped"],
     severity="critical",
+    exact=True,
     fix="Use binary_cross_entropy_with_logits on the raw outputs, or sigmoid instead of clamp or relu.",
     refute="Print the outputs before the loss: if a sigmoid made them, it is wrong.",
     since=0,
@@ -213,7 +212,6 @@ def _clamped(case: Case, loss: SeenLoss) -> Found:
     zeros = loss.vital(vitals.ZERO_SHARE)
     share = float("nan") if zeros is None else float(zeros.numbers()[0])
     return Found(
-        confidence=0.9,
         step=int(loss.values.steps[0]),
         sites=(vitals.LOSS,),
         evidence=(above("share of exact zeros among the first probabilities", share, CLAMPED_SHARE),),
@@ -233,7 +231,6 @@ def _finding_of_logits_into_prob_loss(case: Case, kind: str, wanted: str, loss: 
         "binary_cross_entropy": "Use binary_cross_entropy_with_logits, or apply sigmoid first.",
     }
     return Found(
-        confidence=0.98,
         step=case.step if loss is None else int(loss.values.steps[0]),
         sites=(vitals.LOSS,),
         evidence=tuple(evidence),
@@ -255,7 +252,7 @@ _RELU_BEFORE_LOGITS_LOSSES = ("cross_entropy", "binary_cross_entropy_with_logits
     "relu_before_logits",
     needs=["facts.losses"],
     explains=[*NOT_TRAINED],
-    severity="warning",
+    exact=True,
     fix="Remove {the_relu} behind the last layer.",
     refute="If any logit is negative, it is wrong.",
     since=2,
@@ -278,7 +275,6 @@ def relu_before_logits(case: Case) -> Found | None:
 def _finding_of_relu_before_logits(case: Case, loss: SeenLoss, zeros: float) -> Found:
     culprit = ends_in(case, "ReLU", "ReLU6")
     return Found(
-        confidence=0.97 if culprit else 0.92,
         step=int(loss.values.steps[0]),
         sites=(culprit, vitals.LOSS) if culprit else (vitals.LOSS,),
         evidence=(
@@ -307,6 +303,7 @@ _WRONG_DIM_SOFTMAX_LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "binary_cr
     ],
     explains=[*NOT_TRAINED],
     severity="critical",
+    exact=True,
     fix="Write dim=1 (or dim=-1) in softmax / log_softmax; dim=0 is the batch.",
     refute="If each row of what the loss is given sums to 1, or has a log-sum of 0, it is wrong.",
     since=1,
@@ -357,7 +354,6 @@ def _crossed(case: Case, softmax: SoftmaxFacts) -> Found:
     where = softmax.module or ("" if is_loss else "(model)")
     used = "the classes of the loss are" if is_loss else "its result is summed over"
     return Found(
-        confidence=0.95,
         step=1,
         sites=tuple(site for site in (where, vitals.LOSS if is_loss else "") if site),
         evidence=(
@@ -379,7 +375,6 @@ def _finding_of_wrong_dim_softmax(case: Case, loss: SeenLoss, columns: Track, ro
     off = float(max(abs(columns.rows[-1, 7] - number), abs(columns.rows[-1, 8] - number)))
     what = "sum" if number else "log-sum"
     return Found(
-        confidence=0.97,
         step=int(columns.steps[0]),
         sites=(culprit, vitals.LOSS) if culprit else (vitals.LOSS,),
         evidence=(
@@ -418,7 +413,7 @@ _RANGES = {
     "output_range_mismatch",
     needs=["facts.losses"],
     explains=[*NOT_TRAINED, "saturated_activation"],
-    severity="warning",
+    exact=True,
     fix="End in a linear layer without {the_activation}, or scale the targets into its range.",
     refute="If all targets lie within the range of the last activation, it is wrong.",
     since=2,
@@ -469,7 +464,6 @@ def _finding_of_output_range_mismatch(
     case: Case, culprit: str, reach: tuple[float, float], least: float, most: float, outside: float
 ) -> Found:
     return Found(
-        confidence=0.93,
         step=1,
         sites=(culprit, vitals.LOSS),
         evidence=(
@@ -491,6 +485,7 @@ _ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "gaussian
     needs=["facts.columns", "facts.losses"],
     explains=[*NOT_TRAINED],
     severity="critical",
+    exact=True,
     fix="Give both the same shape: squeeze(1) the column, or unsqueeze(1) the row.",
     refute="Print the shapes on the line of that operation: if they are equal, it is wrong.",
     since=1,
@@ -514,7 +509,6 @@ def broadcast_loss(case: Case) -> Found | None:
         largest = max(prod(loss.input_shape), prod(loss.target_shape))
         if prod(whole) > largest:
             return Found(
-                confidence=0.98,
                 step=1,
                 sites=(vitals.LOSS,),
                 evidence=(
@@ -534,7 +528,6 @@ def broadcast_loss(case: Case) -> Found | None:
 def _met_a_row(case: Case, met: ColumnFacts) -> Found:
     count = met.column[0]
     return Found(
-        confidence=0.97,
         step=1,
         sites=(vitals.LOSS,),
         evidence=(

@@ -87,7 +87,7 @@ MODE_STEPS = Threshold(3, "persistence: steps trained in evaluation mode")
     "eval_mode_in_training",
     needs=[vitals.TRAINING],
     explains=["overfitting"],
-    severity="warning",
+    exact=True,
     fix="Call model.train() before the training loop, and again after every evaluation.",
     refute="Print model.training where the training pass begins: True refutes it.",
     since=3,
@@ -110,7 +110,6 @@ def eval_mode_in_training(case: Case) -> Found | None:
     names = [mode.name for mode in off]
     when = "from the start" if since <= 1 else f"since step {since}"
     return Found(
-        confidence=0.96,
         step=since,
         sites=tuple(names),
         evidence=(
@@ -137,7 +136,7 @@ def _is_trained(case: Case, mode: Mode) -> bool:
     "train_mode_in_eval",
     needs=[vitals.TRAINING],
     explains=["overfitting", "train_val_preproc_mismatch"],
-    severity="warning",
+    exact=True,
     fix="Call model.eval() before evaluating, and model.train() after it.",
     refute="Evaluate the same batch twice: equal results, and running statistics that do not move, refute it.",
     since=1,
@@ -160,7 +159,6 @@ def train_mode_in_eval(case: Case) -> Found | None:
     names = [mode.name for mode in on]
     norms = [mode.name for mode in on if mode.is_norm]
     return Found(
-        confidence=0.93,
         step=since,
         sites=tuple(names),
         evidence=(
@@ -223,7 +221,6 @@ def batchnorm_small_batch(case: Case) -> Found | None:
     least = min(thin.values())
     return Found(
         severity="warning" if least <= TOO_FEW_PER_CHANNEL else "info",
-        confidence=0.9,
         step=1,
         sites=tuple(thin),
         evidence=(
@@ -238,6 +235,7 @@ def batchnorm_small_batch(case: Case) -> Found | None:
 @rule(
     "batchnorm_stats_stale",
     explains=["overfitting"],
+    exact=True,
     fix="Use momentum=0.1, which is torch's default; it is the share of the new batch, not of the old.",
     refute="Print running_mean after some steps: anything but its first value refutes it.",
     since=0,
@@ -260,7 +258,6 @@ def batchnorm_stats_stale(case: Case) -> Found | None:
     if still:
         return Found(
             severity="warning",
-            confidence=0.96,
             step=0,
             sites=tuple(still),
             evidence=(below("momentum", 0.0, 0.0), fact("batch norms", len(still))),
@@ -270,7 +267,6 @@ def batchnorm_stats_stale(case: Case) -> Found | None:
     if hasty:
         return Found(
             severity="info",
-            confidence=0.8,
             step=0,
             sites=tuple(hasty),
             evidence=(above("momentum", max(value for _, value in norms), 0.9), fact("batch norms", len(hasty))),
@@ -288,7 +284,7 @@ _OF_TORCH = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "
 @rule(
     "dropout_ignores_mode",
     needs=[vitals.DROPPED, vitals.TRAINING],
-    severity="warning",
+    exact=True,
     fix="Write F.dropout(x, p, training=self.training), or use nn.Dropout, which knows the mode.",
     refute=(
         "Call the model twice on the same input in eval() mode: equal outputs refute it. If you mean to sample, "
@@ -311,7 +307,6 @@ def dropout_ignores_mode(case: Case) -> Found | None:
     if not len(later) or any(_is_own_dropout(module) for module in case.modules.values()):
         return None
     return Found(
-        confidence=0.85,
         step=int(later.steps[0]),
         sites=(MODEL, vitals.LOOP),
         evidence=(
@@ -351,7 +346,6 @@ def dropout_too_high(case: Case) -> Found | None:
     harmless = case.learning.points < PATIENCE or case.learning.state == "unknown" or is_learning_well(case)
     return Found(
         severity="info" if harmless else "warning",
-        confidence=0.85,
         step=1,
         sites=tuple(names),
         evidence=(

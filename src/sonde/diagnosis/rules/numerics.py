@@ -31,6 +31,7 @@ _SPREADS_TO = ("constant_output", "dead_relu", "loss_scale_collapse")
         "lr_too_high",
     ],
     severity="critical",
+    exact=True,
     fix=(
         "Check the batch with torch.isfinite(x).all() in the dataset; drop or fill missing values, and look for a "
         "division by the standard deviation of a constant feature."
@@ -49,6 +50,7 @@ def nan_in_data(case: Case) -> Found | None:
     "nan_in_weights",
     explains=[*NOT_FINITE[1:], *_SPREADS_TO],
     severity="critical",
+    exact=True,
     fix=(
         "Look at what made the weights: the checkpoint that was loaded, or an initialisation with an infinite "
         "scale; uninitialised tensors (torch.empty) can hold anything."
@@ -66,6 +68,7 @@ def nan_in_weights(case: Case) -> Found | None:
     "nan_forward",
     explains=[*NOT_FINITE[2:], *_SPREADS_TO],
     severity="critical",
+    exact=True,
     fix=(
         "Look in this module for a division by 0, a log or sqrt of 0 or less, the exp of a large number, or a softmax "
         "over a fully masked row; bound the value before it."
@@ -86,6 +89,7 @@ def nan_forward(case: Case) -> Found | None:
     "nan_in_loss",
     explains=[*NOT_FINITE[3:], *_SPREADS_TO],
     severity="critical",
+    exact=True,
     fix=(
         "Look for log(0) in the loss, targets outside its range, or a mean over no elements; use the with_logits form "
         "of the loss, or add a small eps."
@@ -110,7 +114,6 @@ def _logged(case: Case) -> Found | None:
     bad = ~np.isfinite(losses)
     word = "NaN" if np.isnan(losses[-1]) else "infinite"
     return Found(
-        confidence=0.9,
         step=int(steps[bad][0]),
         sites=(vitals.LOSS,),
         evidence=(above("losses that are not finite", int(bad.sum()), 1, "loss:scalar mean"),),
@@ -125,6 +128,7 @@ def _logged(case: Case) -> Found | None:
     "nan_backward",
     explains=[*NOT_FINITE[4:], *_SPREADS_TO],
     severity="critical",
+    exact=True,
     fix=(
         "Look for sqrt, norm or std at exactly 0, pow below 1, or a division hidden by torch.where: their derivative "
         "is infinite there; add eps inside the root, or clip."
@@ -145,6 +149,7 @@ def nan_backward(case: Case) -> Found | None:
     "nan_in_optimizer",
     explains=_SPREADS_TO,
     severity="critical",
+    exact=True,
     fix=(
         "Check the optimizer's settings: eps=0 or eps too small for the dtype, a learning rate that overflowed, or "
         "state loaded from a damaged checkpoint."
@@ -171,7 +176,6 @@ def _first_bad(case: Case, stage: Stage, cause: str) -> Found | None:
     harmless = stage == "data" and not _spreads(case, step)
     return Found(
         severity="info" if harmless else "critical",
-        confidence=0.6 if harmless else 0.9,
         step=step,
         sites=(name, "loader") if stage == "data" else (name,),
         evidence=(
@@ -198,6 +202,7 @@ FLOAT16_NEAR_LIMIT = Threshold(0.9 * 65504, "float16 ends at 65504")
     "fp16_overflow",
     needs=["output"],
     explains=[*NOT_FINITE, "loss_scale_collapse"],
+    exact=True,
     fix=(
         "Use bfloat16, run this layer outside autocast, or make its values smaller: average instead of summing, "
         "normalise its input."
@@ -225,7 +230,6 @@ def fp16_overflow(case: Case) -> Found | None:
     over = bool(infinite.any())
     return Found(
         severity="critical" if over else "warning",
-        confidence=0.95 if over else 0.85,
         step=int(panel.steps[full.any(axis=1)][0]),
         sites=tuple(dict.fromkeys(names)),
         evidence=(
@@ -247,7 +251,6 @@ FLOAT16_SMALLEST_NORMAL = Threshold(2.0**-14, "below it float16 loses digits, an
     "grad_underflow",
     needs=["gradient"],
     explains=[*NOT_TRAINED],
-    severity="warning",
     fix="Use torch.amp.GradScaler, or bfloat16.",
     refute="Compute the gradients of one batch in float32: if as many are zero, it is not the precision.",
     since=5,
@@ -279,7 +282,6 @@ def grad_underflow(case: Case) -> Found | None:
         return None
     names = [name for name, _ in lost]
     return Found(
-        confidence=0.85,
         step=int(panel.steps[0]),
         sites=tuple(names),
         evidence=(
@@ -365,7 +367,6 @@ def low_precision_stall(case: Case) -> Found | None:
     learning = is_learning_well(case)
     return Found(
         severity="info" if learning else "warning",
-        confidence=0.92,
         step=int(panel.steps[0]),
         sites=tuple(names),
         evidence=(
@@ -435,7 +436,6 @@ def loss_scale_collapse(case: Case) -> Found | None:
 def _finding(case: Case, steps: NDArray[np.int64], scales: Values, why: Evidence) -> Found:
     falls = np.flatnonzero(np.diff(scales) < 0)
     return Found(
-        confidence=0.93,
         step=int(steps[falls[0] + 1]) if len(falls) else None,
         sites=("scaler",),
         evidence=(why, fact("scale at the start", float(scales[0])), fact("times it was lowered", len(falls))),
@@ -451,6 +451,7 @@ _LOWERED = ("Linear", "Conv1d", "Conv2d", "Conv3d")
     "autocast_missing",
     needs=["output"],
     severity="info",
+    exact=True,
     fix="Move the whole forward pass and the loss into the autocast block, unless they are kept out on purpose.",
     refute="Print the dtype of their output inside the block.",
     since=2,
@@ -467,7 +468,6 @@ def autocast_missing(case: Case) -> Found | None:
     if not full or len(full) == len(layers):
         return None
     return Found(
-        confidence=0.8,
         step=1,
         sites=tuple(dict.fromkeys(full)),
         evidence=(fact("layers with float32 outputs", len(set(full))), fact("layers of such classes", len(layers))),

@@ -83,6 +83,7 @@ _NO_SCORE: Final = re.compile("loss|error", re.IGNORECASE)
     needs=[vitals.ROOT, "facts.losses"],
     explains=[*ANY_STATISTIC],
     severity="critical",
+    exact=True,
     fix=(
         "Minimise the loss itself; for a likelihood or a reward minimise its negative. Look for a minus that is "
         "missing or one too many before .backward()."
@@ -106,13 +107,13 @@ def loss_sign_flipped(case: Case) -> Found | None:
             turned = below(
                 "what backward() was called on, over the loss", float(recent.mean()), 0.0, "(loop):vital.root mean"
             )
-            return _finding(case, 0.97, (turned,))
+            return _wrong_sign(turned)
         return None
     if case.loss_facts(LIKELIHOOD) is not None:
-        return _finding(case, 0.93, (fact("log-probabilities that are made small, not large", 1),))
+        return _wrong_sign(fact("log-probabilities that are made small, not large", 1))
     fallen = _fallen_score(case)
     if fallen is not None:
-        return _finding(case, 0.75, fallen)
+        return _wrong_sign(*fallen)
     curve = case.loss()
     if curve is None:
         raise NotMeasured("a loss")
@@ -161,12 +162,11 @@ def _falls_without_end(case: Case, losses: Values) -> Found | None:
         above("fall of late over the fall at first", float(falls[1] / falls[0]), 2.0),
         fact("loss at the start", float(ends[0])),
     )
-    return _finding(case, 0.8, evidence)
+    return _wrong_sign(*evidence)
 
 
-def _finding(case: Case, confidence: float, evidence: tuple[Evidence, ...]) -> Found:
+def _wrong_sign(*evidence: Evidence) -> Found:
     return Found(
-        confidence=confidence,
         step=1,
         sites=(vitals.LOSS,),
         evidence=evidence,
@@ -194,7 +194,6 @@ _GUESSING = 0.95  # of the loss of a guess that knows nothing of its input
 @rule(
     "aux_loss_dominates",
     needs=[vitals.ROOT, "facts.losses"],
-    severity="warning",
     fix=(
         "Give the added term (KL, penalty, balance) a smaller weight, or reduce it as the loss is reduced: a mean "
         "beside a mean, not a sum; or raise its weight slowly."
@@ -221,7 +220,6 @@ def aux_loss_dominates(case: Case) -> Found | None:
         return None
     kind = next((each.kind for each in case.facts.losses), "loss")
     return Found(
-        confidence=0.85,
         step=1,
         sites=(vitals.LOSS,),
         evidence=(
@@ -239,7 +237,7 @@ def aux_loss_dominates(case: Case) -> Found | None:
     "target_not_detached",
     needs=["facts.bootstrapped"],
     explains=[*NOT_TRAINED, "target_scale"],
-    severity="warning",
+    exact=True,
     fix="Compute the target under torch.no_grad(), or detach() it; usual is a copy of the model for it.",
     refute="If both sides are meant to move, as in residual-gradient methods, this is wrong.",
     since=1,
@@ -253,7 +251,6 @@ def target_not_detached(case: Case) -> Found | None:
     if not kind:
         return None
     return Found(
-        confidence=0.9,
         step=1,
         sites=(vitals.LOSS, "(loop)"),
         evidence=(fact("sides of the loss that a gradient flows into", 2),),
@@ -269,7 +266,6 @@ SUM_UPDATE_RATIO = Threshold(0.03, "a step of 3 % of the weights: thirty times t
     "wrong_loss_reduction",
     needs=[vitals.ROOT, "gradient", "parameter", "update", "facts.losses"],
     explains=[*ANY_STATISTIC],
-    severity="warning",
     fix="Use reduction='mean', or divide the learning rate by the batch size.",
     refute="Train with half the batch size: if steps keep their length, the sum is divided somewhere.",
     since=3,
@@ -294,7 +290,6 @@ def wrong_loss_reduction(case: Case) -> Found | None:
         return None
     output = loss.output
     return Found(
-        confidence=0.93,
         step=1,
         sites=(vitals.LOSS,),
         evidence=(
@@ -318,6 +313,7 @@ ROOT_RATIO = Threshold(0.9, "backward on the loss itself gives 1; divided by the
     "accumulation_not_scaled",
     needs=[vitals.BACKWARDS, vitals.FORWARDS, vitals.ROOT, "facts.losses"],
     explains=[*ANY_STATISTIC],
+    exact=True,
     fix="Call (loss / {passes:g}).backward(), or divide the learning rate by {passes:g}.",
     refute=("Compare the gradient norm of a step with that of one pass over the same samples: equal norms refute it."),
     since=2,
@@ -351,7 +347,6 @@ def accumulation_not_scaled(case: Case) -> Found | None:
     harmless = is_adaptive(optimizers[0]) or times < 3
     return Found(
         severity="info" if harmless else "warning",
-        confidence=0.95,
         step=int(backwards.steps[0]) if case.step > 60 else 1,
         sites=(vitals.LOSS,),
         evidence=(
@@ -375,6 +370,7 @@ _TOKEN_MEAN_OF_MEANS_STEPS = 2
 @rule(
     "token_mean_of_means",
     needs=[vitals.BACKWARDS, vitals.VALID_TARGETS, "facts.losses"],
+    exact=True,
     fix=(
         "Compute the loss with reduction='sum' in each micro-batch and divide by the number of targets of the "
         "whole step."
@@ -403,7 +399,6 @@ def token_mean_of_means(case: Case) -> Found | None:
         return None
     return Found(
         severity="warning" if ratio >= UNEQUAL_GRAVE else "info",
-        confidence=0.85,
         step=int(valid.steps[0]),
         sites=(vitals.LOSS,),
         evidence=(

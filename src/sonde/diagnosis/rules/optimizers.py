@@ -25,7 +25,7 @@ APPLIED_OVER_LIMIT = Threshold(1.05, "gradients that were clipped never exceed t
     "clip_after_step",
     needs=[vitals.CLIP_MAX, vitals.CLIP_NORM, "gradient"],
     explains=[*NOT_FINITE, "exploding_gradient", "lr_too_high"],
-    severity="warning",
+    exact=True,
     fix="Call clip_grad_norm_ between loss.backward() and optimizer.step().",
     refute="Print the norm of all gradients right before optimizer.step(): never above max_norm refutes it.",
     since=4,
@@ -59,7 +59,6 @@ def _judge_of_clip_after_step(case: Case, norms: Track, applied: dict[int, float
         return None
     ratio = float(np.median(norms.numbers()[late])) / limit
     return Found(
-        confidence=0.95,
         step=int(norms.steps[late][0]),
         sites=(norms.name,),
         evidence=(
@@ -84,7 +83,6 @@ def _too_early(case: Case, norms: Track, applied: dict[int, float]) -> Found | N
     limits = case.vital(norms.name, vitals.CLIP_MAX)
     limit = float("nan") if limits is None else float(np.median(limits.numbers()))
     return Found(
-        confidence=0.97,
         step=int(norms.steps[early][0]),
         sites=(norms.name,),
         evidence=(
@@ -150,7 +148,6 @@ def _judge_of_clip_always_active(case: Case, norms: Track, limits: Track) -> Fou
     typical = float(np.nanquantile(values[np.isfinite(values)], 0.9)) if np.isfinite(values).any() else float("nan")
     return Found(
         severity=_severity(case, norms.name, factor),
-        confidence=0.9 if factor > 30 else 0.75,
         step=int(norms.steps[values > limit][0]),
         sites=(norms.name,),
         evidence=(
@@ -185,7 +182,7 @@ def _crawls(case: Case) -> bool:
     "clip_before_unscale",
     needs=[vitals.CLIP_NORM, vitals.SCALED_CLIP],
     explains=["clip_always_active", "lr_too_low"],
-    severity="warning",
+    exact=True,
     fix="Call scaler.unscale_(optimizer) before clip_grad_norm_.",
     refute="Print what clip_grad_norm_ returns: if it does not grow with scaler.get_scale(), it is fine.",
     since=3,
@@ -203,7 +200,6 @@ def clip_before_unscale(case: Case) -> Found | None:
         if run_length(scaled) >= 3:
             norms = case.vital(track.name, vitals.CLIP_NORM)
             return Found(
-                confidence=0.98,
                 step=int(track.steps[scaled][0]),
                 sites=(track.name,),
                 evidence=(
@@ -242,7 +238,6 @@ def weight_decay_on_norm_bias(case: Case) -> Found | None:
             norms = [name for name in group.parameters if _is_norm(case, name)]
             if norms:
                 return Found(
-                    confidence=0.8,
                     step=0,
                     sites=tuple(norms[:8]),
                     evidence=(
@@ -268,7 +263,6 @@ DECAY_GRADIENT = Threshold(3.0, "pull of the decay over the gradient: the weight
     "weight_decay_too_large",
     needs=["gradient", "parameter", "update"],
     explains=[*TOO_FAR, "class_imbalance_collapse", "lr_too_high", "lr_too_low"],
-    severity="warning",
     fix="Divide weight_decay by 100 or more; 1e-4 is usual for SGD, 0.01 for AdamW.",
     refute="Train 100 steps with weight_decay=0: if the loss does not fall then either, it was not the decay.",
     since=20,
@@ -331,7 +325,6 @@ def _must_shrink(case: Case, optimizer: OptimizerFacts, at: int, first: Weights,
 
 def _finding(case: Case, optimizer: OptimizerFacts, decay: float, left: float, names: list[str]) -> Found:
     return Found(
-        confidence=0.92,
         step=1,
         sites=(optimizer.name, *names[:8]),
         evidence=(
@@ -375,7 +368,6 @@ def adam_eps_too_large(case: Case) -> Found | None:
         return None
     return Found(
         severity=gravity(case),
-        confidence=0.8,
         step=int(weights.steps[0]),
         sites=("optimizer",),
         evidence=(
@@ -393,6 +385,7 @@ EPS_ROUNDS_TO_ZERO = Threshold(2.98e-8, "half of float16's smallest number, 2**-
     "adam_eps_too_small",
     explains=[*NOT_FINITE, "exploding_activation", "lr_too_high"],
     severity="critical",
+    exact=True,
     fix="Keep the parameters in float32 and use autocast, or set eps=1e-4.",
     refute="Run one step with a gradient of zeros: if the parameters stay finite, eps is large enough.",
     since=0,
@@ -409,7 +402,6 @@ def adam_eps_too_small(case: Case) -> Found | None:
             halves = [name for name in group.parameters if _is_half(case, name)]
             if isinstance(eps, float) and eps < EPS_ROUNDS_TO_ZERO and halves:
                 return Found(
-                    confidence=0.95,
                     step=0,
                     sites=(optimizer.name, *halves[:4]),
                     evidence=(
@@ -432,6 +424,7 @@ def _is_half(case: Case, name: str) -> bool:
     needs=["gradient", "parameter"],
     explains=[*TOO_FAR, "lr_too_high"],
     severity="critical",
+    exact=True,
     fix=(
         "Leave fused=True out for SGD with momentum, or begin with a scale that does not overflow, such as "
         "GradScaler(init_scale=1024)."
@@ -469,7 +462,6 @@ def _check_one(case: Case, optimizer: OptimizerFacts) -> Found | None:
     if not bad or any(name in mine for name in gradients):
         return None
     return Found(
-        confidence=0.97,
         step=step,
         sites=(optimizer.name, *bad[:4]),
         evidence=(

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sonde import vitals
 from sonde.diagnosis.case import Case, NotMeasured, run_length
+from sonde.diagnosis.dynamics import CERTAIN, REGULAR
 from sonde.diagnosis.outlook import chance_loss, is_averaged, is_better_than_guessing
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.loading import SPIKE_RATIO, spike_flags
@@ -83,7 +84,6 @@ def not_learning(case: Case) -> Found | None:
         return None  # there is little to learn, and it was learnt
     return Found(
         severity="warning" if case.final and not targets_move(case) else "info",
-        confidence=0.8,
         step=1,
         sites=("(loop)",),
         evidence=(
@@ -123,7 +123,6 @@ def loss_plateau(case: Case) -> Found | None:
     if progress > max(0.01 * abs(learning.initial), learning.noise / 3):
         return None
     return Found(
-        confidence=0.7,
         step=int(steps[-wait]),
         sites=("(loop)",),
         evidence=(
@@ -160,7 +159,6 @@ def underfitting(case: Case) -> Found | None:
     if left < UNDERFIT:
         return None
     return Found(
-        confidence=0.65,
         sites=("(loop)",),
         evidence=(
             above("part of the first loss that is left", left, UNDERFIT, "loss:scalar mean"),
@@ -177,7 +175,6 @@ DIVERGED_STEPS = Threshold(20, "losses in a row above it")
 @rule(
     "loss_divergence",
     outcome=True,
-    severity="warning",
     fix="Lower the learning rate, clip gradients, and look at the batch at which it began.",
     refute="Go on from a checkpoint before it began: if the loss keeps falling, it was a passing disturbance.",
     since=10,
@@ -185,7 +182,8 @@ DIVERGED_STEPS = Threshold(20, "losses in a row above it")
 def loss_divergence(case: Case) -> Found | None:
     """The loss gets worse and worse.
 
-    Find a loss that has left its best level for long; `nan_in_loss` is about one that is NaN or infinite.
+    Find a loss that has left its best level for long, or note one that rises for certain; `nan_in_loss` is about one
+    that is NaN or infinite.
     """
     found = case.loss()
     if found is None:
@@ -198,18 +196,33 @@ def loss_divergence(case: Case) -> Found | None:
     limit = best + (DIVERGED - 1) * max(abs(best), abs(learning.initial))
     away = run_length(losses > limit)
     if away < DIVERGED_STEPS:
-        return None
+        return _rises(case)
     evidence = (
         above("losses in a row far above the best", away, DIVERGED_STEPS, "loss:scalar mean"),
         fact("best level", best),
         fact("level now", learning.recent),
     )
     return Found(
-        confidence=0.9,
         step=int(steps[-away]),
         sites=("(loop)",),
         evidence=evidence,
         cause="The loss diverges: it is far above where it has been before.",
+    )
+
+
+def _rises(case: Case) -> Found | None:
+    dynamics = case.dynamics
+    if dynamics.state != "diverging":
+        return None
+    return Found(
+        severity="info",
+        sites=("(loop)",),
+        evidence=(
+            above("rise of the last third, in standard errors", dynamics.trend, CERTAIN, "loss:scalar mean"),
+            fact("best level", dynamics.best),
+            fact("level now", dynamics.recent),
+        ),
+        cause="The loss rises again: it is above its best level, beyond its scatter.",
     )
 
 
@@ -227,7 +240,7 @@ OSCILLATION = Threshold(0.4, "spread from one step to the next over the level of
 def loss_oscillation(case: Case) -> Found | None:
     """The loss swings from step to step.
 
-    Find a loss that does not fall any more and swings by a large part of its level, up and down in turns.
+    Find a loss that does not fall any more and swings by a large part of its level, up and down in turns or regularly.
     """
     found = case.loss()
     if found is None:
@@ -240,14 +253,16 @@ def loss_oscillation(case: Case) -> Found | None:
     swing = float(np.median(np.abs(changes))) / level if level > 0 else 0.0
     turns = float((np.sign(changes[1:]) != np.sign(changes[:-1])).mean())
     falling = np.median(losses[-20:]) < 0.9 * np.median(losses[:20])
-    if swing < OSCILLATION or turns < 0.5 or falling:
+    regular = case.dynamics.state == "oscillating"
+    if not regular and (swing < OSCILLATION or turns < 0.5 or falling):
         return None
     return Found(
-        confidence=0.65,
         step=int(found[0][-64:][0]),
         sites=("(loop)",),
         evidence=(
-            above("swing from step to step over the level of the loss", swing, OSCILLATION, "loss:scalar mean"),
+            above("regularity of the swings", case.dynamics.regularity, REGULAR, "loss:scalar mean")
+            if regular
+            else above("swing from step to step over the level of the loss", swing, OSCILLATION, "loss:scalar mean"),
             below("level of the last losses over the first", learning.recent / learning.initial, 10),
         ),
         cause="The loss swings up and down without getting better.",
@@ -281,7 +296,6 @@ def loss_spike(case: Case) -> Found | None:
     worst = int(np.argmax(np.where(spikes, losses, -np.inf)))
     ratio = float(losses[worst] / np.median(losses))
     return Found(
-        confidence=0.7,
         step=int(steps[worst]),
         sites=("(loop)",),
         evidence=(
@@ -335,7 +349,6 @@ def overfitting(case: Case) -> Found | None:
     ratio = float(values[-1] / values[best])
     return Found(
         severity="warning" if ratio >= OVERFIT_GRAVE else "info",
-        confidence=0.85,
         step=int(steps[best]),
         sites=("(model)",),
         evidence=(
@@ -358,7 +371,6 @@ def _by_heart(case: Case, name: str, steps: Steps, values: Values) -> Found | No
         return None
     return Found(
         severity="warning",
-        confidence=0.85,
         step=int(steps[int(np.argmin(values))]),
         sites=("(model)",),
         evidence=(

@@ -83,6 +83,7 @@ ORPHAN_STEPS = Threshold(2, "persistence: a gradient that nobody applies, in two
     "params_not_in_optimizer",
     needs=["gradient", "parameter", "facts.hidden"],
     explains=[*NOT_TRAINED],
+    exact=True,
     fix=(
         "Build the optimizer after the model is complete, from model.parameters(), or add them with "
         "optimizer.add_param_group(...). If they are meant to stay as they are, call requires_grad_(False) on them."
@@ -116,7 +117,6 @@ def params_not_in_optimizer(case: Case) -> Found | None:
     severity: Severity = "critical" if any(module_of(name) == head for name in orphans) else "warning"
     return Found(
         severity=severity,
-        confidence=0.97,
         step=int(last.steps[0]) if last is not None else None,
         sites=tuple(orphans),
         evidence=(
@@ -136,7 +136,6 @@ def params_not_in_optimizer(case: Case) -> Found | None:
 def _no_parameters(case: Case, names: list[str]) -> Found:
     return Found(
         severity="warning",
-        confidence=0.95,
         step=1,
         sites=tuple(names),
         evidence=(fact("plain tensors of modules that get gradients and never change", len(names)),),
@@ -153,7 +152,6 @@ def _out_of_sight(case: Case) -> Found:
     keeper = names[0].split(".")[0]
     return Found(
         severity="critical",
-        confidence=0.97,
         step=1,
         sites=tuple(names),
         evidence=(fact("parameters that get gradients, but that model.parameters() does not list", len(names)),),
@@ -175,6 +173,7 @@ def _is_changed(case: Case, name: str) -> bool:
 @rule(
     "stale_params_in_optimizer",
     explains=[*NOT_TRAINED, "params_not_in_optimizer", "step_not_called"],
+    exact=True,
     fix=(
         "Make the optimizer after the last change to the model: after replacing layers, loading, copying, "
         ".to(...) or wrapping it."
@@ -205,7 +204,6 @@ def stale_params_in_optimizer(case: Case) -> Found | None:
             severity="critical"
             if whole or any(module_of(name) == output_module(case) for name in orphans)
             else "warning",
-            confidence=0.97 if same else 0.9,
             step=0,
             sites=(optimizer.name, *orphans),
             evidence=(
@@ -225,7 +223,7 @@ def stale_params_in_optimizer(case: Case) -> Found | None:
     "duplicate_param_in_groups",
     needs=[vitals.BACKWARDS],
     explains=["exploding_gradient", "loss_divergence", "lr_too_high"],
-    severity="warning",
+    exact=True,
     fix=(
         "Give each optimizer its own part of the model: encoder.parameters() to one, decoder.parameters() to the other."
     ),
@@ -240,7 +238,6 @@ def duplicate_param_in_groups(case: Case) -> Found | None:
     for optimizer in case.need_facts().optimizers:
         if optimizer.duplicates:
             return Found(
-                confidence=0.98,
                 step=0,
                 sites=(optimizer.name, *optimizer.duplicates),
                 evidence=(above("parameters held more than once", len(optimizer.duplicates), 1),),
@@ -261,7 +258,6 @@ def _shared(case: Case) -> Found | None:
         return None
     names, owners = [each.name for each in shared], shared[0].owners
     return Found(
-        confidence=0.95,
         step=1,
         sites=(*owners, *names),
         evidence=(
@@ -280,13 +276,13 @@ class _Reason:
     names: list[str]
     words: str
     severity: Severity
-    confidence: float
 
 
 @rule(
     "frozen_by_mistake",
     needs=["parameter"],
     explains=[*NOT_TRAINED, "bad_init_scale"],
+    exact=True,
     fix=(
         "Call .requires_grad_(True) on them before training; if they are meant to be frozen, leave them out of the "
         "optimizer."
@@ -312,7 +308,6 @@ def frozen_by_mistake(case: Case) -> Found | None:
     total = sum(size(case.parameters[name]) for name in {*frozen, *free})
     return Found(
         severity=reason.severity,
-        confidence=reason.confidence,
         step=0,
         sites=tuple(reason.names),
         evidence=(
@@ -327,19 +322,19 @@ def frozen_by_mistake(case: Case) -> Found | None:
 
 def _reason(case: Case, frozen: list[str], free: list[str]) -> _Reason | None:
     if not free:
-        return _Reason(frozen, "are all that the optimizer holds", "critical", 0.99)
+        return _Reason(frozen, "are all that the optimizer holds", "critical")
     head = output_module(case)
     last = [name for name in frozen if module_of(name) == head]
     if last:
-        return _Reason(last, "belong to the output layer and are frozen", "critical", 0.95)
+        return _Reason(last, "belong to the output layer and are frozen", "critical")
     kinds = {case.parameters[name].kind for name in free}
     if kinds and all("Norm" in kind for kind in kinds):
-        return _Reason(frozen, "are frozen and only norms can be trained", "warning", 0.8)
+        return _Reason(frozen, "are frozen and only norms can be trained", "warning")
     # A parameter that a module of the user's makes without a gradient, such as a fixed encoding, is meant so.
     layers = tuple(name for name in frozen if case.parameters[name].kind.startswith(_LAYERS))
     fresh = fresh_parameters(case, layers)
     if fresh:
-        return _Reason(fresh, "are frozen as they were drawn at random", "warning", 0.85)
+        return _Reason(fresh, "are frozen as they were drawn at random", "warning")
     return None
 
 
@@ -351,6 +346,7 @@ EXTRACTOR_SHARE = Threshold(0.1, "of all trainable elements; a model whose featu
     "graph_break_detach",
     needs=[vitals.BACKWARDS_SEEN, "gradient", "parameter", "update"],
     explains=[*NOT_TRAINED],
+    exact=True,
     fix=(
         "Look behind {last} for .detach(), .data, .item(), .numpy(), torch.no_grad() or a new torch.tensor(...) "
         "made from its output, and remove it."
@@ -380,7 +376,6 @@ def graph_break_detach(case: Case) -> Found | None:
     last = _last_in_order(case, names)
     return Found(
         severity="info" if meant else ("critical" if share > 0.5 else "warning"),
-        confidence=0.7 if meant else 0.95,
         step=lost.first_step,
         sites=tuple(names),
         evidence=(
@@ -411,6 +406,7 @@ ROUTED_STEPS = Threshold(64, "modules with siblings that ran may be routed to; t
 @rule(
     "unused_parameters",
     needs=[vitals.BACKWARDS_SEEN, "gradient", "update"],
+    exact=True,
     fix="Use the layer in forward(), or delete it. Look for a layer that is called twice where two were meant.",
     refute="Set {name} to zeros and run the same batch in eval mode: if the output changes, this finding is wrong.",
     since=10,
@@ -429,7 +425,6 @@ def unused_parameters(case: Case) -> Found | None:
     share = share_of(case, names)
     return Found(
         severity="warning" if share >= UNUSED_SHARE else "info",
-        confidence=0.93,
         step=lost.first_step,
         sites=tuple(names),
         evidence=(
@@ -455,7 +450,7 @@ def _patience(case: Case, name: str, modules: frozenset[str]) -> float:
 @rule(
     "tied_weights_broken",
     needs=["parameter", "facts.tied"],
-    severity="warning",
+    exact=True,
     fix=(
         "Assign the parameter itself, as in head.weight = embedding.weight, not a copy of its values ({copy} is a "
         "clone); do it again after anything that makes new parameters."
@@ -471,17 +466,16 @@ def tied_weights_broken(case: Case) -> Found | None:
     Layers of the same class that are equal are copies of a block, which is how torch makes its encoders.
     """
     facts = case.need_facts()
-    pairs = [(pair, 0.97) for pair in facts.tied]
+    pairs = list(facts.tied)
     for each in facts.parameters:
         for other in each.equal_to:
             twin = case.parameters.get(other)
             if twin is not None and each.name < other and each.kind != twin.kind and each.trainable and twin.trainable:
-                pairs.append(((each.name, other), 0.92))
+                pairs.append((each.name, other))
     if not pairs:
         return None
-    (one, two), confidence = pairs[0]
+    one, two = pairs[0]
     return Found(
-        confidence=confidence,
         step=0,
         sites=(one, two),
         evidence=(above("pairs of weights that are equal in separate memory", len(pairs), 1), *_drift(case, one, two)),
@@ -502,7 +496,7 @@ def _drift(case: Case, one: str, two: str) -> tuple[Evidence, ...]:
 @rule(
     "ema_not_updated",
     needs=["parameter", "update"],
-    severity="warning",
+    exact=True,
     fix="Use a decay below 1 (0.999), and see that average.lerp_(weight, 1 - decay) gets the current weights.",
     refute="Compare the copy with what it was at the start: a difference refutes it.",
     since=10,
@@ -523,7 +517,6 @@ def ema_not_updated(case: Case) -> Found | None:
     names = [each.name for each in stuck]
     track = case.track(f"{names[0]}:parameter")
     return Found(
-        confidence=0.93,
         step=1,
         sites=tuple(names),
         evidence=(

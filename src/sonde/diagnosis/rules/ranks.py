@@ -20,6 +20,7 @@ MAX_PARAMETERS: Final = 64
 @rule(
     "ddp_replicas_diverge",
     severity="critical",
+    exact=True,
     fix=(
         "Call the DistributedDataParallel wrapper instead of the module inside it, wrap the model after moving it "
         "to its device and dtype, and clip or change gradients on all ranks alike."
@@ -37,7 +38,6 @@ def ddp_replicas_diverge(case: Case) -> Found | None:
         return None
     first = case.replicas[0]
     return Found(
-        confidence=0.97,
         step=first.step,
         sites=tuple(drift.name for drift in case.replicas[:8]),
         evidence=(

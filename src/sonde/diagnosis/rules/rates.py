@@ -50,12 +50,11 @@ def lr_too_high(case: Case) -> Found | None:
     worse = case.learning.state in ("worse", "broken")
     evidence = _evidence(early, late, overshoot)
     if leaps >= PACE_STEPS or (leaps and case.learning.state == "broken"):
-        rose = overshoot >= OVERSHOOT or worse
-        return _finding(case, first, 0.9 if rose else 0.65, evidence)
+        return _too_long(case, first, evidence)
     if worse and overshoot >= OVERSHOOT:
         fast = max(_count(early, PACE_HIGH_WORSE), _count(late, PACE_HIGH_WORSE))
         if fast >= PACE_STEPS:
-            return _finding(case, first, 0.8, evidence)
+            return _too_long(case, first, evidence)
     return None
 
 
@@ -92,14 +91,13 @@ def _evidence(early: Values, late: Values, overshoot: float) -> tuple[Evidence, 
     )
 
 
-def _finding(case: Case, first: Weights, confidence: float, evidence: tuple[Evidence, ...]) -> Found:
+def _too_long(case: Case, first: Weights, evidence: tuple[Evidence, ...]) -> Found:
     rate = case.learning_rate()
     at = "" if rate is None else f" (at a rate of {rate[1].max():.3g})"
     ratios = first.update_ratio
     fastest = np.argsort(-np.nan_to_num(np.nanmax(np.nan_to_num(ratios), axis=0)))[:3]
     return Found(
         severity="critical" if case.learning.state == "broken" else "warning",
-        confidence=confidence,
         step=int(first.steps[0]),
         sites=("optimizer", *(first.names[index] for index in fastest)),
         evidence=evidence,
@@ -117,7 +115,6 @@ PACE_SLOW = Threshold(1e-3, "the pace of a healthy step: enough to blame it wher
 @rule(
     "lr_too_low",
     needs=["gradient", "parameter", "update"],
-    severity="warning",
     fix="Raise the learning rate tenfold until the loss moves; sonde.checkup suggests one.",
     refute="Train 100 steps at 100 times the rate: if the loss stays put then too, it was not the rate.",
     since=PACE_LOW_STEPS,
@@ -147,7 +144,6 @@ def lr_too_low(case: Case) -> Found | None:
         return None
     rate = case.learning_rate()
     return Found(
-        confidence=0.85 if known else 0.75,
         step=int(weights.steps[0]),
         sites=("optimizer",),
         evidence=(
@@ -227,7 +223,6 @@ def lr_schedule_collapse(case: Case) -> Found | None:
     why, cure = _RISE if _waits_for_a_rise(case) else _EPOCHS
     return Found(
         severity=_severity(case, int(steps[start])),
-        confidence=0.9,
         step=int(steps[start]),
         sites=("scheduler", "optimizer"),
         evidence=(
@@ -287,7 +282,7 @@ _PER_STEP: Final = frozenset({"OneCycleLR", "CyclicLR"})
 @rule(
     "scheduler_never_called",
     explains=["lr_too_high", "lr_too_low"],
-    severity="warning",
+    exact=True,
     fix="Call scheduler.step() after optimizer.step(), once per batch or per epoch as the schedule was made.",
     refute="Print scheduler.last_epoch at the end of an epoch: if it has risen, the scheduler is called.",
     since=SCHEDULER_IDLE_STEPS,
@@ -305,11 +300,9 @@ def scheduler_never_called(case: Case) -> Found | None:
     if counts.max() != counts.min() or (rate is not None and rate[1].max() != rate[1].min()):
         return None
     taken = int(steps[-1] - steps[0] + 1)
-    confidence = _confidence(case, taken)
-    if confidence is None:
+    if not _should_have_been_called(case, taken):
         return None
     return Found(
-        confidence=confidence,
         step=int(steps[0]),
         sites=("scheduler",),
         evidence=(
@@ -320,17 +313,16 @@ def scheduler_never_called(case: Case) -> Found | None:
     )
 
 
-def _confidence(case: Case, taken: int) -> float | None:
+def _should_have_been_called(case: Case, taken: int) -> bool:
     if taken < SCHEDULER_IDLE_STEPS:
-        return None
+        return False
     scheduler, loader = case.facts.scheduler, case.facts.loader
     if (scheduler is not None and scheduler.kind in _PER_STEP) or _is_held_low(case):
-        return 0.95
+        return True
     length = None if loader is None else loader.settings.get("length")
     epochs = sum(event.event_type == "epoch" for event in case.events)
-    if epochs >= 3 or (isinstance(length, int) and length > 0 and taken > 2 * length + 1):
-        return 0.95
-    return 0.8 if case.final else None
+    several = epochs >= 3 or (isinstance(length, int) and length > 0 and taken > 2 * length + 1)
+    return several or case.final
 
 
 def _is_held_low(case: Case) -> bool:
@@ -343,7 +335,7 @@ def _is_held_low(case: Case) -> bool:
 
 @rule(
     "scheduler_before_optimizer",
-    severity="warning",
+    exact=True,
     fix="Call optimizer.step() first, then scheduler.step().",
     refute="Print scheduler.last_epoch right after the first optimizer.step(): 0 refutes it.",
     since=2,
@@ -362,7 +354,6 @@ def scheduler_before_optimizer(case: Case) -> Found | None:
     if steps[0] != 1 or before != 0 or counts[0] < 1:
         return None
     return Found(
-        confidence=0.9,
         step=1,
         sites=("scheduler",),
         evidence=(
@@ -406,7 +397,6 @@ def missing_warmup(case: Case) -> Found | None:
     if highest < EARLY_RISE or not constant or above_start < 3:
         return None
     return Found(
-        confidence=0.7,
         step=int(found[0][1]),
         sites=("optimizer",),
         evidence=(

@@ -95,7 +95,7 @@ def boundaries(case: Case) -> tuple[int, ...]:
     "resume_incomplete",
     needs=["update"],
     explains=["momentum_state_stale"],
-    severity="warning",
+    exact=True,
     fix=(
         "Save and load optimizer.state_dict(), scheduler.state_dict() and scaler.state_dict() together with the "
         "model's."
@@ -121,7 +121,6 @@ def resume_incomplete(case: Case) -> Found | None:
 def _finding_of_resume_incomplete(case: Case, start: int, lost: list[tuple[str, Evidence]]) -> Found:
     names = list(dict.fromkeys(name for name, _ in lost))
     return Found(
-        confidence=0.95,
         step=start,
         sites=tuple(names),
         evidence=tuple(evidence for _, evidence in lost),
@@ -179,7 +178,7 @@ RATE_MARGIN: Final = 0.03  # eps and weight decay take a little from the first s
 @rule(
     "momentum_state_stale",
     needs=[vitals.STATE_STEPS, vitals.WRITTEN, "update"],
-    severity="warning",
+    exact=True,
     fix="Make the optimizer once, before the loop, and step that one; hand the same one to sonde.watch.",
     refute="Print id(optimizer) in every step: if it stays the same, and is the one handed in, it is not this.",
     since=1,
@@ -202,7 +201,6 @@ def _another_steps(case: Case, written: float) -> Found:
     """Say that the weights are changed, but not by the optimizer that is watched."""
     optimizer = case.facts.optimizers[0]
     return Found(
-        confidence=0.85,
         step=1,
         sites=(optimizer.name,),
         evidence=(above("parameters that were written to", written, 1), fact(f"steps of {optimizer.name}", 0)),
@@ -225,10 +223,8 @@ def _look_at_count(case: Case, optimizer: OptimizerFacts, counted: Track) -> Fou
     if not len(lost):
         return None
     at = int(lost[0])
-    return _finding_of_momentum_state_stale(
-        case,
+    return _began_anew(
         optimizer,
-        0.98,
         int(counted.steps[at + 1]),
         below("steps its memory counts then", numbers[at + 1], numbers[at], f"{counted.key} mean"),
         fact("times that this happened", len(lost)),
@@ -254,10 +250,8 @@ def _look_at_updates(case: Case, optimizer: OptimizerFacts) -> Found | None:
     count = int(fresh.sum())
     if not count or count > 0.2 * panel.read.any(axis=1).sum():  # optimizers of signs always move like this
         return None
-    return _finding_of_momentum_state_stale(
-        case,
+    return _began_anew(
         optimizer,
-        0.85,
         int(panel.steps[fresh][0]),
         above(
             "typical update over the largest, at that step",
@@ -268,11 +262,8 @@ def _look_at_updates(case: Case, optimizer: OptimizerFacts) -> Found | None:
     )
 
 
-def _finding_of_momentum_state_stale(
-    case: Case, optimizer: OptimizerFacts, confidence: float, step: int, *evidence: Evidence
-) -> Found:
+def _began_anew(optimizer: OptimizerFacts, step: int, *evidence: Evidence) -> Found:
     return Found(
-        confidence=confidence,
         step=step,
         sites=(optimizer.name,),
         evidence=evidence,

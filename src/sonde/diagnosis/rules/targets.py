@@ -38,7 +38,7 @@ _LAYERS = ("", "addmm", "convolution", "mm", "relu", "sigmoid", "softplus", "tan
     "constant_target",
     needs=["facts.losses"],
     explains=[*NOT_TRAINED, "output_range_mismatch", "saturated_activation", "target_scale"],
-    severity="warning",
+    exact=True,
     fix="Look at how targets are read and cast: .long() makes 0 of all fractions, and // of what is smaller.",
     refute="Print the targets of a few batches: two different numbers refute it.",
     since=SAME_TARGET_STEPS,
@@ -59,7 +59,6 @@ def constant_target(case: Case) -> Found | None:
         return None
     number = float(target.rows[-1, schema.MAX])
     return Found(
-        confidence=0.9,
         step=int(target.steps[0]),
         sites=(vitals.LOSS, "loader"),
         evidence=(
@@ -112,7 +111,6 @@ def target_scale(case: Case) -> Found | None:
         return None
     return Found(
         severity=gravity(case),
-        confidence=0.8,
         step=int(target.steps[0]),
         sites=("loader", "loss_fn"),
         evidence=(worst, fact("mean of the target", mean, f"{target.key} mean")),
@@ -137,6 +135,7 @@ _SAID: Final = re.compile(r"Target (-?\d+) is out of bounds|t >= 0 && t < n_clas
     needs=["facts.losses"],
     explains=["not_shuffled"],
     severity="critical",
+    exact=True,
     fix="Make the last layer as wide as the highest label plus one, or map labels to 0 ... C-1.",
     refute="Print the smallest and the largest label and the width of the output: a fit refutes it.",
     since=0,
@@ -150,7 +149,6 @@ def label_out_of_range(case: Case) -> Found | None:
     if evidence is None:
         return None
     return Found(
-        confidence=0.97,
         sites=("loss_fn", "loader"),
         evidence=evidence,
         cause="A label is no class of the model: the output layer has too few classes, or labels do not begin at 0.",
@@ -204,7 +202,6 @@ _PATIENCE_WITH_WORDS = 2.5
         "update",
     ],
     explains=["constant_output", "lr_too_high", "overfitting"],
-    severity="warning",
     fix="Check where inputs and labels are shuffled, sorted or filtered: both need the same indices.",
     refute="Look at twenty samples with their labels: if they are right, it is not this.",
     since=MISMATCH_STEPS,
@@ -229,7 +226,6 @@ def label_shuffle_mismatch(case: Case) -> Found | None:
         return None
     learning, entropy = case.learning, chance_loss(case) or float("nan")
     return Found(
-        confidence=0.85,
         step=int(agreement.steps[-1]),
         sites=("loader",),
         evidence=(
@@ -309,7 +305,6 @@ def class_imbalance_collapse(case: Case) -> Found | None:
     rows = None if counts is None else counts.stat("max") / (counts.stat("mean") * counts.stat("count"))
     return Found(
         severity=_severity(case, entropy, weighted=bool(loss.settings.get("weighted"))),
-        confidence=0.8,
         step=int(predicted.steps[-len(late)]),
         sites=("loader", "loss_fn"),
         evidence=(
@@ -336,6 +331,7 @@ def _severity(case: Case, entropy: float, *, weighted: bool) -> Severity:
     "empty_target",
     needs=[vitals.VALID_TARGETS],
     explains=[*NOT_FINITE, "dead_relu", "lr_too_high"],
+    exact=True,
     fix=(
         "Leave such samples out when the data is made, or skip the batch; reduction='sum' divided by "
         "max(1, number of valid targets) is safe too."
@@ -361,7 +357,6 @@ def empty_target(case: Case) -> Found | None:
         broken = output is not None and bool((output.stat("nonfinite") > 0).any())
         return Found(
             severity="critical" if broken else "warning",
-            confidence=0.98,
             step=step,
             sites=("loader", vitals.LOSS),
             evidence=(
@@ -416,7 +411,6 @@ def padding_dominates(case: Case) -> Found | None:
         return None
     return Found(
         severity="info",
-        confidence=0.8,
         step=int(valid.steps[0]),
         sites=("loader", "loss_fn"),
         evidence=(
@@ -430,7 +424,6 @@ def padding_dominates(case: Case) -> Found | None:
 def _counts(case: Case, counted: Track, share: float) -> Found:
     return Found(
         severity="warning",
-        confidence=0.9,
         step=int(counted.steps[0]),
         sites=("loss_fn", "loader"),
         evidence=(

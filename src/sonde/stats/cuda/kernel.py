@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from sonde import schema
-from sonde.signals import Arena
 from sonde.stats.adapt import PLAIN_TYPES, is_dense, to_readable, widened
 from sonde.stats.base import BaseKernel, Changes
 from sonde.stats.cuda.arena import DeviceArena, DeviceShipment
+from sonde.stats.protocol import Arena
 
 T = TypeVar("T")
 _DTYPE: Final = attrgetter("dtype")

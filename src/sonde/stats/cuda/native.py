@@ -13,13 +13,13 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor
 
-from sonde.signals import Arena
 from sonde.stats.adapt import PLAIN_TYPES, is_dense
 from sonde.stats.cuda import batches, compiler
 from sonde.stats.cuda.arena import DeviceArena
 from sonde.stats.cuda.batches import Batch, SingleBatch
 from sonde.stats.cuda.driver import DriverError, Function, Module
 from sonde.stats.cuda.kernel import DeviceKernel, Group, current_device, is_stream_capturing
+from sonde.stats.protocol import Arena
 
 _SOURCE: Final = "summary.cu"
 # Numbers of the element types in the source.

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from sonde import schema
+from sonde import schema, strict_json
+from sonde.core import statistics
 from sonde.errors import ClosedError, OptionError, RunError, RunInUse
 from sonde.outcome import Outcome
 from sonde.records import Block, Event, Finding, RunHeader, Site
@@ -358,6 +359,11 @@ def _check(block: Block) -> None:
         raise ValueError(f"The block of step {block.step} spans {block.span} steps.")
 
 
+def is_loss(site: Site) -> bool:
+    """Return whether a site sounds like the loss."""
+    return site.quantity == "scalar" and "loss" in site.name.lower()
+
+
 class LatestLoss:
     """Remembers which scalar is the loss and the last block that has it. It is read only when it is asked for."""
 
@@ -368,7 +374,7 @@ class LatestLoss:
     def meet(self, new: Iterable[Site]) -> None:
         """Look for the loss among new sites; the first that sounds like one counts."""
         for site in new:
-            if self._site is None and site.quantity == "scalar" and "loss" in site.name.lower():
+            if self._site is None and is_loss(site):
                 self._site = site.id
 
     def see(self, block: Block) -> None:
@@ -377,9 +383,9 @@ class LatestLoss:
             self._block = block
 
     def value(self) -> float | str | None:
-        """Return the loss, `"nan"` if it is not finite; None if none was written."""
+        """Return the loss, as `"nan"`, `"inf"` or `"-inf"` if it is not finite; None if none was written."""
         at = None if self._site is None or self._block is None else table.find_site(self._block.sites, self._site)
         if self._block is None or at is None:
             return None
-        row = self._block.rows[at]
-        return float(row[schema.MEAN]) if schema.finite(row) > 0 else "nan"
+        value: float | str = strict_json.plain(float(statistics.value(self._block.rows[at])))
+        return value

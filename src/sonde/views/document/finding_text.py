@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sonde.records import SEVERITIES, Finding
+from sonde.records import Finding
+from sonde.store.timeline import rank_of_finding
 
 
 def ranked(findings: Sequence[Finding]) -> list[Finding]:
     """Sort findings: the most severe first, then the most certain, then the earliest."""
-    return sorted(findings, key=lambda each: (-SEVERITIES.index(each.severity), -each.confidence, each.step))
+    return sorted(findings, key=rank_of_finding)
 
 
 def words_of(kind: str) -> str:
@@ -22,10 +23,12 @@ def words_of(kind: str) -> str:
 
 
 def when(finding: Finding) -> str:
-    """Return the steps at which a finding was observed, as words."""
+    """Return the steps at which a finding was observed, and how certain it is where that is known, as words."""
     if finding.step == finding.last_step:
-        return f"at step {finding.step:,}"
-    return f"steps {finding.step:,} to {finding.last_step:,}"
+        steps = f"at step {finding.step:,}"
+    else:
+        steps = f"steps {finding.step:,} to {finding.last_step:,}"
+    return steps if finding.confidence is None else f"{steps}, confidence {finding.confidence:.0%}"
 
 
 def evidence_line(name: str, value: float, relation: str | None, threshold: float | None) -> str:

@@ -65,7 +65,7 @@ def _line(block: Text | Tiles) -> str:
 def _finding(finding: Finding) -> Iterator[str]:
     yield f"### {text(words_of(finding.kind))} ({finding.severity})"
     yield ""
-    yield f"Observed {when(finding)}, confidence {finding.confidence:.0%}."
+    yield f"Observed {when(finding)}."
     yield ""
     for label, found in rows_of(finding):
         yield from (f"- **{label}:** {text(line)}" for line in found)

@@ -88,7 +88,8 @@ def finding_card(finding: Finding, look: Look) -> Group:
         "  ",
         (one_line(finding.kind), TITLE),
     )
-    title.append(f"  {_when(finding)}{look.pick(' · ', ', ')}{finding.confidence:.0%} sure", QUIET)
+    sure = "" if finding.confidence is None else f"{look.pick(' · ', ', ')}{finding.confidence:.0%} sure"
+    title.append(f"  {_when(finding)}{sure}", QUIET)
     rows = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
     rows.add_column(style=QUIET, no_wrap=True, min_width=10)
     rows.add_column(overflow="fold")

@@ -19,9 +19,9 @@ def news_line(news: News, look: Look) -> Text:
     """Write a piece of news: step, loss, learning rate, values asked for, what was not finite, the worst layer."""
     more = f" (+{news.new_steps})" if news.new_steps > 1 else ""
     text = Text.assemble((f"step {news.step}", TITLE), (more, QUIET))
-    if not math.isnan(news.loss):
-        text.append("  loss ").append(short(news.loss), TITLE)
-    if not math.isnan(news.learning_rate):
+    if news.loss is not None:
+        text.append("  loss ").append(short(news.loss), TITLE if math.isfinite(news.loss) else BAD)
+    if news.learning_rate is not None:
         text.append(f"  lr {short(news.learning_rate)}", QUIET)
     for key, value in list(news.values.items())[:_MOST_VALUES]:
         text.append(f"  {key} ", QUIET).append(short(value))

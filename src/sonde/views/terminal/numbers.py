@@ -8,13 +8,15 @@ ABSENT = "-"
 
 
 def short(value: float | None) -> str:
-    """Write a number in three digits; what is not known is a dash.
+    """Write a number in three digits. None, which was not measured, is a dash; NaN was measured and is NaN.
 
-    >>> [short(v) for v in (0.0, 0.5, 12.345, 1234.0, 0.000123, -2.5e8, float("nan"))]
-    ['0', '0.500', '12.3', '1234', '1.23e-4', '-2.50e8', '-']
+    >>> [short(v) for v in (0.0, 0.5, 12.345, 1234.0, 0.000123, -2.5e8, float("nan"), None)]
+    ['0', '0.500', '12.3', '1234', '1.23e-4', '-2.50e8', 'NaN', '-']
     """
-    if value is None or math.isnan(value):
+    if value is None:
         return ABSENT
+    if math.isnan(value):
+        return "NaN"
     if value == 0 or math.isinf(value):
         return "0" if value == 0 else f"{value:+.0f}".replace("+", "")
     size = abs(value)

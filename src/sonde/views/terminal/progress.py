@@ -103,7 +103,7 @@ class TrainingProgress:
         text = Text.assemble((self._title, TITLE), f"  step {self._step}/{self._total}")
         if self._losses:
             style = TITLE if math.isfinite(self._losses[-1]) else BAD
-            text.append("  loss ").append(short(self._losses[-1]) if math.isfinite(self._losses[-1]) else "nan", style)
+            text.append("  loss ").append(short(self._losses[-1]), style)
         if not math.isnan(self._rate):
             text.append(f"  {short(self._rate)} steps/s", QUIET)
         return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -130,7 +131,8 @@ def render(page: Page, look: Look) -> Iterator[RenderableType]:
         yield _side_by_side(loss_part, over_time_part, page, look)
     else:
         yield loss_part(page, look)
-    yield layers_part(page, look)
+    if page.layers:
+        yield layers_part(page, look)
     if any(np.isfinite(row.gradient) for row in page.flow):
         yield section_title("gradient flow, first layer to last", look)
         yield flow_bars(page.flow, look)
@@ -198,7 +200,8 @@ def loss_part(page: Page, look: Look) -> Group:
         hint = Text("No loss was logged; session.log(loss=loss) adds this curve.", QUIET)
         return Group(title, hint)
     if not np.isfinite(loss.values).any():
-        never = Text(f"not finite in any of its {plural(len(loss.values), 'reading')}", BAD)
+        what = "NaN" if np.isnan(loss.values).all() else "not finite"
+        never = Text(f"{what} in all of its {plural(len(loss.values), 'reading')}", BAD)
         return Group(title, never)
     steps, values = thin(loss.steps, loss.values, 4 * look.width)
     trend = describe(loss.steps, loss.values)
@@ -223,7 +226,8 @@ def _loss_words(page: Page, look: Look) -> Text:
     assert page.loss is not None
     trend = describe(page.loss.steps, page.loss.values)
     arrow = look.pick(" → ", " > ")
-    text = Text.assemble(short(trend.first), arrow, (short(trend.last), TITLE))
+    last = (short(trend.last), TITLE if math.isfinite(trend.last) else BAD)
+    text = Text.assemble(short(trend.first), arrow, last)
     text.append(f"   best {short(trend.lowest)} at {trend.lowest_step}", QUIET)
     text.append("   ")
     text.append(*_direction_words(trend))

@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sonde.analysis import LayerSummary, Level, SiteSummary, any_in_columns, column_edges, columns
+from sonde.analysis.unusual import RECENT
 from sonde.core import statistics
-from sonde.records import Reading, Site
+from sonde.records import Quantity, Reading, Site
 from sonde.views.terminal.look import Look
 from sonde.views.terminal.numbers import ABSENT, count, short
 from sonde.views.terminal.palette import BAD, GOOD, LEVEL_STYLES, ODD, QUIET
@@ -40,10 +41,24 @@ def dot(level: Level, look: Look) -> Text:
     return Text(signs[level], LEVEL_STYLES[level] or QUIET)
 
 
-def number(value: float, style: str = "") -> Text:
-    """Return a number for a cell; what is not known is a quiet dash."""
-    text = short(value)
-    return Text(text, QUIET if text == ABSENT else style, no_wrap=True)
+def number(value: float, style: str = "", *, broken: bool = False) -> Text:
+    """Return a number for a cell. NaN is a quiet dash, for what is not known, unless the reading itself is `broken`."""
+    if np.isnan(value) and not broken:
+        return Text(ABSENT, QUIET, no_wrap=True)
+    return Text(short(value), style if np.isfinite(value) else BAD, no_wrap=True)
+
+
+def now(layer: LayerSummary, quantity: Quantity) -> float | None:
+    """Return the recent value of a quantity of a layer: NaN where it has only been non-finite, None if not recorded."""
+    row = layer.sites.get(quantity)
+    if row is None or (np.isnan(row.now) and not row.bad[-RECENT:].any()):
+        return None
+    return row.now
+
+
+def _cell(layer: LayerSummary, quantity: Quantity) -> Text:
+    value = now(layer, quantity)
+    return number(np.nan if value is None else value, broken=value is not None)
 
 
 def ratio(value: float) -> Text:
@@ -75,11 +90,11 @@ def layer_table(layers: Sequence[LayerSummary], span: tuple[int, int], look: Loo
     spark_width = 24 if roomy else 11
     numbers = [
         _Column("kind", 125, lambda layer: Text(layer.kind, QUIET)),
-        _Column("weight", 100, lambda layer: number(layer.now("parameter"))),
-        _Column("gradient", 0, lambda layer: number(layer.now("gradient"))),
+        _Column("weight", 100, lambda layer: _cell(layer, "parameter")),
+        _Column("gradient", 0, lambda layer: _cell(layer, "gradient")),
         _Column("", 0, lambda layer: _gradient_spark(layer, span, spark_width, look)),
         _Column("update/w", 0, lambda layer: ratio(layer.now("update"))),
-        _Column("output", 90, lambda layer: number(layer.now("output"))),
+        _Column("output", 90, lambda layer: _cell(layer, "output")),
     ]
     shown = [column for column in numbers if look.width >= column.least_width]
     remarks = [remark(layer) for layer in layers]
@@ -128,7 +143,8 @@ def site_table(rows: Sequence[SiteSummary], span: tuple[int, int], look: Look) -
         style = LEVEL_STYLES[row.mark.level]
         cells = [dot(row.mark.level, look), Text(look.fit(row.site.key, look.width * 2 // 5), style, no_wrap=True)]
         cells += [Text(label(row.stat), QUIET)] if mixed else []
-        cells += [number(row.last), number(row.low), number(row.high)]
+        broken = bool(len(row.bad) and row.bad[-1])
+        cells += [number(row.last, broken=broken), number(row.low), number(row.high)]
         cells += [spark_of(row, span, 28 if roomy else 11, look)]
         reason = Text(row.mark.reason, style)
         table.add_row(*cells, *([reason] if roomy else []))
@@ -150,7 +166,10 @@ def reading_table(readings: Sequence[tuple[Site, Reading]], look: Look) -> Table
     for site, reading in readings:
         zeros = reading.get("zero_share")
         style = BAD if reading.nonfinite else ""
-        cells = [number(_or_nan(reading.get(stat))) for stat in stats]
+        broken = reading.nonfinite > 0
+        # A scalar is its value, which may be infinite; a mean is of finite elements.
+        names = ["value" if stat == "mean" and site.quantity == "scalar" else stat for stat in stats]
+        cells = [number(_or_nan(reading.get(name)), broken=broken) for name in names]
         if not narrow:
             cells.append(Text(ABSENT if zeros is None else f"{zeros:.0%}", QUIET))
         if wide:

@@ -9,7 +9,8 @@ from typing import Any, Final
 from starlette.routing import Route
 
 from sonde.analysis import ending_of, facts_of, find_learning_rate, find_loss, phase_shares
-from sonde.analysis.dynamics import classify
+from sonde.diagnosis.dynamics import classify
+from sonde.diagnosis.judgement import Health, health
 from sonde.diagnosis.second_opinion import was_judged
 from sonde.records import Event, Finding, Site
 from sonde.store import Run
@@ -86,7 +87,14 @@ def _health(run: Run) -> dict[str, Any] | None:
         return None
     values = run.series(loss, "value").values
     stride = -(-len(values) // _MOST_LOSSES) or 1
-    return {"name": loss.name, "dynamics": classify(values[::stride]), "points": len(values)}
+    rated = health(run.findings) if was_judged(run) else Health(None, "unknown")
+    return {
+        "name": loss.name,
+        "dynamics": classify(values[::stride]),
+        "points": len(values),
+        "score": rated.score,
+        "word": rated.word,
+    }
 
 
 def _latest(run: Run, site: Site | None) -> float | None:

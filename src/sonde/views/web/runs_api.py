@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from starlette.routing import Route
 
 from sonde.analysis import find_loss, thin
 from sonde.views.document import ranked
+from sonde.views.terminal.numbers import short
 from sonde.views.web.answers import Query, plain_route, run_route
 from sonde.views.web.library import Library, Listed, OpenRun
 
@@ -32,8 +34,8 @@ def _row(listed: Listed) -> dict[str, Any]:
         "model": run.model,
         "steps": run.steps,
         "last_step": run.last_step,
-        "last_loss": run.last_loss,
-        "loss_known": run.last_loss is not None,
+        # JSON has no NaN, and null says that none was logged.
+        "last_loss": run.last_loss if run.last_loss is None or math.isfinite(run.last_loss) else short(run.last_loss),
         "attempts": run.attempts,
         "created": run.created,
         "updated": run.updated,

@@ -121,7 +121,7 @@ export async function show(place, context) {
 
   function sayFacts(about) {
     replace(siteFacts, Object.entries(about.last).map(([name, value]) => h("div", { class: "tile" }, h("b", { class: name === "nonfinite" && value ? "bad" : null }, short(value)), h("span", {}, titles[name]))));
-    replace(siteWords, `${about.kind} ${about.shape.join(" × ")} ${about.dtype}, ${plural(about.readings, "reading")}, ${titles[about.shown]} ${about.trend.direction}`,
+    replace(siteWords, `${about.kind} ${about.shape.join(" × ")} ${about.dtype}, ${plural(about.readings, "reading")}, ${titles[about.shown]} ${about.trend.direction === "broken" ? "no longer finite" : about.trend.direction}`,
       about.findings.length ? h("span", { class: "severity warning" }, `, named by ${about.findings.map((each) => each.replaceAll("_", " ")).join(", ")}`) : "");
   }
 

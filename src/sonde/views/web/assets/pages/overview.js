@@ -63,7 +63,8 @@ export async function show(place, context) {
     const row = (name, value) => (value === "–" ? null : [h("dt", {}, name), h("dd", {}, value)]);
     if (dynamics.state === "unknown") return replace(health, panel("Health", h("p", { class: "quiet" }, `${losses}: too few, or too few finite ones, to tell how it goes.`)));
     return replace(health, panel("Health", h("dl", { class: "facts" },
-      row("training", h("b", { class: dynamics.state === "diverging" ? "bad" : null }, dynamics.state.replace("_", " "))),
+      row("health", told.score === null ? "–" : h("b", { class: told.word === "critical" ? "bad" : null }, `${told.word} (${percent(told.score)})`)),
+      row("training", h("b", { class: ["diverging", "non-finite"].includes(dynamics.state) ? "bad" : null }, dynamics.state.replace("_", " "))),
       row("its loss", dynamics.stability.replace("_", " ")),
       row("first level", short(dynamics.initial)), row("best level", short(dynamics.best)), row("recent level", short(dynamics.recent)),
       row("scatter", percent(dynamics.scatter)), row("learning rate", short(rate)), row("told from", losses))));

@@ -26,7 +26,7 @@ export async function show(place, context) {
       { name: "name", title: "Run", cell: (row) => (row.problem ? h("span", { class: "name" }, row.name) : h("a", { class: "name", href: link("overview", { run: row.id }) }, row.name)) },
       { name: "status", title: "Status", cell: (row) => h("span", { class: `status ${row.status}` }, row.status) },
       { name: "last_step", title: "Step", number: true, cell: (row) => count(row.last_step) },
-      { name: "last_loss", title: "Loss", number: true, cell: (row) => (row.loss_known && row.last_loss === null ? h("span", { class: "bad" }, "nan") : short(row.last_loss)) },
+      { name: "last_loss", title: "Loss", number: true, value: (row) => (typeof row.last_loss === "string" ? Infinity : row.last_loss), cell: (row) => h("span", { class: typeof row.last_loss === "string" ? "bad" : null }, short(row.last_loss)) },
       { name: "spark", title: "Loss over steps", sortable: false, cell: (row) => sparkOf(row) },
       { name: "worst", title: "Worst finding", value: (row) => rank(row), cell: (row) => worstOf(row) },
       { name: "model", title: "Model" },

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from sonde.hooks.guard import Guard, Handle, remove_all
 from sonde.hooks.on_step import has_closure, on_step
 from sonde.hooks.torch_state import is_capturing
-from sonde.signals import Recorder
-from sonde.taps.parameters import ParameterTable, WatchedParameter
+from sonde.record.parameters import ParameterTable, WatchedParameter
+from sonde.stats.protocol import Recorder
 
 # What is worth a curve of its own if a parameter group has it.
 HYPERPARAMETERS: Final = ("lr", "momentum", "betas", "weight_decay", "eps")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from sonde.hooks.guard import OnError
+from sonde.record.describe import describe_helper
 from sonde.schedule import Schedule
 from sonde.select import Selector
-from sonde.taps.describe import describe_helper
 
 What = Literal["parameters", "gradients", "updates", "outputs", "output_gradients", "optimizer_state"]
 DEFAULT_WHAT: Final[tuple[What, ...]] = ("parameters", "gradients", "updates", "outputs")

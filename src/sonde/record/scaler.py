@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sonde.hooks.guard import Guard, Handle, remove_all
 from sonde.hooks.replace_function import ReplacedFunction
-from sonde.signals import Recorder
-from sonde.taps.optimizers import OptimizerTap
+from sonde.record.optimizers import OptimizerTap
+from sonde.stats.protocol import Recorder
 
 
 class ScalerTap:

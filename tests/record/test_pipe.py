@@ -8,12 +8,10 @@ import torch
 from tests.waiting import PATIENCE_S
 
 from sonde import schema
-from sonde.pipe.blocks import continue_block, to_block
-from sonde.pipe.book import SiteBook
-from sonde.pipe.packer import Packer
-from sonde.pipe.packet import Packet
-from sonde.pipe.pool import ArenaPool
-from sonde.pipe.worker import Worker
+from sonde.record.blocks import continue_block, to_block
+from sonde.record.packer import Packer
+from sonde.record.packets import ArenaPool, Packet, SiteBook
+from sonde.record.worker import Worker
 from sonde.records import Reading, Site
 from sonde.stats import kernel_for
 from sonde.testing import FakeClock, MemorySink
@@ -183,7 +181,7 @@ def test_a_packet_that_cannot_be_read_does_not_end_the_worker(caplog):
 def test_the_worker_refuses_more_than_it_can_hold(monkeypatch):
     import threading
 
-    from sonde.pipe import worker as module
+    from sonde.record import worker as module
 
     monkeypatch.setattr(module, "MAX_WAITING", 3)
     gate = threading.Event()

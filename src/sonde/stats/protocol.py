@@ -1,4 +1,4 @@
-"""The recording side's seam between tensors and numbers: what a statistics kernel must offer. Needs torch.
+"""The protocols between tensors and numbers: what a statistics kernel offers, and what taps report to. Needs torch.
 
 A *kernel* serves one device. It owns no data: it summarises tensors into the rows of an *arena* and merges into what
 a row already holds. When a step ends its arena is *shipped*: copied towards the host without waiting, and read by the
@@ -37,7 +37,7 @@ class Shipment(Protocol):
     """Rows on their way to the host."""
 
     def ready(self) -> bool:
-        """Say whether the rows have arrived; never waits."""
+        """Return whether the rows have arrived; never waits."""
 
     def take(self) -> tuple[Rows, Bins]:
         """Return rows [capacity, columns] and bins [capacity, NUM_BINS]. Waits for them: for the worker thread only."""
@@ -65,7 +65,7 @@ class Kernel(Protocol):
         """Merge the summary of tensor i into row `rows[i]`."""
 
     def measure_one(self, tensor: Tensor, row: int, arena: Arena, *, histogram: bool = True) -> bool:
-        """Merge the summary of one tensor into a row, as a hook wants it; say whether the tensor could be read."""
+        """Merge the summary of one tensor into a row, as a hook wants it; return whether the tensor could be read."""
 
     def measure_change(
         self,

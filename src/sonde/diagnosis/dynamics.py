@@ -1,7 +1,8 @@
-"""How a training goes, told from its loss: converging, converged, on a plateau, oscillating or diverging.
+"""Where a loss is going now: converging, converged, on a plateau, oscillating or diverging.
 
-The curve is read oldest first. Levels are medians of blocks, so that single bad batches have no say; what counts as a
-move is held against the scatter of the curve itself.
+`sonde.diagnosis.learning` compares a loss with where it began; this module classifies the later part of the curve. The
+curve is read oldest first. Levels are medians of blocks, so that single bad batches have no say; what counts as a move
+is compared with the scatter of the curve itself.
 """
 
 from __future__ import annotations
@@ -11,22 +12,21 @@ from typing import Final, Literal
 
 import numpy as np
 
-from sonde.analysis.downsample import Values
-from sonde.core.robust import mad
+from sonde.core.robust import Values, fit_line, mad
 
-State = Literal["converging", "converged", "plateau", "oscillating", "diverging", "unknown"]
+State = Literal["converging", "converged", "plateau", "oscillating", "diverging", "non-finite", "unknown"]
 Stability = Literal["stable", "high_variance", "unstable", "unknown"]
 Fit = Literal["overfitting", "underfitting", "good", "unknown"]
 
 MIN_POINTS: Final = 12
 _BLOCKS: Final = 24
-_CERTAIN: Final = 3.0
+CERTAIN: Final = 3.0
 """How many standard errors a move must be from nothing."""
 _DROP: Final = 0.1
 """A loss that has lost less than this part of itself since the start has not moved."""
 _SWING: Final = 0.08
 """Swings of less than this part of the level are not worth a word."""
-_REGULAR: Final = 0.6
+REGULAR: Final = 0.6
 """How strongly swings must repeat themselves (autocorrelation) to be an oscillation and not noise."""
 _CHANCE: Final = 4.0
 """Of white noise's autocorrelations none comes beyond this over the root of its length, but once in thousands."""
@@ -53,7 +53,7 @@ class Dynamics:
 
 
 def classify(losses: Values) -> Dynamics:
-    """Judge a curve of losses.
+    """Classify a curve of losses; one that ends in NaN or an infinity is `non-finite`, whatever came before.
 
     >>> classify(2.0 * np.exp(-np.arange(60) / 40.0)).state
     'converging'
@@ -64,7 +64,7 @@ def classify(losses: Values) -> Dynamics:
     values = np.asarray(losses, dtype=np.float64)
     finite = np.isfinite(values)
     if len(values) >= 2 and not finite[-1]:
-        return Dynamics("diverging", "unstable", nan, nan, nan, nan, nan, nan)
+        return Dynamics("non-finite", "unknown", nan, nan, nan, nan, nan, nan)
     values = values[finite]
     if len(values) < MIN_POINTS:
         return Dynamics("unknown", "unknown", nan, nan, nan, nan, nan, nan)
@@ -98,17 +98,17 @@ class _Facts:
 def _state(facts: _Facts) -> State:
     error = facts.noise * np.sqrt(3 * _BLOCKS / facts.points) + 1e-12 * abs(facts.initial)
     risen = facts.recent - facts.best
-    if risen > max(_CERTAIN * error, 0.25 * abs(facts.best)) and facts.trend > _CERTAIN:
+    if risen > max(CERTAIN * error, 0.25 * abs(facts.best)) and facts.trend > CERTAIN:
         return "diverging"
     # Few points repeat themselves by chance more easily than many.
-    regular = max(_REGULAR, _CHANCE / np.sqrt(facts.points / 2))
+    regular = max(REGULAR, _CHANCE / np.sqrt(facts.points / 2))
     if facts.regularity > regular and facts.swing > _SWING:
         return "oscillating"
     fallen = facts.initial - facts.recent
-    moved = fallen > max(_CERTAIN * error, _DROP * abs(facts.initial))
-    if facts.trend < -_CERTAIN:
+    moved = fallen > max(CERTAIN * error, _DROP * abs(facts.initial))
+    if facts.trend < -CERTAIN:
         return "converging"
-    if facts.trend > _CERTAIN and risen > max(_CERTAIN * error, _DROP * abs(facts.best)):
+    if facts.trend > CERTAIN and risen > max(CERTAIN * error, _DROP * abs(facts.best)):
         return "diverging"
     return "converged" if moved else "plateau"
 
@@ -137,12 +137,9 @@ def _trend(values: Values, noise: float) -> float:
     The error has a floor of a small part of the level: a fall by one part in a thousand is no progress, however sure.
     """
     part = values[-max(MIN_POINTS // 2, len(values) // 3) :]
-    x = np.arange(len(part)) - (len(part) - 1) / 2
-    slope = float(x @ part / (x @ x))
-    around = part - part.mean() - slope * x
-    deviation = min(float(np.std(around)), 2 * noise) if noise > 0 else float(np.std(around))
-    error = deviation * len(part) / np.sqrt(float(x @ x))
-    floor = 0.01 * float(np.median(np.abs(part))) / _CERTAIN
+    slope, scatter, weight = fit_line(part)
+    error = (min(scatter, 2 * noise) if noise > 0 else scatter) * len(part) / weight
+    floor = 0.01 * float(np.median(np.abs(part))) / CERTAIN
     return float(slope * len(part) / max(error, floor, 1e-300))
 
 

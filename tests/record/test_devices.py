@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from sonde.pipe.book import SiteBook
-from sonde.pipe.packer import Packer
-from sonde.pipe.pool import ArenaPool
-from sonde.pipe.worker import Worker
+from sonde.record.packer import Packer
+from sonde.record.packets import ArenaPool, SiteBook
+from sonde.record.worker import Worker
 from sonde.stats import TorchKernel
 from sonde.testing import FakeClock, MemorySink
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.records import Quantity
-from sonde.signals import Recorder
+from sonde.stats.protocol import Recorder
 
 
 @dataclass(slots=True, eq=False)

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde import schema
-from sonde.pipe.book import SiteBook
-from sonde.pipe.packet import Packet
+from sonde.record.packets import Packet, SiteBook
 from sonde.records import Block
 from sonde.schema import Bins, Rows
 

@@ -1,6 +1,6 @@
-"""The stages of a recording, put together: taps hear, kernels measure, the packer packs, the worker writes and judges.
+"""Wire a recording together: taps see, kernels measure, the packer packs, the worker writes and judges.
 
-This is the only module that knows all of them.
+This is the only module that knows all of them. Sensors, forensics and the judge are handed in and known by protocol.
 """
 
 from __future__ import annotations
@@ -9,39 +9,112 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from sonde.forensics.wiring import Forensics, ForensicsOptions
-from sonde.hooks.guard import Guard
+from sonde.errors import OptionError
+from sonde.hooks.guard import Guard, remove_all
 from sonde.hooks.names import named_modules, named_parameters, unwrap
 from sonde.hooks.on_backward import Reach
-from sonde.pipe.book import SiteBook
-from sonde.pipe.packer import Packer
-from sonde.pipe.pool import ArenaPool
-from sonde.pipe.worker import Worker
-from sonde.plan import Helpers, Plan
 from sonde.probes.cuda_timing import CudaTiming
 from sonde.probes.device_memory import DeviceMemory
 from sonde.probes.step_vitals import StepVitals
-from sonde.records import Finding, Judge, Phase
+from sonde.record.modules import ModuleTap, PassObserver, WatchedModule
+from sonde.record.optimizers import OptimizerTap, StepObserver, Wants
+from sonde.record.packer import Packer
+from sonde.record.packets import ArenaPool, SiteBook
+from sonde.record.parameters import ParameterTable, WatchedParameter
+from sonde.record.plan import Helpers, Plan
+from sonde.record.scaler import ScalerTap
+from sonde.record.worker import Worker
+from sonde.records import Finding, Judge, Phase, Sink
 from sonde.select import Selector
-from sonde.signals import Kernel
 from sonde.stats import kernel_for
+from sonde.stats.protocol import Kernel
 from sonde.store import RunWriter
-from sonde.taps.modules import ModuleTap, WatchedModule
-from sonde.taps.optimizers import OptimizerTap, Wants
-from sonde.taps.parameters import ParameterTable, WatchedParameter
-from sonde.taps.scaler import ScalerTap
-from sonde.taps.vital_signs import Subjects, VitalSigns
 
 logger = logging.getLogger("sonde")
 
 
-class Stages:
+class Observer(PassObserver, StepObserver, Protocol):
+    """Looks at passes and steps beyond the tensors that taps record."""
+
+    def see_initial(self) -> None:
+        """Record what belongs to the state before the first step."""
+
+    def attach(self) -> None:
+        """Start listening."""
+
+    def end_step(self) -> None:
+        """Take the end of a step."""
+
+    def remove(self) -> None:
+        """Stop listening and forget the models."""
+
+
+class Incidents(Protocol):
+    """Looks for what is not finite, and holds the optimizer back if asked to."""
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether the present optimizer step is held back."""
+
+    @property
+    def sink(self) -> Sink | None:
+        """What takes the run's readings, if it needs them."""
+
+    def attach(self) -> None:
+        """Start listening, after the optimizers' own tap."""
+
+    def after_skip(self) -> None:
+        """Take a step that a gradient scaler has held back."""
+
+    def save_bundle(self, reason: str) -> Path:
+        """Save what is needed to repeat the present step."""
+
+    def remove(self) -> None:
+        """Stop listening and forget the models."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What a session watches, and what those who take part in the recording may use."""
+
+    path: Path
+    models: dict[str, nn.Module]
+    modules: list[WatchedModule]
+    table: ParameterTable
+    optimizers: list[tuple[str, Optimizer]]
+    """Those handed in, with their names."""
+    helpers: Helpers
+    packer: Packer
+    guard: Guard
+    reach: Reach
+    is_due: Callable[[Phase], bool]
+    """Returns whether the present step is recorded, in a phase."""
+    measured: Callable[[Optimizer], list[int] | None]
+    """Returns the sites of all gradients of an optimizer that is about to step; None if not all were recorded."""
+    publish: Callable[[Finding], None]
+    records_loss: bool
+    """Whether the output of the loss function is recorded as that of a module."""
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extensions:
+    """What takes part in a recording beside the taps."""
+
+    sensors: Callable[[Watched], Observer] | None = None
+    forensics: Callable[[Watched], Incidents] | None = None
+    judge: Callable[[Callable[[Finding], None]], Judge] | None = None
+
+
+class Pipeline:
     """Everything between a model that trains and the run that is written of it."""
 
     step_vitals: StepVitals | None = None
@@ -54,8 +127,7 @@ class Stages:
         plan: Plan,
         helpers: Helpers,
         *,
-        judge: Callable[[Callable[[Finding], None]], Judge] | None = None,
-        forensics: ForensicsOptions | None = None,
+        extensions: Extensions | None = None,
         steps_before: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -93,61 +165,53 @@ class Stages:
         roots = [root for model in models.values() for root in {model, unwrap(model)}] if plan.diagnose else []
         if roots:
             self.step_vitals = StepVitals(
-                roots,
-                self.packer,
-                self.guard,
-                own_seconds=self.guard.meter.total,
-                own_bytes=self.held_bytes,
+                roots, self.packer, self.guard, own_seconds=self.guard.meter.total, own_bytes=self.held_bytes
             )
         self._see_times = self.guard.wrap("device timing", self._see_device_times)
         self._see_memories = self.guard.wrap("device memory", self._see_device_memories)
-        self._vitals = self._make_vitals(models, modules, optimizers) if plan.diagnose else None
-        self._make_taps(modules, optimizers, steps_before)
-        options = forensics or ForensicsOptions(enabled=False)
-        self.forensics = Forensics(
-            models,
-            self.packer,
-            self.guard,
-            self.worker.publish,
-            options,
-            writer.path,
-            measured=self.optimizers.measured_gradients,
-            clock=clock,
-        )
-        if options.enabled:
-            self.worker.subscribe(self.forensics.watcher.recent)
-        self.judge = None if judge is None else judge(self.worker.publish)
-        if self.judge is not None:
-            self.worker.subscribe(self.judge)
+        self._extend(self._watched(models, modules, optimizers, clock), extensions or Extensions(), steps_before or 0)
 
     # ------------------------------------------------------------------ wiring
 
-    def _make_vitals(
-        self, models: dict[str, nn.Module], modules: list[WatchedModule], optimizers: list[Optimizer]
-    ) -> VitalSigns:
-        helpers = self._helpers
-        watches_loss = isinstance(helpers.loss_fn, nn.Module) and "outputs" in self._plan.what
+    def _watched(
+        self,
+        models: dict[str, nn.Module],
+        modules: list[WatchedModule],
+        optimizers: list[Optimizer],
+        clock: Callable[[], float],
+    ) -> Watched:
         names = ["optimizer", *(f"optimizer{number}" for number in range(2, len(optimizers) + 1))]
-        return VitalSigns(
-            Subjects(
-                models=models,
-                modules=modules,
-                table=self._table,
-                optimizers=list(zip(names, optimizers, strict=False)),
-                loader=helpers.loader,
-                scheduler=helpers.scheduler,
-                scaler=helpers.scaler,
-            ),
-            self.packer,
-            self.guard,
+        return Watched(
+            path=self.path,
+            models=models,
+            modules=modules,
+            table=self._table,
+            optimizers=list(zip(names, optimizers, strict=False)),
+            helpers=self._helpers,
+            packer=self.packer,
+            guard=self.guard,
             reach=self._reach,
             is_due=lambda phase: self._is_round_due() if phase == "train" else self._modules.is_recording,
-            state=self.packer.put_event,
-            step=lambda: self.packer.step,
-            loss_outputs=not watches_loss,
+            measured=self._measured_gradients,
+            publish=self.worker.publish,
+            records_loss=isinstance(self._helpers.loss_fn, nn.Module) and "outputs" in self._plan.what,
+            clock=clock,
         )
 
-    def _make_taps(self, modules: list[WatchedModule], optimizers: list[Optimizer], steps_before: int | None) -> None:
+    def _measured_gradients(self, optimizer: Optimizer) -> list[int] | None:
+        return self.optimizers.measured_gradients(optimizer)
+
+    def _extend(self, watched: Watched, extensions: Extensions, steps_before: int) -> None:
+        self._observer = extensions.sensors(watched) if extensions.sensors is not None else None
+        self._make_taps(watched.modules, [optimizer for _, optimizer in watched.optimizers], steps_before)
+        self.forensics = extensions.forensics(watched) if extensions.forensics is not None else None
+        if self.forensics is not None and self.forensics.sink is not None:
+            self.worker.subscribe(self.forensics.sink)
+        self.judge = extensions.judge(self.worker.publish) if extensions.judge is not None else None
+        if self.judge is not None:
+            self.worker.subscribe(self.judge)
+
+    def _make_taps(self, modules: list[WatchedModule], optimizers: list[Optimizer], steps_before: int) -> None:
         what, packer, guard = self._plan.what, self.packer, self.guard
         self._modules = ModuleTap(
             modules,
@@ -159,7 +223,7 @@ class Stages:
             reach=self._reach,
             before_pass=self._before_pass,
             after_pass=self._after_pass,
-            observer=self._vitals,
+            observer=self._observer,
         )
         self.optimizers = OptimizerTap(
             optimizers,
@@ -176,8 +240,8 @@ class Stages:
             before_step=packer.begin,
             after_step=self.end_step,
             mark=self._mark,
-            steps_before=steps_before or 0,
-            observer=self._vitals,
+            steps_before=steps_before,
+            observer=self._observer,
         )
         self._scaler: ScalerTap | None = None
         if self._helpers.scaler is not None:
@@ -191,14 +255,14 @@ class Stages:
             )
 
     def attach(self) -> None:
-        """Begin to listen, if there is a model to listen to."""
+        """Start listening, if there is a model to listen to."""
         self.guard.wrap("attaching", self._attach)()
 
     def _attach(self) -> None:
         if self._is_fresh:  # the parameters before the first step are the run's step 0
             self.optimizers.see_initial()
-            if self._vitals is not None:
-                self._vitals.see_initial()
+            if self._observer is not None:
+                self._observer.see_initial()
             self.packer.end_step()
         if self._has_models:
             self._listen()
@@ -207,21 +271,22 @@ class Stages:
         self._prepare_devices()
         if "updates" in self._plan.what:
             self._make_shadows()
-        if self._vitals is not None:
-            self._vitals.attach()
+        if self._observer is not None:
+            self._observer.attach()
         elif {"outputs", "output_gradients"} & self._plan.what:
             self._reach.listen("", (entry.parameter for entry in self._table if entry.is_ready()))
-        if self._vitals is not None or {"outputs", "output_gradients"} & self._plan.what:
+        if self._observer is not None or {"outputs", "output_gradients"} & self._plan.what:
             self._modules.attach()
         self.optimizers.attach()
         if self._scaler is not None:
             self._scaler.attach()
         if self.step_vitals is not None:
             self.step_vitals.attach()
-        self.forensics.attach()
+        if self.forensics is not None:
+            self.forensics.attach()
 
     def _prepare_devices(self) -> None:
-        # Whoever has a scaler runs in float16, even if all parameters are float32.
+        # A program with a scaler runs in float16, even if all parameters are float32.
         dtypes = {torch.float16} if self._helpers.scaler is not None else set()
         dtypes |= {entry.parameter.dtype for entry in self._table}
         devices = {entry.parameter.device for entry in self._table if entry.parameter.device.type != "meta"}
@@ -249,23 +314,15 @@ class Stages:
 
     def detach(self) -> None:
         """Stop listening and forget the models."""
-        self._modules.remove()
-        self.optimizers.remove()
-        if self.step_vitals is not None:
-            self.step_vitals.remove()
-        if self._vitals is not None:
-            self._vitals.remove()
-        if self._scaler is not None:
-            self._scaler.remove()
-        self.forensics.remove()
-        self._reach.remove()
+        parts = (self._modules, self.optimizers, self.step_vitals, self._observer, self._scaler, self.forensics)
+        remove_all([*(part for part in parts if part is not None), self._reach])
         self._timings.clear()
         self._table.clear()
 
     # ------------------------------------------------------------------ what taps call
 
     def is_due(self, step: int) -> bool:
-        """Say whether a step is recorded."""
+        """Return whether a step is recorded."""
         return self._plan.when(step) and step % self.packer.stride == 0
 
     def _before_pass(self, phase: Phase) -> bool:
@@ -294,24 +351,37 @@ class Stages:
             timing.mark(phase)
 
     def held_bytes(self) -> int:
-        """Return what Sonde holds and grows within its bounds, so that nobody takes it for a leak of the program."""
+        """Return what Sonde holds and grows within its bounds, so that it is not taken for a leak of the program."""
         return self.pool.used_bytes + (0 if self.judge is None else self.judge.nbytes)
 
     def end_step(self, *, skipped: bool = False) -> None:
         """Take what is known at the end of a step, and send it off."""
         self._unscale_output_gradients()
         self._see_helpers()
-        if self._vitals is not None:
-            self._vitals.end_step()
+        if self._observer is not None:
+            self._observer.end_step()
         if self._timings:
             self._see_times(self._is_round_due())
             self._see_memories(self._is_round_due())
         if self.step_vitals is not None:
             self.step_vitals.end_step(self._is_round_due())
         self._modules.end_step()
-        if skipped:
-            self.forensics.after_skip()
-        self.packer.end_step(skipped=skipped or self.forensics.is_holding)
+        if self.forensics is not None:
+            if skipped:
+                self.forensics.after_skip()
+            skipped = skipped or self.forensics.is_holding
+        self.packer.end_step(skipped=skipped)
+
+    def save_bundle(self, reason: str) -> Path:
+        """Save what is needed to repeat the present step.
+
+        Raises:
+            OptionError: No pass of this step is kept.
+
+        """
+        if self.forensics is None:
+            raise OptionError("save_bundle() found no training pass to save: this session watches no model.")
+        return self.forensics.save_bundle(reason)
 
     def _see_device_times(self, due: bool) -> None:
         for timing in self._timings:
@@ -335,8 +405,8 @@ class Stages:
 
     def _report_fault(self, part: str, what: str) -> None:
         message = f"{part} failed and is switched off; training goes on without it"
+        self.packer.put_event("fault", message, {"traceback": what})  # first: a logging handler of the user's may raise
         logger.warning("%s.\n%s", message, what.rstrip())
-        self.packer.put_event("fault", message, {"traceback": what})
 
     def scalar_site(self, name: str) -> int:
         """Return the site of a single number, made at its first use."""

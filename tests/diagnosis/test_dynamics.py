@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sonde.analysis.dynamics import classify, judge_fit
+from sonde.diagnosis.dynamics import classify, judge_fit
 
 N = 160
 X = np.arange(N) / N
@@ -46,7 +46,7 @@ SHAPES = {
         "diverging",
         lambda rng: noisy(2 * np.exp(-6 * X) + 0.2 + np.maximum(0, X - 0.6) * 8, rng, 0.05),
     ),
-    "ended in NaN": ("diverging", lambda rng: np.r_[noisy(2 * np.exp(-X), rng, 0.03)[:-3], [np.nan] * 3]),
+    "ended in NaN": ("non-finite", lambda rng: np.r_[noisy(2 * np.exp(-X), rng, 0.03)[:-3], [np.nan] * 3]),
 }
 
 

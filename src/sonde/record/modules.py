@@ -28,7 +28,7 @@ from sonde.hooks.on_call import ModuleCalls
 from sonde.hooks.torch_state import backward_id, is_capturing
 from sonde.hooks.unpack import unpack
 from sonde.records import Phase, Quantity
-from sonde.signals import Recorder
+from sonde.stats.protocol import Recorder
 
 
 @dataclass(frozen=True, slots=True, eq=False)

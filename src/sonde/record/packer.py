@@ -12,12 +12,10 @@ from torch import Tensor
 
 from sonde import schema
 from sonde.hooks.torch_state import is_capturing
-from sonde.pipe.book import SiteBook
-from sonde.pipe.packet import Hold, Packet
-from sonde.pipe.pool import ArenaPool
+from sonde.record.packets import ArenaPool, Hold, Packet, SiteBook
 from sonde.records import Event, Phase, Quantity, Site
 from sonde.schema import Bins, Rows
-from sonde.signals import Kernel, LateNumbers, queue_of
+from sonde.stats.protocol import Kernel, LateNumbers, queue_of
 
 # Room for sites that turn up in the middle of a step: the first evaluation, a branch not taken before.
 SLACK_ROWS: Final = 64

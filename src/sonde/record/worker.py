@@ -10,10 +10,8 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
-from sonde.pipe.blocks import continue_block, to_block
-from sonde.pipe.book import SiteBook
-from sonde.pipe.packet import Packet
-from sonde.pipe.pool import ArenaPool
+from sonde.record.blocks import continue_block, to_block
+from sonde.record.packets import ArenaPool, Packet, SiteBook
 from sonde.records import Block, Event, Finding, Sink, Site
 
 logger = logging.getLogger("sonde")

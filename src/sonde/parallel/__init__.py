@@ -1,0 +1,1 @@
+"""Training in several processes: which rank this is, and how ranks agree."""

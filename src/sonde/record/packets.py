@@ -1,0 +1,165 @@
+"""What the training thread hands to the worker: numbered sites, one packet per step, and arenas from a bounded pool."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sonde.records import QUANTITIES, Event, Phase, Quantity, Site
+from sonde.schema import Bins, Rows
+from sonde.stats.protocol import Arena, Kernel, LateNumbers, Shipment
+
+_Identity = tuple[str, Quantity, Phase, int, str]
+_WITHOUT_HISTOGRAM: frozenset[Quantity] = frozenset({"scalar", "vital"})
+
+
+class SiteBook:
+    """Numbers sites in the order of their first use. Sites of a run that is continued keep their numbers."""
+
+    def __init__(self, known: Iterable[Site] = ()) -> None:
+        self._lock = threading.Lock()
+        self._ids: dict[_Identity, int] = {}
+        self._sites: list[Site] = []
+        self._unsent: list[Site] = []
+        self._histograms = bytearray()  # a flag per site
+        for site in known:
+            self._ids[_identity(site)] = site.id
+            self._append(site)
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    def __getitem__(self, site: int) -> Site:
+        return self._sites[site]
+
+    def number(self, site: Site) -> int:
+        """Return the id of a site like this one, giving it the next number if it is new."""
+        with self._lock:
+            known = self._ids.get(_identity(site))
+            if known is not None:
+                return known
+            numbered = replace(site, id=len(self._sites))
+            self._ids[_identity(site)] = numbered.id
+            self._append(numbered)
+            self._unsent.append(numbered)
+            return numbered.id
+
+    def _append(self, site: Site) -> None:
+        self._sites.append(site)
+        self._histograms.append(site.quantity not in _WITHOUT_HISTOGRAM)
+
+    def take_new(self) -> list[Site]:
+        """Return the sites that are new since the last call."""
+        with self._lock:
+            new, self._unsent = self._unsent, []
+            return new
+
+    def has_histogram(self, site: int) -> bool:
+        """Return whether readings of a site carry a histogram when histograms are on."""
+        return bool(self._histograms[site])
+
+    def have_histograms(self, sites: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Return the same for many sites."""
+        return np.frombuffer(bytes(self._histograms), dtype=np.bool_)[sites]
+
+
+def _identity(site: Site) -> _Identity:
+    assert site.quantity in QUANTITIES
+    return site.name, site.quantity, site.phase, site.call, site.part
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """An arena in use: rows for the sites from `base` on."""
+
+    kernel: Kernel
+    arena: Arena
+    base: int
+    device: torch.device
+    shipment: Shipment | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Packet:
+    """One step, as the training thread leaves it."""
+
+    step: int
+    holds: list[Hold] = field(default_factory=list)
+    numbers: list[tuple[int, float]] = field(default_factory=list)
+    late: list[LateNumbers] = field(default_factory=list)
+    readings: list[tuple[int, Rows, Bins]] = field(default_factory=list)
+    unscale: list[tuple[list[int], int]] = field(default_factory=list)
+    skip_flags: list[int] = field(default_factory=list)
+    new_sites: list[Site] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    time: float = 0.0
+    epoch: int | None = None
+    skipped: bool = False
+    stepped: bool = False
+    """The step has ended; what still comes in before the next pass begins was said about it."""
+
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to send."""
+        return not (self.holds or self.numbers or self.readings or self.events)
+
+
+class ArenaPool:
+    """Lends arenas up to a number of bytes; they go round from the training thread to the worker and back.
+
+    When all are out, there is none to lend: nothing waits and nothing grows.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used_bytes = 0
+        self._free: dict[torch.device, deque[Arena]] = {}
+        self._lock = threading.Lock()
+        self._lent = 0
+        self._bytes_per_row = 0.0
+
+    def lend(self, device: torch.device, kernel: Kernel, capacity: int) -> Arena | None:
+        """Return an empty arena with room for `capacity` rows at least, or None if the bytes are used up."""
+        with self._lock:
+            free = self._free.setdefault(device, deque())
+            while free:
+                arena = free.popleft()
+                if arena.capacity >= capacity:
+                    self._lent += 1
+                    return arena
+                self.used_bytes -= arena.nbytes  # too small since new sites were found: let it go
+            # The first two are always lent: one to fill while the other is emptied. With less, nothing is recorded.
+            if self._lent >= 2 and self.used_bytes + int(self._bytes_per_row * capacity) > self.max_bytes:
+                return None
+            with torch.inference_mode(False):  # or it could be written to in such evaluations only
+                arena = kernel.arena(capacity)
+            self._bytes_per_row = arena.nbytes / arena.capacity
+            self.used_bytes += arena.nbytes
+            self._lent += 1
+            return arena
+
+    def give_back(self, device: torch.device, arena: Arena) -> None:
+        """Take an arena back, emptied."""
+        arena.reset()
+        with self._lock:
+            self._lent -= 1
+            self._free.setdefault(device, deque()).append(arena)
+
+    def clear(self) -> None:
+        """Let go of all arenas that are not out, and so of their memory."""
+        with self._lock:
+            for arena in (arena for arenas in self._free.values() for arena in arenas):
+                self.used_bytes -= arena.nbytes
+            self._free.clear()
+
+    @property
+    def is_slack(self) -> bool:
+        """Return whether at most a quarter of the bytes is out."""
+        with self._lock:
+            free = sum(arena.nbytes for arenas in self._free.values() for arena in arenas)
+            return self._lent <= 2 or (self.used_bytes - free) * 4 <= self.max_bytes
