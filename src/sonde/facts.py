@@ -6,7 +6,7 @@ later (an optimizer that was found, the loss that was called, how modules follow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import UnionType
@@ -64,16 +64,71 @@ class GroupFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerTraits:
+    """What an optimizer does with a gradient, whatever its class is called."""
+
+    adaptive: bool = False
+    """The size of its step does not depend on the scale of the gradient."""
+    adam: bool = False
+    """It keeps Adam's two moments: it counts steps, divides by the root of the second, and adds `eps` to that."""
+    even_first_step: bool = False
+    """Its first step moves every element by the learning rate, since its moments are corrected for their bias."""
+    decoupled_decay: bool = False
+    """It shrinks the weights by `lr * weight_decay` beside the step, not by way of the gradient."""
+    searches: bool = False
+    """It evaluates the loss itself, several times a step, and may end where it began."""
+    late_momentum: bool = False
+    """A fused SGD, whose momentum is left unfilled by a first step that is skipped."""
+    schedule_free: bool = False
+    """It averages weights instead of following a schedule: `train()` and `eval()` exchange them."""
+
+
+# By trait: parts of class names, in lower case. Checked against what torch's own optimizers do in the tests.
+_ADAPTIVE: Final = ("ada", "rmsprop", "rprop", "lion", "lamb", "lars", "sophia", "muon", "prodigy", "shampoo")
+_EVEN_FIRST_STEP: Final = frozenset({"Adam", "AdamW", "Adamax", "NAdam"})
+_DECOUPLED: Final = ("adamw", "adafactor", "sgdw", "lion", "muon")
+
+
+def optimizer_traits(classes: Sequence[str], groups: Sequence[Mapping[str, Any]]) -> OptimizerTraits:
+    """Return the traits of an optimizer by the names of its classes, its own first, and the settings of its groups.
+
+    >>> optimizer_traits(["AdamW"], [{"lr": 1e-3}]).decoupled_decay
+    True
+    """
+    names = [name.lower() for name in classes]
+
+    def is_like(*words: str) -> bool:
+        return any(word in name for name in names for word in words)
+
+    return OptimizerTraits(
+        adaptive=is_like(*_ADAPTIVE),
+        adam=is_like("adam"),
+        even_first_step=bool(classes) and classes[0] in _EVEN_FIRST_STEP,
+        decoupled_decay=is_like(*_DECOUPLED) or any(each.get("decoupled_weight_decay") is True for each in groups),
+        searches=is_like("lbfgs"),
+        late_momentum="SGD" in classes and any(each.get("fused") and each.get("momentum") for each in groups),
+        schedule_free=is_like("schedulefree") or any("train_mode" in each for each in groups),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerFacts:
     """An optimizer and whose parameters it holds."""
 
     name: str
     kind: str
     groups: tuple[GroupFacts, ...] = ()
+    recorded_traits: OptimizerTraits | None = None
+    """Absent in runs of earlier versions: use `traits`."""
     foreign: tuple[str, ...] = ()
     """Shapes, as text, of parameters it holds that no watched model has."""
     duplicates: tuple[str, ...] = ()
     """Names of parameters it holds more than once."""
+
+    @property
+    def traits(self) -> OptimizerTraits:
+        """What it does with a gradient: as recorded, else as the name of its class tells."""
+        return self.recorded_traits or optimizer_traits([self.kind], [group.settings for group in self.groups])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

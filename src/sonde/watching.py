@@ -26,9 +26,10 @@ from sonde.errors import OptionError
 from sonde.forensics.watcher import GuardAction
 from sonde.forensics.wiring import Forensics, ForensicsOptions
 from sonde.hooks.guard import OnError
-from sonde.hooks.names import is_wrapper, named_modules, named_parameters
+from sonde.hooks.names import named_modules, named_parameters
 from sonde.parallel.ranks import num_ranks, this_rank
 from sonde.record.describe import describe_environment, describe_model
+from sonde.record.kinds import inner_optimizer, is_compiled
 from sonde.record.pipeline import Extensions, Pipeline
 from sonde.record.plan import DEFAULT_WHAT, Helpers, Plan, What
 from sonde.records import RunHeader
@@ -307,7 +308,7 @@ def _optimizers(optimizer: Optimizer | Iterable[Optimizer] | None) -> list[Optim
     if optimizer is None:
         return []
     given: Any = optimizer
-    optimizers = list(given) if isinstance(given, Iterable) else [given]
+    optimizers = [inner_optimizer(each) for each in (given if isinstance(given, Iterable) else [given])]
     for each in optimizers:
         if not isinstance(each, Optimizer):
             raise OptionError(
@@ -406,12 +407,7 @@ def _warn_if_watched(models: dict[str, nn.Module]) -> None:
 
 
 def _warn_if_compiled(models: dict[str, nn.Module], plan: Plan) -> None:
-    compiled = [
-        type(module).__name__
-        for model in models.values()
-        for module in model.modules()
-        if (is_wrapper(module) and type(module).__name__ == "OptimizedModule") or module._compiled_call_impl is not None
-    ]
+    compiled = any(is_compiled(module) for model in models.values() for module in model.modules())
     if compiled and {"outputs", "output_gradients"} & plan.what:
         logger.warning(
             "the model is compiled: Sonde sees its parameters, gradients, updates and its final output, but not the "

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import sonde
 from sonde.errors import NonFiniteError, OptionError
-from sonde.forensics.hold_back import decides_itself
+from sonde.record.kinds import skips_on_device
 from sonde.testing import MemorySink
 
 OPTIMIZERS = {
@@ -138,12 +138,12 @@ def test_only_an_optimizer_that_knows_how_is_left_to_skip_by_itself():
     parameter = torch.nn.Parameter(torch.zeros(3))
     parameter.grad = torch.ones(3)
     fused = torch.optim.AdamW([parameter], fused=True)
-    assert decides_itself(fused)
-    assert not decides_itself(torch.optim.AdamW([parameter], foreach=True))
+    assert skips_on_device(fused)
+    assert not skips_on_device(torch.optim.AdamW([parameter], foreach=True))
     for group in (other := torch.optim.AdamW([parameter])).param_groups:
         group["fused"] = True
-    assert not decides_itself(other)
+    assert not skips_on_device(other)
     momentum = torch.optim.SGD([parameter], 0.1, momentum=0.9, fused=True)
-    assert not decides_itself(momentum), "its momentum would never be filled"
+    assert not skips_on_device(momentum), "its momentum would never be filled"
     momentum.step()
-    assert decides_itself(momentum)
+    assert skips_on_device(momentum)

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 import sonde
 from sonde.errors import OptionError
 from sonde.forensics import keeper
-from sonde.forensics.repeat import can_repeat, repeat
+from sonde.forensics.repeat import repeat
 from sonde.forensics.values import badness
+from sonde.record.kinds import needs_other_ranks
 
 
 class Branching(nn.Module):
@@ -144,7 +145,7 @@ def test_a_sharded_model_is_neither_repeated_nor_asked_with_a_collective(one_ran
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     fully_shard(model, mesh=one_rank)
-    assert not can_repeat(model)
+    assert needs_other_ranks(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", guard="skip") as session:
         model(torch.randn(2, 3)).sum().backward()
@@ -209,5 +210,5 @@ def test_an_update_of_a_shard_is_described_by_what_lies_here(one_rank, tmp_path,
 def test_a_wrapper_that_shards_a_model_from_outside_is_known_by_its_mark():
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     wrapped = fsdp.FullyShardedDataParallel(nn.Sequential(nn.Linear(3, 1)), device_id=torch.device("cpu"))
-    assert not can_repeat(wrapped.module)
-    assert can_repeat(nn.Sequential(nn.Linear(3, 1)))
+    assert needs_other_ranks(wrapped.module)
+    assert not needs_other_ranks(nn.Sequential(nn.Linear(3, 1)))

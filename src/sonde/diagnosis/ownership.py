@@ -16,8 +16,6 @@ MODEL: Final = "(model)"
 # Modules that only keep parameters for the one above them, or whose parts are used without being called.
 _KEEPERS: Final = ("ParameterList", "ParameterDict", "ParametrizationList")
 _CALLS_NO_PARTS: Final = ("MultiheadAttention",)
-# Optimizers whose step does not grow with the gradient.
-_ADAPTIVE: Final = ("ada", "rmsprop", "rprop", "lion", "lamb", "lars", "sophia", "muon", "radam", "prodigy", "shampoo")
 
 
 def module_of(parameter: str) -> str:
@@ -40,12 +38,6 @@ def share_of(case: Case, names: Iterable[str]) -> float:
 def held(optimizer: OptimizerFacts) -> tuple[str, ...]:
     """Return the names of all watched parameters that an optimizer holds."""
     return tuple(name for group in optimizer.groups for name in group.parameters)
-
-
-def is_adaptive(optimizer: OptimizerFacts) -> bool:
-    """Say whether the size of an optimizer's step does not depend on the scale of the gradient."""
-    kind = optimizer.kind.lower()
-    return any(word in kind for word in _ADAPTIVE)
 
 
 def need_optimizers(case: Case) -> tuple[OptimizerFacts, ...]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor
 from torch.optim import Optimizer
 
 from sonde.forensics.values import any_nonfinite
+from sonde.record.kinds import gradients_of, skip_flag, skips_on_device
 
 
 class HoldBack:
@@ -32,10 +31,10 @@ class HoldBack:
         """
         self.release()
         found = [] if bad is False else list(gradients_of(optimizer))
-        if not found or getattr(optimizer, "found_inf", None) is not None:
+        if not found or skip_flag(optimizer) is not None:
             return False  # a gradient scaler does this already
         flag = any_nonfinite(gradient for _, gradient in found) if bad is None else bad
-        if isinstance(flag, Tensor) and flag.device.type == "cuda" and decides_itself(optimizer):
+        if isinstance(flag, Tensor) and flag.device.type == "cuda" and skips_on_device(optimizer):
             optimizer.found_inf = flag  # type: ignore[attr-defined] # torch's own protocol with GradScaler
             self._flagged, self.flag = optimizer, flag
             return False
@@ -56,25 +55,3 @@ class HoldBack:
             vars(self._flagged).pop("found_inf", None)
             self._flagged = self.flag = None
         self.is_holding = False
-
-
-def gradients_of(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the parameters of an optimizer that have a gradient, with it."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                yield parameter, parameter.grad
-
-
-def decides_itself(optimizer: Optimizer) -> bool:
-    """Say whether an optimizer can be left to skip a step by a number on the device."""
-    # Others may call something of theirs fused that knows nothing of `found_inf`.
-    knows = getattr(optimizer, "_step_supports_amp_scaling", False)
-    if not knows or not all(group.get("fused") for group in optimizer.param_groups):
-        return False
-    # Torch makes the momentum of a fused SGD without filling it, and does not fill it in a step that is skipped: it may
-    # skip only if it has stepped before.
-    has_momentum = any(group.get("momentum") for group in optimizer.param_groups)
-    return not has_momentum or all(
-        "momentum_buffer" in optimizer.state.get(parameter, {}) for parameter, _ in gradients_of(optimizer)
-    )

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,7 @@ from sonde.hooks.names import named_parameters
 from sonde.hooks.on_backward import replace_gradient
 from sonde.hooks.unpack import unpack
 from sonde.probes.rerun import eager, recompute, untouched
-
-# Modules that talk to other processes in their forward: repeating one here would leave the others waiting. All others
-# that do are seen only when they try, by their operations.
-_COLLECTIVE: Final = {"SyncBatchNorm", "FullyShardedDataParallel"}
+from sonde.record.kinds import needs_other_ranks
 
 
 @dataclass(slots=True, eq=False)
@@ -43,21 +40,12 @@ class Repetition:
         return _first(self.trace, [tensor for _, tensor in self.gradients])
 
 
-def can_repeat(model: nn.Module) -> bool:
-    """Say whether a forward of this model can be repeated by one process alone.
-
-    FSDP marks the modules whose parameters it gathers, also where only a wrapper around the model does so; those of
-    `fully_shard` and of tensor parallelism are spread over processes.
-    """
-    return not any(
-        type(module).__name__ in _COLLECTIVE or getattr(module, "_is_fsdp_managed_module", False)
-        for module in model.modules()
-    ) and not any(hasattr(parameter, "to_local") for parameter in model.parameters())
-
-
 def repeat_alone(kept: KeptPass, names: dict[int, str], *, backward: bool) -> Repetition | None:
-    """Repeat a pass, or return None if one process alone cannot."""
-    if not kept.is_alone or not can_repeat(kept.model):
+    """Repeat a pass, or return None if one process alone cannot: the others would be left waiting.
+
+    What `needs_other_ranks` does not know is noticed only when it tries, by its operations.
+    """
+    if not kept.is_alone or needs_other_ranks(kept.model):
         return None
     try:
         return repeat(kept, names, backward=backward)

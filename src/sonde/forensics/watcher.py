@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from sonde.errors import NonFiniteError
 from sonde.forensics.findings import finding_of
-from sonde.forensics.hold_back import HoldBack, gradients_of
+from sonde.forensics.hold_back import HoldBack
 from sonde.forensics.investigate import (
     investigate_gradients,
     investigate_loss,
@@ -27,13 +27,14 @@ from sonde.forensics.investigate import (
 from sonde.forensics.keeper import Keeper, KeptPass
 from sonde.forensics.origin import Incident, Origin
 from sonde.forensics.recent import Recent
-from sonde.forensics.repeat import can_repeat, repeat_alone
+from sonde.forensics.repeat import repeat_alone
 from sonde.forensics.stop_words import held_words, late_words
 from sonde.forensics.traps import LossTails
 from sonde.forensics.values import NAN, any_nonfinite, badness
 from sonde.hooks.guard import UNGUARDED, Guard
 from sonde.hooks.names import named_modules, named_parameters
 from sonde.hooks.torch_state import is_capturing
+from sonde.record.kinds import gradients_of, needs_other_ranks, scale_handed_over, skip_flag
 from sonde.records import Finding, Quantity, Site
 
 GuardAction = Literal["skip", "stop", "stop_late"]
@@ -166,7 +167,7 @@ class Watcher:
             sites = self._around.nonfinite("gradient")
             if sites is None and self._is_armed:
                 sites = self._measure(optimizer)
-            if sites and not _is_scaled(optimizer):
+            if sites and scale_handed_over(optimizer) is None:
                 self._look_at_gradients(sites)
         if self._guard_action == "stop_late":
             self._notice(optimizer)
@@ -268,7 +269,7 @@ class Watcher:
     def _notice(self, optimizer: Optimizer) -> None:
         """Note gradients that are not finite where that can be told without waiting: on the CPU."""
         gradients = [gradient for _, gradient in gradients_of(optimizer)]
-        if getattr(optimizer, "found_inf", None) is not None or not all(map(_is_on_host, gradients)):
+        if skip_flag(optimizer) is not None or not all(map(_is_on_host, gradients)):
             return  # a gradient scaler's business, or that of the readings to come
         sites = None if self._around.measured(optimizer) is None else self._around.nonfinite("gradient")
         if sites or (sites is None and bool(any_nonfinite(gradients))):
@@ -372,7 +373,7 @@ class Watcher:
         self._seen[identity] = finding
         self._told = (now, finding)
         self._around.report(finding)
-        if kept is not None and kept.is_alone and can_repeat(kept.model):
+        if kept is not None and kept.is_alone and not needs_other_ranks(kept.model):
             self._around.save(incident, finding)
 
     def _all_names(self) -> dict[int, str]:
@@ -403,7 +404,3 @@ def _is_scaled_away(origin: Origin, roots: tuple[Tensor, ...]) -> bool:
     last = roots[0].grad_fn
     is_last = last is not None and last.name().startswith("MulBackward")
     return is_last and (origin.stage, origin.name, origin.makes, origin.total) == ("loss", "mul", "inf", 1)
-
-
-def _is_scaled(optimizer: Optimizer) -> bool:
-    return getattr(optimizer, "grad_scale", None) is not None

@@ -9,8 +9,18 @@ from torch import nn
 
 T = TypeVar("T")
 
-# What DistributedDataParallel/DataParallel, torch.compile and FSDP put into names.
-_WRAPPERS: Final = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+# Modules that only wrap the user's module, and the attribute it is in, which torch puts into names.
+_COMPILED: Final = "OptimizedModule"
+_WRAPPED_AS: Final = {
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "_FabricModule": "_forward_module",
+    _COMPILED: "_orig_mod",
+}
+# Fabric's wrapper holds the user's module twice.
+_WRAPPERS: Final = {*_WRAPPED_AS.values(), "_original_module"}
 
 # The model itself, which torch calls "". No attribute can have this name.
 ROOT_NAME: Final = "(model)"
@@ -35,21 +45,19 @@ def own_wrapper_words(root: nn.Module) -> frozenset[str]:
 
 
 def is_wrapper(module: nn.Module) -> bool:
-    """Say whether a module only wraps the user's module."""
-    name = type(module).__name__
-    return name in {
-        "DataParallel",
-        "DistributedDataParallel",
-        "FullyShardedDataParallel",
-        "OptimizedModule",
-        "CheckpointWrapper",
-    }
+    """Return whether a module only wraps the user's module."""
+    return type(module).__name__ in _WRAPPED_AS
 
 
-def unwrap(module: nn.Module) -> nn.Module:
-    """Return the user's module inside any number of wrappers."""
-    while is_wrapper(module):
-        inner = next((child for name, child in module.named_children() if name in _WRAPPERS), None)
+def is_compiled_wrapper(module: nn.Module) -> bool:
+    """Return whether a module is what `torch.compile` made of another one."""
+    return type(module).__name__ == _COMPILED
+
+
+def unwrap(module: nn.Module, *, also_compiled: bool = True) -> nn.Module:
+    """Return the user's module inside any number of wrappers, or what lies outside any compiled code."""
+    while is_wrapper(module) and (also_compiled or not is_compiled_wrapper(module)):
+        inner = module._modules.get(_WRAPPED_AS[type(module).__name__])
         if inner is None:
             return module
         module = inner

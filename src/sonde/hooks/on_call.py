@@ -20,7 +20,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
 from sonde.hooks.guard import Guard, Guarded, Handle, remove_all
-from sonde.hooks.names import is_wrapper
+from sonde.hooks.names import unwrap
 from sonde.hooks.torch_state import backward_id, is_capturing, is_compiling, unless_compiling
 
 Entry = TypeVar("Entry")
@@ -228,7 +228,7 @@ class RootPasses:
     def __init__(self, models: Iterable[nn.Module], listener: PassListener, guard: Guard) -> None:
         self._listener = listener
         self._here = _Here()
-        entries = {id(root): root for root in map(_called_model, models)}
+        entries = {id(root): root for root in (unwrap(model, also_compiled=False) for model in models)}
         enter, leave, raised = (guard.wrap("keeping passes", each) for each in (self._enter, self._leave, self._raised))
         self._calls = ModuleCalls(entries, enter, leave, raised)
 
@@ -254,16 +254,6 @@ class RootPasses:
     def remove(self) -> None:
         """Stop listening and forget the models."""
         self._calls.remove()
-
-
-def _called_model(model: nn.Module) -> nn.Module:
-    """Return what to listen at: inside wrappers that talk to other processes, but outside compiled code."""
-    while is_wrapper(model) and type(model).__name__ != "OptimizedModule":
-        inner = getattr(model, "module", None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-    return model
 
 
 def _is_training() -> bool:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from sonde.hooks.guard import Guard, Handle, remove_all
 from sonde.hooks.on_step import has_closure, on_step
 from sonde.hooks.torch_state import is_capturing
+from sonde.record.kinds import scale_handed_over, skip_flag
 from sonde.record.parameters import ParameterTable, WatchedParameter
 from sonde.stats.protocol import Recorder
 
@@ -197,12 +198,12 @@ class OptimizerTap:
     def _see_gradients(self, watched: WatchedOptimizer) -> None:
         self._table.see_gradients(watched.entries)
         # A fused optimizer under a gradient scaler is handed scaled gradients and unscales them itself, on the device.
-        scale = getattr(watched.optimizer, "grad_scale", None)
+        scale = scale_handed_over(watched.optimizer)
         if isinstance(scale, Tensor):
             site = self._site(f"{watched.name}.grad_scale")
             self._recorder.see(site, scale)
             self._recorder.unscale([entry.gradient_site for entry in watched.entries if entry.gradient_site >= 0], site)
-        found_inf = getattr(watched.optimizer, "found_inf", None)
+        found_inf = skip_flag(watched.optimizer)
         if isinstance(found_inf, Tensor):
             site = self._site(f"{watched.name}.found_inf")
             self._recorder.see(site, found_inf)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
 from sonde.hooks.guard import Guard, Handle, remove_all
 from sonde.hooks.replace_function import ReplacedFunction
+from sonde.record.kinds import scale_of
 from sonde.record.optimizers import OptimizerTap
 from sonde.stats.protocol import Recorder
 
@@ -53,8 +52,8 @@ class ScalerTap:
     def _scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._steps_before = self._optimizers.stepped
         self._before_step()
-        scale = getattr(self._scaler, "_scale", None)
-        if isinstance(scale, Tensor):
+        scale = scale_of(self._scaler)
+        if scale is not None:
             if self.site < 0:
                 self.site = self._recorder.site("scaler.scale", "scalar")
             self._recorder.see(self.site, scale)

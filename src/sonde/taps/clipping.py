@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from torch import Tensor
-from torch.amp.grad_scaler import OptState
 from torch.nn.utils import clip_grad
 
 from sonde.hooks.guard import Guard, Handle, remove_all
 from sonde.hooks.replace_function import OverridableFunction
 from sonde.hooks.torch_state import is_capturing
+from sonde.record.kinds import is_still_scaled
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import CLIP_MAX, CLIP_NORM, SCALED_CLIP
 
@@ -71,12 +71,4 @@ class ClippingTap:
         if isinstance(largest, int | float):
             self._sites.put(name, CLIP_MAX, largest)
         if self._scaler is not None:
-            self._sites.put(name, SCALED_CLIP, _is_scaled(self._scaler, optimizer))
-
-
-def _is_scaled(scaler: Any, optimizer: Any) -> bool:
-    """Say whether an optimizer's gradients are still multiplied by the scale."""
-    if not scaler.is_enabled():
-        return False
-    state = scaler._per_optimizer_states.get(id(optimizer))
-    return state is None or state["stage"] is OptState.READY
+            self._sites.put(name, SCALED_CLIP, is_still_scaled(self._scaler, optimizer))

@@ -29,6 +29,7 @@ from sonde.facts import (
     SoftmaxFacts,
 )
 from sonde.hooks.names import named_modules, named_parameters, unwrap
+from sonde.record.kinds import traits_of
 from sonde.taps.initial_values import InitialValues, look_at
 from sonde.taps.loader_facts import loader_facts
 from sonde.taps.passes import PassTrace
@@ -141,6 +142,7 @@ def optimizer_facts(name: str, optimizer: Optimizer, names: Mapping[int, str]) -
         name=name,
         kind=type(optimizer).__name__,
         groups=groups,
+        recorded_traits=traits_of(optimizer),
         foreign=tuple(str(tuple(each.shape)) for each in held if id(each) not in names),
         duplicates=tuple(names[key] for key, count in seen.items() if count > 1 and key in names),
     )

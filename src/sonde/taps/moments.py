@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from sonde.record.kinds import step_count
 from sonde.taps.vital_sites import VitalSites
 from sonde.vitals import STATE_STEPS
 
@@ -25,11 +25,9 @@ class Moments:
             if parameter is None:
                 return
             self._followed[name] = parameter
-        count = optimizer.state.get(parameter, {}).get("step")
-        if isinstance(count, Tensor) and (count.device.type != "cpu" or count.numel() != 1):
-            return
-        if isinstance(count, Tensor | int | float):
-            self._sites.put(name, STATE_STEPS, float(count))
+        count = step_count(optimizer, parameter)
+        if count is not None:
+            self._sites.put(name, STATE_STEPS, count)
 
     def clear(self) -> None:
         """Forget the parameters."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sonde import measures, schema, vitals
 from sonde.core.robust import growth, less
 from sonde.diagnosis.case import Case, NotMeasured, longest_run, run_length
-from sonde.diagnosis.ownership import held, is_adaptive, need_optimizers, recent_rates
+from sonde.diagnosis.ownership import held, need_optimizers, recent_rates
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.track import Panel, Track
@@ -277,10 +277,6 @@ NOOP_RELATIVE_STEP = Threshold(1e-6, "float32 resolves 1.2e-7 of a weight: a lar
 _OPTIMIZER_STEP_NOOP_RECENT: Final = 8
 
 
-# Their step may end where it began: a line search that finds nothing better.
-_SEARCHING: Final = ("LBFGS",)
-
-
 _COARSE: Final = ("bfloat16", "float16", "float8")
 
 
@@ -313,7 +309,7 @@ def optimizer_step_noop(case: Case) -> Found | None:
         return None
     rates, sizes = recent_rates(case, int(NOOP_STEPS)), _sizes(case)
     for optimizer in optimizers:
-        adaptive = is_adaptive(optimizer)
+        adaptive = optimizer.traits.adaptive
         mine = [
             name
             for name in held(optimizer)
@@ -321,7 +317,7 @@ def optimizer_step_noop(case: Case) -> Found | None:
             and case.parameters[name].dtype not in _COARSE
             and _would_show(rates.get(name), 1.0 if adaptive else stuck[name], sizes.get(name))
         ]
-        if mine and optimizer.kind not in _SEARCHING:
+        if mine and not optimizer.traits.searches:  # a line search may find nothing better
             return _finding_of_optimizer_step_noop(case, optimizer, mine)
     return None
 

@@ -11,7 +11,7 @@ from sonde import schema, vitals
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.learning import judge
 from sonde.diagnosis.outlook import chance_loss
-from sonde.diagnosis.ownership import is_adaptive, need_optimizers
+from sonde.diagnosis.ownership import need_optimizers
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.losses import LOSS_LOOKS
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
@@ -278,7 +278,7 @@ def wrong_loss_reduction(case: Case) -> Found | None:
     Where the optimizer's step does not grow with the gradient, or the sum is divided later, a sum does no harm.
     """
     summed = [loss for loss in seen_losses(case) if _is_sum(loss)]
-    if not summed or all(is_adaptive(optimizer) for optimizer in need_optimizers(case)):
+    if not summed or all(optimizer.traits.adaptive for optimizer in need_optimizers(case)):
         return None
     loss = summed[0]
     batch = loss.facts.input_shape[0] if loss.facts is not None and loss.facts.input_shape else 1
@@ -327,7 +327,7 @@ def accumulation_not_scaled(case: Case) -> Found | None:
     optimizer that searches along a line runs as many passes as it likes and adds nothing up.
     """
     optimizers = need_optimizers(case)
-    if any(optimizer.kind == "LBFGS" for optimizer in optimizers):
+    if any(optimizer.traits.searches for optimizer in optimizers):
         return None
     backwards = case.need_vital(vitals.LOOP, vitals.BACKWARDS).last(8)
     forwards = case.need_vital(vitals.LOOP, vitals.FORWARDS).last(8)
@@ -344,7 +344,7 @@ def accumulation_not_scaled(case: Case) -> Found | None:
     if not is_mean or abs(ratio) < ROOT_RATIO:
         return None
     # Two passes per step may be one that looks ahead, as sharpness-aware training does, which adds nothing up.
-    harmless = is_adaptive(optimizers[0]) or times < 3
+    harmless = optimizers[0].traits.adaptive or times < 3
     return Found(
         severity="info" if harmless else "warning",
         step=int(backwards.steps[0]) if case.step > 60 else 1,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sonde import measures, vitals
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.outlook import gravity, is_failing, is_learning_well
-from sonde.diagnosis.ownership import held, is_adaptive
+from sonde.diagnosis.ownership import held
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, few, rule
 from sonde.diagnosis.symptoms import NOT_FINITE, TOO_FAR
 from sonde.diagnosis.track import Panel, Track
@@ -162,8 +162,8 @@ def _judge_of_clip_always_active(case: Case, norms: Track, limits: Track) -> Fou
 
 def _severity(case: Case, name: str, factor: float) -> Severity:
     # Adam divides by the gradient's own size: clipping by a constant factor cancels out.
-    kind = next((optimizer.kind for optimizer in case.facts.optimizers if optimizer.name == name), "")
-    short = factor >= CLIPPED_GRAVE and "Ada" not in kind
+    adaptive = any(each.traits.adaptive for each in case.facts.optimizers if each.name == name)
+    short = factor >= CLIPPED_GRAVE and not adaptive
     return "warning" if short and (is_failing(case) or _crawls(case)) else "info"
 
 
@@ -310,8 +310,8 @@ def _must_shrink(case: Case, optimizer: OptimizerFacts, at: int, first: Weights,
     """
     group = optimizer.groups[at]
     decay = _number(group, "weight_decay")
-    decoupled = optimizer.kind == "AdamW" or group.settings.get("decoupled_weight_decay") is True
-    if is_adaptive(optimizer) and not decoupled:
+    decoupled = optimizer.traits.decoupled_decay
+    if optimizer.traits.adaptive and not decoupled:
         pull = decay * first.sizes[:, chosen]
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.nanmedian(pull / first.gradients[:, chosen])
@@ -355,7 +355,7 @@ def adam_eps_too_large(case: Case) -> Found | None:
     """
     case.need_facts()
     settings = [
-        group.settings for optimizer in case.facts.optimizers if "Adam" in optimizer.kind for group in optimizer.groups
+        group.settings for optimizer in case.facts.optimizers if optimizer.traits.adam for group in optimizer.groups
     ]
     eps = max((value for each in settings if isinstance(value := each.get("eps"), float)), default=0.0)
     if eps <= 1e-7:
@@ -437,15 +437,10 @@ def momentum_never_filled(case: Case) -> Found | None:
 
     Find weights that the first step of a fused SGD has spoilt with finite gradients, after steps it had skipped.
     """
-    fused = [each for each in case.need_facts().optimizers if _fills_late(each)]
+    fused = [each for each in case.need_facts().optimizers if each.traits.late_momentum]
     if not fused:
         raise NotMeasured("a fused SGD with momentum")
     return next((found for each in fused if (found := _check_one(case, each)) is not None), None)
-
-
-def _fills_late(optimizer: OptimizerFacts) -> bool:
-    settings = [group.settings for group in optimizer.groups]
-    return optimizer.kind == "SGD" and any(each.get("fused") and each.get("momentum") for each in settings)
 
 
 def _check_one(case: Case, optimizer: OptimizerFacts) -> Found | None:

@@ -386,7 +386,7 @@ def missing_warmup(case: Case) -> Found | None:
     rate = case.learning_rate()
     if found is None or rate is None:
         raise NotMeasured("the loss and the learning rate")
-    adaptive = any("Adam" in optimizer.kind for optimizer in case.facts.optimizers)
+    adaptive = any(optimizer.traits.adam for optimizer in case.facts.optimizers)
     attends = any("Attention" in module.kind or "Transformer" in module.kind for module in case.facts.modules)
     if not (adaptive and attends) or is_failing(case) or len(found[1]) < 2 * _FIRST:
         return None

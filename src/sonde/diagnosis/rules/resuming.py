@@ -20,9 +20,6 @@ FRESH_STEP_EVENNESS = Threshold(0.97, "rms over largest element of an update: Ad
 FRESH_STEP_WEIGHTS = Threshold(0.8, "share of weights for which that holds")
 
 
-_LIKE_ADAM = ("Adam", "AdamW", "Adamax", "NAdam")
-
-
 def fresh_steps(case: Case) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the remembered steps of Adam-like optimizers, and whether each looks like the first.
 
@@ -33,7 +30,7 @@ def fresh_steps(case: Case) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     names = {
         name: (optimizer.name, index)
         for optimizer in case.need_facts().optimizers
-        if optimizer.kind in _LIKE_ADAM
+        if optimizer.traits.even_first_step
         for index, group in enumerate(optimizer.groups)
         for name in group.parameters
     }
@@ -192,7 +189,7 @@ def momentum_state_stale(case: Case) -> Found | None:
     written = case.vital(vitals.LOOP, vitals.WRITTEN)
     if case.final and written is not None and written.numbers()[-1] > 0 and case.facts.optimizers:
         return _another_steps(case, float(written.numbers()[-1]))
-    if not any("Adam" in optimizer.kind for optimizer in case.facts.optimizers):
+    if not any(optimizer.traits.adam for optimizer in case.facts.optimizers):
         raise NotMeasured("an optimizer of Adam's kind")
     return next((found for each in case.facts.optimizers if (found := _check_one(case, each)) is not None), None)
 
@@ -236,7 +233,7 @@ def _look_at_updates(case: Case, optimizer: OptimizerFacts) -> Found | None:
     panel = case.panel("update")
     mine = set(held(optimizer))
     chosen = [at for at, site in enumerate(panel.sites) if site.name in mine and _is_telling(case, site)]
-    if "Adam" not in optimizer.kind or len(chosen) < 2:
+    if not optimizer.traits.adam or len(chosen) < 2:
         return None
     panel = panel.pick(chosen)
     moved = panel.column(schema.COUNT) - panel.column(schema.ZERO)
