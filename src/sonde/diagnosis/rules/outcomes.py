@@ -82,6 +82,8 @@ def not_learning(case: Case) -> Found | None:
         return None  # it began well trained
     if is_better_than_guessing(case, LEARNT):
         return None  # there is little to learn, and it was learnt
+    if loss_divergence.find(case) is not None:
+        return None  # it is not where it began, it has left that behind
     return Found(
         severity="warning" if case.final and not targets_move(case) else "info",
         step=1,
