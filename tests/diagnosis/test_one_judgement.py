@@ -108,8 +108,8 @@ LOSSES = {
     "ends in NaN": ([*(2 * np.exp(-np.arange(50) / 50)), NAN], "non-finite"),
     "ends infinite": ([2.0] * 30 + [INF], "non-finite"),
     "swings at every step": (1.0 + 0.6 * np.where(np.arange(160) % 2, 1, -1), "unstable, stuck"),
-    "swings regularly": (1.0 + 0.4 * np.sin(np.arange(160) / 2), "unstable, stuck"),
-    "one spike": ([*(2.0 * noise(0.02, n=80)), 20.0, *(2.0 * noise(0.02, 1, 40))], "unstable"),
+    "swings regularly": (1.0 + 0.4 * np.sin(np.arange(160) / 2), "unstable"),
+    "one spike": (2.0 * np.exp(-np.arange(120) / 120) * np.where(np.arange(120) == 80, 10.0, 1.0), "unstable"),
     "too short to tell": ([2.0, 2.1, 1.9, 2.0, 2.0], ""),
     "NaN from the first step": ([NAN], "non-finite"),
 }
