@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
     from sonde.store import open_run as open_run
     from sonde.store.verify import verify as verify
     from sonde.version import __version__ as __version__
+    from sonde.views.debug_outputs import display_debug_outputs as display_debug_outputs
     from sonde.watching import Options as Options
     from sonde.watching import open_session as open_session
     from sonde.watching import watch as watch

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from sonde.errors import MissingExtra
 from sonde.store import Run
+from sonde.views.document import Document
 from sonde.views.report import render_report
 
 USUAL_HEIGHT: Final = 760
@@ -44,10 +45,7 @@ class RunView:
             page = render_report(self._run, "html")
         except MissingExtra as error:
             return f"{self._hint()}<p>{escape(str(error))}</p>{self._plain()}"
-        return (
-            f'{self._hint()}<iframe title="Sonde: {escape(self._run.path.name)}" sandbox="allow-scripts" width="100%" '
-            f'height="{self.height}" style="border:1px solid #8884;border-radius:6px" srcdoc="{escape(page)}"></iframe>'
-        )
+        return self._hint() + _frame(self._run.path.name, page, self.height)
 
     def _hint(self) -> str:
         return f"<p>Layers, samples and other runs are in the viewer: <code>{escape(self.command)}</code></p>"
@@ -60,3 +58,24 @@ class RunView:
         makers = {"text/plain": self.__repr__, "text/html": self._repr_html_}
         wanted = set(include or makers) - set(exclude or ())
         return {kind: make() for kind, make in makers.items() if kind in wanted}
+
+
+class DocumentView:
+    """A document that a notebook displays in a frame of its own, and a terminal as text."""
+
+    def __init__(self, document: Document, *, height: int = USUAL_HEIGHT) -> None:
+        self.document = document
+        self.height = max(int(height), LEAST_HEIGHT)
+
+    def __repr__(self) -> str:
+        return self.document.to_markdown()
+
+    def _repr_html_(self) -> str:
+        return _frame(self.document.title, self.document.to_html(), self.height)
+
+
+def _frame(title: str, page: str, height: int) -> str:
+    return (
+        f'<iframe title="Sonde: {escape(title)}" sandbox="allow-scripts" width="100%" height="{height}" '
+        f'style="border:1px solid #8884;border-radius:6px" srcdoc="{escape(page)}"></iframe>'
+    )
