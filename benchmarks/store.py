@@ -23,10 +23,10 @@ from sonde import schema
 from sonde.records import Block, RunHeader, Site
 from sonde.store import RunWriter, layout, lease, list_runs, open_run, verify
 from sonde.store.header import write_header
-from sonde.store.log import segment, table
+from sonde.store.log import table
 from sonde.store.log.attempts import Attempt
 from sonde.store.log.retention import MAX_SEGMENT_BYTES
-from sonde.store.log.segment import Origin
+from sonde.store.log.segment_writer import Origin, write_segment
 
 HEADER = RunHeader(schema_version=1, created=time.time(), sonde_version="benchmark", model={"name": "synthetic"})
 QUANTITIES = ("parameter", "gradient", "update", "output")
@@ -159,7 +159,7 @@ def build(path: Path, steps: int, sites: int) -> None:
             ),
         )
         origin = Origin(sites=known, attempts=[Attempt(0, 0, 0.0)])
-        segment.write(folder / layout.segment_name(number, number), sealed, origin)
+        write_segment(folder / layout.segment_name(number, number), sealed, origin)
     lease.write(folder, replace(lease.mine("finished", 0, time.time()), blocks=steps, last_step=steps - 1))
 
 

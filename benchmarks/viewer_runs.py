@@ -13,10 +13,10 @@ from store import HEADER, make_sites
 from sonde import schema
 from sonde.store import layout, lease
 from sonde.store.header import write_header
-from sonde.store.log import segment, table
+from sonde.store.log import table
 from sonde.store.log.attempts import Attempt
 from sonde.store.log.retention import MAX_SEGMENT_BYTES
-from sonde.store.log.segment import Origin
+from sonde.store.log.segment_writer import Origin, write_segment
 
 ELEMENTS = 768 * 768
 ROW_BYTES = 108
@@ -46,7 +46,7 @@ def write_large(path: Path, steps: int, sites: int, budget: int) -> int:
     rng = np.random.default_rng(0)
     for number, begin in enumerate(range(0, len(firsts), per_segment)):
         block_steps = firsts[begin : begin + per_segment]
-        segment.write(
+        write_segment(
             folder / layout.segment_name(number, number), _table(block_steps, sites, window, steps, rng), origin
         )
     done = replace(lease.mine("finished", 0, time.time()), blocks=len(firsts), last_step=steps - 1)

@@ -17,9 +17,10 @@ from typing import Any, Final, Literal, Protocol, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
+from sonde import schema, strict_json
 from sonde.core import statistics
 from sonde.schema import Bins, Rows
+from sonde.strict_json import Finite
 
 Quantity = Literal[
     "parameter",
@@ -295,16 +296,23 @@ class Finding:
         return plain
 
     @classmethod
-    def from_json(cls, plain: dict[str, Any]) -> Self:
-        """Return the finding that `to_json` described, ignoring fields of later versions."""
-        known = {name: value for name, value in plain.items() if name in cls.__slots__}
-        known["evidence"] = tuple(
-            Evidence(**{name: value for name, value in item.items() if name in Evidence.__slots__})
-            for item in plain.get("evidence", ())
-        )
-        for name in ("sites", "explains"):
-            known[name] = tuple(known.get(name, ()))
-        return cls(**known)
+    def from_json(cls, plain: Any, where: str = "What was given") -> Self:
+        """Return the finding that `to_json` described, ignoring fields of later versions.
+
+        Raises:
+            RunDamaged: It does not describe a finding; the message names `where` and the field.
+
+        """
+        if isinstance(plain, dict) and isinstance(plain.get("evidence"), list):
+            plain = plain | {"evidence": [_with_numbers(item) for item in plain["evidence"]]}
+        return strict_json.convert(plain, cls, where, "a finding")
+
+
+def _with_numbers(item: Any) -> Any:
+    """Return a piece of evidence with its numbers as numbers, also those that strict JSON has to write as text."""
+    if not isinstance(item, dict):
+        return item
+    return item | {name: strict_json.number(item[name]) for name in ("value", "threshold") if name in item}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +320,7 @@ class RunHeader:
     """What a run says about itself, written once when it starts."""
 
     schema_version: int
-    created: float
+    created: Finite
     sonde_version: str
     model: dict[str, Any] = field(default_factory=dict)
     """`name`, `modules` (path, class, parameters) and `parameters` (name, shape, dtype, trainable, aliases)."""

@@ -7,12 +7,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
 
 from sonde.errors import RunDamaged
 from sonde.replacing import replacing
 
 MAX_BYTES: Final = 64 << 20
+
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A whole number that is not negative and fits 64 bits."""
+Finite = Annotated[float, msgspec.Meta(gt=-1e300, lt=1e300)]
+"""A number that is finite: JSON's own numbers have no limits."""
+_NOT_FINITE: Final = ("nan", "inf", "-inf")
+
+T = TypeVar("T")
 
 
 def plain(value: Any, *, nonfinite: Literal["text", "null"] = "text") -> Any:
@@ -74,9 +84,33 @@ def _refuse(name: str) -> None:
     raise ValueError(f"the bare word {name}")
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a parsed value is a finite number that fits a float; JSON's own numbers have no limits."""
-    return type(value) in (int, float) and -1e300 < value < 1e300
+def convert(value: Any, kind: type[T], where: str, what: str) -> T:
+    """Return parsed JSON as a dataclass, a msgspec Struct or a container of such; fields of later versions are ignored.
+
+    Args:
+        value: What `loads` returned.
+        kind: The type that it should have.
+        where: The file (and the place in it) that an error names.
+        what: What it should be, in words.
+
+    Raises:
+        RunDamaged: It has another type; the message names the field.
+
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise RunDamaged(f"{where} is not {what}: {error}.") from None
+
+
+def decode(text: bytes | memoryview, kind: type[T], where: str, what: str) -> T:
+    """Parse JSON as `loads` does, and return it as `convert` does."""
+    return convert(loads(text, where), kind, where, what)
+
+
+def number(value: Any) -> Any:
+    """Undo what `plain` does to numbers that are not finite; return everything else as it is."""
+    return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -14,9 +14,12 @@ from tests.store.making import make_block, make_sites, measured_runs, write_run
 
 from sonde.errors import RunDamaged
 from sonde.store import open_run, verify
-from sonde.store.log import codec, segment, table
+from sonde.store.log import codec, segment_writer, table
 from sonde.store.log.attempts import Attempt
-from sonde.store.log.segment import Maps, Origin, Segment
+from sonde.store.log.segment import Maps, Segment
+from sonde.store.log.segment_checks import NUM_SLICES
+from sonde.store.log.segment_writer import Origin, write_segment
+from sonde.store.sealed import ITEM_BYTES
 
 ORIGIN = Origin(sites=make_sites(5), attempts=[Attempt(0, None, 5.0)])
 NAMES = ("site", "offset", "step", "span", "merged", "stats", "hist_lo", "hist_len", "hist_offset", "hist")
@@ -27,7 +30,7 @@ NAMES = ("site", "offset", "step", "span", "merged", "stats", "hist_lo", "hist_l
 def test_tables_come_back_as_they_were(tmp_path, blocks):
     rows = table.from_blocks([codec.pack(block) for block in blocks])
     path = tmp_path / "seg-000000.safetensors"
-    assert segment.write(path, rows, ORIGIN)
+    assert write_segment(path, rows, ORIGIN)
     opened = Segment(path, Maps())
     back = opened.table()
     for name in NAMES:
@@ -59,7 +62,7 @@ def test_any_safetensors_library_reads_a_segment(sealed):
 def test_arrays_start_where_their_items_align(sealed):
     path, _ = sealed
     for extent in Segment(path, Maps())._extents.values():
-        assert extent.start % np.dtype(extent.dtype).itemsize == 0
+        assert extent.start % ITEM_BYTES[extent.dtype] == 0
 
 
 def test_no_flipped_bit_of_a_segment_is_read_as_data(sealed):
@@ -172,12 +175,12 @@ def rebuild(path, **changes):
     for name, change in changes.items():
         change(values[name])
     hostile = table.Table(**values, blocks=rows.blocks)
-    crcs = segment.slice_crcs
-    segment.slice_crcs = lambda _: np.zeros((segment.NUM_SLICES, len(values["site"])), np.uint32)
+    crcs = segment_writer.slice_crcs
+    segment_writer.slice_crcs = lambda _: np.zeros((NUM_SLICES, len(values["site"])), np.uint32)
     try:
-        segment.write(path, hostile, Origin(sites=make_sites(3), attempts=[Attempt(0, None, 0.0)]))
+        write_segment(path, hostile, Origin(sites=make_sites(3), attempts=[Attempt(0, None, 0.0)]))
     finally:
-        segment.slice_crcs = crcs
+        segment_writer.slice_crcs = crcs
 
 
 def put(at, value):
@@ -246,7 +249,7 @@ def test_maps_are_bounded(tmp_path):
     opened = []
     for number in range(5):
         path = tmp_path / f"seg-{number:06d}.safetensors"
-        segment.write(path, table.from_blocks([codec.pack(make_block(number))]), ORIGIN)
+        write_segment(path, table.from_blocks([codec.pack(make_block(number))]), ORIGIN)
         opened.append(Segment(path, maps))
     for one in (*opened, *opened):
         assert len(one.table()) == 3
@@ -255,9 +258,9 @@ def test_maps_are_bounded(tmp_path):
 
 def test_a_segment_that_was_replaced_is_not_mapped(tmp_path):
     path = tmp_path / "seg-000000.safetensors"
-    segment.write(path, table.from_blocks([codec.pack(make_block(0))]), ORIGIN)
+    write_segment(path, table.from_blocks([codec.pack(make_block(0))]), ORIGIN)
     opened = Segment(path, Maps())
-    segment.write(path, table.from_blocks([codec.pack(make_block(0, 2))]), ORIGIN)
+    write_segment(path, table.from_blocks([codec.pack(make_block(0, 2))]), ORIGIN)
     with pytest.raises(FileNotFoundError):
         opened.table()
 
@@ -265,5 +268,5 @@ def test_a_segment_that_was_replaced_is_not_mapped(tmp_path):
 def test_writing_that_may_not_finish_leaves_nothing(tmp_path):
     path = tmp_path / "seg-000000.safetensors"
     rows = table.from_blocks([codec.pack(make_block(0))])
-    assert not segment.write(path, rows, ORIGIN, may_finish=lambda: False)
+    assert not write_segment(path, rows, ORIGIN, may_finish=lambda: False)
     assert list(tmp_path.iterdir()) == []

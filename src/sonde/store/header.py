@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
@@ -40,16 +40,7 @@ def read_header(run: Path) -> RunHeader:
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         known = "1" if SCHEMA_VERSION == 1 else f"1 to {SCHEMA_VERSION}"
         raise RunDamaged(f"{path} has schema version {version!r}; this Sonde reads {known}. Update Sonde.")
-    names = {field.name for field in fields(RunHeader)}
-    try:
-        header = RunHeader(**{name: value for name, value in plain.items() if name in names})
-    except TypeError as error:
-        raise RunDamaged(f"{path} lacks what a run must say about itself: {error}") from None
-    if not strict_json.is_number(header.created) or type(header.sonde_version) is not str:
-        raise RunDamaged(f"{path} has no valid time of creation or version.")
-    if not all(type(part) is dict for part in (header.model, header.environment, header.config)):
-        raise RunDamaged(f"{path}: model, environment and config must be objects.")
-    return header
+    return strict_json.convert(plain, RunHeader, str(path), "the description of a run")
 
 
 _MOST: Final = 4

@@ -6,14 +6,14 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal
 
 from sonde import strict_json
-from sonde.errors import RunDamaged
 from sonde.outcome import Outcome
 from sonde.store import layout
+from sonde.strict_json import Finite, Natural
 
 State = Literal["live"] | Outcome
 Status = State | Literal["crashed"]
@@ -29,20 +29,20 @@ class Lease:
     """What a writer says about itself. The numbers at the end let a list of runs be shown without reading data."""
 
     state: State
-    pid: int
+    pid: Natural
     host: str
     process_start: str
-    attempt: int
-    beat: float
+    attempt: Natural
+    beat: Finite
     token: str = ""
-    journal: int = 0
+    journal: Natural = 0
     """The journal that was open at the beat."""
-    blocks: int = 0
+    blocks: Natural = 0
     """Blocks written before that journal was opened."""
     last_step: int | None = None
     loss: float | str | None = None
     """The newest value of the scalar that is called a loss."""
-    dropped_blocks: int = 0
+    dropped_blocks: Natural = 0
 
 
 def mine(state: State, attempt: int, beat: float) -> Lease:
@@ -75,28 +75,7 @@ def read(folder: Path) -> Lease | None:
         plain = strict_json.read_object(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    known = {field.name: plain[field.name] for field in fields(Lease) if field.name in plain}
-    try:
-        lease = Lease(**known)
-    except TypeError as error:
-        raise RunDamaged(f"{path} does not say who writes: {error}") from None
-    if not _makes_sense(lease):
-        raise RunDamaged(f"{path} does not say who writes: {plain!r:.200}")
-    return lease
-
-
-def _makes_sense(lease: Lease) -> bool:
-    state: Any = lease.state  # whatever the file says; the types are not checked yet
-    numbers: list[Any] = [lease.pid, lease.attempt, lease.journal, lease.blocks, lease.dropped_blocks]
-    texts: list[Any] = [lease.host, lease.process_start, lease.token]
-    return (
-        state in ("live", *get_args(Outcome))
-        and all(type(number) is int and number >= 0 for number in numbers)
-        and all(isinstance(text, str) for text in texts)
-        and strict_json.is_number(lease.beat)
-        and type(lease.last_step) in (int, type(None))
-        and (type(lease.loss) in (str, type(None)) or strict_json.is_number(lease.loss))
-    )
+    return strict_json.convert(plain, Lease, str(path), "the note of a writer")
 
 
 def is_alive(lease: Lease, now: float) -> bool:

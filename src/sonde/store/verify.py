@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 
-from sonde import strict_json
 from sonde.errors import RunDamaged
 from sonde.store import framing, header, layout, lease
 from sonde.store.log import attempts, codec, journal, sites
@@ -200,7 +199,7 @@ class _JournalCheck:
         if record.kind == Kind.SITES:
             self._known.update(site.id for site in sites.parse(record.payload, where))
         elif record.kind == Kind.START:
-            attempts.parse(strict_json.loads(record.payload, where), where)
+            attempts.parse(record.payload, where)
         else:
             block = codec.decode_block(record.step, record.payload)
             self._report.num_blocks += 1

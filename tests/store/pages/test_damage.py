@@ -226,13 +226,3 @@ def test_a_structure_deeper_than_any_writer_goes_is_refused():
         deep = {"tuple": [deep]}
     with pytest.raises(nodes.BadNode, match="too deep"):
         nodes.Decoder(lambda number: number).decode(deep)
-
-
-def test_nothing_here_can_run_code():
-    from pathlib import Path
-
-    import sonde.store.pages
-
-    for path in Path(sonde.store.pages.__file__).parent.glob("*.py"):
-        text = path.read_text()
-        assert not any(word in text for word in ("pickle", "import torch", "eval(", "exec(", "joblib", "__import__"))

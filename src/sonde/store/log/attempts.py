@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from sonde import strict_json
-from sonde.errors import RunDamaged
+from sonde.strict_json import Finite
+
+_Step = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """One stretch of writing. From its first step on, it replaces what earlier attempts wrote."""
 
-    number: int
-    start_step: int | None
+    number: int = msgspec.field(name="attempt")
+    start_step: _Step | None
     """Where it continued, if the recorder said so; otherwise its first step, or None while it has none."""
-    time: float
+    time: Finite
 
     def to_json(self) -> dict[str, Any]:
         """Return the attempt as JSON-ready values."""
         return {"attempt": self.number, "start_step": self.start_step, "time": self.time}
 
 
-def parse(plain: Any, where: str) -> Attempt:
-    """Read what a journal or a segment says about an attempt.
+def parse(text: bytes | memoryview, where: str) -> Attempt:
+    """Read what a journal says about the attempt that wrote it.
 
     Raises:
         RunDamaged: It makes no sense.
 
     """
-    try:
-        number, start, time = plain["attempt"], plain["start_step"], plain["time"]
-    except (KeyError, TypeError, IndexError):
-        number, start, time = None, None, None
-    if type(number) is not int or not strict_json.is_number(time):
-        raise RunDamaged(f"{where} does not describe an attempt: {plain!r:.100}")
-    if start is not None and (type(start) is not int or not -(2**63) <= start < 2**63):
-        raise RunDamaged(f"{where} does not describe an attempt: {plain!r:.100}")
-    return Attempt(number, start, float(time))
+    return strict_json.decode(text, Attempt, where, "the description of an attempt")
 
 
 def resolve(attempts: Iterable[Attempt], first_step: int | None) -> list[Attempt]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sonde import schema
 from sonde.records import Block
 from sonde.store import framing
+from sonde.store.sealed import raw
 
 _BLOCK: Final = struct.Struct("<dqqIIQQ")  # time, epoch, span, flags, reserved, number of rows, number of counts
 NO_EPOCH: Final = -1
@@ -138,13 +139,8 @@ def encode_block(sequence: int, packed: Packed) -> bytes:
     hist = packed.hist.astype("<u8" if wide else "<u4", copy=False)
     # Widest first: every array starts at a multiple of its item's size.
     arrays = [packed.stats, hist, packed.sites] if wide else [packed.stats, packed.sites, hist]
-    parts = [_raw(array) for array in (*arrays, packed.hist_lo, packed.hist_len)]
+    parts = [raw(array) for array in (*arrays, packed.hist_lo, packed.hist_len)]
     return framing.encode(Kind.BLOCK, packed.step, sequence, [fixed, *parts])
-
-
-def _raw(array: NDArray[Any]) -> memoryview:
-    # A view with a zero in its shape cannot be cast.
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 def decode_block(step: int, payload: memoryview) -> Packed:

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Final
 
-from sonde import strict_json
 from sonde.errors import RunDamaged
 from sonde.records import Site
 from sonde.store import framing
@@ -80,7 +79,7 @@ class JournalSource:
             elif record.kind == Kind.SITES:
                 self.sites.update((site.id, site) for site in sites.parse(record.payload, where))
             else:
-                self._stated.append(attempts.parse(strict_json.loads(record.payload, where), where))
+                self._stated.append(attempts.parse(record.payload, where))
         except codec.BadPayload as error:
             self.problems.append(f"{where}: {error}")
         except RunDamaged as error:

@@ -14,10 +14,11 @@ from typing import Final
 from sonde.errors import RunDamaged
 from sonde.records import Event, Site
 from sonde.store import layout
-from sonde.store.log import attempts, retention, segment, table
+from sonde.store.log import attempts, retention, table
 from sonde.store.log.journal import JournalSource
 from sonde.store.log.retention import MAX_SEGMENT_BYTES, Entry, plan_windows, to_compact, to_join, to_thin
-from sonde.store.log.segment import Maps, Origin, Segment
+from sonde.store.log.segment import Maps, Segment
+from sonde.store.log.segment_writer import Origin, write_segment
 from sonde.store.log.table import Table
 
 _MAX_KNOWN_SITES: Final = 8  # parsed lists of sites that are kept; most segments have the same
@@ -127,7 +128,7 @@ class Sealer:
             )
             target = self._folder / layout.segment_name(numbers[0], numbers[-1])
             rows = table.merge([part for source in sources for part in source.tables])
-            if not segment.write(target, rows, origin, may_finish=self._may_finish):
+            if not write_segment(target, rows, origin, may_finish=self._may_finish):
                 return
             for source in sources:
                 self._finish(source)
@@ -273,7 +274,7 @@ class Sealer:
         if window > min(entry.window for entry in group):
             rows = retention.thin(rows, window)
         name = layout.segment_name(group[0].first, group[-1].last)
-        if not segment.write(self._folder / name, rows, origin, may_finish=self._may_finish):
+        if not write_segment(self._folder / name, rows, origin, may_finish=self._may_finish):
             return None
         for entry in group:
             if entry.name != name:

@@ -1,32 +1,24 @@
-"""Segments: sealed tables in plain safetensors files.
-
-Any safetensors library reads them. What Sonde adds is in `__metadata__`, and every byte is covered by a checksum: the
-header by `check`, each tensor by an entry of `crc32`, and each site's slice of each column by `slice_crc`, so that one
-series can be read and checked without touching the rest.
-"""
+"""Segments, read: sealed tables whose columns are mapped to memory and checked as they are used."""
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde import schema, strict_json
 from sonde.errors import RunDamaged
 from sonde.records import Site
-from sonde.replacing import sync_folder
-from sonde.store import sealed
 from sonde.store.log import attempts, sites
 from sonde.store.log.attempts import Attempt
 from sonde.store.log.segment_checks import (
@@ -46,81 +38,26 @@ from sonde.store.log.segment_checks import (
     hist_crcs,
     inconsistencies,
     piece_crcs,
-    raw,
-    slice_crcs,
 )
+from sonde.store.log.segment_writer import DTYPES, FORMAT
 from sonde.store.log.table import Blocks, Table
-from sonde.store.sealed import Extent
+from sonde.store.sealed import SealedFile, bad_checksum, raw, read_tensor
+from sonde.strict_json import Natural
 
 _NEAR_BYTES: Final = 16 << 10
 """Pieces of a file that lie this near are asked for in one go: a disk reads the gap sooner than it seeks over it."""
 
 
-def write(path: Path, rows: Table, origin: Origin, *, may_finish: Callable[[], bool] = lambda: True) -> bool:
-    """Write a segment in one step, through a file beside it.
-
-    Args:
-        path: Where it belongs.
-        rows: What it holds.
-        origin: What it says about that.
-        may_finish: Asked at the very end; if it says no, nothing is left behind.
-
-    Returns:
-        Whether the segment was put in its place.
-
-    """
-    tensors = _tensors(rows)
-    head = build_header(tensors, rows, origin)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb", buffering=0) as file:
-            _write_all(file.fileno(), len(head).to_bytes(8, "little") + head)
-            for tensor in tensors.values():
-                _write_all(file.fileno(), raw(tensor))
-            os.fsync(file.fileno())
-        if not may_finish():
-            temporary.unlink(missing_ok=True)
-            return False
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    return True
+T = TypeVar("T")
 
 
-def _write_all(fd: int, part: bytes | memoryview) -> None:
-    view = memoryview(part)
-    while len(view):
-        view = view[os.write(fd, view[: 1 << 30]) :]
+class _Metadata(msgspec.Struct):
+    """What a segment adds to the header, each as JSON in a text."""
 
-
-def _tensors(rows: Table) -> dict[str, NDArray[Any]]:
-    named: dict[str, NDArray[Any]] = {
-        "stats": rows.stats,
-        "step": rows.step,
-        "offset": rows.offset,
-        "block_step": rows.blocks.step,
-        "block_time": rows.blocks.time,
-        "block_epoch": rows.blocks.epoch,
-        "span": rows.span,
-        "site": rows.site,
-        "slice_crc": slice_crcs(rows),
-        "block_span": rows.blocks.span,
-        "block_skipped": rows.blocks.skipped,
-    }
-    if (rows.merged != 1).any():
-        named["merged"] = rows.merged
-    if rows.hist_len.any():
-        named |= {
-            "hist_offset": rows.hist_offset,
-            "hist": rows.hist,
-            "hist_lo": rows.hist_lo,
-            "hist_len": rows.hist_len,
-        }
-    little = {name: np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")) for name, a in named.items()}
-    # Widest items first: the format allows no holes, and this way every array starts where its items align.
-    return dict(sorted(little.items(), key=lambda item: -item[1].itemsize))
+    window: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}$")]
+    attempts: str
+    sites: str
+    crc32: str
 
 
 class Segment:
@@ -131,16 +68,17 @@ class Segment:
         self._maps = maps
         with path.open("rb") as file:
             self.stamp = Stamp.of(os.fstat(file.fileno()))
-            self._extents, metadata = read_header(path, file, self.stamp.size)
+            sealed = SealedFile.read(path, file, FORMAT)
+            self._extents = sealed.tensors
+            metadata = strict_json.convert(sealed.metadata, _Metadata, f"{path}: its metadata", "that of a segment")
+            self._crcs = _parse(metadata.crc32, dict[str, Natural], f"{path}: crc32", "a checksum for each tensor")
             small = {name: self._read_small(file, name, dtype) for name, dtype in SMALL.items()}
-        self.sites = parse_sites(metadata, path, known_sites)
-        self.window = parse_int(metadata, "window", path)
+        self.sites = _parse_sites(metadata.sites, path, known_sites)
+        self.window = int(metadata.window)
         self.site, self.offset, self.slice_crc = small["site"], small["offset"], small["slice_crc"]
         self.blocks = Blocks(*(small[f"block_{name}"] for name in BLOCK_COLUMNS))
-        listed = strict_json.loads(metadata.get("attempts", "").encode(), f"{path}: attempts")
-        if not isinstance(listed, list):
-            raise RunDamaged(f"{path}: its attempts are no list.")
-        self.attempts = attempts.resolve((attempts.parse(plain, str(path)) for plain in listed), self.first_step)
+        listed = _parse(metadata.attempts, list[Attempt], f"{path}: attempts", "a list of attempts")
+        self.attempts = attempts.resolve(listed, self.first_step)
         check_shapes(path, self._extents, len(self.site), len(self.blocks))
         check_order(path, self.site, self.offset, self.blocks, self.num_rows)
         self._checked = np.zeros((NUM_SLICES, len(self.site)), dtype=bool)
@@ -223,7 +161,7 @@ class Segment:
         def view(name: str) -> NDArray[Any]:
             extent = self._extents[name]
             count = math.prod(extent.shape)
-            return np.frombuffer(whole, extent.dtype, count, extent.start).reshape(extent.shape)
+            return np.frombuffer(whole, DTYPES[extent.dtype], count, extent.start).reshape(extent.shape)
 
         num_rows = self.num_rows
         has_hist = "hist" in self._extents
@@ -297,9 +235,9 @@ class Segment:
         _advise(self._maps.get(self).whole, "MADV_SEQUENTIAL")
         mapped = {name: getattr(rows, name) for name in GROWING if name in self._extents}
         found = [
-            f"{self.path}: the tensor {name!r} (bytes {extent.start} to {extent.end}) does not match its checksum"
+            bad_checksum(self.path, name, self._extents[name].start, self._extents[name].end)
             for name, array in mapped.items()
-            if zlib.crc32(raw(array)) != (extent := self._extents[name]).crc
+            if zlib.crc32(raw(array)) != self._crcs.get(name)
         ]
         _advise(self._maps.get(self).whole, "MADV_RANDOM")
         return found or inconsistencies(self.path, rows, has_hist="hist" in self._extents)
@@ -313,15 +251,10 @@ class Segment:
         extent = self._extents.get(name)
         if extent is None:
             raise RunDamaged(f"{self.path} lacks the tensor {name!r}.")
-        file.seek(extent.start)
-        content = file.read(extent.end - extent.start)
-        if zlib.crc32(content) != extent.crc:
-            raise RunDamaged(
-                f"{self.path}: the tensor {name!r} (bytes {extent.start} to {extent.end}) does not match its checksum"
-            )
         if extent.dtype != dtype:
             raise RunDamaged(f"{self.path}: the tensor {name!r} is {extent.dtype}, not {dtype}.")
-        return np.frombuffer(content, dtype).reshape(extent.shape)
+        content = read_tensor(file, name, extent.start, extent.end, self._crcs.get(name, -1))
+        return np.frombuffer(content, DTYPES[dtype]).reshape(extent.shape)
 
 
 def _advise(whole: mmap.mmap, advice: str) -> None:
@@ -334,104 +267,16 @@ def _constant(value: int, length: int, dtype: type[Any]) -> NDArray[Any]:
     return np.broadcast_to(np.array(value, dtype=dtype), (length,))
 
 
-FORMAT: Final = "sonde-segment"
-MAX_HEADER_BYTES: Final = 100 << 20  # what safetensors itself allows
-
-_DTYPES: Final = {"F64": "<f8", "I64": "<i8", "U64": "<u8", "U32": "<u4", "U8": "|u1", "BOOL": "|b1"}
-_NAMES: Final = {np.dtype(numpy): name for name, numpy in _DTYPES.items()}
+def _parse(text: str, kind: type[T], where: str, what: str) -> T:
+    return strict_json.decode(text.encode("utf-8", "surrogatepass"), kind, where, what)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where the rows of a segment come from."""
-
-    sites: list[Site]
-    attempts: list[Attempt]
-    window: int = 1
-    """How many steps thinning has put together in a row, at most."""
-
-
-def build_header(tensors: dict[str, NDArray[Any]], rows: Table, origin: Origin) -> bytes:
-    """Return the header of a file that holds these tensors in this order."""
-    steps = rows.blocks.step
-    metadata = {
-        "check": sealed.BLANK,
-        "format": FORMAT,
-        "schema_version": str(schema.SCHEMA_VERSION),
-        "columns": ",".join(schema.COLUMNS),
-        "window": str(origin.window),
-        "first_step": str(int(steps[0])) if len(steps) else "",
-        "last_step": str(int(steps[-1])) if len(steps) else "",
-        "attempts": strict_json.dumps([attempt.to_json() for attempt in origin.attempts]).decode(),
-        "sites": strict_json.dumps(sites.to_json(origin.sites)).decode(),
-        "crc32": strict_json.dumps({name: zlib.crc32(raw(tensor)) for name, tensor in tensors.items()}).decode(),
-    }
-    header: dict[str, Any] = {"__metadata__": metadata}
-    at = 0
-    for name, tensor in tensors.items():
-        end = at + tensor.nbytes
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return sealed.fill_in_check(text)
-
-
-def read_header(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Extent], dict[str, str]]:
-    """Return where each tensor of a file of so many bytes lies, and the metadata.
-
-    Raises:
-        RunDamaged: It is not what was written, or makes no sense.
-
-    """
-    header, start = sealed.read(path, file, size, what="segment", max_bytes=MAX_HEADER_BYTES)
-    plain = strict_json.loads(header, f"{path}: its header")
-    metadata = plain.pop("__metadata__", None) if isinstance(plain, dict) else None
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise RunDamaged(f"{path} is not a segment of a Sonde run.")
-    version = parse_int(metadata, "schema_version", path)
-    if not 1 <= version <= schema.SCHEMA_VERSION:
-        raise RunDamaged(
-            f"{path} has schema version {version}; this Sonde reads 1 to {schema.SCHEMA_VERSION}. Update it."
-        )
-    crcs = strict_json.loads(metadata.get("crc32", "").encode(), f"{path}: crc32")
-    if not isinstance(crcs, dict):
-        raise RunDamaged(f"{path}: its checksums are no object.")
-    extents = {name: _parse_extent(path, name, entry, start, size, crcs.get(name)) for name, entry in plain.items()}
-    sealed.check_no_holes(path, [(each.start, each.end) for each in extents.values()], start, size)
-    return extents, metadata
-
-
-def _parse_extent(path: Path, name: str, entry: Any, start: int, size: int, crc: Any) -> Extent:
-    dtype, shape, first, last = "", (), 0, 0
-    try:
-        dtype, shape, (first, last) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-        sane = all(type(n) is int and n >= 0 for n in (*shape, first, last, crc))
-        good = sane and math.prod(shape) * np.dtype(dtype).itemsize == last - first and start + last <= size
-    except (KeyError, TypeError, ValueError):
-        good = False
-    if not good:
-        raise RunDamaged(f"{path}: its header describes the tensor {name!r} as {entry!r:.150}, which cannot be.")
-    return Extent(dtype, shape, start + first, start + last, crc)
-
-
-def parse_int(metadata: dict[str, str], name: str, path: Path) -> int:
-    """Return a number of the metadata, not negative."""
-    text = metadata.get(name)
-    if not isinstance(text, str) or not text.isdecimal() or len(text) > 18:
-        raise RunDamaged(f"{path}: {name} is {text!r:.50}, not a number.")
-    return int(text)
-
-
-def parse_sites(metadata: dict[str, str], path: Path, known: dict[str, list[Site]] | None) -> list[Site]:
+def _parse_sites(text: str, path: Path, known: dict[str, list[Site]] | None) -> list[Site]:
     """Return the sites that the metadata lists. `known` has what was parsed before, by its text."""
-    text = metadata.get("sites", "")
-    if not isinstance(text, str):
-        raise RunDamaged(f"{path}: its sites are no text.")
     # Most segments of a run have the same sites: the text is parsed once.
     found = known.get(text) if known is not None else None
     if found is None:
-        found = sites.parse(text.encode(), f"{path}: sites")
+        found = sites.parse(text.encode("utf-8", "surrogatepass"), f"{path}: sites")
         if known is not None:
             known[text] = found
     return found

@@ -13,22 +13,22 @@ from numpy.typing import NDArray
 from sonde import schema
 from sonde.errors import RunDamaged
 from sonde.store.log.table import Blocks, Table
-from sonde.store.sealed import Extent
+from sonde.store.sealed import Extent, raw
 
 BLOCK_COLUMNS: Final = ("step", "time", "epoch", "skipped", "span")
-"""What is told of each block; the tensors are called so with `block_` before."""
+"""The columns of blocks; their tensors have these names after `block_`."""
 SMALL: Final = {
-    "site": "<u4",
-    "offset": "<u8",
-    "slice_crc": "<u4",
-    "block_step": "<i8",
-    "block_time": "<f8",
-    "block_epoch": "<i8",
-    "block_skipped": "|b1",
-    "block_span": "<u4",
+    "site": "U32",
+    "offset": "U64",
+    "slice_crc": "U32",
+    "block_step": "I64",
+    "block_time": "F64",
+    "block_epoch": "I64",
+    "block_skipped": "BOOL",
+    "block_span": "U32",
 }
-LARGE: Final = {"step": "<i8", "span": "<u4", "stats": "<f8"}
-HISTOGRAMS: Final = {"hist_lo": "|u1", "hist_len": "|u1", "hist_offset": "<u8"}
+LARGE: Final = {"step": "I64", "span": "U32", "stats": "F64"}
+HISTOGRAMS: Final = {"hist_lo": "U8", "hist_len": "U8", "hist_offset": "U64"}
 GROWING: Final = (*LARGE, "merged", *HISTOGRAMS, "hist")
 """The tensors that grow with the rows. `merged` and those of histograms may be absent."""
 
@@ -51,11 +51,11 @@ def check_shapes(path: Path, extents: dict[str, Extent], num_sites: int, num_blo
         expected |= {"hist_lo": (rows,), "hist_len": (rows,), "hist_offset": (rows + 1,)}
     for name, shape in expected.items():
         found = extents.get(name)
-        dtype = {**SMALL, **LARGE, **HISTOGRAMS, "merged": "<u4"}[name]
+        dtype = {**SMALL, **LARGE, **HISTOGRAMS, "merged": "U32"}[name]
         if found is None or found.shape != shape or found.dtype != dtype:
             what = "is missing" if found is None else f"is {found.dtype}{list(found.shape)}"
             raise RunDamaged(f"{path}: the tensor {name!r} {what}; it should be {dtype}{list(shape)}.")
-    if "hist" in extents and (len(extents["hist"].shape) != 1 or extents["hist"].dtype[1] != "u"):
+    if "hist" in extents and (len(extents["hist"].shape) != 1 or extents["hist"].dtype not in ("U32", "U64")):
         raise RunDamaged(f"{path}: the tensor 'hist' is not a list of counts.")
 
 
@@ -117,12 +117,6 @@ def hist_crcs(rows: Table, first: int, last: int) -> tuple[int, int]:
     cut = zlib.crc32(raw(rows.hist_len[first:last]), zlib.crc32(raw(rows.hist_lo[first:last])))
     low, high = int(rows.hist_offset[first]), int(rows.hist_offset[last])
     return cut, zlib.crc32(raw(rows.hist[low:high]))
-
-
-def raw(array: NDArray[Any]) -> memoryview:
-    """Return the bytes of an array."""
-    # A view with a zero in its shape cannot be cast.
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 def piece_crcs(column: NDArray[Any], first: list[int], last: list[int]) -> NDArray[np.uint32]:

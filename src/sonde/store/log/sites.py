@@ -8,16 +8,37 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from sonde import strict_json
-from sonde.errors import RunDamaged, SelectionError
+from sonde.errors import SelectionError
 from sonde.records import Site
 
 
 def to_json(sites: Iterable[Site]) -> list[dict[str, Any]]:
     """Return sites as JSON-ready values."""
     return [site.to_json() for site in sites]
+
+
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class _StoredSite(msgspec.Struct):
+    """A site in a file. Later versions may know more quantities and phases; to read them, their names are enough."""
+
+    id: _Id
+    name: str
+    quantity: str
+    phase: str = "train"
+    call: _Id = 0
+    part: str = ""
+    kind: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    aliases: tuple[str, ...] = ()
+    same_as: _Id | None = None
 
 
 def parse(text: bytes | memoryview, where: str) -> list[Site]:
@@ -27,35 +48,8 @@ def parse(text: bytes | memoryview, where: str) -> list[Site]:
         RunDamaged: It is something else.
 
     """
-    plain = strict_json.loads(text, where)
-    if not isinstance(plain, list):
-        raise RunDamaged(f"{where} should hold a list of sites, not a {type(plain).__name__}.")
-    return [_parse(item, where) for item in plain]
-
-
-def _parse(plain: Any, where: str) -> Site:
-    problem = "it is not an object" if not isinstance(plain, dict) else _problem(plain)
-    if problem is not None:
-        raise RunDamaged(f"{where} holds a site that makes no sense: {problem}.")
-    return Site.from_json(plain)
-
-
-def _problem(plain: dict[str, Any]) -> str | None:
-    for name in ("id", "call", "same_as"):
-        value = plain.get(name, None if name == "same_as" else 0 if name == "call" else "missing")
-        if value is not None and not (type(value) is int and 0 <= value < 2**32):
-            return f"{name} is {value!r}"
-    # Later versions may know more quantities and phases; to read them, their names are enough.
-    for name in ("name", "quantity", "phase", "part", "kind", "dtype"):
-        if not isinstance(plain.get(name, None if name in ("name", "quantity") else ""), str):
-            return f"{name} is {plain.get(name)!r}"
-    if not _is_list(plain.get("shape", []), int) or not _is_list(plain.get("aliases", []), str):
-        return f"shape and aliases are {plain.get('shape')!r} and {plain.get('aliases')!r}"
-    return None
-
-
-def _is_list(value: Any, kind: type) -> bool:
-    return isinstance(value, list) and all(type(item) is kind for item in value)
+    stored = strict_json.decode(text, list[_StoredSite], where, "a list of sites")
+    return [Site(**msgspec.structs.asdict(site)) for site in stored]
 
 
 @dataclass

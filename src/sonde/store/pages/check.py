@@ -71,7 +71,7 @@ def _check_sealed(report: Report, path: Path, indexed: list[Entry] | None) -> No
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         try:
-            entries, start = header.read(path, file, size)
+            entries, start = header.read(path, file)
         except RunDamaged as error:
             report.problems.append(_problem(path, error))
             # The index tells where the tensors are, all the same.

@@ -140,9 +140,3 @@ def to_little(array: NDArray[Any]) -> NDArray[Any]:
     if dtype.fields is None and dtype.byteorder == ">":
         array = array.astype(dtype.newbyteorder("<"))
     return np.ascontiguousarray(array).reshape(array.shape)
-
-
-def raw(array: NDArray[Any]) -> memoryview:
-    """Return the bytes of an array whose elements lie in order."""
-    # A view with a zero in its shape or its items cannot be cast.
-    return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sonde.errors import OptionError
+from sonde.store import sealed
 from sonde.store.pages import names
 from sonde.store.pages.reader import DebugOutputs
 from sonde.store.pages.record import Blob, Datapoint, Draft, Entry
@@ -92,7 +92,7 @@ def _draft(entry: Entry, contents: list[memoryview]) -> Draft:
         Blob(_MARK.sub("", place.name), place.described, place.shape, place.origin, content, place.crc)
         for place, content in zip(entry.places, contents, strict=True)
     ]
-    outputs, info = (json.dumps(part, allow_nan=False, separators=(",", ":")) for part in (entry.outputs, entry.info))
+    outputs, info = sealed.compact(entry.outputs), sealed.compact(entry.info)
     previews = [bytes(each) for each in entry.previews] if entry.previews is not None else [b""] * len(blobs)
     return Draft(entry.datapoint, entry.time, outputs, info, blobs, previews)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
+
+import msgspec
 
 from sonde import strict_json
 from sonde.errors import RunDamaged
@@ -12,8 +14,8 @@ from sonde.replacing import sync_folder
 from sonde.store import framing
 from sonde.store.lines import Appender
 from sonde.store.pages import dtypes, names, record
-from sonde.store.pages.header import MAX_BYTES, Header, Item, check_version, make_item
-from sonde.store.pages.record import ALIGN, FORMAT, VERSION, Datapoint, Draft, Entry, Kind
+from sonde.store.pages.header import Header, Item, make_item
+from sonde.store.pages.record import ALIGN, FORMAT, Datapoint, Draft, Entry, Kind
 
 MAX_TENSORS: Final = 10_000  # of one page: a header is parsed whole
 _WRITE_BYTES: Final = 1 << 30  # the most that one call of the system takes
@@ -30,7 +32,13 @@ class OpenPage:
         self._names: set[str] = set()
         self._table: list[tuple[Datapoint, int]] = []
         self._sequence = 0
-        told = {"format": FORMAT, "schema_version": VERSION, "rank": rank, "reserved": reserved, "created": created}
+        told = {
+            "format": FORMAT.name,
+            "schema_version": FORMAT.version,
+            "rank": rank,
+            "reserved": reserved,
+            "created": created,
+        }
         self._journal = Appender(names.page_file(folder, number, names.JOURNAL), new=True)
         self._data = Appender(names.page_file(folder, number, names.OPEN), new=True)
         try:
@@ -180,6 +188,14 @@ def give_names(folder: Path, number: int, *, sync: bool) -> None:
         sync_folder(folder)
 
 
+class _Start(msgspec.Struct):
+    """The first record of a page's journal."""
+
+    format: str
+    schema_version: Any
+    reserved: Annotated[int, msgspec.Meta(ge=8, le=8 + FORMAT.max_header_bytes)]
+
+
 def read_start(payload: memoryview, where: str) -> int:
     """Read the first record of a page's journal and return where tensors begin.
 
@@ -187,14 +203,11 @@ def read_start(payload: memoryview, where: str) -> int:
         RunDamaged: It makes no sense.
 
     """
-    told = strict_json.loads(payload, where)
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
-        raise RunDamaged(f"{where} is not a page of captures.")
-    check_version(told.get("schema_version"), where)
-    reserved = told.get("reserved")
-    if type(reserved) is not int or not 8 <= reserved <= 8 + MAX_BYTES:
-        raise RunDamaged(f"{where} reserves {reserved!r:.40} bytes for a header, which cannot be.")
-    return reserved
+    start = strict_json.decode(payload, _Start, where, f"the start of a {FORMAT.what}")
+    if start.format != FORMAT.name:
+        raise RunDamaged(f"{where} is not a {FORMAT.what}.")
+    FORMAT.check_version(start.schema_version, where)
+    return start.reserved
 
 
 def repair(folder: Path, page: names.Page, *, rank: int, sync: bool) -> bool:

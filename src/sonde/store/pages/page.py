@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.errors import RunDamaged
-from sonde.store import framing
+from sonde.store import framing, sealed
 from sonde.store.framing import HEADER
 from sonde.store.pages import header, names, nodes, preview, record
 from sonde.store.pages.open_page import read_start
@@ -74,7 +73,7 @@ class Page:
         """Return the datapoints that the page itself lists: its index was lost or cut, and it can do without."""
         path = names.page_file(self.folder, self.number, names.SEALED)
         with path.open("rb") as file:
-            entries, _ = header.read(path, file, os.fstat(file.fileno()).st_size)
+            entries, _ = header.read(path, file)
         self.is_whole = True
         return entries
 
@@ -179,22 +178,7 @@ def read_content(file: BinaryIO, place: Place) -> memoryview:
         RunDamaged: They are not what was written.
 
     """
-    size = os.fstat(file.fileno()).st_size
-    # Checked before room is made: a hostile index may name any size.
-    if place.end > size:
-        raise RunDamaged(f"{file.name} has {size:,} bytes; {place.name!r:.80} should end at {place.end:,}.")
-    content = np.empty(place.nbytes, np.uint8)
-    view = content.data
-    file.seek(place.start)
-    while len(view):
-        read = file.readinto(view)  # type: ignore[attr-defined]
-        if not read:
-            raise RunDamaged(f"{file.name} was cut short while {place.name!r:.80} was read.")
-        view = view[read:]
-    if zlib.crc32(content.data) != place.crc:
-        span = f"bytes {place.start} to {place.end}"
-        raise RunDamaged(f"{file.name}: {place.name!r:.80} ({span}) does not match its checksum.")
-    return content.data
+    return sealed.read_tensor(file, place.name, place.start, place.end, place.crc)
 
 
 def _read_table(file: Any) -> list[tuple[Datapoint, int]] | None:

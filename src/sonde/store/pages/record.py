@@ -19,18 +19,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, pairwise
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 
 from sonde import strict_json
 from sonde.errors import OptionError, RunDamaged
-from sonde.store import framing
+from sonde.store import framing, sealed
 from sonde.store.framing import Record
 from sonde.store.pages import dtypes, nodes, preview
+from sonde.strict_json import Natural
 
-FORMAT: Final = "sonde-page"
-VERSION: Final = 1
+FORMAT: Final = sealed.Format("sonde-page", "page of captures", 1, strict_json.MAX_BYTES)
 ALIGN: Final = 8
 MAX_TEXT: Final = 16 << 20  # of one datapoint; what is longer is replaced by a placeholder
 MAX_DIMENSIONS: Final = 64
@@ -122,7 +123,7 @@ def make(datapoint: object, outputs: Mapping[str, object], info: Mapping[str, ob
 
 def _encode(encoder: nodes.Encoder, value: object, path: nodes.Path) -> str:
     before = len(encoder.leaves)
-    text = json.dumps(encoder.encode(value, path), allow_nan=False, separators=(",", ":"))
+    text = sealed.compact(encoder.encode(value, path))
     if len(text) > MAX_TEXT // 4:
         del encoder.leaves[before:]
         words = f"{len(text):,} bytes of structure; at most {MAX_TEXT // 4:,} are stored"
@@ -131,7 +132,7 @@ def _encode(encoder: nodes.Encoder, value: object, path: nodes.Path) -> str:
 
 
 def _blob(key: Datapoint, leaf: nodes.Leaf, array: Any) -> Blob:
-    content = dtypes.raw(array)
+    content = sealed.raw(array)
     label = "/".join(nodes.escape_key(part) for part in (key, *leaf.path))
     return Blob(
         label=label,
@@ -202,11 +203,7 @@ def read_end(payload: memoryview, where: str) -> list[tuple[Datapoint, int]]:
         RunDamaged: It makes no sense.
 
     """
-    table = strict_json.loads(payload[:-8], where)
-    good = isinstance(table, list) and all(isinstance(each, list) and len(each) == 2 for each in table)
-    if not good or not all(type(key) in (int, str) and type(at) is int and at >= 0 for key, at in table):
-        raise RunDamaged(f"{where}: no table of datapoints.")
-    return [(key, at) for key, at in table]
+    return strict_json.decode(payload[:-8], list[tuple[int | str, Natural]], where, "a table of datapoints")
 
 
 def encode(sequence: int, key: bytes, text: bytes, previews: list[bytes]) -> bytes:
@@ -225,10 +222,7 @@ def read_key(record: Record, where: str) -> Datapoint:
 
     """
     key, _, _ = _split(record.payload, where)
-    found = strict_json.loads(key, where)
-    if type(found) not in (int, str):
-        raise RunDamaged(f"{where}: a datapoint called {found!r:.80}.")
-    return cast("Datapoint", found)
+    return strict_json.convert(strict_json.loads(key, where), Datapoint, where, "the name of a datapoint")  # type: ignore[arg-type]
 
 
 def decode(payload: memoryview, where: str) -> Entry:
@@ -264,6 +258,28 @@ def _unpack_previews(packed: memoryview, count: int, where: str) -> Iterator[mem
     raise RunDamaged(f"{where}: previews whose lengths do not fit.")
 
 
+class _StoredPlace(msgspec.Struct, array_like=True):
+    """Where a tensor lies, as a record lists it."""
+
+    name: str
+    dtype: Any
+    shape: Annotated[tuple[Natural, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
+    start: Natural
+    nbytes: Natural
+    crc: Natural
+    origin: str
+
+
+class _StoredEntry(msgspec.Struct):
+    """A datapoint, as a record describes it."""
+
+    datapoint: Datapoint
+    time: float
+    outputs: dict[str, Any]
+    tensors: list[_StoredPlace]
+    info: Any = None
+
+
 def parse(plain: Any, text: str, where: str) -> Entry:
     """Read a datapoint's JSON.
 
@@ -271,34 +287,17 @@ def parse(plain: Any, text: str, where: str) -> Entry:
         RunDamaged: It makes no sense.
 
     """
-    try:
-        datapoint, time, outputs = plain["datapoint"], plain["time"], plain["outputs"]
-        listed = plain["tensors"]
-        good = type(datapoint) in (int, str) and type(time) in (int, float) and isinstance(outputs, dict)
-        places = [parse_place(each) for each in listed] if good else []
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunDamaged(f"{where}: no description of a datapoint: {type(error).__name__}: {error}") from None
-    if not good:
-        raise RunDamaged(f"{where}: no description of a datapoint.")
-    return Entry(datapoint, float(time), outputs, plain.get("info"), places, text, None)
+    stored = strict_json.convert(plain, _StoredEntry, where, "the description of a datapoint")
+    places = [_place(each, where) for each in stored.tensors]
+    return Entry(stored.datapoint, stored.time, stored.outputs, stored.info, places, text, None)
 
 
-def parse_place(listed: Any) -> Place:
-    """Read where a tensor lies.
-
-    Raises:
-        ValueError: It makes no sense.
-
-    """
-    name, described, shape, start, nbytes, crc, origin = listed
-    dtype = dtypes.parse(described)
-    numbers = (*shape, start, nbytes, crc)
-    sane = all(type(number) is int and 0 <= number < 2**63 for number in numbers) and len(shape) <= MAX_DIMENSIONS
-    if dtype is None or not sane or not isinstance(name, str) or not isinstance(origin, str):
-        raise ValueError(f"a tensor described as {listed!r:.150}")
-    if math.prod(shape) * dtype.itemsize != nbytes:
-        raise ValueError(f"a tensor of shape {shape!r:.80} and type {described!r:.80} in {nbytes} bytes")
-    return Place(name, dtype, described, tuple(shape), start, nbytes, crc, origin)
+def _place(stored: _StoredPlace, where: str) -> Place:
+    dtype = dtypes.parse(stored.dtype)
+    if dtype is None or math.prod(stored.shape) * dtype.itemsize != stored.nbytes:
+        described = f"of shape {stored.shape!r:.80} and type {stored.dtype!r:.80} in {stored.nbytes} bytes"
+        raise RunDamaged(f"{where}: it describes a tensor {described}, which cannot be.")
+    return Place(stored.name, dtype, stored.dtype, stored.shape, stored.start, stored.nbytes, stored.crc, stored.origin)
 
 
 def render(draft: Draft, names: list[str], starts: list[int]) -> str:
@@ -307,7 +306,7 @@ def render(draft: Draft, names: list[str], starts: list[int]) -> str:
         [name, blob.dtype, list(blob.shape), start, len(blob.content), blob.crc, blob.origin]
         for name, blob, start in zip(names, draft.blobs, starts, strict=True)
     ]
-    tensors = json.dumps(table, allow_nan=False, separators=(",", ":"))
+    tensors = sealed.compact(table)
     key = json.dumps(draft.datapoint)
     time = json.dumps(float(draft.time), allow_nan=False)
     return f'{{"datapoint":{key},"time":{time},"outputs":{draft.outputs},"info":{draft.info},"tensors":{tensors}}}'
