@@ -102,7 +102,8 @@ class _Pair:
             self._after_raising(module)
             return
         for each, entry in self._heard.get(id(module), ()):
-            each.after(entry, args, kwargs, output)
+            if each.take is None or not each.take(module, output):
+                each.after(entry, args, kwargs, output)
         for each in self._everywhere:
             each.after(module, args, kwargs, output)
 
@@ -140,6 +141,8 @@ class ModuleCalls(Generic[Entry]):
         raised: Takes the entry of a call that raised an `Exception`. Torch is going through its hooks then: no listener
             may be attached or removed in it. Calls that ended by another exception (Ctrl-C) are not reported.
         always: Keys of modules whose calls are reported to `before` also between `narrow` and `widen`.
+        take: Takes a module and the output of a call, before `after`, which is left out if it returns True. C code that
+            never raises.
 
     """
 
@@ -150,8 +153,9 @@ class ModuleCalls(Generic[Entry]):
         after: Guarded,
         raised: Guarded | None = None,
         always: Collection[int] = (),
+        take: Callable[[nn.Module, Any], bool] | None = None,
     ) -> None:
-        self.before, self.after, self.raised = before, after, raised
+        self.before, self.after, self.raised, self.take = before, after, raised, take
         self.hears_all = entries is None
         self.entries: dict[int, Entry] = dict(entries or {})
         self.always = {key: entry for key, entry in self.entries.items() if key in always}

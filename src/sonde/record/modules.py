@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from sonde.hooks.on_call import ModuleCalls
 from sonde.hooks.torch_state import backward_id, is_capturing
 from sonde.hooks.unpack import unpack
 from sonde.records import Phase, Quantity
+from sonde.stats.outputs import ANY_MODE, Outputs, PlainOutputs, outputs_in_c
 from sonde.stats.protocol import Recorder
 
 
@@ -70,32 +71,20 @@ class PassObserver(Protocol):
         """Take the end of a pass that is recorded, with the named arguments of its outermost module."""
 
 
-class _Pass:
-    """Where one thread is in a forward pass."""
+_PHASES: Final[dict[Phase, int]] = {"train": 0, "eval": 1}
 
-    __slots__ = ("backward_seen", "calls", "last", "last_site", "last_version", "outermost", "phase", "recording")
 
-    def __init__(self, calls: dict[int, int]) -> None:
+class _Pass(threading.local):
+    """Where each thread is in a forward pass."""
+
+    def __init__(self) -> None:
         self.outermost: int | None = None
         """The module at which the pass began, by its key; None between passes."""
         self.phase: Phase = "train"
         self.recording = True
         self.backward_seen = 0
-        # Calls per module since numbering began anew, in the phase of this pass.
-        self.calls = calls
-        # The last recorded output, to notice a container that hands on its child's tensor. A weak reference, since a
-        # strong one would keep the whole autograd graph alive.
-        self.last: weakref.ref[Tensor] | None = None
-        self.last_version = -1
-        self.last_site = -1
-
-
-class _Passes(threading.local):
-    """The pass of each thread. The train numbers are kept while an evaluation runs in between."""
-
-    def __init__(self) -> None:
-        self.train_calls: dict[int, int] = {}
-        self.here = _Pass(self.train_calls)
+        self.outputs: Outputs = PlainOutputs()
+        """The numbers of calls, and the last recorded output: a container may hand on its child's tensor."""
 
 
 class ModuleTap:
@@ -127,7 +116,11 @@ class ModuleTap:
         self._after_pass = after_pass
         self._observer = observer
         self._wrappers = {entry.key for entry in watched if is_wrapper(entry.module)}
-        self._passes = _Passes()
+        self._pass = _Pass()
+        # C code takes the ordinary outputs of the first thread that runs a pass; other threads go through Python.
+        self._outputs_in_c: Outputs | None = outputs_in_c() if outputs and not output_gradients else None
+        self._is_in_use = False
+        self._last_looked_at: dict[int, bool | None] = {}
         self._sites: dict[tuple[int, Quantity, Phase, int, str], int] = {}
         # The usual case of these, found quickly: outputs of first calls that are a tensor.
         self._plain_sites: dict[Phase, dict[int, int]] = {"train": {}, "eval": {}}
@@ -138,6 +131,7 @@ class ModuleTap:
             guard.wrap("module outputs", self._leave),
             raised=guard.wrap("module calls", self._forget),
             always=[entry.key for entry in watched if entry.is_root],
+            take=None if self._outputs_in_c is None else self._outputs_in_c.take,
         )
 
     def attach(self) -> None:
@@ -151,17 +145,24 @@ class ModuleTap:
     @property
     def is_recording(self) -> bool:
         """Whether the pass that runs, or ran last in this thread, is recorded."""
-        return self._passes.here.recording
+        return self._pass.recording
+
+    @property
+    def seconds_in_c(self) -> float:
+        """Time spent recording outputs in C, which no guard measures."""
+        return 0.0 if self._outputs_in_c is None else self._outputs_in_c.seconds
 
     def end_step(self) -> None:
         """Begin to number calls from 0 again, and to listen."""
-        self._passes.train_calls.clear()
-        self._passes.here.outermost = None
+        here = self._pass
+        here.outputs.clear_calls(_PHASES["train"])
+        here.outputs.end_pass()
+        here.outermost = None
         self._calls.wake()
         self._calls.widen()
 
     def _enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
-        here = self._passes.here
+        here = self._pass
         if backward_id() != -1 or is_capturing():
             return
         observer = self._observer
@@ -170,7 +171,8 @@ class ModuleTap:
             inside_wrapper = here.outermost in self._wrappers
             self._begin_pass(here)
             if observer is not None and not inside_wrapper:
-                observer.begin_pass(entry, here.calls.get(entry.key, 0), args, here.phase, here.recording)
+                call = here.outputs.calls(entry.key, _PHASES[here.phase])
+                observer.begin_pass(entry, call, args, here.phase, here.recording)
             if not here.recording and here.phase == "train":
                 self._calls.rest()
                 return
@@ -182,34 +184,47 @@ class ModuleTap:
 
     def _forget(self, entry: WatchedModule) -> None:
         """End a pass whose outermost module has raised."""
-        here = self._passes.here
+        here = self._pass
         if here.outermost == entry.key:
             here.outermost = None
             self._calls.widen()
 
     def _begin_pass(self, here: _Pass) -> None:
         here.outermost = None
-        here.last = None  # a compiled model may return the very same tensor object in every pass
         here.phase = "train" if torch.is_grad_enabled() else "eval"
         here.recording = self._before_pass(here.phase)
+        if self._outputs_in_c is not None and not self._is_in_use:
+            self._is_in_use = True
+            here.outputs = self._outputs_in_c
         if here.phase == "eval":
-            here.calls = {}
-            return
-        here.calls = self._passes.train_calls
-        self._reach.settle()
-        if here.backward_seen != self._reach.passes:
-            here.calls.clear()
-            here.backward_seen = self._reach.passes
+            here.outputs.clear_calls(_PHASES["eval"])
+        else:
+            self._reach.settle()
+            if here.backward_seen != self._reach.passes:
+                here.outputs.clear_calls(_PHASES["train"])
+                here.backward_seen = self._reach.passes
+        here.outputs.end_pass()  # a compiled model may return the very same tensor object in every pass
+        if here.recording and self._may_take():
+            here.outputs.begin_pass(_PHASES[here.phase])
+
+    def _may_take(self) -> bool:
+        """Return whether outputs of modules that the observer does not look at need no Python in this pass."""
+        observer = self._observer
+        if observer is None:
+            return True
+        if observer.looked_at != self._last_looked_at:
+            self._last_looked_at = dict(observer.looked_at)
+            self._pass.outputs.forget()
+        return not observer.is_tracing
 
     def _leave(self, entry: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if backward_id() != -1:
             return
-        here = self._passes.here
+        here = self._pass
         if here.outermost is None and is_capturing():
             return  # so was its beginning
         key = entry.key
-        call = here.calls.get(key, 0)
-        here.calls[key] = call + 1
+        call = here.outputs.count(key, _PHASES[here.phase])
         if here.recording:
             call = min(call, self._max_calls - 1)
             if entry.wanted and self._wants_tensors:
@@ -226,6 +241,7 @@ class ModuleTap:
 
     def _end_pass(self, here: _Pass, entry: WatchedModule, call: int, kwargs: dict[str, Any]) -> None:
         here.outermost = None
+        here.outputs.end_pass()
         self._calls.widen()
         if not here.recording:
             return
@@ -238,22 +254,36 @@ class ModuleTap:
             version = tensor._version
         except RuntimeError:  # made in inference mode
             version = -1
-        last = here.last
-        if last is not None and last() is tensor and version == here.last_version != -1:
-            self._site(entry, "output", here.phase, call, part, tensor, same_as=here.last_site)
+        last, last_version, last_site = here.outputs.last()
+        if last is not None and last() is tensor and version == last_version != -1:
+            self._site(entry, "output", here.phase, call, part, tensor, same_as=last_site)
             return
-        plain = self._plain_sites[here.phase] if not call and not part else None
+        is_plain = not call and not part
+        plain = self._plain_sites[here.phase] if is_plain else None
         site = None if plain is None else plain.get(entry.key)
         if site is None:
             site = self._site(entry, "output", here.phase, call, part, tensor)
             if plain is not None:
                 plain[entry.key] = site
-        here.last, here.last_version, here.last_site = weakref.ref(tensor), version, site
+        here.outputs.set_last(weakref.ref(tensor), version, site)
         if self._outputs:
             self._recorder.see(site, tensor)
+            if is_plain and here.outputs is self._outputs_in_c:
+                self._leave_to_c(here, entry, site, tensor.device)
         if self._output_gradients and tensor.requires_grad:
             gradient_site = self._site(entry, "output_gradient", here.phase, call, part, tensor)
             on_gradient(tensor, self._gradient, gradient_site)
+
+    def _leave_to_c(self, here: _Pass, entry: WatchedModule, site: int, device: torch.device) -> None:
+        """Let C code take such outputs from now on, unless the observer wants to see them."""
+        observer, mode = self._observer, ANY_MODE
+        if observer is not None and entry.key in observer.looked_at:
+            wanted = observer.looked_at[entry.key]
+            if wanted is None or here.phase == "eval":
+                return
+            mode = int(wanted)
+        here.outputs.know(entry.key, _PHASES[here.phase], site, self._recorder.has_histogram(site), mode)
+        self._recorder.open_outputs(here.outputs, device)
 
     def _see_gradient(self, site: int, grad: Tensor) -> None:
         self._recorder.see(site, grad)

@@ -15,6 +15,7 @@ from sonde.hooks.torch_state import is_capturing
 from sonde.record.packets import ArenaPool, Hold, Packet, SiteBook
 from sonde.records import Event, Phase, Quantity, Site
 from sonde.schema import Bins, Rows
+from sonde.stats.outputs import Outputs
 from sonde.stats.protocol import Kernel, LateNumbers, queue_of
 
 # Room for sites that turn up in the middle of a step: the first evaluation, a branch not taken before.
@@ -64,6 +65,7 @@ class Packer:
         self._ended = False
         # Sites that were asked about last, and the places of their rows, on the device and on the host.
         self._flagged: tuple[tuple[int, ...], Tensor, Tensor] | None = None
+        self._opened: Outputs | None = None
         self._lock = threading.RLock()
 
     @property
@@ -112,8 +114,19 @@ class Packer:
             if hold is None or site >= hold.arena.capacity:  # the first one's base is 0
                 hold = self._hold(device, site)
             if hold is not None:
-                histogram = self._histogram and self._book.has_histogram(site)
-                hold.kernel.measure_one(tensor, site - hold.base, hold.arena, histogram=histogram)
+                hold.kernel.measure_one(tensor, site - hold.base, hold.arena, histogram=self.has_histogram(site))
+
+    def has_histogram(self, site: int) -> bool:
+        """Return whether the histogram of what is seen at a site is recorded."""
+        return self._histogram and self._book.has_histogram(site)
+
+    def open_outputs(self, outputs: Outputs, device: torch.device) -> None:
+        """Let `outputs` write the rows of this step for a device, until they are shipped."""
+        with self._lock:
+            chain = self._holds.get(queue_of(device))
+            if chain:
+                chain[0].kernel.open_outputs(outputs, chain[0].arena, chain[0].base)
+                self._opened = outputs
 
     def see_many(self, tensors: Sequence[Tensor], sites: Sequence[int]) -> None:
         """Summarise many tensors of one device in one pass."""
@@ -254,6 +267,8 @@ class Packer:
                 self._ship(self._packet.step)
 
     def _ship(self, next_step: int, *, reopened: bool = False) -> None:
+        if self._opened is not None:
+            self._opened.close()
         packet = self._packet
         self._packet = Packet(next_step, stepped=reopened, time=packet.time)
         holds, self._holds = self._holds, {}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sonde import schema
 from sonde.schema import Bins, Rows
+from sonde.stats.outputs import Outputs
 from sonde.stats.protocol import Arena
 
 
@@ -42,6 +43,10 @@ class BaseKernel(ABC):
     ) -> None:
         """Merge the summaries of the tensors and of their distance to the shadows, and update the shadows."""
         self._measure_changes(Changes(tensors, shadows, rows, change_rows), arena, histogram)
+
+    def open_outputs(self, outputs: Outputs, arena: Arena, base: int) -> None:
+        """Let `outputs` write rows of `arena`, whose first row is that of the site `base`. Most kernels cannot."""
+        del outputs, arena, base
 
     @abstractmethod
     def _measure_changes(self, changes: Changes, arena: Arena, histogram: bool) -> None:

@@ -13,10 +13,13 @@ from torch import Tensor
 from sonde.stats.adapt import PLAIN_TYPES, Readable, difference, to_readable
 from sonde.stats.base import BaseKernel, Changes, HostArena, HostShipment
 from sonde.stats.library import ArenaLayout, Library
+from sonde.stats.outputs import Outputs, native_module
 from sonde.stats.protocol import Arena
 
 # What the library calls the dtypes it reads.
 _FORMATS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+_WIDTH: Final = 6  # numbers for each tensor of a batch
+_DLPACK_CPU: Final = 1
 _WITH_CHANGE: Final = 4  # added to the format of a tensor that has a shadow
 # Elements from which the work is worth letting other Python threads run, and worth waking torch's threads (measured:
 # waking them costs some 5 us, as much as 20,000 elements, but a busy second core can cost much more).
@@ -58,6 +61,13 @@ class NativeKernel(BaseKernel):
             raise _outside(arena, (row,))
         return True
 
+    def open_outputs(self, outputs: Outputs, arena: Arena, base: int) -> None:
+        """Let `outputs` write rows of `arena`, whose first row is that of the site `base`."""
+        assert isinstance(arena, NativeArena)
+        threads = torch.get_num_threads() if self.library.has_threads else 1
+        addresses = (arena.rows.ctypes.data, arena.bins.ctypes.data)
+        outputs.open_cpu(*addresses, arena.capacity, base, threads)  # type: ignore[attr-defined]  # only C code is ever closed
+
     def measure(self, tensors: Sequence[Tensor], rows: Sequence[int], arena: Arena, *, histogram: bool = True) -> None:
         """Merge the summary of tensor i into row `rows[i]`."""
         batch = _Batch(arena)
@@ -66,11 +76,7 @@ class NativeKernel(BaseKernel):
 
     def _measure_changes(self, changes: Changes, arena: Arena, histogram: bool) -> None:
         batch = _Batch(arena)
-        outdated = [
-            (tensor, shadow)
-            for tensor, shadow, row, change_row in changes.each()
-            if not batch.add_change(tensor, shadow, row, change_row)
-        ]
+        outdated = batch.add_changes(changes)
         batch.run(self.library, histogram)
         for tensor, shadow in outdated:
             shadow.detach().copy_(tensor.detach())
@@ -90,7 +96,7 @@ class _Batch:
     def __init__(self, arena: Arena) -> None:
         assert isinstance(arena, NativeArena)
         self._arena = arena
-        self._table: list[int] = []
+        self._table = array("q")
         self._elements = 0
         self._held: list[Tensor] = []  # converted copies, which nobody else keeps alive until the call
         self._zeros: list[tuple[int, int]] = []
@@ -101,20 +107,40 @@ class _Batch:
         if place is not None:
             pointer, length, format = place
             self._elements += length
-            self._table += (pointer, 0, length, format, row, 0)
+            self._table.extend((pointer, 0, length, format, row, 0))
 
     def add_all(self, tensors: Sequence[Tensor], rows: Sequence[int]) -> None:
-        """Add many tensors: one loop for models of ten thousand parameters, where every call would show."""
-        table, elements = self._table, 0
-        for tensor, row in zip(tensors, rows, strict=True):
-            place = _plain_place(tensor)
-            if place is None:
-                self.add(tensor, row)
-                continue
-            pointer, length, format = place
-            elements += length
-            table += (pointer, 0, length, format, row, 0)
-        self._elements += elements
+        """Add many tensors."""
+        for index in self._fill(tensors, None, rows, rows):
+            self.add(tensors[index], rows[index])
+
+    def add_changes(self, changes: Changes) -> list[tuple[Tensor, Tensor]]:
+        """Add many tensors with their shadows; return those whose shadow the library will not update."""
+        left = self._fill(changes.tensors, changes.shadows, changes.rows, changes.change_rows)
+        each = list(changes.each()) if left else []
+        return [each[index][:2] for index in left if not self.add_change(*each[index])]
+
+    def _fill(
+        self,
+        tensors: Sequence[Tensor],
+        shadows: Sequence[Tensor] | None,
+        rows: Sequence[int],
+        change_rows: Sequence[int],
+    ) -> Sequence[int]:
+        """Add the plain tensors, in C since every Python call would show; return the indices of the others."""
+        native = native_module()
+        if native is None:
+            return range(len(tensors))
+        if not len(tensors) == len(rows) == len(change_rows) == len(shadows or tensors):
+            raise ValueError(f"{len(tensors)} tensors, but {len(rows)} rows")
+        table = array("q", bytes(8 * _WIDTH * len(tensors)))
+        table[4::_WIDTH], table[5::_WIDTH] = array("q", rows), array("q", change_rows)
+        left: list[int] = native.fill(tensors, shadows, table, _WIDTH, _DLPACK_CPU, 0)
+        self._elements += sum(table[2::_WIDTH]) * (1 if shadows is None else 2)
+        for index in reversed(left):
+            del table[_WIDTH * index : _WIDTH * (index + 1)]
+        self._table += table
+        return left
 
     def add_change(self, tensor: Tensor, shadow: Tensor, row: int, change_row: int) -> bool:
         """Add a tensor with its shadow; say whether the library will bring the shadow up to date."""
@@ -125,19 +151,19 @@ class _Batch:
             return self._add_difference(tensor, shadow, row, change_row)
         pointer, length, format = place
         self._elements += 2 * length
-        self._table += (pointer, place_before[0], length, format | _WITH_CHANGE, row, change_row)
+        self._table.extend((pointer, place_before[0], length, format | _WITH_CHANGE, row, change_row))
         return True
 
     def run(self, library: Library, histogram: bool) -> int:
         """Summarise everything that was added; return how many tensors that were."""
-        table = array("q", self._table)
-        size = len(table) // 6
+        table = self._table
+        size = len(table) // _WIDTH
         threads = 1
         if library.has_threads and self._elements >= _THREADS_FROM:
             threads = torch.get_num_threads()
         measure = library.measure if self._elements >= _RELEASE_FROM else library.measure_briefly
         if measure(self._arena.address, table.buffer_info()[0], size, threads << 1 | histogram):
-            raise _outside(self._arena, [*table[4::6], *table[5::6]])
+            raise _outside(self._arena, [*table[4::_WIDTH], *table[5::_WIDTH]])
         for row, count in self._zeros:
             self._arena.add_zeros(row, count)
         return size

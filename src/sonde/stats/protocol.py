@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sonde.records import Phase, Quantity
 from sonde.schema import Bins, Rows
+from sonde.stats.outputs import Outputs
 
 LateNumbers = Callable[[], Sequence[tuple[int, float]]]
 """Returns numbers by site that can be had once the rows of their step have arrived; called by the worker thread."""
@@ -88,6 +89,9 @@ class Kernel(Protocol):
         `dtypes` are element types to expect besides float32 and bfloat16.
         """
 
+    def open_outputs(self, outputs: Outputs, arena: Arena, base: int) -> None:
+        """Let `outputs` write rows of `arena`, whose first row is the site `base`'s, if the kernel can do that."""
+
     def ship(self, arena: Arena) -> Shipment:
         """Start moving the arena's rows to the host."""
 
@@ -112,6 +116,12 @@ class Recorder(Protocol):
 
     def see(self, site: int, tensor: Tensor) -> None:
         """Summarise one tensor now."""
+
+    def has_histogram(self, site: int) -> bool:
+        """Return whether the histogram of what is seen at a site is recorded."""
+
+    def open_outputs(self, outputs: Outputs, device: torch.device) -> None:
+        """Let `outputs` write the rows of this step for a device, until they are shipped."""
 
     def see_many(self, tensors: Sequence[Tensor], sites: Sequence[int]) -> None:
         """Summarise many tensors of one device in one pass."""

@@ -48,6 +48,11 @@ class Function:
         self._handle = handle
         self._context = context
 
+    @property
+    def address(self) -> int:
+        """The driver's handle of the kernel."""
+        return self._handle.value or 0
+
     def launch(self, blocks: int, threads: int, stream: int, arguments: ctypes.Array[ctypes.c_void_p]) -> None:
         """Queue the kernel. `arguments` holds the address of each argument; all are copied before this returns."""
         status = self._launch(self._handle, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, None)
@@ -100,6 +105,13 @@ def keep_if_failed(pinned: object) -> None:
 
 
 _failures: list[bool] = []
+
+
+@cache
+def entry_points() -> tuple[int, int]:
+    """Return the addresses of `cuLaunchKernel` and `cuStreamIsCapturing`, for C code that calls them itself."""
+    launch, capturing = (getattr(driver(), name) for name in ("cuLaunchKernel", "cuStreamIsCapturing"))
+    return tuple(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in (launch, capturing))  # type: ignore[return-value]
 
 
 @cache

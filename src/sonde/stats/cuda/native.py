@@ -17,8 +17,9 @@ from sonde.stats.adapt import PLAIN_TYPES, is_dense
 from sonde.stats.cuda import batches, compiler
 from sonde.stats.cuda.arena import DeviceArena
 from sonde.stats.cuda.batches import Batch, SingleBatch
-from sonde.stats.cuda.driver import DriverError, Function, Module
+from sonde.stats.cuda.driver import DriverError, Function, Module, entry_points
 from sonde.stats.cuda.kernel import DeviceKernel, Group, current_device, is_stream_capturing
+from sonde.stats.outputs import Outputs
 from sonde.stats.protocol import Arena
 
 _SOURCE: Final = "summary.cu"
@@ -31,6 +32,8 @@ _ELEMENTS: Final = {
     torch.float8_e4m3fn: 4,
     torch.float8_e5m2: 5,
 }
+# The element types that C code launches kernels for, in its order.
+_IN_C: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # As many blocks as run at once: on small tensors a second round would cost more than it evens out.
 _BLOCKS_PER_PROCESSOR: Final = 4
 _CHANGE_BLOCKS_PER_PROCESSOR: Final = 6
@@ -107,6 +110,27 @@ class NativeKernel(DeviceKernel):
             self._single.fill(*arena.addresses, chunk, 1, 0, pointer, numel, 0, row)
             functions.single[histogram].launch(blocks, batches.SUMMARY_THREADS, stream, self._single.arguments)
         return True
+
+    def open_outputs(self, outputs: Outputs, arena: Arena, base: int) -> None:
+        """Let `outputs` launch kernels that write rows of `arena`, whose first row is that of the site `base`."""
+        assert isinstance(arena, DeviceArena)
+        if arena.capacity < 1 or arena.enter() != arena.stream_handle:
+            return
+        functions = [
+            0 if made is None else made.single[histogram].address
+            for made in map(self._functions.get, _IN_C)
+            for histogram in (False, True)
+        ]
+        outputs.open_cuda(  # type: ignore[attr-defined]  # only C code is ever opened
+            self.index,
+            arena.stream_handle,
+            arena.addresses,
+            arena.capacity,
+            base,
+            self._blocks,
+            *entry_points(),
+            functions,
+        )
 
     def _pointer(self, tensor: Tensor) -> int:
         """Return where the elements of a tensor lie; -1 if they cannot be read here as they lie."""

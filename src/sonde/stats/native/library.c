@@ -4,30 +4,12 @@
  */
 #include <stdlib.h>
 
-#include "summary.h"
+#include "outputs.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
 #define CHUNK (1 << 16)  /* elements */
 #define MOST_CHUNKS 256  /* in flight at a time: bounds the memory for their summaries */
-
-/* Where results go; laid out by Python. */
-struct arena {
-    double *rows;
-    uint64_t *bins;
-    int64_t capacity;
-};
-
-/* One tensor of a batch; laid out by Python as six integers. */
-struct task {
-    const void *values;
-    void *shadow;
-    int64_t length;
-    int64_t kind; /* an enum format, plus WITH_CHANGE where shadow and change_row mean something */
-    int64_t row, change_row;
-};
-
-enum { WITH_CHANGE = NUM_FORMATS };
 
 struct chunk {
     const struct task *task;
