@@ -99,7 +99,7 @@ def _as_array(leaf: Any) -> Values | None:
 
 
 def _listed(array: Values) -> str:
-    numbers = [short(float(each)) for each in array.reshape(-1)]
+    numbers = [f"{each:.0f}" if each.is_integer() else short(each) for each in array.reshape(-1).tolist()]
     return numbers[0] if array.ndim == 0 else f"[{', '.join(numbers)}]"
 
 
