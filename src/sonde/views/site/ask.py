@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlencode
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message
+    from starlette.applications import Starlette
+    from starlette.routing import BaseRoute
+    from starlette.types import Message
 
 Words: TypeAlias = Mapping[str, str | int | Iterable[str] | None]
 
@@ -52,7 +54,7 @@ def spell(path: str, words: Words) -> str:
 class Asker:
     """Asks an app. Use as a context manager: it keeps an event loop meanwhile, in a thread of its own."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: Starlette, token: str) -> None:
         from anyio.from_thread import start_blocking_portal
 
         self._app, self._token = app, token
@@ -65,6 +67,11 @@ class Asker:
 
     def __exit__(self, *error: Any) -> None:
         self._opening.__exit__(*error)
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """The routes of the app."""
+        return self._app.routes
 
     def ask(self, path: str, words: Words) -> Answer:
         """Ask one question and wait for the whole answer."""

@@ -1,17 +1,24 @@
 """What the pages of the viewer ask, and so what a copy answers.
 
-The pages decide what is asked; a browser test opens every page of a copy and fails if one asks what is not here.
+Everything that can be asked without parameters is found from the server's routes and figures. What the pages ask about
+one site, sample or trace is asked here within the limits of a copy; a browser test opens every page of a copy and fails
+if one asks what is not in it.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 from sonde.views.site.ask import Answer, Asker, Words, spell
 from sonde.views.site.shelf import Shelf
 
-_FIGURES: Final = ("metrics", "flow", "flow-over-time", "ratio", "phases", "memory", "timeline")
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+_OF_RUN: Final = "/api/run/{run}"
+_NARROWED: Final = ("steps", "evaluations")  # a copy lists only those that it holds
 
 
 def ask_all(asker: Asker, run: str, shelf: Shelf) -> None:
@@ -21,16 +28,28 @@ def ask_all(asker: Asker, run: str, shelf: Shelf) -> None:
 
     ask = Questions(asker, run, shelf)
     ask.say("A copy shows no more than this; what was written to the run later is not in it.")
-    ask("runs", {}, of_run=False)
-    ask("themes", {}, of_run=False)
     overview = ask("", {}) or {}
-    for path in ("card", "pulse", "events"):
-        ask(path, {})
-    for name in _FIGURES:
-        ask(f"figure/{name}", {})
+    for path, of_run in questions_without_parameters(asker.routes):
+        if path not in _NARROWED:
+            ask(path, {}, of_run=of_run)
     _ask_profile(ask)
     ask_layers(ask, overview)
     ask_samples(ask)
+
+
+def questions_without_parameters(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, bool]]:
+    """Yield the paths that can be asked as they are, and whether each is about a run; figures are asked by name."""
+    from sonde.views.web.figures_api import FIGURES
+    from sonde.views.web.live_api import STREAM
+
+    for path in (str(getattr(route, "path", "")) for route in routes):
+        rest = path.removeprefix(_OF_RUN).strip("/") if path.startswith(_OF_RUN) else None
+        if rest == "figure/{name}":
+            yield from ((f"figure/{name}", True) for name in FIGURES)
+        elif rest is not None and "{" not in rest and rest != STREAM:
+            yield rest, True
+        elif rest is None and path.startswith("/api/"):
+            yield path.removeprefix("/api/"), False
 
 
 def _ask_profile(ask: Questions) -> None:

@@ -40,9 +40,9 @@ def _template(theme: figures.Theme) -> Any:
 
 
 def _figure(opened: OpenRun, query: Query) -> bytes:
-    maker = _MAKERS.get(query.path["name"])
+    maker = FIGURES.get(query.path["name"])
     if maker is None:
-        raise SelectionError(f"There is no figure {query.path['name']!r:.60}. There are: {', '.join(_MAKERS)}.")
+        raise SelectionError(f"There is no figure {query.path['name']!r:.60}. There are: {', '.join(FIGURES)}.")
     return pack(maker(opened.run, query))
 
 
@@ -98,7 +98,7 @@ def _histogram(run: Run, query: Query) -> Any:
     return figures.histogram_over_time(run, query.text("site"), kind="ridge" if kind == "ridge" else "heat")
 
 
-_MAKERS: Final[dict[str, Maker]] = {
+FIGURES: Final[dict[str, Maker]] = {
     "metrics": lambda run, query: figures.training_metrics(run, names=query.texts("name") or None),
     "heat": _heat,
     "curves": _curves,

@@ -18,6 +18,7 @@ from sonde.views.web.library import Library, OpenRun
 _LOOK_S: Final = 1.0
 _SIGN_OF_LIFE: Final = 15  # looks after which a silent stream says that it is alive
 MOST_STREAMS: Final = 64
+STREAM: Final = "live"
 
 
 def pulse(opened: OpenRun) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def routes(library: Library) -> list[Route]:
             streams[0] -= 1
 
     return [
-        Route("/api/run/{run}/live", live),
+        Route(f"/api/run/{{run}}/{STREAM}", live),
         raw_route(library, "pulse", _pulse),
     ]
 
