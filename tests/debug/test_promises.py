@@ -228,6 +228,7 @@ def test_critical_issues_are_counted():
     session = debug_session().start()
     for step in range(30):
         session.gradient_debugger.record_gradient_flow("a", [1e9 if step == 29 else 1.0])
+        session.gradient_debugger.record_gradient_flow("b", [math.nan if step == 29 else 1.0])
     summary = session.stop().summary()
     assert summary.critical_issues >= 1
     assert any("exploding" in issue for issue in summary.issues)

@@ -71,8 +71,8 @@ class Actions:
     def _alert(self, action: HookAction, occasion: Occasion) -> str:
         message = f"{action.message} ({occasion.layer}, step {occasion.step})"
         severity = action.severity.value
-        alert = {"source": "hook", "kind": "hook", "severity": severity, "message": message}
-        alert |= {"step": occasion.step, "layer": occasion.layer}
+        place = {"step": occasion.step, "layer": occasion.layer}
+        alert: dict[str, Any] = {"source": "hook", "kind": "hook", "severity": severity, "message": message, **place}
         self._session.take_alert(alert)
         if action.webhook is not None:
             self._session.webhooks.send(action.webhook, alert)

@@ -168,7 +168,7 @@ def make_finding(
     return Finding(
         kind=kind,
         severity=severity,
-        confidence=1.0,  # it states what was measured at that step
+        exact=True,  # it states what was measured at that step
         step=step,
         last_step=step,
         sites=() if site is None else (site,),

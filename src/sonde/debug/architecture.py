@@ -150,7 +150,7 @@ class WeightUse:
     redundant_units: int
     """Rows that are another one times a factor, but for rounding."""
     needed: int
-    """How many parameters two smaller layers of its effective rank would have, if that is fewer."""
+    """How many parameters it has without dead and redundant units, or two layers of its effective rank, if fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,8 @@ def _use_of(name: str, weight: nn.Parameter) -> WeightUse | None:
         return None
     some = rows[_evenly(len(rows))][:, _evenly(rows.shape[1])].double().cpu().numpy()
     resolution = max(torch.finfo(weight.dtype).eps, torch.finfo(torch.float32).eps)
-    copies = {second for _, second in twins(some, resolution)}
+    copies = len({second for _, second in twins(some, resolution)})
+    dead = int((norms <= resolution * norms.max()).sum())
     rank, (height, width) = effective_rank(some), rows.shape
     return WeightUse(
         name=name,
@@ -211,9 +212,9 @@ def _use_of(name: str, weight: nn.Parameter) -> WeightUse | None:
         parameters=weight.numel(),
         effective_rank=rank,
         full_rank=min(some.shape),
-        dead_units=int((norms <= resolution * norms.max()).sum()),
-        redundant_units=len(copies),
-        needed=min(weight.numel(), math.ceil(rank) * (height + width)),
+        dead_units=dead,
+        redundant_units=copies,
+        needed=min((height - dead - copies) * width, math.ceil(rank) * (height + width)),
     )
 
 
@@ -232,8 +233,8 @@ def _suggest(use: WeightUse, total: int) -> Iterator[str]:
                 f"{count} of {use.shape[0]} units of {use.name} are {word}: without them the model has "
                 f"{count * each:,} parameters fewer ({share:.1%})."
             )
-    if use.needed < use.parameters:
-        saved = use.parameters - use.needed
+    saved = use.parameters - use.needed
+    if saved > each * (use.dead_units + use.redundant_units):
         yield (
             f"{use.name} spans about {use.effective_rank:.0f} of {use.full_rank} directions: two layers of that width "
             f"hold the same in {use.needed:,} instead of {use.parameters:,} parameters ({saved / total:.1%} of the "

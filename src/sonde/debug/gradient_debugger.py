@@ -33,7 +33,7 @@ from sonde.records import Finding, Reading, Severity
 _KINDS: Final[dict[Problem, tuple[str, Severity]]] = {
     "nonfinite": ("nan_backward", "critical"),
     "no_gradient": ("unused_parameters", "warning"),
-    "exploding": ("exploding_gradient", "critical"),
+    "exploding": ("exploding_gradient", "warning"),
     "vanishing": ("vanishing_gradient", "warning"),
     "oscillating": ("loss_oscillation", "warning"),
 }

@@ -108,6 +108,7 @@ def make_report(
     analysis = gradients.analyze_gradient_flow()
     advice = [finding.fix for finding in session.findings if finding.severity != "info"]
     advice += [*analysis.recommendations, *diagnostics.analyze_training_dynamics().recommendations]
+    advice += [f"{alert.message}: {alert.fix}" for alert in diagnostics.get_alerts() if alert.fix]
     advice += session.profiler.suggestions()
     if diagnostics.evaluation is not None:
         advice += diagnostics.evaluation.suggestions

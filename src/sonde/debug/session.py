@@ -395,22 +395,37 @@ class DebugSession:
         if self._place is None:
             return
         self.folder, self.rank = self._place.folder, self._place.rank
+        try:
+            self._recording = self._watch(self._place)
+        except BaseException:
+            self._leave(self._place)
+            raise
+        if self._model is not None:
+            self._recording.subscribe(self._feed)
+
+    def _watch(self, place: Place) -> Session:
         if self._model is None:
-            self._recording = open_session(run=self.folder, rank=self._place.write_as)
-            return
+            return open_session(run=place.folder, rank=place.write_as)
         what = self._what()
-        self._recording = watch(
+        return watch(
             self._model,
             self._optimizer,
-            run=self.folder,
+            run=place.folder,
             what=what or ["gradients"],  # watch needs a quantity, even if no step is ever sampled
             where=self.config.layers,
             every=self._schedule if what else _NEVER,
             histogram=self.config.histogram,
             diagnose=self.config.enable_model_diagnostics,
-            rank=self._place.write_as,
+            rank=place.write_as,
         )
-        self._recording.subscribe(self._feed)
+
+    def _leave(self, place: Place) -> None:
+        """Remove a folder that was made for nothing."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+        with contextlib.suppress(OSError):
+            place.folder.rmdir()
+        self._temporary, self._place, self.folder = None, None, None
 
     def _what(self) -> list[What]:
         what: list[What] = []

@@ -178,10 +178,8 @@ class TensorInspector:
         elif stats.l2_norm is not None:
             moment = gradient_now(stats.l2_norm, past, weight=info.stats.l2_norm)
             past.append(stats.l2_norm)
-            if moment.verdict == "vanishing":
-                self._alert(info, "vanishing_gradient", "warning", moment.words)
-            elif moment.verdict == "exploding":
-                self._alert(info, "exploding_gradient", "critical", moment.words)
+            if moment.verdict in ("vanishing", "exploding"):
+                self._alert(info, f"{moment.verdict}_gradient", "warning", moment.words)
         return stats
 
     def compare_tensors(self, first: str, second: str) -> TensorComparison:
