@@ -1,18 +1,23 @@
-"""What a check of all gradients or all parameters found, by name."""
+"""Checks of gradients, parameters and losses. The judgement is that of `sonde.diagnosis`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from sonde import measures, schema
-from sonde.diagnosis.judgement import Moment
+from sonde.checks import total_norm
+from sonde.diagnosis.judgement import Moment, gradient_now
 from sonde.records import Reading
 from sonde.schema import Rows
+from sonde.views.terminal.numbers import plural
+
+if TYPE_CHECKING:
+    from sonde.pytorch_debugging.debugger import PyTorchDebugger
 
 MAX_NAMES: Final = 20
 HALF_PRECISION_MAX: Final = float(np.finfo(np.float16).max)
@@ -88,6 +93,71 @@ class GradientReport:
         }
 
 
+def check_gradients(
+    debugger: PyTorchDebugger,
+    rows: RowsByName,
+    threshold: float | None = None,
+    *,
+    step: int | None = None,
+    clip_norm: float | None = None,
+) -> float:
+    """Judge the gradients of a step, note what is wrong with them, and return their norm.
+
+    `step` is given for automatic checks, `clip_norm` where gradients were clipped: their norm before that.
+    """
+    threshold = debugger.gradient_threshold if threshold is None else threshold
+    norm = total_norm(Reading(row) for row in rows.values())
+    if clip_norm is not None and not clip_norm <= norm:
+        norm = clip_norm
+    moment = gradient_now(norm, list(debugger.gradient_norms), weight=debugger._weight_norm, high=threshold)
+    found = GradientReport(norm=norm, threshold=threshold, moment=moment, rows=rows)
+    debugger.last_gradients = found
+    debugger.gradient_norms.append(norm)
+    violations = []
+    for kind, bad in count_nonfinite(rows).items():
+        if bad:
+            debugger._count_nonfinite(kind, len(bad))
+            violations.append((f"{kind}_gradient_detected", describe_nonfinite(kind, bad, "gradient")))
+    if found.verdict != "usual":
+        largest = f"; largest: {found.largest[0][0]}" if math.isfinite(norm) and found.largest else ""
+        exploding = found.verdict == "exploding"
+        debugger.gradient_explosions += exploding
+        debugger.gradient_vanishing += not exploding
+        words = moment.words[:1].upper() + moment.words[1:] + largest
+        violations.append(("gradient_explosion" if exploding else "gradient_vanishing", words))
+    for kind, message in violations:
+        debugger.gradient_violations.append(debugger._note(kind, message, found.data(), step=step))
+    return norm
+
+
+def check_parameters(debugger: PyTorchDebugger, rows: RowsByName, *, step: int | None = None) -> None:
+    """Note what is wrong with the parameters of a step. An automatic check reports only what has become worse."""
+    debugger._parameters, debugger._weight_norm = rows, finite_norm(rows)
+    before, debugger._bad_parameters = debugger._bad_parameters, {}
+    bad: dict[str, Any] = count_nonfinite(rows) | {"out_of_range": out_of_range(rows, debugger.parameter_limit)}
+    for kind, names in bad.items():
+        debugger._bad_parameters[kind] = frozenset(names)
+        if not names or (step is not None and debugger._bad_parameters[kind] == before.get(kind)):
+            continue
+        if kind == "out_of_range":
+            message = f"{plural(len(names), 'parameter')} beyond +-{debugger.parameter_limit:g}, first {names[0]}"
+            data: dict[str, Any] = {"parameters": names[:MAX_NAMES]}
+        else:
+            message = describe_nonfinite(kind, names, "parameter")
+            data = {"parameter_name": next(iter(names)), f"{kind}_count": names}
+        debugger._note(f"{kind}_parameter_detected", message, data, step=step)
+
+
+def check_loss(debugger: PyTorchDebugger, value: float, *, step: int | None = None) -> None:
+    """Keep the loss of a step; one that is not finite is an event."""
+    debugger.losses.append(value)
+    if not math.isfinite(value):
+        kind, name = ("nan", "NaN") if math.isnan(value) else ("inf", "infinite")
+        debugger._count_nonfinite(kind, 1)
+        data = {"loss_value": value, "loss_type": "NaN" if kind == "nan" else "Inf"}
+        debugger._note(f"{kind}_loss_detected", f"The loss is {name}", data, step=step)
+
+
 def count_nonfinite(rows: RowsByName) -> dict[str, dict[str, int]]:
     """Return by `nan` and `inf` the tensors that have such elements, and how many."""
     found: dict[str, dict[str, int]] = {"nan": {}, "inf": {}}
@@ -152,12 +222,7 @@ def describe_nonfinite(kind: str, bad: Mapping[str, int], what: str) -> str:
     'NaN in 1 gradient, first fc.weight (3 elements)'
     """
     first = next(iter(bad))
-    return f"{ {'nan': 'NaN', 'inf': 'Inf'}[kind] } in {count(bad, what)}, first {first} ({bad[first]} elements)"
-
-
-def count(items: Any, word: str) -> str:
-    """Return a number with its noun: `1 gradient`, `2 gradients`."""
-    return f"{len(items)} {word}{'s' if len(items) != 1 else ''}"
+    return f"{ {'nan': 'NaN', 'inf': 'Inf'}[kind] } in {plural(len(bad), what)}, first {first} ({bad[first]} elements)"
 
 
 def _stacked(rows: RowsByName) -> Rows:

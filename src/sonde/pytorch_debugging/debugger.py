@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,26 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sonde.checks import NonFiniteScope, gradients, parameters, read_parameters, total_norm
-from sonde.diagnosis.judgement import gradient_now
 from sonde.errors import OptionError
 from sonde.probes.readings import readings_of
-from sonde.pytorch_debugging import passes, report, scopes
-from sonde.pytorch_debugging.checks import (
-    HALF_PRECISION_MAX,
-    GradientReport,
-    RowsByName,
-    count,
-    count_nonfinite,
-    counts_only,
-    describe_nonfinite,
-    finite_norm,
-    out_of_range,
-    parameter_stats,
-)
-from sonde.pytorch_debugging.events import MAX_KEPT, ROUTINE, EventList, Kept, Level, level_of, plain
-from sonde.pytorch_debugging.live import LiveChecks
-from sonde.pytorch_debugging.notes import Notes, made_folder
-from sonde.pytorch_debugging.user_logger import UserLogger
+from sonde.pytorch_debugging import checks, passes, report, scopes
+from sonde.pytorch_debugging.checks import HALF_PRECISION_MAX, GradientReport, RowsByName
+from sonde.pytorch_debugging.events import MAX_KEPT, ROUTINE, EventList, Kept, Level, UserLogger, level_of, plain
+from sonde.pytorch_debugging.recording import LiveChecks, Notes, made_folder
 from sonde.records import Finding, Reading
 
 if TYPE_CHECKING:
@@ -105,9 +90,8 @@ class PyTorchDebugger:
         self._log = UserLogger(logger)
         self._notes = Notes(self.log_dir, {"debugger": self._settings()})
         self._live: LiveChecks | None = None
-        self._anomaly: NonFiniteScope | None = None
-        self._profile: ProfileScope | None = None
-        self._memory: MemoryScope | None = None
+        self._open: dict[str, Any] = {}
+        """The scopes that are open: `anomaly`, `profile`, `memory`."""
         self._weight_norm: float | None = None
         self._seen: Counter[str] = Counter()
         self._model: weakref.ref[nn.Module] | None = None
@@ -141,16 +125,9 @@ class PyTorchDebugger:
         This is torch's anomaly mode and more, and slow (see the guide for figures): use it to find a fault, not to
         train.
         """
-        if not self._is_on(enabled, self.enable_anomaly_detection, "anomaly_detection"):
-            yield None
-        elif self._anomaly is not None:
-            yield self._anomaly  # already inside one
-        else:
-            with scopes.anomaly_scope(self) as self._anomaly:
-                try:
-                    yield self._anomaly
-                finally:
-                    self._anomaly = None
+        is_on = self._is_on(enabled, self.enable_anomaly_detection, "anomaly_detection")
+        with self._scope("anomaly", is_on, lambda: scopes.anomaly_scope(self)) as scope:
+            yield scope
 
     @contextlib.contextmanager
     def profiling(
@@ -161,31 +138,30 @@ class PyTorchDebugger:
         `schedule` bounds long blocks: `{"wait": 1, "warmup": 1, "active": 3, "repeat": 1}` steps. The trace has Python
         stacks unless `anomaly_detection()` is open: most Python calls are its own then.
         """
-        wanted = self.enable_profiling or output_file is not None
-        if not self._is_on(enabled, wanted, "profiling"):
-            yield None
-        elif self._profile is not None:
-            yield self._profile
-        else:
-            with scopes.profiler_scope(self, output_file, schedule) as self._profile:
-                try:
-                    yield self._profile
-                finally:
-                    self._profile = None
+        is_on = self._is_on(enabled, self.enable_profiling or output_file is not None, "profiling")
+        with self._scope("profile", is_on, lambda: scopes.profiler_scope(self, output_file, schedule)) as scope:
+            yield scope
 
     @contextlib.contextmanager
     def memory_tracking(self, enabled: bool | None = None, **options: Any) -> Iterator[MemoryScope | None]:
         """Track memory while the block runs and report what grows. `options` go to `sonde.probes.memory_scope`."""
-        if not self._is_on(enabled, self.enable_memory_tracking, "memory_tracking"):
-            yield None
-        elif self._memory is not None:
-            yield self._memory
-        else:
-            with scopes.tracking_scope(self, **options) as self._memory:
-                try:
-                    yield self._memory
-                finally:
-                    self._memory = None
+        is_on = self._is_on(enabled, self.enable_memory_tracking, "memory_tracking")
+        with self._scope("memory", is_on, lambda: scopes.tracking_scope(self, **options)) as scope:
+            yield scope
+
+    @contextlib.contextmanager
+    def _scope(
+        self, name: str, is_on: bool, make: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> Iterator[Any]:
+        """Enter a scope if it is on; one that is open already is yielded again."""
+        if not is_on or name in self._open:
+            yield self._open.get(name) if is_on else None
+            return
+        with make() as self._open[name]:
+            try:
+                yield self._open[name]
+            finally:
+                del self._open[name]
 
     # ------------------------------------------------------------------ checks
 
@@ -220,7 +196,7 @@ class PyTorchDebugger:
             self._weight_norm = total_norm(readings_of_weights.values())
         self._mark("gradient")
         self._notes.readings("gradient", readings)
-        norm = self._see_gradients({name: each.row for name, each in readings.items()}, gradient_threshold)
+        norm = checks.check_gradients(self, _rows(readings), gradient_threshold)
         self._notes.log(gradient_norm=norm)
         return norm
 
@@ -237,75 +213,10 @@ class PyTorchDebugger:
         readings = read_parameters(model)
         self._mark("parameter")
         self._notes.readings("parameter", readings)
-        self._see_parameters({name: each.row for name, each in readings.items()})
+        checks.check_parameters(self, _rows(readings))
         stats = self.last_parameters
-        self._log_debug_event("parameter_check_completed", "Model parameter check completed", counts_only(stats))
+        self._log_debug_event("parameter_check_completed", "Model parameter check completed", checks.counts_only(stats))
         return stats
-
-    def _see_gradients(
-        self, rows: RowsByName, threshold: float | None = None, *, step: int | None = None, norm: float | None = None
-    ) -> float:
-        """Judge the gradients of a step, note what is wrong, and return their norm.
-
-        `step` is given where a check is automatic, `norm` where gradients were clipped: it is the norm before that.
-        """
-        threshold = self.gradient_threshold if threshold is None else threshold
-        total = total_norm(Reading(row) for row in rows.values())
-        if norm is not None and not norm <= total:
-            total = norm
-        moment = gradient_now(total, list(self.gradient_norms), weight=self._weight_norm, high=threshold)
-        found = GradientReport(norm=total, threshold=threshold, moment=moment, rows=rows)
-        self.last_gradients = found
-        self.gradient_norms.append(total)
-        for kind, bad in count_nonfinite(rows).items():
-            if bad:
-                self._count_nonfinite(kind, len(bad))
-                self._violate(f"{kind}_gradient_detected", describe_nonfinite(kind, bad, "gradient"), found, step)
-        if found.verdict != "usual":
-            message = moment.words[:1].upper() + moment.words[1:]
-            if math.isfinite(total) and found.largest:
-                message += f"; largest: {found.largest[0][0]}"
-            exploding = found.verdict == "exploding"
-            self.gradient_explosions += exploding
-            self.gradient_vanishing += not exploding
-            self._violate("gradient_explosion" if exploding else "gradient_vanishing", message, found, step)
-        return total
-
-    def _see_parameters(self, rows: RowsByName, *, step: int | None = None) -> None:
-        """Keep the statistics of all parameters and note what is wrong with them."""
-        self._weight_norm = finite_norm(rows)
-        self._parameters = rows
-        bad_before, self._bad_parameters = self._bad_parameters, {}
-        bad: dict[str, Any] = count_nonfinite(rows) | {"out_of_range": out_of_range(rows, self.parameter_limit)}
-        for kind, names in bad.items():
-            self._bad_parameters[kind] = frozenset(names)
-            # Parameters stay bad, so an automatic check reports only those that have become so.
-            if not names or (step is not None and self._bad_parameters[kind] == bad_before.get(kind)):
-                continue
-            if kind == "out_of_range":
-                message = f"{count(names, 'parameter')} beyond +-{self.parameter_limit:g}, first {names[0]}"
-                data: dict[str, Any] = {"parameters": names[:20]}
-            else:
-                message = describe_nonfinite(kind, names, "parameter")
-                data = {"parameter_name": next(iter(names)), f"{kind}_count": names}
-            self._note(f"{kind}_parameter_detected", message, data, step=step)
-
-    def _see_loss(self, value: float, *, step: int | None = None) -> None:
-        """Keep a loss; one that is not finite is an event."""
-        self.losses.append(value)
-        if not math.isfinite(value):
-            kind, name = ("nan", "NaN") if math.isnan(value) else ("inf", "infinite")
-            self._count_nonfinite(kind, 1)
-            data = {"loss_value": value, "loss_type": "NaN" if kind == "nan" else "Inf"}
-            self._note(f"{kind}_loss_detected", f"The loss is {name}", data, step=step)
-
-    def _count_nonfinite(self, kind: str, number: int) -> None:
-        self.anomaly_detected = True
-        self.nan_detections += number if kind == "nan" else 0
-        self.inf_detections += number if kind == "inf" else 0
-
-    def _violate(self, kind: str, message: str, found: GradientReport, step: int | None) -> None:
-        self.gradient_violations.append(self._note(kind, message, found.data(), step=step))
 
     # ------------------------------------------------------------------ passes
 
@@ -377,7 +288,7 @@ class PyTorchDebugger:
             self._mark("loss")
             value = loss.detach().item()
             self._notes.log(loss=value)
-            self._see_loss(value)
+            checks.check_loss(self, value)
 
     # ------------------------------------------------------------------ results
 
@@ -396,7 +307,7 @@ class PyTorchDebugger:
             "memory_snapshots_count": self.memory_snapshots.total,
             "gradient_violations_count": self.gradient_violations.total,
         }
-        memory = self.memory_statistics if self._memory is None else self._memory.statistics()
+        memory = self._open["memory"].statistics() if "memory" in self._open else self.memory_statistics
         return summary | ({"memory_statistics": memory} if memory else {})
 
     def save_debug_report(self, filename: str | Path | None = None, format: str | None = None) -> Path:
@@ -424,7 +335,7 @@ class PyTorchDebugger:
     @property
     def last_parameters(self) -> dict[str, Any]:
         """What the last check of the parameters found; see `check_model_parameters`. Empty before one."""
-        return parameter_stats(self._parameters, self.parameter_limit) if self._parameters else {}
+        return checks.parameter_stats(self._parameters, self.parameter_limit) if self._parameters else {}
 
     @property
     def findings(self) -> list[Finding]:
@@ -503,6 +414,11 @@ class PyTorchDebugger:
         if self._live is not None:
             self._live.mark(what)
 
+    def _count_nonfinite(self, kind: str, number: int) -> None:
+        self.anomaly_detected = True
+        self.nan_detections += number if kind == "nan" else 0
+        self.inf_detections += number if kind == "inf" else 0
+
     def _keep_table_of(self, entry: dict[str, Any], name: str) -> None:
         """Let only the latest event of a kind keep its long table."""
         before = self._tables.get(name)
@@ -526,6 +442,10 @@ class PyTorchDebugger:
     def _settings(self) -> dict[str, Any]:
         names = ("anomaly_detection", "profiling", "memory_tracking", "gradient_checking")
         return {"debug_mode": self.debug_mode} | {f"enable_{name}": getattr(self, f"enable_{name}") for name in names}
+
+
+def _rows(readings: Mapping[str, Reading]) -> RowsByName:
+    return {name: reading.row for name, reading in readings.items()}
 
 
 def _check_threshold(threshold: Any) -> None:

@@ -16,8 +16,7 @@ from sonde.errors import OptionError, RunExists
 from sonde.parallel.ranks import agree, is_connected, num_ranks
 from sonde.pytorch_debugging.debugger import PyTorchDebugger
 from sonde.pytorch_debugging.training_logger import TrainingLogger, checked_name
-from sonde.pytorch_debugging.training_options import TrainingOptions
-from sonde.pytorch_debugging.training_run import PendingTraining, TrainingResults, begin
+from sonde.pytorch_debugging.training_options import PendingTraining, TrainingOptions, TrainingResults, begin
 from sonde.training import Glimpse, Moment, SupervisedTrainer, load_checkpoint
 from sonde.training.checkpoints import BEST, LATEST, model_state, save_checkpoint
 

@@ -1,11 +1,13 @@
-"""What a debugger keeps in memory: bounded lists of events and numbers, and values small enough for JSON."""
+"""Events of a debugger: bounded lists of them, values small enough for JSON, and any kind of logger to log them to."""
 
 from __future__ import annotations
 
 import heapq
+import inspect
+import logging
 import math
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 import numpy as np
@@ -30,6 +32,14 @@ _ERRORS: Final = ("anomaly_detected", "_error", "nan_", "inf_")
 _WARNINGS: Final = ("_explosion", "_vanishing", "memory_", "out_of_range", "recovery", "_interrupted", "no_gradients")
 _INFOS: Final = ("memory_tracking",)
 _STATISTICS: Final = ("mean", "std", "min", "max", "norm")
+_LOGGING_LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_OWN_LOGGER: Final = logging.getLogger("sonde.pytorch_debugging")
+# Parameter names by which loggers ask for things.
+_MESSAGE_NAMES: Final = ("message", "msg", "text", "event")
+_DATA_NAMES: Final = ("data", "context", "extra", "details", "metadata", "info", "kwargs")
+_ERROR_NAMES: Final = ("error", "exception", "exc", "err")
+_TYPE_NAMES: Final = ("event_type", "kind", "type")
+_ALWAYS_LOGGED: Final = 5
 
 
 def level_of(event_type: str) -> Level:
@@ -201,3 +211,88 @@ def _array(array: np.ndarray[Any, Any]) -> Any:
         return plain(array.tolist())
     about: dict[str, Any] = {"shape": list(array.shape), "dtype": str(array.dtype)}
     return about | (plain(statistics(Reading.of(array))) if array.dtype.kind in "biuf" else {})
+
+
+# ------------------------------------------------------------------ loggers
+
+
+class UserLogger:
+    """Passes messages on to any kind of logger.
+
+    Without a logger, messages go to `logging` as `sonde.pytorch_debugging`. Those, and messages of automatic checks,
+    are rationed: an event type that repeats is logged five times and then each time its count has doubled.
+    """
+
+    def __init__(self, logger: Any = None) -> None:
+        self._logger = logger
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the user has given a logger."""
+        return self._logger is not None
+
+    def log(
+        self,
+        level: Level,
+        event_type: str,
+        message: str,
+        data: Mapping[str, Any] | None = None,
+        *,
+        ration: bool = False,
+    ) -> None:
+        """Log one message."""
+        if ration or self._logger is None:
+            self._counts[event_type] += 1
+            times = self._counts[event_type]
+            if times > _ALWAYS_LOGGED:
+                if times & (times - 1):
+                    return
+                message = f"{message} (for the {times}th time)"
+        if self._logger is None:
+            _OWN_LOGGER.log(_LOGGING_LEVELS[level], "%s", message)
+            return
+        method = getattr(self._logger, f"log_{level}", None)
+        if callable(method):
+            _call(method, event_type, message, dict(data or {}))
+            return
+        plain = getattr(self._logger, level, None)
+        if callable(plain):
+            # `logging` would treat a per cent sign in the message as a place to fill in.
+            plain("%s", message) if isinstance(self._logger, logging.Logger | logging.LoggerAdapter) else plain(message)
+
+
+def _call(method: Callable[..., Any], event_type: str, message: str, data: dict[str, Any]) -> None:
+    """Call a logger's method with the arguments that its signature asks for."""
+    try:
+        wanted = list(inspect.signature(method).parameters.values())
+    except (TypeError, ValueError):  # written in C: it has no signature
+        method(message)
+        return
+    args: list[Any] = []
+    named: dict[str, Any] = {}
+    for position, parameter in enumerate(wanted):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if args and parameter.default is not parameter.empty and parameter.name not in _DATA_NAMES:
+            continue
+        value = _value(parameter.name, event_type, message, data, is_first=not args and not named)
+        if parameter.kind is parameter.KEYWORD_ONLY or len(args) < position:
+            named[parameter.name] = value
+        else:
+            args.append(value)
+    if not args and not named:
+        args = [message]
+    method(*args, **named)
+
+
+def _value(name: str, event_type: str, message: str, data: dict[str, Any], *, is_first: bool) -> Any:
+    if name in _ERROR_NAMES:
+        return RuntimeError(message)
+    if name in _MESSAGE_NAMES:
+        return message
+    if name in _DATA_NAMES:
+        return data
+    if name in _TYPE_NAMES:
+        return event_type
+    return message if is_first else None

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sonde.checks import CallTable, listen_to_calls
+from sonde.checks import Call, CallTable, Seen, listen_to_calls
 from sonde.probes.readings import readings_of
-from sonde.pytorch_debugging.events import plain
-from sonde.pytorch_debugging.layer_table import activations, in_brief, output_readings
+from sonde.pytorch_debugging.events import plain, statistics
+from sonde.records import Reading
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger
@@ -33,7 +33,7 @@ def forward(debugger: PyTorchDebugger, model: nn.Module, inputs: Any, *, layer_h
     except Exception as error:
         data = _error_data(error) | {"input_shape": _shape(inputs)}
         if table is not None:
-            debugger.last_forward = activations(table)
+            debugger.last_forward = _activations(table)
             data |= {"last_call": next(reversed(debugger.last_forward), None)}
         debugger._log_debug_event("forward_pass_error", f"{type(error).__name__} in the forward pass: {error}", data)
         raise
@@ -44,9 +44,9 @@ def forward(debugger: PyTorchDebugger, model: nn.Module, inputs: Any, *, layer_h
     data = {"input_shape": _shape(inputs), "output_shape": _shape(outputs), "forward_time": seconds}
     entry = debugger._log_debug_event("forward_pass_debug", f"Forward pass completed in {seconds:.4f} s", data)
     if table is not None:
-        debugger._notes.readings("output", output_readings(table))
-        debugger.last_forward = activations(table)
-        entry["data"] |= plain(in_brief(table)) | {"activations": debugger.last_forward}
+        debugger._notes.readings("output", _output_readings(table))
+        debugger.last_forward = _activations(table)
+        entry["data"] |= plain(_in_brief(table)) | {"activations": debugger.last_forward}
         debugger._keep_table_of(entry, "activations")
     return outputs
 
@@ -112,3 +112,62 @@ def _wait_for(model: nn.Module) -> None:
     parameter = next(model.parameters(), None)
     if parameter is not None and parameter.device.type == "cuda":
         torch.cuda.synchronize(parameter.device)
+
+
+# ------------------------------------------------------------------ the table of layers
+
+
+def _key(call: Call) -> str:
+    """Return the name of a call: that of its module, with a number from the second call on."""
+    return f"{call.name}#{call.call}" if call.call else call.name
+
+
+def _activations(table: CallTable) -> dict[str, dict[str, Any]]:
+    """Return every call by name: shapes, types and statistics of what went in and came out, time and memory."""
+    return {_key(call): _row(call) for call in table.calls}
+
+
+def _output_readings(table: CallTable) -> dict[str, Reading]:
+    """Return the readings of all outputs, by the name of the call and the part."""
+    return {
+        f"{_key(call)}{seen.part}": seen.reading
+        for call in table.calls
+        for seen in call.outputs
+        if seen.reading is not None
+    }
+
+
+def _in_brief(table: CallTable) -> dict[str, Any]:
+    """Return what an event says of the table: the slowest calls and those that are not finite."""
+    timed = sorted((call for call in table.calls if call.time_ms is not None), key=lambda call: -(call.time_ms or 0.0))
+    bad = [_key(call) for call in table.calls if any(seen.reading and seen.reading.nonfinite for seen in call.outputs)]
+    return {
+        "num_calls": len(table.calls) + table.left_out,
+        "slowest_ms": {_key(call): round(call.time_ms or 0.0, 3) for call in timed[:5]},
+        "nonfinite_outputs": bad[:20],
+    }
+
+
+def _row(call: Call) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "class": call.kind,
+        "input_shape": [list(seen.shape) for seen in call.inputs],
+        "output_shape": _only([list(seen.shape) for seen in call.outputs]),
+        "inputs": [_described(seen) for seen in call.inputs],
+        "outputs": [_described(seen) for seen in call.outputs],
+        "time_ms": call.time_ms,
+        "output_bytes": call.output_bytes,
+    }
+    if call.cuda_bytes is not None:
+        shown["cuda_bytes"] = call.cuda_bytes
+    return shown
+
+
+def _described(seen: Seen) -> dict[str, Any]:
+    about: dict[str, Any] = {"part": seen.part} if seen.part else {}
+    about |= {"shape": list(seen.shape), "dtype": seen.dtype}
+    return about | (plain(statistics(seen.reading)) if seen.reading is not None else {})
+
+
+def _only(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values

@@ -125,7 +125,7 @@ def _gradients(debugger: PyTorchDebugger) -> dict[str, Any]:
 
 def report_document(report: dict[str, Any], findings: Sequence[Finding] = ()) -> Document:
     """Arrange a report for reading: what is wrong first."""
-    sections = {
+    sections: dict[str, list[Block]] = {
         "Findings": [Findings(findings)] if findings else [],
         "Gradient violations": _violations(report),
         "Gradients at the last check": _gradient_table(report),

@@ -70,7 +70,7 @@ def profiler_scope(debugger: PyTorchDebugger, output_file: str | Path | None, sc
     path.parent.mkdir(parents=True, exist_ok=True)
     debugger._log_debug_event("profiling_start", "Profiling started", {"output_file": str(path)})
     # While anomaly detection is open, most Python calls are its own: their stacks would fill the trace.
-    scope = profile_scope(path, schedule=schedule, stacks=debugger._anomaly is None)
+    scope = profile_scope(path, schedule=schedule, stacks="anomaly" not in debugger._open)
     try:
         with scope:
             debugger.profiler_active = True

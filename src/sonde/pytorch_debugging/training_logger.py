@@ -1,12 +1,12 @@
-"""The training logger: what a training did, for people in a text log and for programs in JSON lines.
+"""The training logger: the course of a training, as a text log for people and as JSON lines for programs.
 
 log_dir/
   <experiment>.log              the text log, rotated
   <experiment>_metrics.jsonl    one object for each set of metrics
   <experiment>_events.jsonl     one object for each event
-  <experiment>_report.json      the whole in short, written when the training ends
+  <experiment>_report.json      a summary, written when the training ends
 
-Of a distributed training each further rank has files of its own: <experiment>_rank1.log and so on.
+In a distributed training each further rank has its own files: <experiment>_rank1.log and so on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from logging.handlers import RotatingFileHandler
@@ -29,16 +30,18 @@ from sonde import strict_json
 from sonde.errors import OptionError
 from sonde.outcome import message_of, outcome_of
 from sonde.parallel.ranks import suffix, this_rank
-from sonde.pytorch_debugging.json_lines import JsonLines
-from sonde.pytorch_debugging.notes import made_folder
+from sonde.pytorch_debugging.recording import made_folder
+from sonde.store.lines import LineWriter
 
 _MAX_TEXT_BYTES: Final = 10 << 20
 _KEPT_EPOCHS: Final = 10_000
 _KEPT_ERRORS: Final = 100
+# Batches of lines that wait while the disk refuses them.
+_MAX_REFUSED: Final = 1000
 
 
 class TrainingEventType(StrEnum):
-    """What can happen in a training."""
+    """The types of events in a training."""
 
     TRAINING_START = "training_start"
     TRAINING_END = "training_end"
@@ -61,17 +64,17 @@ class TrainingLogger:
     """Logs a training. Use it as a context manager, or call `close` at the end.
 
     Args:
-        log_dir: Where the files go.
-        experiment_name: What they are called; the time of the start by default.
-        log_level: What the text log shows: a number or a name of `logging`.
+        log_dir: The folder for the files.
+        experiment_name: The first part of their names; the time of the start by default.
+        log_level: The lowest level in the text log: a number or a name of `logging`.
         enable_file_logging: Whether to write the text log.
         enable_console_logging: Whether to write the same lines to stderr.
         enable_metrics_logging: Whether to write metrics and events as JSON lines.
-        enable_visualization: Whether `create_training_visualizations` draws; off, it returns None.
+        enable_visualization: Whether `create_training_visualizations` plots; else it returns None.
         max_log_files: How many rotated text logs to keep.
-        flush_interval: How many JSON lines may wait before they are written. Errors and ends write at once.
-        clock: Measures durations.
-        now: Tells the time of events.
+        flush_interval: How many JSON lines are collected before they are written. Errors and ends write at once.
+        clock: Returns seconds, for durations.
+        now: Returns the time of events, in seconds since the epoch.
 
     Example:
         with TrainingLogger("logs", "digits") as log, log.training_context({"lr": 0.1}):
@@ -101,7 +104,7 @@ class TrainingLogger:
         self.experiment_name = checked_name(experiment_name) or by_time
         self.enable_visualization = enable_visualization
         self.rank = this_rank()
-        """Which process of a distributed training this is; from the second on, its number is in the files' names."""
+        """The rank of this process; from the second on, it is in the files' names."""
         self._clock, self._now = clock, now
         self.num_events = 0
         self.errors: deque[dict[str, Any]] = deque(maxlen=_KEPT_ERRORS)
@@ -114,10 +117,14 @@ class TrainingLogger:
         """Seconds of the training that has ended; None before that."""
         self._began: float | None = None
         self._text = self._open_text(log_level, enable_file_logging, enable_console_logging, max_log_files)
-        self._metrics = JsonLines(self._file("_metrics.jsonl") if enable_metrics_logging else None, flush_interval)
-        self._events = JsonLines(self._file("_events.jsonl") if enable_metrics_logging else None, flush_interval)
+        if flush_interval < 1:
+            raise OptionError(f"flush_interval takes a whole number of at least 1; got {flush_interval!r}.")
+        self._lines = {
+            name: _Lines(LineWriter(self._file(f"_{name}.jsonl"), _MAX_REFUSED), flush_interval)
+            for name in (("metrics", "events") if enable_metrics_logging else ())
+        }
 
-    # ------------------------------------------------------------------ words
+    # ------------------------------------------------------------------ messages
 
     def log_info(self, message: str, data: Mapping[str, Any] | None = None) -> None:
         """Log a message."""
@@ -147,7 +154,7 @@ class TrainingLogger:
         """Log an event of any type."""
         self.num_events += 1
         event = {"timestamp": self._stamp(), "event_type": str(event_type), "message": message}
-        self._events.put(event | {"data": dict(data or {})})
+        self._put("events", event | {"data": dict(data or {})})
 
     # ------------------------------------------------------------------ numbers
 
@@ -156,12 +163,11 @@ class TrainingLogger:
     ) -> None:
         """Log numbers by name."""
         self.last_metrics.update(metrics)
-        self._metrics.put(
-            {"timestamp": self._stamp(), "step": step, "epoch": epoch, "split": split, "metrics": dict(metrics)}
-        )
+        line = {"timestamp": self._stamp(), "step": step, "epoch": epoch, "split": split, "metrics": dict(metrics)}
+        self._put("metrics", line)
 
     def log_validation_metrics(self, metrics: Mapping[str, Any], epoch: int | None = None) -> None:
-        """Log the numbers of a validation, with `val_` before their names."""
+        """Log the metrics of a validation; their names get the prefix `val_`."""
         named = {name if name.startswith("val_") else f"val_{name}": value for name, value in metrics.items()}
         self.log_metrics(named, epoch=epoch, split="val")
         self.log_event(TrainingEventType.VALIDATION_END, _in_words(named), {"epoch": epoch, **named})
@@ -185,7 +191,7 @@ class TrainingLogger:
 
     @contextlib.contextmanager
     def training_context(self, config: Mapping[str, Any] | None = None) -> Iterator[Self]:
-        """Log the start and the end of a training, its duration, and an exception that ends it, which goes on."""
+        """Log the start and the end of a training, its duration, and the exception that ends it, which is re-raised."""
         self.config = dict(config or {})
         self._began = self._clock()
         self.log_event(TrainingEventType.TRAINING_START, f"training {self.experiment_name}", {"config": self.config})
@@ -203,7 +209,7 @@ class TrainingLogger:
 
     @contextlib.contextmanager
     def epoch_context(self, epoch: int, total_epochs: int | None = None) -> Iterator[Self]:
-        """Log the start and the end of an epoch, and how long the rest may take."""
+        """Log the start and the end of an epoch, and estimate how long the rest takes."""
         began = self.begin_epoch(epoch, total_epochs)
         try:
             yield self
@@ -228,7 +234,7 @@ class TrainingLogger:
             self.log_event(TrainingEventType.BATCH_END, f"batch {batch}", data)
 
     def begin_epoch(self, epoch: int, total_epochs: int | None = None) -> float:
-        """Log the start of an epoch; return the clock, for `end_epoch`."""
+        """Log the start of an epoch; return the time, for `end_epoch`."""
         self.log_event(TrainingEventType.EPOCH_START, f"epoch {epoch}", {"epoch": epoch, "of": total_epochs})
         return self._clock()
 
@@ -252,7 +258,7 @@ class TrainingLogger:
         return self._file("_report.json")
 
     def get_report(self) -> dict[str, Any]:
-        """Return the training in short."""
+        """Return the summary of the training."""
         return {
             "experiment_name": self.experiment_name,
             "rank": self.rank,
@@ -274,25 +280,26 @@ class TrainingLogger:
         return self.report_path
 
     def create_training_visualizations(self) -> Path | None:
-        """Draw loss, scores, learning rate, gradient norm and epoch times into one HTML page; return its path."""
+        """Plot loss, scores, learning rate, gradient norm and epoch times into one HTML page; return its path."""
         if not self.enable_visualization:
             return None
-        from sonde.pytorch_debugging.training_plots import draw_training
+        from sonde.pytorch_debugging.training_logs import plot_training_logs
 
         self.flush()
-        return draw_training(self.log_dir, f"{self.experiment_name}{suffix(self.rank)}")
+        return plot_training_logs(self.log_dir, f"{self.experiment_name}{suffix(self.rank)}")
 
     def flush(self) -> None:
-        """Write all lines that wait."""
-        self._metrics.flush()
-        self._events.flush()
+        """Write all lines that are waiting."""
+        for lines in self._lines.values():
+            lines.flush()
         for handler in self._text.handlers:
             handler.flush()
 
     def close(self) -> None:
-        """Write all lines that wait and close the files. Closing twice is fine."""
-        self._metrics.close()
-        self._events.close()
+        """Write all lines that are waiting and close the files. Closing twice is fine."""
+        for lines in self._lines.values():
+            lines.flush()
+            lines.writer.close()
         for handler in list(self._text.handlers):
             self._text.removeHandler(handler)
             handler.close()
@@ -305,8 +312,12 @@ class TrainingLogger:
     ) -> None:
         self.close()
 
+    def _put(self, name: str, line: Mapping[str, Any]) -> None:
+        if name in self._lines:
+            self._lines[name].put(line)
+
     def _note_ending(self, error: BaseException, context: str) -> None:
-        """Log what ended a part of the training: an error, or that it was interrupted."""
+        """Log an error that ended a part of the training, or that it was interrupted."""
         outcome = outcome_of(error)
         if outcome == "failed":
             self.log_error(error, context)
@@ -320,7 +331,7 @@ class TrainingLogger:
         return datetime.fromtimestamp(self._now(), UTC).isoformat()
 
     def _open_text(self, level: int | str, to_file: bool, to_console: bool, kept: int) -> logging.Logger:
-        # Not registered with `logging`: two loggers of one name must not share handlers, nor live for ever.
+        # Not registered with `logging`: two loggers of one name must not share handlers, nor stay in memory.
         text = logging.Logger(f"sonde.training.{self.experiment_name}", _level(level))
         handlers: list[logging.Handler] = []
         if to_file:
@@ -332,6 +343,25 @@ class TrainingLogger:
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
             text.addHandler(handler)
         return text
+
+
+@dataclass(slots=True)
+class _Lines:
+    """JSON lines that are written together. What the disk refuses is written with the next ones."""
+
+    writer: LineWriter
+    interval: int
+    waiting: list[bytes] = field(default_factory=list)
+
+    def put(self, line: Mapping[str, Any]) -> None:
+        self.waiting.append(strict_json.dumps(line) + b"\n")
+        if len(self.waiting) >= self.interval:
+            self.flush()
+
+    def flush(self) -> None:
+        lines, self.waiting = b"".join(self.waiting), []
+        if lines:
+            self.writer.put(lines)
 
 
 def _level(level: int | str) -> int:

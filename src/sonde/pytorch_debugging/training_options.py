@@ -1,9 +1,10 @@
-"""What the training optimizer can be told, and the trainer's config that follows from it."""
+"""The options of a training optimizer, and its results, which can be awaited."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -31,17 +32,17 @@ class TrainingOptions:
 
     learning_rate: float = 1e-3
     batch_size: int = 32
-    """For the record only: batches are made by the loaders."""
+    """Recorded only: the loaders make the batches."""
     max_epochs: int = 100
     weight_decay: float = 1e-5
     gradient_clip: float | None = 1.0
-    """Gradients are clipped to this norm; None leaves them alone."""
+    """Gradients are clipped to this norm; None does not clip."""
     patience: int = 10
     """Epochs without a lower validation loss after which to stop; 0 never stops early."""
     min_delta: float = 0.0
     checkpoint_dir: str | Path = "checkpoints"
     save_interval: int = 5
-    """Each so many epochs a checkpoint is kept, besides the last and the best."""
+    """A checkpoint is kept every so many epochs, besides the last and the best."""
     criterion: Any = None
     """Takes outputs and targets; cross entropy by default."""
     metric: Any = None
@@ -54,16 +55,16 @@ class TrainingOptions:
     accumulation_steps: int = 1
     seed: int | None = None
     log_interval: int = 10
-    """Each so many steps the loss is read and logged."""
+    """The loss is logged every so many steps."""
     watch: Any = None
     """Options of `sonde.watch` as a dict, or False."""
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> TrainingOptions:
-        """Return the options that keyword arguments ask for.
+        """Return the options from keyword arguments.
 
         Raises:
-            OptionError: There is no such option, or its value means nothing.
+            OptionError: There is no such option, or its value is invalid.
 
         """
         known = [field.name for field in dataclasses.fields(cls)]
@@ -80,7 +81,7 @@ class TrainingOptions:
         return dataclasses.replace(options, **whole)
 
     def trainer_config(self, model: nn.Module, train_loader: Any, val_loader: Any, work_dir: Path) -> dict[str, Any]:
-        """Return the config of the trainer that does this."""
+        """Return the config of the trainer."""
         criterion = nn.CrossEntropyLoss() if self.criterion is None else self.criterion
         config: dict[str, Any] = {
             "work_dir": str(work_dir),
@@ -133,3 +134,40 @@ class TrainingOptions:
         if self.scheduler not in described:
             raise OptionError(f"scheduler={self.scheduler!r}: choose from {', '.join(_SCHEDULERS)}, or describe one.")
         return described[self.scheduler]
+
+
+class TrainingResults(dict[str, Any]):
+    """The results of a training. Awaiting them returns them, so that `await optimizer.train()` works everywhere."""
+
+    def __await__(self) -> Generator[Any, None, TrainingResults]:
+        yield from ()
+        return self
+
+
+class PendingTraining:
+    """A training that starts when it is awaited, in its own thread, so that the event loop is not blocked."""
+
+    def __init__(self, run: Callable[[], TrainingResults], stop: Callable[[], None]) -> None:
+        self._run, self._stop = run, stop
+
+    def __await__(self) -> Generator[Any, None, TrainingResults]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> TrainingResults:
+        training = asyncio.ensure_future(asyncio.to_thread(self._run))
+        try:
+            return await asyncio.shield(training)
+        except asyncio.CancelledError:
+            # The current step is finished and the weights are saved before the cancellation is passed on.
+            self._stop()
+            await asyncio.gather(training, return_exceptions=True)
+            raise
+
+
+def begin(run: Callable[[], TrainingResults], stop: Callable[[], None]) -> TrainingResults | PendingTraining:
+    """Train now, unless an event loop runs in this thread: then return an awaitable."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run()
+    return PendingTraining(run, stop)

@@ -1,28 +1,172 @@
-"""The steps of a watched model, handed from the recorder's thread to the thread that trains."""
+"""The run that a debugger writes, and the automatic checks of every step that such a run records."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
+import os
 import threading
 from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import nn
 
 from sonde import schema, vitals
+from sonde.errors import ClosedError, OptionError, RunError
 from sonde.hooks.guard import Guard, remove_all, warn_of_fault
 from sonde.hooks.on_step import on_step
+from sonde.pytorch_debugging.checks import check_gradients, check_loss, check_parameters
 from sonde.pytorch_debugging.events import LEVELS
-from sonde.records import SEVERITIES, Block, Event, Finding, Severity, Site
+from sonde.records import SEVERITIES, Block, Event, Finding, Quantity, Reading, Severity, Site
 from sonde.schema import Rows
-from sonde.session import Session
+from sonde.session import IdleSession, Session
+from sonde.watching import open_session, watch
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger
+
+logger = logging.getLogger("sonde")
 
 MAX_WAITING: Final = 256
 """Steps that may wait for the training thread; older ones are dropped and counted."""
 _TIMES: Final = {vitals.part_of(vitals.time_of(phase)): phase for phase in ("forward", "backward")}
 _CLIP_NORM: Final = vitals.part_of(vitals.CLIP_NORM)
+
+
+class Notes:
+    """Writes events, numbers and readings into a run, which is opened when there is something to write.
+
+    Without a watched model, a second check of the same quantity starts the next step.
+    """
+
+    def __init__(self, log_dir: Path, config: Mapping[str, Any]) -> None:
+        self.path: Path | None = None
+        """The run's folder, once there is something in it."""
+        self._log_dir = log_dir
+        self._config = dict(config)
+        self._session: Session | None = None
+        self._watches = False
+        self._seen: set[Quantity] = set()
+        self._findings: list[Finding] = []
+
+    def watch(self, model: nn.Module) -> Session:
+        """Open the run and watch a model; the steps are then those of its optimizer."""
+        self.close()
+        self._watches = True
+        self._session = watch(model, run=self._new_folder(), rank=0, config=self._config)
+        return self._session
+
+    def event(self, event_type: str, message: str, data: Mapping[str, Any]) -> None:
+        """Write an event."""
+        with _unless_closed():
+            self._ready().event(event_type, message, data)
+
+    def log(self, **scalars: float) -> None:
+        """Write numbers of this step."""
+        with _unless_closed():
+            self._ready().log(**scalars)
+
+    def readings(self, quantity: Quantity, readings: Mapping[str, Reading]) -> None:
+        """Write readings of this step, unless the session takes them itself."""
+        if self._watches:
+            return
+        if quantity in self._seen:
+            self.end_step()
+        self._seen.add(quantity)
+        with _unless_closed():
+            session = self._ready()
+            for name, reading in readings.items():
+                session.record(name, reading, quantity=quantity)
+
+    def end_step(self) -> None:
+        """End the step, unless an optimizer does."""
+        if not self._watches and self._seen:
+            self._seen.clear()
+            with _unless_closed():
+                self._ready().step()
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong with the watched model."""
+        return list(self._findings if self._session is None else self._session.findings)
+
+    @property
+    def held_bytes(self) -> int:
+        """How much memory the session holds."""
+        return 0 if self._session is None else self._session.held_bytes
+
+    def flush(self) -> None:
+        """Wait until everything so far is written and judged."""
+        if self._session is not None:
+            with _unless_closed():
+                self._session.flush()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Finish the run, as failed if an error ended it. What is written later opens another one."""
+        session, self._session = self._session, None
+        self._watches = False
+        self._seen.clear()
+        if session is not None:
+            session.__exit__(None if error is None else type(error), error, None)
+            self._findings = list(session.findings)
+
+    def _ready(self) -> Session:
+        if self._session is None:
+            try:
+                # Each debugger of a distributed program has a folder of its own, in which it is the first rank.
+                self._session = open_session(run=self._new_folder(), rank=0, config=self._config)
+            except (OSError, RunError) as error:
+                # Training goes on, and what is kept in memory still makes a report.
+                logger.warning(
+                    "no run is written to %s: %s. Free the disk or choose another log_dir.", self._log_dir, error
+                )
+                self._session = IdleSession(self._log_dir)
+                self.path = None
+        return self._session
+
+    def _new_folder(self) -> Path:
+        self.path = next(_free_folders(self._log_dir))
+        return self.path
+
+
+def made_folder(log_dir: Any) -> Path:
+    """Return the folder, which is created if it does not exist."""
+    if not isinstance(log_dir, str | os.PathLike):
+        raise OptionError(f"log_dir takes a path; got {log_dir!r}.")
+    folder = Path(log_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise OptionError(f"log_dir={str(folder)!r} is no folder: a file is in the way. Choose another.") from None
+    except OSError as error:
+        raise OptionError(f"log_dir={str(folder)!r} cannot be made: {error.strerror}. Choose another.") from None
+    return folder
+
+
+def _unless_closed() -> contextlib.AbstractContextManager[None]:
+    # In a forked child the session is closed: the run belongs to the parent.
+    return contextlib.suppress(ClosedError)
+
+
+def _free_folders(log_dir: Path) -> Iterator[Path]:
+    """Create and yield folders `run-0001`, `run-0002`, ... that did not exist."""
+    log_dir.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((int(path.name[4:]) for path in log_dir.glob("run-*") if path.name[4:].isdigit()), default=0)
+    while True:
+        path = log_dir / f"run-{number:04}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        yield path
+
+
+# ------------------------------------------------------------------ automatic checks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,16 +323,16 @@ class LiveChecks:
             return (what, number) not in self._by_hand
 
         if "loss" in step.numbers and is_new("loss"):
-            debugger._see_loss(step.numbers["loss"], step=number)
+            check_loss(debugger, step.numbers["loss"], step=number)
         for name, times in (("forward", debugger.forward_times), ("backward", debugger.backward_times)):
             if name in step.numbers and is_new(name):
                 times.append(step.numbers[name])
         if not debugger.enable_gradient_checking:
             return
         if step.gradients and is_new("gradient") and not step.skipped:
-            debugger._see_gradients(step.gradients, step=number, norm=step.numbers.get("clip_norm"))
+            check_gradients(debugger, step.gradients, step=number, clip_norm=step.numbers.get("clip_norm"))
         if step.parameters and is_new("parameter"):
-            debugger._see_parameters(step.parameters, step=number)
+            check_parameters(debugger, step.parameters, step=number)
 
     def _report(self, finding: Finding) -> None:
         before = self._reported.get(finding.kind)
