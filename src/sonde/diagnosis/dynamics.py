@@ -22,6 +22,8 @@ MIN_POINTS: Final = 12
 _BLOCKS: Final = 24
 CERTAIN: Final = 3.0
 """How many standard errors a move must be from nothing."""
+FAR_ABOVE: Final = 2.0
+"""Times its best level: a loss that is so far above it has diverged, whether or not it still rises."""
 _DROP: Final = 0.1
 """A loss that has lost less than this part of itself since the start has not moved."""
 _SWING: Final = 0.08
@@ -98,6 +100,8 @@ class _Facts:
 def _state(facts: _Facts) -> State:
     error = facts.noise * np.sqrt(3 * _BLOCKS / facts.points) + 1e-12 * abs(facts.initial)
     risen = facts.recent - facts.best
+    if risen > max(CERTAIN * error, (FAR_ABOVE - 1) * max(abs(facts.best), abs(facts.initial))):
+        return "diverging"
     if risen > max(CERTAIN * error, 0.25 * abs(facts.best)) and facts.trend > CERTAIN:
         return "diverging"
     # Few points repeat themselves by chance more easily than many.

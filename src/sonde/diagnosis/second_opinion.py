@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ END: Final = 256
 _LOOK_EVERY: Final = 25
 _MOST_READINGS: Final = 200_000
 """How many readings may be gone through to mark the rows of a table: about a second."""
+_JUDGED: Final[WeakKeyDictionary[Run, tuple[Finding, ...]]] = WeakKeyDictionary()
+"""What `findings_of` found in runs that are over."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -104,7 +107,11 @@ def findings_of(run: Run) -> list[Finding]:
     A run that was not judged while it ran and is too large to be judged in passing has none; `diagnose` takes its time.
     """
     too_large = len(run.sites) * min(len(run.steps), WHOLE) > _MOST_READINGS
-    return list(run.findings) if was_judged(run) or run.status == "live" or too_large else list(diagnose(run).findings)
+    if was_judged(run) or run.status == "live" or too_large:
+        return list(run.findings)
+    if run not in _JUDGED:
+        _JUDGED[run] = diagnose(run).findings
+    return list(_JUDGED[run])
 
 
 def choose_steps(steps: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sonde import vitals
 from sonde.diagnosis.case import Case, NotMeasured, run_length
-from sonde.diagnosis.dynamics import CERTAIN, REGULAR
+from sonde.diagnosis.dynamics import CERTAIN, FAR_ABOVE, REGULAR
 from sonde.diagnosis.outlook import chance_loss, is_averaged, is_better_than_guessing
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.loading import SPIKE_RATIO, spike_flags
@@ -82,6 +82,8 @@ def not_learning(case: Case) -> Found | None:
         return None  # it began well trained
     if is_better_than_guessing(case, LEARNT):
         return None  # there is little to learn, and it was learnt
+    if loss_divergence.find(case) is not None:
+        return None  # it is not where it began, it has left that behind
     return Found(
         severity="warning" if case.final and not targets_move(case) else "info",
         step=1,
@@ -168,7 +170,7 @@ def underfitting(case: Case) -> Found | None:
     )
 
 
-DIVERGED = Threshold(2.0, "times the best level reached")
+DIVERGED = Threshold(FAR_ABOVE, "times the best level reached")
 DIVERGED_STEPS = Threshold(20, "losses in a row above it")
 
 

@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from sonde.analysis import ModelOrder, describe, has_stat, keys_of, layer_of, usual_stat
 from sonde.core import statistics
+from sonde.diagnosis.second_opinion import findings_of
 from sonde.errors import SelectionError
 from sonde.records import Site
 from sonde.store import Run
@@ -87,7 +88,7 @@ def _site(opened: OpenRun, query: Query) -> dict[str, Any]:
         "trend": describe(series.steps, series.values),
         "last": {name: _last(run, site, name) for name in now},
         "last_step": int(series.steps[-1]) if len(series.steps) else None,
-        "findings": [finding.kind for finding in run.findings if _names(finding.sites, site)],
+        "findings": [finding.kind for finding in findings_of(run) if _names(finding.sites, site)],
     }
 
 
