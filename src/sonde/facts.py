@@ -7,16 +7,19 @@ later (an optimizer that was found, the loss that was called, how modules follow
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import cache
-from types import UnionType
-from typing import Any, Final, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Self, get_type_hints
+
+import msgspec
+
+from sonde import strict_json
 
 EVENT_TYPE: Final = "facts"
 LIKELIHOOD: Final = "log_likelihood"
 """The kind of a loss that is a mean or sum of log-probabilities without a minus."""
 Plain = bool | int | float | str | None
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,42 +253,21 @@ class Facts:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the facts that `to_json` described; a stranger's file may hold anything, so what does not fit is left.
+    def from_json(cls, plain: Any) -> Self:
+        """Return the facts that `to_json` described. A file may hold anything: a field that does not fit is left out.
 
         >>> Facts.from_json(Facts(scaler=True).to_json()).scaler
         True
         """
-        return _read(cls, plain)
-
-
-def _read(kind: type[T], plain: Any) -> T:
-    source = plain if isinstance(plain, Mapping) else {}
-    hints = _hints(kind)
-    # Fields without a default are names: an empty one is better than none of the facts.
-    known = {
-        each.name: source.get(each.name, "")
-        for each in fields(kind)  # type: ignore[arg-type] # only called with dataclasses
-        if each.name in source or (each.default is MISSING and each.default_factory is MISSING)
-    }
-    return kind(**{name: _shape(hints[name], value) for name, value in known.items()})
+        # While a run is recorded the values come from the program itself, which may use types of numpy's.
+        given = strict_json.plain(plain) if isinstance(plain, dict) else {}
+        known = {}
+        for name, hint in _hints(cls).items():
+            if name in given:
+                with suppress(msgspec.ValidationError):
+                    known[name] = msgspec.convert(given[name], hint)
+        return cls(**known)
 
 
 # Reading annotations is slow, and facts are read again whenever they change, beside the training.
 _hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)
-
-
-def _shape(hint: Any, value: Any) -> Any:
-    """Bring a JSON value into the form of a field's type."""
-    if get_origin(hint) in (Union, UnionType):
-        if value is None:
-            return None
-        hint = next(option for option in get_args(hint) if option is not type(None))
-    if is_dataclass(hint) and isinstance(hint, type):
-        return _read(hint, value)
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)
-        items = value if isinstance(value, list | tuple) else ()
-        kinds = [inner[0]] * len(items) if inner[-1] is Ellipsis else inner
-        return tuple(_shape(kind, item) for kind, item in zip(kinds, items, strict=False))
-    return value

@@ -188,6 +188,25 @@ def test_a_damaged_bundle_is_named(damage, tmp_path):
         sonde.load_bundle(folder).replay(nn.Linear(3, 1))
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"precision": None}, r"\$\.precision"),
+        ({"precision": {"device_type": "cpu", "enabled": False, "dtype": "no_such"}}, "no_such"),
+        ({"random": {"python": [3, "words", None]}}, r"\$\.random\.python"),
+        ({"step": -1}, r"\$\.step"),
+        ({"gradients": {"first": "gradient.0"}}, r"\$\.gradients|key in `\$\.gradients`"),
+    ],
+)
+def test_a_bundle_with_a_field_of_another_type_is_refused_by_name(change, says, tmp_path):
+    run_program("functional_model", tmp_path / "run")
+    folder = sonde.load_bundle(tmp_path / "run").path
+    info = json.loads((folder / "bundle.json").read_text())
+    (folder / "bundle.json").write_text(json.dumps(info | {"weights": False} | change))
+    with pytest.raises(RunDamaged, match=says):
+        sonde.load_bundle(folder).replay(nn.Linear(3, 1))
+
+
 _plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(allow_nan=False),
     lambda inner: (

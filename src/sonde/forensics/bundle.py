@@ -14,8 +14,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 import safetensors
 import safetensors.torch
@@ -28,6 +29,7 @@ from sonde.forensics.keeper import KeptPass, Precision, RandomState
 from sonde.forensics.nested import Packing, unpack
 from sonde.forensics.origin import Incident, Origin
 from sonde.records import Finding
+from sonde.strict_json import Natural
 from sonde.version import VERSION
 
 FORMAT: Final = 1
@@ -78,12 +80,44 @@ def checksums(outputs: list[tuple[str, Tensor]]) -> list[dict[str, Any]]:
     ]
 
 
+class _Precision(msgspec.Struct):
+    device_type: str
+    enabled: bool
+    dtype: str
+
+
+class _Random(msgspec.Struct):
+    """The states of the generators; long ones are among the tensors."""
+
+    python: tuple[int, tuple[int, ...], float | None]
+    cuda: tuple[Natural, ...] = ()
+    numpy: tuple[str, int, int, float] | None = None
+
+
+class _Stored(msgspec.Struct):
+    """What is used of `bundle.json`."""
+
+    precision: _Precision
+    random: _Random
+    args: Any
+    kwargs: Any
+    step: Natural = 0
+    model: str = ""
+    weights: bool = False
+    in_eval: frozenset[str] = frozenset()
+    aliases: dict[str, str] = {}
+    gradients: dict[Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$")], str] = {}
+    origin: dict[str, Any] | None = None
+    finding: dict[str, Any] | None = None
+
+
 class Bundle:
     """A bundle on disk. Opening it runs no code of the one who made it."""
 
     def __init__(self, path: Path, info: dict[str, Any]) -> None:
         self.path = path
         self._info = info
+        self._stored = strict_json.convert(info, _Stored, str(path / INFO), "a bundle")
 
     @property
     def info(self) -> dict[str, Any]:
@@ -93,24 +127,24 @@ class Bundle:
     @property
     def step(self) -> int:
         """The step it repeats."""
-        return int(self._info.get("step", 0))
+        return self._stored.step
 
     @property
     def has_weights(self) -> bool:
-        """Say whether the weights are in it, or were too large."""
-        return bool(self._info.get("weights"))
+        """Whether the weights are in it; False if they were too large."""
+        return self._stored.weights
 
     @property
     def finding(self) -> Finding | None:
         """What was found in that step, if it was not saved by hand."""
-        plain = self._info.get("finding")
-        return Finding.from_json(plain) if isinstance(plain, dict) else None
+        plain = self._stored.finding
+        return None if plain is None else Finding.from_json(plain, f"{self.path / INFO}: its finding")
 
     @property
     def origin(self) -> Origin | None:
         """Where it began, if it was not saved by hand."""
-        plain = self._info.get("origin")
-        return Origin.from_json(plain) if isinstance(plain, dict) else None
+        plain = self._stored.origin
+        return None if plain is None else Origin.from_json(plain, f"{self.path / INFO}: its origin")
 
     def tensors(self) -> dict[str, Tensor]:
         """Read all tensors."""
@@ -129,36 +163,33 @@ class Bundle:
         tensors = self.tensors()
         if self.has_weights:
             self._load_weights(model, tensors)
-        in_eval = set(self._info.get("in_eval", []))
+        stored = self._stored
         for name, module in model.named_modules():
-            module.training = name not in in_eval
-        precision = self._info["precision"]
-        kept = KeptPass(
-            model,
-            self.step,
-            _random_from(self._info["random"], tensors),
-            Precision(
-                str(precision["device_type"]), bool(precision["enabled"]), getattr(torch, str(precision["dtype"]))
-            ),
-            None,
-        )
+            module.training = name not in stored.in_eval
+        precision = Precision(stored.precision.device_type, stored.precision.enabled, self._dtype())
+        kept = KeptPass(model, self.step, _random_from(stored.random, tensors), precision, None)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         here = {name: each if name.startswith("random.") else each.to(device) for name, each in tensors.items()}
-        kept.args = unpack(self._info["args"], here)
-        kept.kwargs = unpack(self._info["kwargs"], here)
-        kept.gradients = {int(index): here[name] for index, name in self._info.get("gradients", {}).items()}
+        kept.args = unpack(stored.args, here)
+        kept.kwargs = unpack(stored.kwargs, here)
+        kept.gradients = {int(index): here[name] for index, name in stored.gradients.items() if name in here}
         kept.returned = True
         return kept, here
 
+    def _dtype(self) -> torch.dtype:
+        dtype = getattr(torch, self._stored.precision.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise RunDamaged(f"{self.path / INFO}: torch has no type {self._stored.precision.dtype!r:.60}.")
+        return dtype
+
     def _load_weights(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
         state = {name.removeprefix("model."): each for name, each in tensors.items() if name.startswith("model.")}
-        for name, other in self._info.get("aliases", {}).items():
-            state[name] = state[other]
+        state |= {name: state[other] for name, other in self._stored.aliases.items() if other in state}
         try:
             model.load_state_dict(state)
         except RuntimeError as error:
             raise RunDamaged(
-                f"the model that was built is not the one of the bundle ({self._info.get('model')}): {error}"
+                f"the model that was built is not the one of the bundle ({self._stored.model}): {error}"
             ) from error
 
     def replay(self, model: nn.Module | Callable[[], nn.Module]) -> Any:
@@ -281,17 +312,15 @@ def _random_to(state: RandomState, tensors: dict[str, Tensor]) -> dict[str, Any]
     return plain
 
 
-def _random_from(plain: dict[str, Any], tensors: dict[str, Tensor]) -> RandomState:
+def _random_from(stored: _Random, tensors: dict[str, Tensor]) -> RandomState:
     try:
-        version, words, gauss = plain["python"]
         numpy_state = None
-        if "numpy" in plain:
-            name, position, has_gauss, cached = plain["numpy"]
-            keys = tensors["random.numpy"].numpy().view(np.uint32)
-            numpy_state = (name, keys, position, has_gauss, cached)
-        cuda = {int(index): tensors[f"random.cuda.{index}"] for index in plain["cuda"]}
+        if stored.numpy is not None:
+            name, *rest = stored.numpy
+            numpy_state = (name, tensors["random.numpy"].numpy().view(np.uint32), *rest)
+        cuda = {index: tensors[f"random.cuda.{index}"] for index in stored.cuda}
         usable = {index: each for index, each in cuda.items() if index < torch.cuda.device_count()}
-        return RandomState(tensors["random.cpu"], usable, (version, tuple(words), gauss), numpy_state)
+        return RandomState(tensors["random.cpu"], usable, stored.python, numpy_state)
     except (KeyError, TypeError, ValueError) as error:
         raise RunDamaged(f"the bundle's random numbers cannot be read: {error}") from error
 

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Self
 import torch
 from torch import Tensor
 
+from sonde import strict_json
 from sonde.forensics.keeper import KeptPass
 from sonde.forensics.trace import Given, Root
 from sonde.forensics.values import INF, NAN, describe, first_indices, offending, samples
@@ -81,14 +82,19 @@ class Origin:
         return {name: value for name, value in plain.items() if value not in ("", None, [], {})}
 
     @classmethod
-    def from_json(cls, plain: dict[str, Any]) -> Self:
-        """Return the origin that `to_json` described, ignoring what is not known."""
-        known = {name: value for name, value in plain.items() if name in cls.__slots__}
-        if "line" in known:
+    def from_json(cls, plain: dict[str, Any], where: str = "What was given") -> Self:
+        """Return the origin that `to_json` described, ignoring what is not known.
+
+        Raises:
+            RunDamaged: It does not describe an origin; the message names `where` and the field.
+
+        """
+        known = dict(plain)
+        if isinstance(known.get("line"), dict):
             known["line"] = _line_from_json(known["line"])
-        known["candidates"] = tuple(_line_from_json(line) for line in known.get("candidates", ()))
-        known["shape"] = tuple(known.get("shape", ()))
-        return cls(**known)
+        if isinstance(known.get("candidates"), list):
+            known["candidates"] = [_line_from_json(line) for line in known["candidates"]]
+        return strict_json.convert(known, cls, where, "an origin")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,5 +166,5 @@ def _line_to_json(line: Line) -> dict[str, Any]:
     return {"file": line.file, "line": line.number, "function": line.function, "text": line.text}
 
 
-def _line_from_json(plain: dict[str, Any]) -> Line:
-    return Line(str(plain.get("file", "")), int(plain.get("line", 0)), str(plain.get("function", "")))
+def _line_from_json(plain: Any) -> Any:
+    return {**plain, "number": plain.get("line")} if isinstance(plain, dict) else plain
