@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from watchers import Watcher, bare
 
 from sonde.probes import memory_scope, profile_scope
-from sonde.probes.memory_scope import MemoryScope
+from sonde.probes.memory.scope import MemoryScope
 from sonde.probes.phases import PhaseClock
 from sonde.probes.step_vitals import StepVitals
 

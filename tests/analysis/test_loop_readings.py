@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from sonde import vitals
-from sonde.analysis.leaks import leaking, memory_slopes
-from sonde.analysis.phases import phase_shares
+from sonde.analysis.loop import leaking, memory_slopes, phase_shares
 from sonde.records import Site
 from sonde.store.series import Series
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sonde.analysis.query import Columns, parse, percentiles
-from sonde.analysis.query_tree import MOST_SIGNS
+from sonde.analysis.query import MOST_SIGNS, Columns, parse, percentiles
 from sonde.errors import OptionError
 
 NAN = math.nan

@@ -4,11 +4,8 @@ import math
 import numpy as np
 import pytest
 
-from sonde.analysis.across_runs import average, common_failures, repeats_of
-from sonde.analysis.evaluations import find_evaluation, find_evaluations
-from sonde.analysis.notes import read_notes
-from sonde.analysis.picking import columns_of, failed_mask, pick
-from sonde.analysis.scores import read_scores
+from sonde.analysis.samples import average, columns_of, common_failures, failed_mask, pick, repeats_of
+from sonde.analysis.scores import find_evaluation, find_evaluations, read_notes, read_scores
 from sonde.errors import OptionError, RunDamaged, RunNotFound
 from sonde.store import PageWriter
 

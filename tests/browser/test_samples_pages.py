@@ -15,9 +15,8 @@ from tests.browser.sampled_runs import ATTACK, train_digits, write_batched, writ
 from tests.browser.serving import go as follow
 from tests.browser.serving import serving
 
-from sonde.analysis.evaluations import find_evaluation
-from sonde.analysis.picking import pick
-from sonde.analysis.scores import read_scores
+from sonde.analysis.samples import pick
+from sonde.analysis.scores import find_evaluation, read_scores
 
 
 @pytest.fixture(scope="module")

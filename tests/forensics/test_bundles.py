@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import sonde
 from sonde.cli.main import app
 from sonde.errors import OptionError, RunDamaged, RunNotFound
-from sonde.forensics.nested import Packing, unpack
+from sonde.forensics.bundle import Packing, unpack
 from sonde.testing import tiny_mlp
 
 PROGRAMS = sys.modules["forensics_programs"].PROGRAMS  # made known by conftest.py

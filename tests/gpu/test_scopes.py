@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sonde.probes import memory_scope, memory_snapshot, profile_scope
-from sonde.probes.module_times import ModuleTimes
+from sonde.probes.profile.module_times import ModuleTimes
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"),

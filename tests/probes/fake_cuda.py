@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from sonde.probes import cuda_timing, device_events, module_times
+from sonde.probes.profile import cuda_timing, module_times
 
 
 class FakeCuda:
@@ -23,7 +23,7 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "Event", self.event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device.index)
         monkeypatch.setattr(torch.cuda, "device", self.on)
-        for user in (device_events, module_times):
+        for user in (cuda_timing, module_times):
             monkeypatch.setattr(user, "is_capturing", lambda: self.current in self.capturing)
         for user in (cuda_timing, module_times):  # there may be a real driver, which nobody has started
             monkeypatch.setattr(user, "beside_captures", contextlib.nullcontext)

@@ -7,10 +7,9 @@ import torch
 from tests.probes.fake_cuda import FakeCuda
 from torch import nn
 
-from sonde.probes import cuda_timing, module_times
-from sonde.probes.cuda_timing import CudaTiming
-from sonde.probes.device_events import EventPool
-from sonde.probes.module_times import ModuleTimes
+from sonde.probes.profile import cuda_timing, module_times
+from sonde.probes.profile.cuda_timing import CudaTiming, EventPool
+from sonde.probes.profile.module_times import ModuleTimes
 from sonde.testing import FakeClock
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from sonde.core.robust import growth
 from sonde.hooks.source_search import feeding_lines
 from sonde.probes import memory_scope
-from sonde.probes.leaks import Leak, TensorWatch
+from sonde.probes.memory.leaks import Leak, TensorWatch
 
 STEPS = 60
 WIDTH = 256

@@ -14,8 +14,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from sonde.errors import OptionError
 from sonde.probes import compare_snapshots, memory_scope, memory_snapshot
-from sonde.probes.device_memory import DeviceMemory
-from sonde.probes.live_tensors import count_live
+from sonde.probes.memory.device import DeviceMemory
+from sonde.probes.memory.leaks import count_live
 
 
 def test_a_snapshot_has_the_keys_users_know_and_is_plain_json():

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset, dataloader
 import sonde
 from sonde.hooks import replace_function
 from sonde.hooks.guard import UNGUARDED
+from sonde.probes.memory.process import ProcessMemory
 from sonde.probes.phases import LoopPhases, PhaseClock
-from sonde.probes.process_memory import ProcessMemory
 from sonde.probes.step_vitals import StepVitals
 from sonde.testing import FakeClock, MemorySink, tiny_mlp
 

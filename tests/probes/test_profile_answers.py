@@ -13,14 +13,19 @@ from torch.utils.data import DataLoader, Dataset
 import sonde
 from sonde.hooks.replace_function import BACKWARD
 from sonde.probes import profile_scope
-from sonde.probes.host_syncs import HostSync
-from sonde.probes.module_times import ModuleTimes
-from sonde.probes.operators import copy_table
-from sonde.probes.profiling_patterns import TorchPattern, torch_patterns
-from sonde.probes.profiling_stacks import module_weights
-from sonde.probes.profiling_use import utilisation
-from sonde.probes.trace_file import folded_lines, speedscope
-from sonde.probes.verdict import judge_copies, judge_patterns, judge_phases, judge_syncs
+from sonde.probes.profile.advice import (
+    HostSync,
+    TorchPattern,
+    judge_copies,
+    judge_patterns,
+    judge_phases,
+    judge_syncs,
+    torch_patterns,
+    utilisation,
+)
+from sonde.probes.profile.calls import copy_table, module_weights
+from sonde.probes.profile.module_times import ModuleTimes
+from sonde.probes.profile.trace_file import folded_lines, speedscope
 from sonde.testing import FakeClock, tiny_mlp
 
 PLAIN = {"shapes": True, "stacks": False, "memory": False, "modules": False}

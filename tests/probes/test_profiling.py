@@ -13,7 +13,7 @@ from torch import nn
 
 from sonde.errors import OptionError
 from sonde.probes import ProfileSchedule, profile_scope
-from sonde.probes.profiling import ANNOTATION
+from sonde.probes.profile.scope import ANNOTATION
 
 
 class Layers(nn.Module):

@@ -1,19 +1,27 @@
 """Tables, trends and comparisons over a run. Pure functions of plain arrays; no drawing, no torch."""
 
 from sonde.analysis.downsample import Steps, Values, any_in_columns, column_edges, columns, thin
-from sonde.analysis.ending import ENDING_EVENTS, Ending, ending_of
-from sonde.analysis.facts import RunFacts, count_steps, facts_of, find_learning_rate, find_loss
-from sonde.analysis.flow import FlowRow, gradient_flow
-from sonde.analysis.leaks import leaking, memory_slope, memory_slopes
 from sonde.analysis.long_table import SiteRows, read_rows, windows
-from sonde.analysis.news import News, Newspaper
-from sonde.analysis.order import ModelOrder, layer_of
-from sonde.analysis.phases import PhaseShares, phase_series, phase_shares
+from sonde.analysis.loop import PhaseShares, leaking, memory_slope, memory_slopes, phase_series, phase_shares
+from sonde.analysis.overview import (
+    ENDING_EVENTS,
+    Ending,
+    News,
+    Newspaper,
+    RunFacts,
+    count_steps,
+    ending_of,
+    facts_of,
+    find_learning_rate,
+    find_loss,
+)
 from sonde.analysis.summary import (
     DEFAULT_STATS,
+    FlowRow,
     LayerSummary,
     SiteSummary,
     first_step,
+    gradient_flow,
     has_stat,
     keys_of,
     summarise_layers,
@@ -22,7 +30,7 @@ from sonde.analysis.summary import (
     worst_first,
 )
 from sonde.analysis.trend import Trend, describe, smooth
-from sonde.analysis.unusual import History, Level, Mark, mark_all
+from sonde.analysis.unusual import History, Level, Mark, ModelOrder, layer_of, mark_all
 from sonde.core.robust import slope
 
 __all__ = [

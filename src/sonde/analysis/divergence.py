@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from sonde import schema
 from sonde.analysis.downsample import Values
-from sonde.analysis.order import ModelOrder
-from sonde.analysis.unusual import RECENT
+from sonde.analysis.unusual import RECENT, ModelOrder
 from sonde.measures import compute
 from sonde.records import Quantity, Site
 from sonde.store import Run

@@ -1,9 +1,10 @@
-"""The scores of every sample of an evaluation."""
+"""Read the evaluations of a run: scores, labels and predictions of every sample."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +13,133 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde import strict_json
-from sonde.analysis.evaluations import Evaluation
-from sonde.errors import OptionError, RunDamaged
+from sonde.errors import OptionError, RunDamaged, RunNotFound
+from sonde.store import DebugOutputs
+from sonde.store.layout import CAPTURES, EVALUATION_SCORES, KEPT, TEST, TEST_SCORES, VALIDATION_SCORES, epoch_of
 from sonde.store.pages import Datapoint
+
+# --------------------------------------------------------------------------------
+# The evaluations of a run: where their scores and captures lie.
+#
+# An *evaluation* is a folder that a trainer or evaluator filled: `epoch_4` after an epoch, `test` at the end, or the
+# work_dir itself. It holds scores, captures (`debugger/`) and kept samples (`samples/`), each of which may be
+# missing.
+
+
+_SCORES: Final = {"epoch": VALIDATION_SCORES, "test": TEST_SCORES, "eval": EVALUATION_SCORES}
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Where the scores and captures of one evaluation lie."""
+
+    name: str
+    """What a link calls it: the number of the epoch, `test` or `eval`."""
+    folder: Path
+    epoch: int | None = None
+
+    @property
+    def scores_file(self) -> Path:
+        """The file with its scores."""
+        return self.folder / _SCORES["epoch" if self.epoch is not None else self.name]
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether it was scored."""
+        return self.scores_file.is_file()
+
+    def has(self, part: str) -> bool:
+        """Say whether it holds captures (`debugger`) or samples (`samples`)."""
+        return (self.folder / part).is_dir()
+
+    def outputs(self, part: str) -> DebugOutputs | None:
+        """Open its captures or samples; None if it has none."""
+        return DebugOutputs(self.folder / part) if self.has(part) else None
+
+
+def find_evaluations(run: str | Path) -> list[Evaluation]:
+    """Return the evaluations of a run that hold anything: epochs in order, then the test, then its own."""
+    path = Path(run)
+    epochs = []
+    for child in path.iterdir() if path.is_dir() else ():
+        epoch = epoch_of(child.name)
+        if epoch is not None and child.is_dir():
+            epochs.append(Evaluation(str(epoch), child, epoch))
+    found = sorted(epochs, key=lambda each: each.epoch or 0)
+    found += [Evaluation("test", path / TEST), Evaluation("eval", path)]
+    return [each for each in found if each.has_scores or each.has(CAPTURES) or each.has(KEPT)]
+
+
+def find_evaluation(run: str | Path, name: str = "") -> Evaluation:
+    """Return an evaluation by its name; without one, the last that has scores.
+
+    Raises:
+        RunNotFound: There is no such evaluation, or none at all.
+
+    """
+    found = find_evaluations(run)
+    if not found:
+        raise RunNotFound(
+            f"{run} has no scores of samples. They come from sonde.training: sonde train, or sonde eval with a metric."
+        )
+    if not name:
+        scored = [each for each in found if each.has_scores]
+        return (scored or found)[-1]
+    for each in found:
+        if each.name == name:
+            return each
+    raise RunNotFound(f"{run} has no evaluation {name!r:.40}; there is: {', '.join(each.name for each in found)}.")
+
+
+# --------------------------------------------------------------------------------
+# The labels and predictions of the samples that were kept.
+
+
+_MOST_NOTED: Final = 5000  # samples whose label and prediction are looked up
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What kept samples say of themselves: a label and a prediction, where those are single values."""
+
+    labels: dict[Datapoint, Any]
+    predictions: dict[Datapoint, Any]
+
+
+def read_notes(evaluation: Evaluation, most: int = _MOST_NOTED) -> Notes:
+    """Read the labels and predictions of the samples that were kept."""
+    notes = Notes({}, {})
+    kept = evaluation.outputs(KEPT)
+    for sample in list(kept or ())[:most]:
+        try:
+            entry, _ = kept.entry(sample)  # type: ignore[union-attr]
+            for name, into in (("labels", notes.labels), ("prediction", notes.predictions)):
+                if _is_small(entry.outputs.get(name), entry.places):
+                    value = as_scalar(kept[sample][name])  # type: ignore[index]
+                    if value is not None:
+                        into[sample] = value
+        except (RunDamaged, OSError):
+            continue  # one damaged page hides its samples only
+    return notes
+
+
+def _is_small(node: Any, places: Sequence[Any]) -> bool:
+    if isinstance(node, dict) and set(node) == {"tensor"}:
+        number = node["tensor"]
+        return isinstance(number, int) and 0 <= number < len(places) and math.prod(places[number].shape) == 1
+    return isinstance(node, int | float | str)
+
+
+def as_scalar(value: Any) -> Any:
+    """Return a single number or text, or None if a value is neither."""
+    if isinstance(value, np.ndarray | np.generic) and np.size(value) == 1:
+        value = np.asarray(value).reshape(-1)[0].item()
+    return value if isinstance(value, int | float | str) else None
+
+
+# --------------------------------------------------------------------------------
+# The scores of every sample of an evaluation.
+
 
 Column = NDArray[np.float64]
 

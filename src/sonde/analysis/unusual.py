@@ -1,23 +1,76 @@
-"""What makes a site stand out in a table: a finding of the doctor, or one of its own steps outside the same bands.
-
-A mark is `bad` where a warning or a critical finding names the site, `odd` where a note does or where a single step
-leaves the bands of `sonde.diagnosis.judgement`; its reason then names that step. All else is `fine`.
-"""
+"""Find what makes a site stand out, in one short phrase, and order sites as the model does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from sonde import vitals
 from sonde.analysis.downsample import Steps, Values
-from sonde.analysis.order import layer_of
 from sonde.diagnosis.judgement import LEAST_RATIO, MOMENT_WINDOW, gradient_now, output_now, verdict_of
-from sonde.records import QUANTITIES, SEVERITIES, Finding, Quantity, Site
+from sonde.records import QUANTITIES, SEVERITIES, Finding, Quantity, RunHeader, Site
+
+# --------------------------------------------------------------------------------
+# Model order: which layer comes first, and which layer a site belongs to.
+
+
+# Quantities whose name is a parameter's, so that the layer is its owner.
+_OF_PARAMETERS = frozenset({"parameter", "gradient", "update", "state"})
+
+
+class ModelOrder:
+    """Sorts names of modules and parameters as the model lists them; names it does not know come in site order."""
+
+    def __init__(self, header: RunHeader, sites: Iterable[Site]) -> None:
+        self._kinds = {_text(entry, "name"): _text(entry, "kind") for entry in _list(header, "modules")}
+        names = [*self._kinds, *(_text(entry, "name") for entry in _list(header, "parameters"))]
+        names += [site.name for site in sites]
+        self._position: dict[str, int] = {}
+        for name in names:
+            self._position.setdefault(name, len(self._position))
+        # Without a module tree the owners are known only through their parameters.
+        self._first_inside: dict[str, int] = {}
+        for name, position in self._position.items():
+            self._first_inside.setdefault(name.rpartition(".")[0], position)
+
+    def of_layer(self, name: str) -> int:
+        """Return where a layer stands: its own place, or that of the first thing inside it."""
+        return self._position.get(name, self._first_inside.get(name, len(self._position)))
+
+    def of_site(self, site: Site) -> tuple[int, int, int]:
+        """Return a sort key: by layer, then by parameter, then by site."""
+        return self.of_layer(layer_of(site)), self._position.get(site.name, 0), site.id
+
+    def kind(self, layer: str) -> str:
+        """Return the class of a layer, or an empty string where the run does not say."""
+        return self._kinds.get(layer, "")
+
+
+def layer_of(site: Site) -> str:
+    """Return the name of the module a site belongs to: a parameter's owner, or the module itself."""
+    return site.name.rpartition(".")[0] if site.quantity in _OF_PARAMETERS else site.name
+
+
+def _list(header: RunHeader, name: str) -> list[dict[str, Any]]:
+    # A header comes from a file that a stranger may have written.
+    entries = header.model.get(name)
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def _text(entry: dict[str, Any], name: str) -> str:
+    return str(entry.get(name, ""))
+
+
+# --------------------------------------------------------------------------------
+# What makes a site stand out in a table: a finding of the doctor, or one of its own steps outside the same bands.
+#
+# A mark is `bad` where a warning or a critical finding names the site, `odd` where a note does or where a single step
+# leaves the bands of `sonde.diagnosis.judgement`; its reason then names that step. All else is `fine`.
+
 
 Level = Literal["bad", "odd", "fine"]
 LEVELS: Final[tuple[Level, ...]] = ("bad", "odd", "fine")

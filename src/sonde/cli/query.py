@@ -9,7 +9,7 @@ import typer
 from sonde.cli.options import AsJson, RunPath, Width
 
 if TYPE_CHECKING:
-    from sonde.analysis.picking import Picked
+    from sonde.analysis.samples import Picked
 
 EXAMPLES = """
 sonde query runs/digits "loss > 0.5"  # in the last epoch, the worst first
@@ -40,8 +40,8 @@ def query(
     Scores come from sonde train and sonde eval; labels and predictions are known of the samples that were kept
     (`save_samples`). A comparison with what is not known is false. The viewer takes the same expressions.
     """
-    from sonde.analysis.evaluations import find_evaluations
-    from sonde.analysis.picking import pick
+    from sonde.analysis.samples import pick
+    from sonde.analysis.scores import find_evaluations
     from sonde.cli.answer import print_json
     from sonde.cli.opening import require_run
 

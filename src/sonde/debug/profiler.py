@@ -13,7 +13,7 @@ import numpy as np
 
 from sonde.diagnosis.judgement import Curves, judge_curves
 from sonde.errors import OptionError
-from sonde.probes.verdict import judge_phases, outstanding
+from sonde.probes.profile.advice import judge_phases, outstanding
 
 _KEPT: Final = 1000
 _MAX_NAMES: Final = 10_000

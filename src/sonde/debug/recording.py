@@ -31,7 +31,7 @@ from sonde.hooks.names import is_wrapper, named_modules
 from sonde.hooks.on_backward import on_gradient
 from sonde.hooks.on_call import on_module
 from sonde.parallel.ranks import agree, is_connected, num_ranks, this_rank
-from sonde.probes.process_memory import RSS
+from sonde.probes.memory.process import RSS
 from sonde.records import SEVERITIES, Block, Event, Finding, Reading, Severity, Site
 from sonde.schema import Rows
 

@@ -34,7 +34,7 @@ from sonde.errors import ClosedError, OptionError
 from sonde.hooks.guard import UNGUARDED, Handle, remove_all
 from sonde.hooks.names import named_modules, own_wrapper_words, plain_name
 from sonde.hooks.on_step import on_step
-from sonde.probes.module_times import ModuleTimes
+from sonde.probes.profile.module_times import ModuleTimes
 from sonde.record.plan import What
 from sonde.records import Finding
 from sonde.schedule import Schedule

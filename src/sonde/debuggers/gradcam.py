@@ -13,7 +13,7 @@ from sonde.debuggers.utils import require_layer
 from sonde.errors import OptionError
 from sonde.hooks.names import is_wrapper, unwrap
 from sonde.probes import Cam, CamError, brief_statistics, grad_cam
-from sonde.probes.grad_cam import Target
+from sonde.probes.maps.grad_cam import Target
 
 
 class GradCAMDebugger(BaseDebugger):

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sonde.errors import OptionError
-from sonde.forensics.checkup_batch import take
+from sonde.forensics.checkup_batch import kept, take
 from sonde.forensics.checkup_probes import PROBES, Outcome, Patient
-from sonde.forensics.checkup_state import kept
 from sonde.records import SEVERITIES, Finding
 
 BATCHES: Final = 8

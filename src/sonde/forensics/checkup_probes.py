@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sonde.forensics.checkup_batch import Batch
-from sonde.forensics.checkup_state import Kept
+from sonde.forensics.checkup_batch import Batch, Kept
 from sonde.records import Evidence, Finding, Severity
 
 STEPS: Final = 100

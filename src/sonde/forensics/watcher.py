@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sonde.errors import NonFiniteError
-from sonde.forensics.findings import finding_of
+from sonde.forensics.findings import finding_of, held_words, late_words
 from sonde.forensics.hold_back import HoldBack
 from sonde.forensics.investigate import (
     investigate_gradients,
@@ -24,11 +24,9 @@ from sonde.forensics.investigate import (
     investigate_output,
     investigate_update,
 )
-from sonde.forensics.keeper import Keeper, KeptPass
+from sonde.forensics.keeper import Keeper, KeptPass, Recent
 from sonde.forensics.origin import Incident, Origin
-from sonde.forensics.recent import Recent
 from sonde.forensics.repeat import repeat_alone
-from sonde.forensics.stop_words import held_words, late_words
 from sonde.forensics.traps import LossTails
 from sonde.forensics.values import NAN, any_nonfinite, badness
 from sonde.hooks.guard import UNGUARDED, Guard

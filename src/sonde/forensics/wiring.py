@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from sonde.errors import OptionError
 from sonde.forensics.bundle import Note, save_bundle
+from sonde.forensics.keeper import GUARD_SITE
 from sonde.forensics.origin import Incident
-from sonde.forensics.recent import GUARD_SITE
 from sonde.forensics.watcher import MAX_ORIGINS, GuardAction, Surroundings, Watcher
 from sonde.hooks.guard import UNGUARDED, Handle, remove_all
 from sonde.hooks.on_backward import before_backward

@@ -1,26 +1,23 @@
 """What can be read beyond statistics: maps, attention, features, time, memory. Needs torch only."""
 
-from sonde.probes.attention import (
+from sonde.probes.maps.attention import (
     Attention,
+    AttentionCalls,
     Choice,
     explain_attention,
+    explain_module,
     find_returned,
     head_statistics,
     is_attention,
 )
-from sonde.probes.attention_calls import AttentionCalls, explain_module
-from sonde.probes.axes import channel_axis
-from sonde.probes.dense import dense
-from sonde.probes.grad_cam import Cam, CamError, grad_cam
-from sonde.probes.memory_scope import MemoryScope, memory_scope
-from sonde.probes.memory_snapshot import compare_snapshots, memory_snapshot
-from sonde.probes.profiling import ProfileScope, profile_scope
-from sonde.probes.profiling_schedule import ProfileSchedule
+from sonde.probes.maps.grad_cam import Cam, CamError, TokenGrid, find_grid, grad_cam
+from sonde.probes.maps.outputs import channel_axis, dense, downsample, pooled_features
+from sonde.probes.maps.statistics import brief_statistics, sample_statistics
+from sonde.probes.memory.scope import MemoryScope, compare_snapshots, memory_scope, memory_snapshot
+from sonde.probes.profile.advice import Verdict
+from sonde.probes.profile.scope import ProfileScope, profile_scope
+from sonde.probes.profile.windows import ProfileSchedule
 from sonde.probes.rerun import cuda_devices, eager, is_compiled, kept_random_state, untouched
-from sonde.probes.shrink import downsample, pooled_features
-from sonde.probes.statistics import brief_statistics, sample_statistics
-from sonde.probes.token_grid import TokenGrid, find_grid
-from sonde.probes.verdict import Verdict
 
 __all__ = [
     "Attention",

@@ -10,8 +10,8 @@ from torch import nn
 
 from sonde import vitals
 from sonde.hooks.guard import Guard
+from sonde.probes.memory.process import ProcessMemory
 from sonde.probes.phases import LoopPhases
-from sonde.probes.process_memory import ProcessMemory
 from sonde.stats.protocol import Recorder
 
 T = TypeVar("T")

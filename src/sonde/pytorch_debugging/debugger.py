@@ -23,8 +23,8 @@ from sonde.pytorch_debugging.recording import LiveChecks, Notes, made_folder
 from sonde.records import Finding, Reading
 
 if TYPE_CHECKING:
-    from sonde.probes.memory_scope import MemoryScope
-    from sonde.probes.profiling import ProfileScope
+    from sonde.probes.memory.scope import MemoryScope
+    from sonde.probes.profile.scope import ProfileScope
 
 _ROUTINE_IN_RUN: Final = 5
 _WEIGHT: Final = "weight of "
@@ -144,7 +144,7 @@ class PyTorchDebugger:
 
     @contextlib.contextmanager
     def memory_tracking(self, enabled: bool | None = None, **options: Any) -> Iterator[MemoryScope | None]:
-        """Track memory while the block runs and report what grows. `options` go to `sonde.probes.memory_scope`."""
+        """Track memory while the block runs and report what grows. `options` go to `sonde.probes.memory.scope`."""
         is_on = self._is_on(enabled, self.enable_memory_tracking, "memory_tracking")
         with self._scope("memory", is_on, lambda: scopes.tracking_scope(self, **options)) as scope:
             yield scope

@@ -13,8 +13,8 @@ import torch
 
 from sonde.checks import NonFinite, NonFiniteScope, hear_anomaly_traces
 from sonde.parallel.ranks import suffix, this_rank
-from sonde.probes.memory_scope import MemoryScope, memory_scope
-from sonde.probes.profiling import ProfileScope, profile_scope
+from sonde.probes.memory.scope import MemoryScope, memory_scope
+from sonde.probes.profile.scope import ProfileScope, profile_scope
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger

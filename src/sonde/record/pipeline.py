@@ -21,8 +21,8 @@ from sonde.errors import OptionError
 from sonde.hooks.guard import Guard, remove_all
 from sonde.hooks.names import named_modules, named_parameters, unwrap
 from sonde.hooks.on_backward import Reach
-from sonde.probes.cuda_timing import CudaTiming
-from sonde.probes.device_memory import DeviceMemory
+from sonde.probes.memory.device import DeviceMemory
+from sonde.probes.profile.cuda_timing import CudaTiming
 from sonde.probes.step_vitals import StepVitals
 from sonde.record.modules import ModuleTap, PassObserver, WatchedModule
 from sonde.record.optimizers import OptimizerTap, StepObserver, Wants

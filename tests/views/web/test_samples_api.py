@@ -5,7 +5,7 @@ import pytest
 from tests.browser.sampled_runs import ATTACK, write_batched, write_header, write_odd, write_scored
 from tests.views.web.asking import client_of
 
-from sonde.analysis.picking import pick
+from sonde.analysis.samples import pick
 from sonde.store import DebugOutputs
 from sonde.views.web.sample_api import thinning
 from sonde.views.web.sample_store import Kept, sample_from_text, sample_text

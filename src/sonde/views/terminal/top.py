@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from sonde.analysis import column_edges, columns
-from sonde.analysis.phases import phase_shares
+from sonde.analysis.loop import phase_shares
 from sonde.records import Site
 from sonde.store import Run
 from sonde.views.terminal.ending import ending_line

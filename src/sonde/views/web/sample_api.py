@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sonde.analysis.evaluations import Evaluation
-from sonde.analysis.picking import columns_of, name_of, worst_rows
 from sonde.analysis.query import parse, percentiles
+from sonde.analysis.samples import columns_of, name_of, worst_rows
+from sonde.analysis.scores import Evaluation
 from sonde.errors import OptionError, RunDamaged, RunError, SelectionError
 from sonde.store import BatchValue, DebugOutputs
 from sonde.store.layout import CAPTURES, KEPT

@@ -11,9 +11,16 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from sonde.analysis.evaluations import Evaluation, find_evaluation, find_evaluations
-from sonde.analysis.notes import Notes, read_notes
-from sonde.analysis.scores import ScoreTable, read_aggregated, read_scores
+from sonde.analysis.scores import (
+    Evaluation,
+    Notes,
+    ScoreTable,
+    find_evaluation,
+    find_evaluations,
+    read_aggregated,
+    read_notes,
+    read_scores,
+)
 from sonde.errors import OptionError, RunNotFound
 from sonde.store import DebugOutputs
 from sonde.store.layout import CAPTURES, KEPT

@@ -10,13 +10,20 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sonde.analysis.across_runs import average, common_failures, repeats_of
 from sonde.analysis.contrast import contrast
-from sonde.analysis.evaluations import Evaluation
-from sonde.analysis.picking import EXTRA, columns_of, describe_rows, failed_mask, name_of, worst_rows
-from sonde.analysis.query import parse
-from sonde.analysis.query_tree import FUNCTIONS
-from sonde.analysis.scores import ScoreTable
+from sonde.analysis.query import FUNCTIONS, parse
+from sonde.analysis.samples import (
+    EXTRA,
+    average,
+    columns_of,
+    common_failures,
+    describe_rows,
+    failed_mask,
+    name_of,
+    repeats_of,
+    worst_rows,
+)
+from sonde.analysis.scores import Evaluation, ScoreTable
 from sonde.errors import OptionError, RunError
 from sonde.store.layout import CAPTURES, KEPT
 from sonde.store.pages import Datapoint

@@ -1,0 +1,1 @@
+"""Maps of what layers compute: attention, Grad-CAM, features, statistics per sample."""

@@ -1,0 +1,1 @@
+"""Memory of a training: scopes, leaks and what holds on to it."""

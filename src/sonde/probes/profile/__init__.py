@@ -1,0 +1,1 @@
+"""Profile a training: scopes, operators, traces, and what makes a step slow."""
