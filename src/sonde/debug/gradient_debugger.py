@@ -26,7 +26,16 @@ from sonde.debug.gradient_layer import (
     trend_of,
 )
 from sonde.debug.numbers import as_array, as_floats
-from sonde.diagnosis.judgement import Curves, Health, Judgement, Word, health, judge_curves
+from sonde.diagnosis.judgement import (
+    UNUSED_STEPS,
+    Curves,
+    Health,
+    Judgement,
+    Word,
+    health,
+    judge_curves,
+    verdict_of,
+)
 from sonde.errors import OptionError
 from sonde.records import Finding, Reading, Severity
 
@@ -60,7 +69,7 @@ class LayerHealth:
     problems: tuple[Problem, ...]
     trend: Trend
     words: str
-    """What the last step showed, compared with the steps before it."""
+    """What was found: by the doctor over all steps, or in the last steps only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,27 +384,20 @@ class GradientDebugger:
         found: list[Problem] = [] if problem is None else [problem]
         return [*found, "oscillating"] if layer.swinging and problem != "nonfinite" else found
 
+    def _words(self, layer: LayerGradients, problem: Problem) -> str:
+        """State a problem, and over which steps it shows."""
+        if problem == "no_gradient":
+            return f"no gradient: it was zero or absent in the last {int(UNUSED_STEPS)} steps"
+        if problem == "oscillating":
+            return f"oscillating gradient: its norm swings regularly over the last {len(layer.points)} steps"
+        return f"{problem} gradient: {layer.moment(self.thresholds).words}"
+
     def _alert(self, layer: LayerGradients, problem: Problem) -> GradientAlert:
         kind, severity = _KINDS[problem]
         last = layer.points[-1]
-        words = layer.moment(self.thresholds).words
-        if problem == "no_gradient":
-            words = "there is no gradient: it has been zero or absent for many steps"
-        elif problem == "oscillating":
-            words = f"oscillating: the gradient norm swings regularly over the last {len(layer.points)} steps"
-        message = f"{layer.name}: {words}" if problem in words else f"{layer.name}: {problem} gradient: {words}"
-        return GradientAlert(
-            make_finding(
-                kind,
-                severity,
-                message,
-                step=last.step,
-                site=layer.name,
-                fix=_ADVICE[problem],
-                word=problem,
-                norm=last.norm,
-            )
-        )
+        message = f"{layer.name}: {self._words(layer, problem)}"
+        about = {"step": last.step, "site": layer.name, "fix": _ADVICE[problem], "word": problem, "norm": last.norm}
+        return GradientAlert(make_finding(kind, severity, message, **about))
 
     def _example(self, problem: Problem) -> Finding:
         """Return a finding as grave as a problem is while it lasts."""
@@ -405,9 +407,11 @@ class GradientDebugger:
     def _health(self, layer: LayerGradients, judged: Judgement | None) -> LayerHealth:
         trend = trend_of(layer.dynamics())
         moment = layer.moment(self.thresholds)
-        lasting = [] if judged is None else [PROBLEMS.get(word) for word in judged.verdicts(layer.name)]
-        problems = tuple(dict.fromkeys([*self._problems_now(layer), *(each for each in lasting if each is not None)]))
+        now = self._problems_now(layer)
         found = [] if judged is None else judged.about(layer.name)
+        lasting = [PROBLEMS[word] for finding in found if (word := verdict_of(finding)) in PROBLEMS]
+        problems = tuple(dict.fromkeys([*now, *lasting]))
+        words = [self._words(layer, problem) for problem in now if problem not in lasting]
         return LayerHealth(
             layer=layer.name,
             health=health([*(self._example(problem) for problem in problems), *found]).word,
@@ -415,7 +419,7 @@ class GradientDebugger:
             usual=moment.usual,
             problems=problems,
             trend=trend,
-            words=moment.words,
+            words="; ".join([*words, *(finding.cause for finding in found)]) or moment.words,
         )
 
 

@@ -127,7 +127,7 @@ class DebugSession:
         self._inspector.step_now = lambda: self.step + 1
         self._gradients.known_losses = self._diagnostics.losses
         self._gradients.known_findings = lambda: self.findings
-        self._diagnostics.known_findings = lambda: self.findings
+        self._diagnostics.known_findings = self._all_findings
 
     def __repr__(self) -> str:
         state = "stopped" if self.report is not None else "running" if self._is_started else "not started"
@@ -158,6 +158,11 @@ class DebugSession:
     def findings(self) -> list[Finding]:
         """What is wrong with the training, best first, as far as can be told by now."""
         return self._recording.findings if self._recording is not None else list(self._findings)
+
+    def _all_findings(self) -> list[Finding]:
+        """Return what is wrong with the run, with the gradients, and with tensors that are not finite."""
+        tensors = [alert.finding for alert in self._inspector.get_alerts() if alert.severity == "critical"]
+        return [*self._gradients.judge().findings, *tensors]
 
     # ------------------------------------------------------------------ start and stop
 

@@ -1,0 +1,114 @@
+"""The parts of a debug session say what the doctor says of the same curves, or name the steps that they look at."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from tests.diagnosis.test_one_judgement import GRADIENTS, LOSSES, UNITS, says_another_window, words
+
+from sonde.debug import (
+    DebugSession,
+    GradientDebugger,
+    LayerActivationStats,
+    ModelDiagnostics,
+    ModelPerformanceMetrics,
+    TensorInspector,
+)
+from sonde.diagnosis.judgement import Curves, health, judge_curves
+
+PROBLEM_OF = {"non-finite": "nonfinite"}
+
+
+def session_of(case):
+    session = DebugSession().start()
+    for step, loss in enumerate(case.losses, 1):
+        session.model_diagnostics.record_performance(ModelPerformanceMetrics(training_step=step, loss=loss))
+    for name, norms in case.norms.items():
+        for step, norm in enumerate(norms, 1):
+            session.gradient_debugger.record_gradient_flow(name, float(norm), step=step)
+    return session
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_are_judged_as_by_the_doctor_and_single_steps_say_so(name):
+    case = GRADIENTS[name]
+    doctor = judge_curves(Curves(losses=case.losses, gradients=case.norms))
+    session = session_of(case)
+    analysis = session.gradient_debugger.analyze_gradient_flow()
+    for layer in analysis.layers:
+        told = {PROBLEM_OF.get(word, word) for word in doctor.verdicts(layer.layer)}
+        assert told <= set(layer.problems)
+        if set(layer.problems) - told:
+            assert says_another_window(layer.words), layer.words
+    assert words(analysis.findings) == words(doctor.findings)
+    if health(doctor.findings).word != "healthy":
+        assert analysis.overall_health == health(doctor.findings).word
+    elif analysis.overall_health != "healthy":
+        assert any(layer.problems for layer in analysis.layers)
+    for alert in session.gradient_debugger.get_alerts():
+        assert says_another_window(alert.message), alert.message
+    session.stop()
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_gradient_of_an_inspected_tensor_is_judged_as_one_step(name):
+    case = GRADIENTS[name]
+    norms = next(iter(case.norms.values()))
+    inspector = TensorInspector()
+    weight = inspector.inspect_tensor([case.weights if case.weights else 1.0], "w")
+    for norm in norms:
+        inspector.inspect_gradients(weight, [norm])
+    last = [alert for alert in inspector.get_alerts() if alert.kind in ("nan", "inf") or "gradient" in alert.kind]
+    if case.weights and len(case.norms) == 1:
+        wrong = {"exploding": "exploding_gradient", "vanishing": "vanishing_gradient", "non-finite": "nan"}
+        assert (wrong.get(case.now) == last[-1].kind) if case.now in wrong else not last
+    assert all(alert.kind in ("nan", "inf") or says_another_window(alert.message) for alert in last)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_judged_as_by_the_doctor_and_single_steps_say_so(name):
+    losses, expected = LOSSES[name]
+    diagnostics = ModelDiagnostics()
+    for step, loss in enumerate(losses, 1):
+        diagnostics.record_performance(ModelPerformanceMetrics(training_step=step, loss=float(loss)))
+    doctor = judge_curves(Curves(losses=losses))
+    found = diagnostics.assess_health()
+    assert words(diagnostics.judge()) == words(doctor.findings)
+    assert found.status == doctor.health.word
+    assert found.score == doctor.health.score
+    if len(losses) > 1:
+        status = diagnostics.analyze_training_dynamics().convergence_status
+        assert (status == "non-finite") is (expected == "non-finite")
+    for alert in diagnostics.get_alerts():
+        assert alert.finding.kind in {finding.kind for finding in doctor.symptoms} or says_another_window(alert.message)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_units_are_judged_as_by_the_doctor(name):
+    kind, share, expected = UNITS[name]
+    diagnostics = ModelDiagnostics()
+    ratios = {"dead_neurons_ratio" if kind == "dead" else "saturated_neurons_ratio": share}
+    diagnostics.record_layer_stats(LayerActivationStats(layer_name="act", mean_activation=0.0, **ratios))
+    assert bool(diagnostics.get_alerts()) is bool(expected)
+    if kind == "dead":
+        debugger = GradientDebugger()
+        active = np.arange(200) >= round(200 * share)
+        for _ in range(12):
+            debugger.record_activations("act", np.tile(active, (100, 1)).astype(float))
+        assert words(debugger.judge().findings) == ({expected} if expected else set())
+
+
+@pytest.mark.parametrize("bad", ["gradient", "loss", "tensor"])
+def test_a_session_with_something_critical_is_not_called_healthy(bad):
+    with DebugSession() as session:
+        for step in range(20):
+            spoilt = math.nan if step == 19 else 1.0
+            session.debug_gradients("fc", [spoilt if bad == "gradient" else 1.0])
+            session.log(loss=spoilt if bad == "loss" else 1.0 / (step + 1))
+            session.debug_tensor([spoilt if bad == "tensor" else 1.0], "x")
+    assert session.report.summary().critical_issues >= 1
+    if bad != "tensor":
+        assert session.report.gradients["overall_health"] == "critical"
+    assert session.report.diagnostics["health"]["status"] == "critical"
