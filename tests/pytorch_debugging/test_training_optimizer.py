@@ -150,7 +150,7 @@ def test_weights_from_elsewhere_are_a_beginning(make, tmp_path):
 def test_early_stopping_says_why(make):
     results = make(learning_rate=0.0, max_epochs=20, patience=2).train()
     assert results["epochs"] == 3
-    assert "has not become better for 2 epochs" in results["stop_reason"]
+    assert "has not improved for 2 epochs" in results["stop_reason"]
 
 
 @pytest.mark.parametrize("scheduler", ["plateau", "cosine", "step"])

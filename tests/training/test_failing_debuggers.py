@@ -44,7 +44,7 @@ class Pair(namedtuple("Both", "one two")):
     """Cannot be built from its parts, and so not be split by sample."""
 
     def __new__(cls):
-        return super().__new__(cls, 1, 2)
+        return super().__new__(cls, "a", "b")
 
 
 class Unsplittable(BaseDebugger):

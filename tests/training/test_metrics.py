@@ -86,7 +86,7 @@ def test_scores_come_one_a_sample_and_in_the_order_of_ids():
     assert scores.ids == [1, 3, "b"]
     assert scores.per_datapoint == {"accuracy": [0.0, 1.0, 0.5], "rows": [[3, 4], [1, 2], [5, 6]]}
     assert scores.flat() == {"accuracy": 0.5, "rows[0]": 3.0, "rows[1]": 4.0}
-    with pytest.raises(OptionError, match=r"gave 1 value\(s\) of 'accuracy' for a batch of 2 samples"):
+    with pytest.raises(OptionError, match=r"returned 1 value\(s\) of 'accuracy' for 2 samples"):
         ScoreBook(None).add([1, 2], {"accuracy": 0.5})
     assert ScoreBook(None).close() == Scores({}, {}, [], {})
 

@@ -310,7 +310,7 @@ def test_training_stops_early_in_either_direction(tmp_path, metric, good):
     trainer.run()
     assert trainer.best.epoch == 1
     assert list(trainer.history) == [0, 1, 2, 3, 4]
-    assert trainer.stop_reason == f"{metric} has not become better for 3 epochs"
+    assert trainer.stop_reason == f"{metric} has not improved for 3 epochs"
     again = SupervisedTrainer(config)
     again.run(resume=True)
     assert again.stop_reason == trainer.stop_reason
@@ -319,7 +319,7 @@ def test_training_stops_early_in_either_direction(tmp_path, metric, good):
 
 def test_early_stopping_needs_a_direction(tmp_path):
     config = make_config(tmp_path, early_stopping={"metric": "f1"})
-    with pytest.raises(OptionError, match="whether more or less of 'f1' is better"):
+    with pytest.raises(OptionError, match="The direction of 'f1' is unknown"):
         SupervisedTrainer(config).run()
     with pytest.raises(OptionError, match="early_stopping has patence"):
         SupervisedTrainer(make_config(tmp_path / "b", early_stopping={"patence": 3})).run()
@@ -364,7 +364,7 @@ def test_each_epoch_can_have_a_seed(tmp_path):
     trainer.run()
     assert torch.equal(orders[0], orders[5])
     assert not torch.equal(orders[0], orders[10])
-    with pytest.raises(OptionError, match="train_seeds has 1 seeds, and epoch 1 needs one"):
+    with pytest.raises(OptionError, match="train_seeds has 1 seeds, and epoch 1 has none"):
         SupervisedTrainer(make_config(tmp_path / "b", train_seeds=[5])).run()
 
 

@@ -1,4 +1,4 @@
-"""Captures on their way to disk: copied at the hook, written by one thread in bounded memory."""
+"""Write captures to disk: copied in the hook, written by one thread in bounded memory."""
 
 from sonde.capture.capture import Capture
 from sonde.capture.legacy import write_legacy_pages

@@ -42,8 +42,8 @@ class Capture(Worker):
         save_dtype: Floating tensors are stored as this type.
         max_pending_bytes: How many bytes of captures may wait in memory; those on a device wait there.
         on_full: What `add` does when that is reached: wait until the thread has made room, or drop the capture.
-        stall_timeout_s: How long the thread may go without writing a single capture before nobody waits for it any
-            longer. Captures that found no room by then are dropped and counted.
+        stall_timeout_s: How long the thread may go without writing a single capture before it counts as stalled.
+            Captures that wait for room then are dropped and counted.
         on_error: What happens to a capture that cannot be written. `"isolate"` logs the first one and counts all;
             `"raise"` also makes the next `flush`, `seal` or `close` raise.
         keep: Which captures stay once scores are known: `"worst:50"`, or `"worst:50+control:5"`. The control is drawn
@@ -104,16 +104,16 @@ class Capture(Worker):
         self._abandoned = False
         living.add(self)
 
-    # What it holds
+    # State
 
     @property
     def folder(self) -> Path | None:
-        """Where captures go, if that is known."""
+        """The folder that captures go to; None if none was set."""
         return self._folder
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more captures."""
+        """Whether it is closed."""
         return self._closed or self._abandoned
 
     @property
@@ -136,17 +136,17 @@ class Capture(Worker):
 
     @property
     def stored(self) -> frozenset[Datapoint]:
-        """Datapoints on disk in the folder that is open, also from an attempt before: no need to capture them again."""
+        """Datapoints on disk in the open folder, including those of an earlier process."""
         with self._changed:
             return frozenset(self._writer.datapoints) if self._writer is not None else frozenset()
 
-    # Verbs
+    # Methods
 
     def open(self, folder: str | Path, *, resume: bool = False) -> None:
         """Set the folder that captures go to. What waits is written there; a folder that was open before is sealed.
 
         Raises:
-            RunExists: The folder holds pages, and was not to be continued.
+            RunExists: The folder holds pages, and `resume` is not set.
             RunInUse: Another process writes it.
 
         """
@@ -233,7 +233,7 @@ class Capture(Worker):
             The datapoints that stay.
 
         Raises:
-            OptionError: There is no `keep`, or no folder was named.
+            OptionError: `keep` is not set, or no folder is open.
 
         """
         with self._verbs:

@@ -1,7 +1,6 @@
-"""From a CUDA device to the host beside the training: on a stream of its own, through a little pinned memory.
+"""Copy tensors from a CUDA device to the host on a separate stream, through a small pinned buffer.
 
-`tensor.cpu()` would queue its copy among the training's own work, and copy slowly, because its target is not pinned;
-training would stand still meanwhile.
+`tensor.cpu()` would queue its copy behind the training's work, and copy slowly, because its target is not pinned.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from sonde.capture.values import map_leaves
 from sonde.stats.cuda.driver import beside_captures, keep_if_failed, noting_failure
 
 STAGING_BYTES: Final = 16 << 20
-"""Pinned memory per device, through which everything goes."""
+"""The size of the pinned buffer of each device."""
 
 
 class Fetcher:
-    """Fetches tensors for one thread. Waits for the device; not for the training thread."""
+    """Fetches tensors for one thread. It waits for the device, not for the training thread."""
 
     def __init__(self) -> None:
         self._lanes: dict[torch.device, tuple[torch.cuda.Stream, Tensor]] = {}
@@ -69,5 +68,5 @@ class Fetcher:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Say whether a tensor is just elements on a CUDA device; anything else is converted where it is made plain."""
+    """Return whether a tensor is a plain dense tensor on a CUDA device; others are converted by `to_plain`."""
     return tensor.is_cuda and type(tensor) is Tensor and tensor.layout == torch.strided and not tensor.is_quantized

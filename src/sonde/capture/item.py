@@ -1,4 +1,4 @@
-"""One capture as it is taken from the model's thread: its tensors may still be on a device."""
+"""One capture in the queue; its tensors may still be on a device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Item:
 def take(
     datapoint: Datapoint, outputs: Mapping[str, Any], info: Mapping[str, Any], save_dtype: torch.dtype | None
 ) -> Item:
-    """Make an item of what a model computed: without its graph, without the rest of its batch, as `save_dtype`."""
+    """Return a capture as an item: detached, without the rest of its batch, as `save_dtype`."""
     devices: set[torch.device] = set()
 
     def detach(leaf: Any) -> Any:
@@ -45,6 +45,6 @@ def take(
 
     taken = {str(name): map_leaves(value, detach) for name, value in outputs.items()}
     noted = {str(name): map_leaves(value, detach) for name, value in info.items()}
-    # The worker copies from the device on a stream of its own, after what this stream has in hand.
+    # The worker copies from the device on a stream of its own, after the pending work of this one.
     ready = [torch.cuda.current_stream(device).record_event() for device in devices]
     return Item(datapoint, taken, noted, num_bytes(taken) + num_bytes(noted) + _ITEM_BYTES, ready)

@@ -1,4 +1,4 @@
-"""Pages as pickles, for tools that know no others."""
+"""Write pages as pickles, for older tools."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sonde.store.pages.record import Datapoint, check_datapoint
 def write_legacy_pages(
     folder: str | Path, captures: Iterable[tuple[Datapoint, Mapping[str, Any]]], *, page_bytes: int
 ) -> int:
-    """Write captures as `page_N.pkl`, for tools that read nothing else. Such files run code when they are loaded.
+    """Write captures as `page_N.pkl`, for older tools. Such files run code when they are loaded.
 
     Returns:
         How many pages were written.
 
     Raises:
-        RunExists: There are such pages already.
+        RunExists: The folder holds such pages already.
 
     """
     try:

@@ -1,4 +1,4 @@
-"""What becomes of captures that are open when their process forks or ends."""
+"""Handle captures that are open when their process forks or ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("sonde")
 _EXIT_S: Final = 10.0
 
 living: WeakSet[Capture] = WeakSet()
-"""The captures of this process that are open."""
+"""The open captures of this process."""
 
 
 def _abandon_in_child() -> None:
@@ -35,6 +35,6 @@ def _close_at_exit() -> None:
             logger.warning("Captures could not be finished: %s", error)
 
 
-# A forked child (a DataLoader worker) inherits files and locks but no thread: it must let go of them at once.
+# A forked child (a DataLoader worker) inherits files and locks but no thread: it must release them at once.
 os.register_at_fork(after_in_child=_abandon_in_child)
 atexit.register(_close_at_exit)

@@ -120,8 +120,8 @@ def part_of(value: Any, at: int, samples: tuple[Datapoint, ...], *, collated: bo
     """Return what of a batch's value belongs to the sample at one place; the rest as `BatchValue`.
 
     Tensors and arrays whose first axis is the batch are cut and keep that axis, with length 1; entries of `PerSample`
-    are handed out; texts belong to every sample. Other numbers were computed over the whole batch, or cannot be told
-    from those that were, so they are marked. A list of numbers is not cut, since it may be a shape.
+    are distributed; texts belong to every sample. Other numbers were computed over the whole batch, or cannot be
+    distinguished from those that were, so they are marked. A list of numbers is not cut, since it may be a shape.
 
     Args:
         value: Nested in any way.
@@ -214,7 +214,7 @@ def to_plain(leaf: Any) -> Any:
 def _to_array(tensor: Tensor) -> FromTorch | Unsupported:
     dtype = str(tensor.dtype)
     shape = tuple(tensor.shape)
-    if tensor.dtype == torch.complex32:  # numpy has no such type: two halves stand for it
+    if tensor.dtype == torch.complex32:  # numpy has no such type: it is stored as two halves
         tensor, shape = torch.view_as_real(tensor), (*shape, 2)
     name = str(tensor.dtype).removeprefix(TORCH)
     numpy_type = np.dtype(np.uint8) if name == "float4_e2m1fn_x2" else numpy_types.parse(name)

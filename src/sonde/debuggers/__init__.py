@@ -1,4 +1,4 @@
-"""Debuggers: capture what a model sees inside on every sample, and get it back by sample."""
+"""Debuggers capture what a model computes inside for every sample, and store it by sample."""
 
 from sonde.capture import PerSample
 from sonde.debuggers.activation_stats import ActivationStatsDebugger

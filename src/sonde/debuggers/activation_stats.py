@@ -13,9 +13,9 @@ from sonde.probes import dense, sample_statistics
 
 
 class ActivationStatsDebugger(ForwardDebugger):
-    """Captures statistics of every sample, and of every channel: of maps for convolutions, of features for tokens.
+    """Captures statistics of every sample and every channel: of feature maps, or of the features of tokens.
 
-    All numbers of a call reach the host in one transfer. `num_values` of the first values are kept beside them.
+    All numbers of a call reach the host in one transfer. The first `num_values` values are kept, too.
     """
 
     def __init__(self, layer_name: str, num_values: int = 100) -> None:

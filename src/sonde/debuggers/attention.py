@@ -1,4 +1,4 @@
-"""Keep attention weights, also of modules that never write them out."""
+"""Keep attention weights, also of modules that do not return them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sonde.probes import Attention, AttentionCalls, Choice, explain_module, find
 
 
 class _Inside(threading.local):
-    """What one thread knows of the layer that is computing, or has just computed."""
+    """The state of one thread for the current call of the layer."""
 
     calls: AttentionCalls | None = None
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -27,9 +27,9 @@ class _Inside(threading.local):
 class AttentionDebugger(ForwardDebugger):
     """Captures attention weights with the entropy and the peak of every head, and how much attention each key gets.
 
-    Found by themselves are: `nn.MultiheadAttention`, whatever `need_weights` says; every call of
-    `F.scaled_dot_product_attention` inside the layer, written out and compared with what the fused code returned
-    (`max_difference`); and weights that the layer returns. `heads` and `rows` keep only some heads and queries.
+    Detected are `nn.MultiheadAttention`, with any `need_weights`; every call of `F.scaled_dot_product_attention` inside
+    the layer, recomputed and compared with the output of the fused kernel (`max_difference`); and weights that the
+    layer returns. `heads` and `rows` keep only some heads and queries.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class AttentionDebugger(ForwardDebugger):
     def around_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[Any]:
-        """Remember what the layer is called with, and see the attention calls inside it."""
+        """Remember the arguments of the layer, and record the attention calls inside it."""
         inside = self._inside
         inside.calls, inside.arguments = None, (args, kwargs)
         if isinstance(module, nn.MultiheadAttention):
@@ -60,7 +60,7 @@ class AttentionDebugger(ForwardDebugger):
         return inside.calls
 
     def process_forward(self, module: nn.Module, input: Any, output: Any) -> dict[str, Any]:
-        """Return the weights and what they look like."""
+        """Return the weights and their statistics."""
         inside = self._inside
         try:
             found = [self._describe(attention) for attention in self._find(module, input, output, inside)]
@@ -90,7 +90,7 @@ class AttentionDebugger(ForwardDebugger):
         stats = head_statistics(attention.weights)
         if attention.max_difference is not None:
             stats["max_difference"] = attention.max_difference
-        # [batch, heads, keys]: what a key gets of a query's attention, on average.
+        # [batch, heads, keys]: the mean attention that each key gets.
         keys = attention.weights.mean(-2)
         return {
             "attention_map": attention.weights,
@@ -103,7 +103,7 @@ class AttentionDebugger(ForwardDebugger):
 
 
 def _rows(stats: dict[str, Tensor]) -> list[dict[str, Any]]:
-    """Turn [batch, heads] numbers into a dict for each sample, with one transfer."""
+    """Return a dict for each sample from [batch, heads] numbers, with one transfer."""
     names = [name for name, values in stats.items() if values.dim() == 2]
     single = [name for name, values in stats.items() if values.dim() == 1]
     heads = torch.stack([stats[name] for name in names], 1).cpu()

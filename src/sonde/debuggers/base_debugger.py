@@ -1,4 +1,4 @@
-"""What every debugger is: a callable that looks at one datapoint."""
+"""The base class of all debuggers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import nn
 
 
 class BaseDebugger(ABC):
-    """Looks at a datapoint after the forward pass. One method to write: `__call__`.
+    """A debugger of a datapoint after its forward pass. Subclasses implement `__call__`.
 
     A datapoint is a dict with `inputs`, `outputs` and `meta_info` (whose `idx` names the sample, or the samples of a
-    batch). What is returned may nest dicts, lists, tuples, tensors, arrays, numbers and text.
+    batch). The return value may nest dicts, lists, tuples, tensors, arrays, numbers and text.
     """
 
     @abstractmethod

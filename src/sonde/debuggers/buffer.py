@@ -1,4 +1,4 @@
-"""The buffer as one looks at it from outside: a queue, a thread; and pages for old tools."""
+"""The capture buffer as a queue and a thread, and pickled pages for older tools."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from sonde.store.pages import BatchValue, load_debug_outputs
 
 
 class BufferQueue(queue.Queue[Any]):
-    """Shows what waits to be written. Nothing is put here by hand."""
+    """A view of the captures that wait to be written. Do not put items into it."""
 
     def __init__(self, capture: Capture) -> None:
         super().__init__()
         self._capture = capture
 
     def qsize(self) -> int:
-        """Return how many captures are on their way to a folder that is known."""
+        """Return how many captures wait for the writer; 0 while no folder is set."""
         return self._capture.num_pending if self._capture.folder is not None else 0
 
     def empty(self) -> bool:
-        """Say whether nothing is on its way."""
+        """Return whether no capture waits."""
         return self.qsize() == 0
 
     def join(self) -> None:
-        """Wait until everything that has a folder is written; never for ever."""
+        """Wait until all captures are written, as long as the writer makes progress."""
         if self._capture.folder is not None:
             self._capture.flush()
 
 
 class BufferThread(threading.Thread):
-    """Stands for the thread that writes. That one runs only while there is something to write."""
+    """A stand-in for the writer thread, which runs only while there is something to write."""
 
     def __init__(self, capture: Capture) -> None:
         super().__init__(name="sonde-pages", daemon=True)
         self._capture = capture
 
     def is_alive(self) -> bool:
-        """Say whether captures will be written: until the debugger is closed."""
+        """Return whether captures are written: True until the debugger is closed."""
         return not self._capture.is_closed
 
 

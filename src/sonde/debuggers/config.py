@@ -1,4 +1,4 @@
-"""Debuggers from their description, and the layers that they name."""
+"""Build debuggers from their descriptions, and check the layers they name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DuplicateName(OptionError, AssertionError):
 
 
 def build_debuggers(config: Iterable[Any]) -> dict[str, BaseDebugger]:
-    """Return the described debuggers by name, in their order; one that is built already is taken as it is.
+    """Return the described debuggers by name, in their order; an instance is used as it is.
 
     Raises:
         DuplicateName: A name comes twice.
@@ -57,7 +57,7 @@ def _built(name: str, described: Any) -> BaseDebugger:
 
 
 def by_layer(debuggers: Iterable[ForwardDebugger]) -> dict[str, list[ForwardDebugger]]:
-    """Return forward debuggers by the layer they look at."""
+    """Return forward debuggers by their layer."""
     layers: dict[str, list[ForwardDebugger]] = {}
     for debugger in debuggers:
         layers.setdefault(debugger.layer_name, []).append(debugger)
@@ -65,10 +65,10 @@ def by_layer(debuggers: Iterable[ForwardDebugger]) -> dict[str, list[ForwardDebu
 
 
 def check_layers(model: nn.Module, layers: Mapping[str, list[ForwardDebugger]], *, strict: bool) -> None:
-    """Name layers that are not there on standard output or, if `strict`, raise for the first of them.
+    """Print the layers that do not exist or, if `strict`, raise for the first of them.
 
     Raises:
-        SelectionError: A layer is not there, and `strict` is set.
+        SelectionError: A layer does not exist, and `strict` is set.
 
     """
     for layer_name, debuggers in layers.items():
@@ -81,4 +81,4 @@ def check_layers(model: nn.Module, layers: Mapping[str, list[ForwardDebugger]], 
             message = (
                 f"Warning: Could not find layer '{layer_name}' for debugger {kinds}; it will capture nothing.{hint}"
             )
-            print(message)  # noqa: T201 - documented: this is where it is said unless strict=True
+            print(message)  # noqa: T201 - documented: printed unless strict=True

@@ -12,7 +12,7 @@ from sonde.probes import dense, pooled_features
 
 
 class EmbeddingDebugger(ForwardDebugger):
-    """Captures the features of a layer as one vector: the mean over places or tokens, or one chosen token.
+    """Captures the features of a layer as one vector: the mean over positions or tokens, or one chosen token.
 
     Vectors of one layer can be compared, clustered and projected over samples, epochs and runs.
     """

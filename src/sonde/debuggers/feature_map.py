@@ -1,4 +1,4 @@
-"""Keep a layer's output as it is, with a few numbers about it."""
+"""Keep a layer's output with a few statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep Grad-CAM maps: where a layer's features speak for a class."""
+"""Keep Grad-CAM maps: where a layer's features support a class."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class GradCAMDebugger(BaseDebugger):
     """Computes Grad-CAM for every sample, with the model's own gradients.
 
     The model is run once more with gradients from the layer on, also inside `no_grad` and `inference_mode`. Its mode,
-    its gradients, its buffers and all random numbers stay as they were. Token grids of vision transformers are found
-    by themselves; `grid` gives one by hand. Maps are not negative, not scaled, and as fine as the layer.
+    its gradients, its buffers and all random numbers stay as they were. Token grids of vision transformers are
+    detected; `grid` sets one. Maps are not negative, not scaled, and have the resolution of the layer.
 
     `target_class` is a class, one for each sample, None for the predicted one, or a function that takes the model's
-    output and returns a score for each sample. `forward(model, inputs)` says how to call the model.
+    output and returns a score for each sample. `forward(model, inputs)` calls the model.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Hooks on the layers that debuggers look at: there while capturing is on, and keeping threads apart."""
+"""Hooks on the layers that debuggers capture: present while capturing is on, with separate state for each thread."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class LayerHooks:
         here = self._pass
         if here.depth == 0:
             self.forget()
-            self._isolation.finish()  # a pass that was never handed in as a datapoint
+            self._isolation.finish()  # a pass that was not followed by a datapoint
             for debugger in self._debuggers.values():
                 debugger._of_thread.by_hand = False
         here.depth += 1

@@ -1,4 +1,4 @@
-"""Keep a layer's output, made smaller."""
+"""Keep a layer's output, downsampled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonde.probes import dense, downsample
 
 
 class LayerOutputDebugger(ForwardDebugger):
-    """Captures outputs averaged over windows of `downsample_factor` places along every axis of places."""
+    """Captures outputs averaged over windows of `downsample_factor` positions along every spatial axis."""
 
     def __init__(self, layer_name: str, downsample_factor: int = 4) -> None:
         super().__init__(layer_name)
@@ -24,7 +24,7 @@ class LayerOutputDebugger(ForwardDebugger):
         self.downsample_factor = downsample_factor
 
     def process_forward(self, module: nn.Module, input: Any, output: Any) -> dict[str, Any]:
-        """Return the smaller output."""
+        """Return the downsampled output."""
         facts: dict[str, Any] = {"layer_name": self.layer_name}
         if isinstance(output, Tensor):
             return facts | self._shrink(output, module)

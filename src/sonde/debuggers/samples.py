@@ -1,4 +1,4 @@
-"""Which samples a datapoint holds, and what of a batch's outputs belongs to which of them."""
+"""The samples of a datapoint, and the part of a batch's outputs that belongs to each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SampleId = Datapoint
 
 
 def per_sample(entries: list[Any]) -> Any:
-    """Return one entry for each sample; for a sample that came alone just the entry."""
+    """Return one entry for each sample; for a batch of one, the entry itself."""
     return entries[0] if len(entries) == 1 else PerSample(entries)
 
 
@@ -23,13 +23,13 @@ def sample_ids(datapoint: Mapping[str, Any]) -> list[SampleId]:
     """Return the names of the samples: `meta_info.idx`, which is a number, a text, or a list, tuple, array or tensor.
 
     Raises:
-        AssertionError: There is no `meta_info` or no `idx`.
-        ValueError: It names nothing, or something that is neither number nor text.
+        AssertionError: `meta_info` or its `idx` is missing.
+        ValueError: It is empty, or holds something that is neither a number nor text.
 
     """
     assert "meta_info" in datapoint, f"the datapoint has no 'meta_info', only {sorted(map(str, datapoint))}"
     meta_info = datapoint["meta_info"]
-    if isinstance(meta_info, list | tuple):  # left uncollated: one for each sample
+    if isinstance(meta_info, list | tuple):  # not collated: one for each sample
         found = [name for each in meta_info for name in _ids(each)]
     else:
         found = _ids(meta_info)

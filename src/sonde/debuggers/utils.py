@@ -1,4 +1,4 @@
-"""Find layers by the names that users know."""
+"""Find layers by name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sonde.select import check_each_matches
 
 
 def get_layer_by_name(model: nn.Module, layer_name: str) -> nn.Module | None:
-    """Return the module with this name, or None if there is none.
+    """Return the module with this name, or None.
 
-    Names are those of the model as it was written: what DistributedDataParallel, FSDP or `torch.compile` put before
-    and between them may be there or not. Attributes that are no modules do not count. The empty name is the model.
+    Names are those of the model as it was written, with or without the prefixes of DistributedDataParallel, FSDP and
+    `torch.compile`. Attributes that are not modules do not count. The empty name is the model itself.
 
     >>> get_layer_by_name(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "1")
     ReLU()
@@ -31,7 +31,7 @@ def require_layer(model: nn.Module, layer_name: str) -> nn.Module:
     """Return the module with this name.
 
     Raises:
-        SelectionError: There is none; the message names the nearest.
+        SelectionError: It does not exist; the message names close matches.
 
     """
     layer = get_layer_by_name(model, layer_name)
@@ -43,12 +43,12 @@ def require_layer(model: nn.Module, layer_name: str) -> nn.Module:
 
 
 def nearest_layers(model: nn.Module, layer_name: str) -> list[str]:
-    """Return the names of layers that one that is not there may have meant."""
+    """Return close matches of a name that does not exist."""
     return get_close_matches(layer_name, _names(model), n=3)
 
 
 def _literally(name: str) -> str:
-    # A name may hold what a glob takes for a pattern; in brackets it stands for itself.
+    # A name may hold characters that are special in a glob; in brackets they are literal.
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 

@@ -1,4 +1,4 @@
-"""A small training loop that fires named moments: trainers and evaluators that a config describes."""
+"""Train and evaluate models from a config, with a small loop that can be observed at named moments."""
 
 from sonde.training.base_evaluator import BaseEvaluator
 from sonde.training.base_trainer import BaseTrainer

@@ -1,4 +1,4 @@
-"""The evaluation of a model on a dataset, with captures of every sample."""
+"""Evaluate a model on a dataset, and capture every sample."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sonde.training.scores import Scores
 
 
 class BaseEvaluator(Runner):
-    """Evaluates a model, from a checkpoint if the config names one, and captures what the debugger sees.
+    """Evaluates a model, from a checkpoint if the config names one, and saves what the debugger captures.
 
     Args:
         config: See `docs/training.md` for its keys.
@@ -43,11 +43,11 @@ class BaseEvaluator(Runner):
         """Evaluate, and return the scores.
 
         Args:
-            overwrite: Whether to replace an evaluation that is in the work_dir; `config["overwrite"]` by default. What
-                an evaluation that broke off has left is always replaced.
+            overwrite: Whether to replace an evaluation that is in the work_dir; `config["overwrite"]` by default. An
+                evaluation that was interrupted is always replaced.
 
         Raises:
-            RunExists: There is a finished evaluation or a training run, and it was not to be replaced.
+            RunExists: The work_dir holds a finished evaluation or a training run, and `overwrite` is not set.
 
         """
         overwrite = bool(self.config.get("overwrite", False)) if overwrite is None else overwrite
@@ -64,7 +64,7 @@ class BaseEvaluator(Runner):
         return self.scores
 
     def _init_components_(self, overwrite: bool) -> None:
-        """Build everything, in this order."""
+        """Build all components, in this order."""
         self._init_work_dir(overwrite)
         if self.config.get("seed") is not None:
             seed_everything(self.config["seed"])
@@ -76,7 +76,7 @@ class BaseEvaluator(Runner):
         self._init_captures()
 
     def _init_work_dir(self, overwrite: bool) -> None:
-        """Make room for the results, without touching those of a training run."""
+        """Remove the results of an earlier evaluation; those of a training run are never touched."""
         if checkpoints.epochs_in(self.work_dir):
             raise RunExists(f"{self.work_dir} holds a training run; give the evaluation a work_dir of its own.")
         if (self.work_dir / EVALUATION_SCORES).exists() and not overwrite:
@@ -134,4 +134,4 @@ class BaseEvaluator(Runner):
         self.scores = scores = self._captures.end(self.scores, self.monitor)
         scores.write(self.work_dir / EVALUATION_SCORES)
         self.session.log(**scores.flat("eval_"))
-        self.session.step()  # no optimizer does: the whole evaluation is one step of its run
+        self.session.step()  # no optimizer does: the whole evaluation counts as one step

@@ -1,4 +1,4 @@
-"""The training loop. What the loss is, a subclass says."""
+"""The training loop. Subclasses define the loss."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ _FILLED: Final = (CAPTURES, KEPT)
 
 
 class BaseTrainer(TrainerParts, ABC):
-    """Trains a model for a number of epochs, validates it after each, and keeps what is needed to go on.
+    """Trains a model for a number of epochs, validates it after each, and keeps checkpoints to resume from.
 
-    A subclass gives `_compute_loss`; `SupervisedTrainer` is one that most can use as it is. Everything that happens is
-    a method that can be overridden, and a moment that can be observed (`on`).
+    A subclass implements `_compute_loss`; `SupervisedTrainer` suits most tasks as it is. Every part of the loop is a
+    method that can be overridden and a moment that can be observed (`on`).
 
     Args:
         config: See `docs/training.md` for its keys.
         device: Where to train; `config["device"]`, CUDA if there is one, else the CPU.
 
     Raises:
-        OptionError: A key of the config is missing, misspelt, or has a value that means nothing.
+        OptionError: A key of the config is missing, misspelt, or has an invalid value.
 
     """
 
     @abstractmethod
     def _compute_loss(self, dp: Datapoint) -> Tensor:
-        """Run the model on a batch, put its answer into `dp["outputs"]`, and return the loss: one number."""
+        """Run the model on a batch, put its output into `dp["outputs"]`, and return the scalar loss."""
 
     # ------------------------------------------------------------------ the run
 
@@ -61,11 +61,11 @@ class BaseTrainer(TrainerParts, ABC):
         """Train, and return the aggregated validation scores by epoch.
 
         Args:
-            resume: Whether to go on with a run that is in the work_dir; `config["resume"]` by default. A run that is
-                complete is left as it is, and one that was never begun is begun.
+            resume: Whether to resume a run that is in the work_dir; `config["resume"]` by default. A complete run is
+                left as it is; without a run, a new one starts.
 
         Raises:
-            RunExists: There is a run, and it was not to be resumed.
+            RunExists: The work_dir holds a run, and `resume` is not set.
 
         """
         resume = bool(self.config.get("resume", False)) if resume is None else resume
@@ -73,7 +73,7 @@ class BaseTrainer(TrainerParts, ABC):
         with kept_switches(**switches), self._kept_random_state(resume):
             try:
                 self._init_components_(resume)
-                # Before the session begins: it measures updates against the parameters that it finds.
+                # Before the session starts, since it measures updates against the parameters at its start.
                 self._load_resume_point()
                 if not self._is_complete:
                     self._run_watched()
@@ -100,17 +100,17 @@ class BaseTrainer(TrainerParts, ABC):
 
     @property
     def num_steps(self) -> int | None:
-        """How many optimizer steps all epochs have together, if the loader knows."""
+        """The number of optimizer steps over all epochs; None if the loader has no length."""
         batches = num_batches(self.train_dataloader)
         return None if batches is None else self.tot_epochs * -(-batches // self.accumulation_steps)
 
     def stop(self, reason: str = "asked to stop") -> None:
-        """End the run after this step. The epoch stays unfinished and is trained again when the run is resumed."""
+        """Stop after this step. The epoch stays unfinished and is trained again when the run is resumed."""
         self.stop_reason = reason
         self._interrupted = True
 
     def _kept_random_state(self, resume: bool) -> contextlib.AbstractContextManager[None]:
-        # Who seeds, puts back. Without seeds training draws from the process's generators, as any loop does.
+        # A run with seeds restores the random state. Without seeds, training uses the process's generators.
         seeds = ("init_seed", "train_seeds", "val_seeds")
         seeded = resume or any(self.config.get(key) is not None for key in seeds)
         return kept_random_state() if seeded else contextlib.nullcontext()
@@ -148,12 +148,12 @@ class BaseTrainer(TrainerParts, ABC):
         if not done:
             raise OptionError(
                 f"The training loader gave no batches in epoch {self.cum_epochs}: it is empty, or an iterator that is "
-                "used up. Hand in what can be iterated again in every epoch, such as a DataLoader or a list."
+                "exhausted. Use something that can be iterated in every epoch, such as a DataLoader or a list."
             )
         self._after_train_loop_()
 
     def _before_train_loop(self) -> None:
-        """Get ready to train: seeds, the sampler's epoch, training mode, no captures."""
+        """Prepare for training: seeds, the sampler's epoch, training mode, no captures."""
         checkpoints.set_aside(epoch_folder(self.work_dir, self.cum_epochs), _FILLED)
         seed = seed_of(self.config.get("train_seeds"), self.cum_epochs, "train_seeds")
         if seed is not None:
@@ -189,7 +189,7 @@ class BaseTrainer(TrainerParts, ABC):
 
     def _forward_backward(self, dp: Datapoint, share: float | None, where: dict[str, Any]) -> Tensor:
         """Run one batch forward and backward, and return its part of the step's loss."""
-        to_device(dp, self.device)  # one batch of a step at a time, so that accumulation does save memory
+        to_device(dp, self.device)  # one batch at a time, so that accumulation saves memory
         self._fire(Moment.before_forward, datapoint=dp, **where)
         with self.precision.autocast():
             loss = self._compute_loss(dp)
@@ -201,7 +201,7 @@ class BaseTrainer(TrainerParts, ABC):
         return loss.detach()
 
     def _update(self) -> None:
-        """Clip gradients as the config says, step the optimizer, and the scheduler if it moves with steps."""
+        """Clip gradients if configured, step the optimizer, and the scheduler if its interval is "step"."""
         norm, value = self.config.get("clip_grad_norm"), self.config.get("clip_grad_value")
         grad_norm = None
         if norm is not None or value is not None:
@@ -219,7 +219,7 @@ class BaseTrainer(TrainerParts, ABC):
     # ------------------------------------------------------------------ validation
 
     def _val_epoch_(self) -> None:
-        """Validate one epoch. Training's random numbers do not notice."""
+        """Validate one epoch, without changing the random state of training."""
         if self.val_dataloader is None:
             self._end_epoch(self.cum_epochs, None)
             return
@@ -235,12 +235,12 @@ class BaseTrainer(TrainerParts, ABC):
                 self._close_keeper()
 
     def _before_val_loop(self) -> None:
-        """Get ready to validate: captures are on in checkpoint epochs, and off in others."""
+        """Prepare for validation: captures are on in checkpoint epochs, and off in others."""
         folder = epoch_folder(self.work_dir, self.cum_epochs)
         self._captures.set_enabled(False)
         self._keeper = None
         if self.cum_epochs in self.checkpoint_indices:
-            # What a validation that broke off has left comes back the same, from the same checkpoint.
+            # An interrupted validation is repeated from the same checkpoint and gives the same captures.
             for name in _FILLED:
                 shutil.rmtree(folder / name, ignore_errors=True)
             self._captures.begin(folder / CAPTURES, self.cum_epochs, "val")
@@ -260,9 +260,9 @@ class BaseTrainer(TrainerParts, ABC):
         self._fire(Moment.after_val_loop, split="val", scores=scores.aggregated)
 
     def _end_epoch(self, epoch: int, scores: Scores | None) -> None:
-        """Draw the conclusions of an epoch: best, learning rate, early stop; drop checkpoints that are not kept.
+        """Finish an epoch: best score, learning rate, early stopping; delete checkpoints that are not kept.
 
-        On resume this is done once more with the scores of the last complete epoch, so it depends on nothing else.
+        On resume it runs again with the scores of the last complete epoch, so it depends on nothing else.
         """
         is_best = False
         self.scores = scores
@@ -284,7 +284,7 @@ class BaseTrainer(TrainerParts, ABC):
             self.scheduler.step(_score(flat, self.monitor))
         stopping = self.early_stopping
         if stopping is not None and stopping.update(epoch, _score(flat, stopping.metric)):
-            self.stop_reason = f"{stopping.metric} has not become better for {stopping.patience} epochs"
+            self.stop_reason = f"{stopping.metric} has not improved for {stopping.patience} epochs"
         return is_best
 
     @property
@@ -324,12 +324,12 @@ class BaseTrainer(TrainerParts, ABC):
         """Write the epoch's checkpoint. It holds the state before the epoch's validation."""
         path = epoch_folder(self.work_dir, self.cum_epochs) / checkpoints.CHECKPOINT
         self._fire(Moment.before_checkpoint)
-        self.session.flush()  # a run that resumes from here has recorded every step up to here
+        self.session.flush()  # a run that resumes from this checkpoint has recorded every step before it
         checkpoints.save_checkpoint(path, self.state_dict())
         self._fire(Moment.after_checkpoint)
 
     def _load_resume_point(self) -> None:
-        """Go to where an earlier run broke off."""
+        """Restore the state in which an earlier run was interrupted."""
         point = self._resume_point
         if point.checkpoint is None or point.trained_epoch is None:
             return
@@ -354,7 +354,7 @@ class BaseTrainer(TrainerParts, ABC):
 
 
 def _shares(datapoints: list[Datapoint]) -> list[float | None]:
-    """Return the weight of each batch's mean loss in the mean over all samples of a step; None for a lone batch."""
+    """Return the weight of each batch's mean loss in the mean over all samples of a step; None for a single batch."""
     if len(datapoints) == 1:
         return [None]
     sizes = [batch_size(dp) for dp in datapoints]
@@ -363,7 +363,5 @@ def _shares(datapoints: list[Datapoint]) -> list[float | None]:
 
 def _score(flat: Mapping[str, float], name: str | None) -> float:
     if name is None or name not in flat:
-        raise OptionError(
-            f"The validation has no score {name!r}; it has {', '.join(flat) or 'none'}. Look at 'monitor'."
-        )
+        raise OptionError(f"The validation has no score {name!r}; it has {', '.join(flat) or 'none'}. Check 'monitor'.")
     return flat[name]

@@ -1,4 +1,4 @@
-"""Objects described by data: `{"class": C, "args": {...}}` becomes `C(**args)`."""
+"""Build objects from descriptions: `{"class": C, "args": {...}}` becomes `C(**args)`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from sonde.errors import OptionError
 
 _KEYS: Final = {"class", "args"}
-# Other subclasses of dict are somebody's settings object: they go through as they are.
+# Other subclasses of dict are settings objects of other libraries: they are passed on unchanged.
 _WALKED_DICTS: Final = (dict, OrderedDict, defaultdict)
 
 
@@ -23,14 +23,14 @@ def build_from_config(config: Any, recursive: bool = True, **kwargs: Any) -> Any
     """Build the object that `config` describes.
 
     A dict whose keys are exactly `class` and `args` describes an object. Such dicts inside dicts, lists and tuples are
-    built first, from the inside out. Everything else comes back as it is, so an object that is built already may stand
-    wherever a description may. The config is never changed: objects get containers of their own, while modules,
+    built first, from the inside out. Everything else is returned unchanged, so an object can be given wherever a
+    description can. The config is never changed: objects get containers of their own, while modules,
     parameters, datasets and other objects in it are shared.
 
     Args:
         config: A description, something that contains descriptions, or anything else.
-        recursive: Whether descriptions inside are built too; if not, `args` are handed on as they are.
-        **kwargs: Arguments of the outermost object; they win over its `args`.
+        recursive: Whether nested descriptions are built too; if not, `args` are passed on as they are.
+        **kwargs: Arguments of the outermost object; they override its `args`.
 
     Raises:
         OptionError: `class` is neither callable nor the import path of something that is, or does not take its `args`.
@@ -46,10 +46,10 @@ def build_from_config(config: Any, recursive: bool = True, **kwargs: Any) -> Any
 
 
 def _check_arguments(make: Callable[..., Any], args: dict[str, Any]) -> None:
-    """Complain about arguments that do not fit before anything runs, with the names that would."""
+    """Raise if arguments do not fit, naming close matches, before the object is built."""
     try:
         signature = inspect.signature(make)
-    except (TypeError, ValueError):  # some classes written in C do not tell
+    except (TypeError, ValueError):  # some classes written in C have no signature
         return
     try:
         signature.bind(**args)
@@ -57,13 +57,13 @@ def _check_arguments(make: Callable[..., Any], args: dict[str, Any]) -> None:
         strange = [name for name in args if name not in signature.parameters]
         near = get_close_matches(strange[0], signature.parameters, n=3) if strange else []
         hint = f" (nearest: {', '.join(near)})" if near else ""
-        # A misspelt name is also a missing one; say first what was written.
+        # A misspelt name is also a missing argument; report the misspelt one.
         problem = f"it takes no argument {strange[0]!r}{hint}" if strange else str(error)
         raise OptionError(f"{name_of(make)} cannot be built from its config: {problem}.") from error
 
 
 def build_from_config_inside(value: Any) -> Any:
-    """Build every description found in containers, and return everything else as it is."""
+    """Build every description found in containers, and return everything else unchanged."""
     if is_description(value):
         return build_from_config(value)
     return _rebuild(value, build_from_config_inside)
@@ -81,10 +81,10 @@ def is_description(value: Any) -> bool:
 
 
 def find_class(target: Any) -> Callable[..., Any]:
-    """Return what a `class` entry means: itself, or what its import path leads to.
+    """Return the class or function of a `class` entry, importing it if the entry is an import path.
 
     Raises:
-        OptionError: It leads nowhere, or to something that cannot be called.
+        OptionError: It cannot be imported or called.
 
     """
     found = import_path(target) if isinstance(target, str) else target
@@ -97,7 +97,7 @@ def import_path(path: str) -> Any:
     """Import `package.module.Name`.
 
     Raises:
-        OptionError: It cannot be imported; the message names the path, the part that failed and near misses.
+        OptionError: It cannot be imported; the message names the path, the part that failed and close matches.
 
     """
     module_path, _, name = path.rpartition(".")
@@ -115,7 +115,7 @@ def _import_owner(module_path: str, path: str) -> Any:
     try:
         return importlib.import_module(module_path)
     except ModuleNotFoundError as error:
-        # The owner may be a class inside a module. A package that is missing somewhere else is another story.
+        # The owner may be a class inside a module. Another missing package is an error of its own.
         outer = module_path.rpartition(".")[0]
         if outer and error.name == module_path:
             return import_path(module_path)

@@ -32,7 +32,7 @@ logger = logging.getLogger("sonde")
 
 
 class Captures:
-    """What a trainer or evaluator does with its debugger, which may be None.
+    """Runs the debugger of a trainer or evaluator; there may be none.
 
     Args:
         debugger: The debugger.

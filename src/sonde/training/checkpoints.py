@@ -1,4 +1,4 @@
-"""Checkpoints: which epochs keep one, how they are written and read, and where a run that broke off goes on.
+"""Checkpoints: which epochs keep one, how they are written and read, and where an interrupted run resumes.
 
 work_dir/
   checkpoint_latest.pt -> epoch_4/checkpoint.pt
@@ -6,7 +6,7 @@ work_dir/
   epoch_4/
     checkpoint.pt               written when the epoch has been trained
     debugger/, samples/         captures of its validation
-    validation_scores.json      written last: its presence says that the validation is complete
+    validation_scores.json      written last: if it exists, the validation is complete
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ def checkpoint_indices(epochs: int, method: Any = "latest") -> list[int]:
 def epochs_in(work_dir: Path) -> list[int]:
     """Return the epochs that have a folder, in order."""
     found = {epoch_of(entry.name) for entry in work_dir.iterdir()} if work_dir.is_dir() else set()
-    # Not `epoch_04`: nobody here has written that.
+    # Not `epoch_04`: the trainer never writes that.
     return sorted(epoch for epoch in found if epoch is not None and epoch_folder(work_dir, epoch).exists())
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint so that there is the old one or the new one, and never a part."""
+    """Write a checkpoint atomically: the file is the old one or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         torch.save({"format": FORMAT, **state}, file)
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint. Only tensors and plain values are taken, so a stranger's file cannot run code.
+    """Read a checkpoint. Only tensors and plain values are loaded, so an untrusted file cannot run code.
 
     Raises:
         RunError: The file is missing, damaged, or holds more than that.
@@ -93,13 +93,13 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 
 
 def model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the model's part of a checkpoint, or the whole if it is nothing but a model's state."""
+    """Return the model's state in a checkpoint, or the whole checkpoint if it holds nothing else."""
     state = checkpoint.get("model", checkpoint)
     return state if isinstance(state, dict) else checkpoint
 
 
 def point_to(link: Path, target: Path) -> None:
-    """Let a link in the work_dir point to a checkpoint, in one step."""
+    """Point a link in the work_dir to a checkpoint, atomically."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:
@@ -110,7 +110,7 @@ def point_to(link: Path, target: Path) -> None:
 
 
 def drop_old_checkpoints(work_dir: Path, keep: set[int]) -> None:
-    """Delete the checkpoints of all epochs but those to keep. Scores and captures stay."""
+    """Delete the checkpoints of all epochs except those to keep. Scores and captures stay."""
     for epoch in epochs_in(work_dir):
         if epoch not in keep:
             (epoch_folder(work_dir, epoch) / CHECKPOINT).unlink(missing_ok=True)
@@ -118,12 +118,12 @@ def drop_old_checkpoints(work_dir: Path, keep: set[int]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """Where a run goes on."""
+    """Where a run resumes."""
 
     epoch: int = 0
     """The first epoch that is not complete."""
     checkpoint: dict[str, Any] | None = None
-    """The state to load; None to begin at the beginning."""
+    """The state to load; None to start from the beginning."""
     trained_epoch: int | None = None
     """The epoch the checkpoint belongs to."""
 
@@ -136,8 +136,8 @@ class ResumePoint:
 def find_resume_point(work_dir: Path, *, validates: bool) -> ResumePoint:
     """Find the newest checkpoint that can be read, and whether its epoch was finished.
 
-    An epoch that broke off while it trained has no checkpoint and is trained again. One that broke off in validation
-    has a checkpoint and no scores: only its validation is done again.
+    An epoch that was interrupted in training has no checkpoint and is trained again. One that was interrupted in
+    validation has a checkpoint and no scores: only its validation is repeated.
     """
     for epoch in reversed(epochs_in(work_dir)):
         folder = epoch_folder(work_dir, epoch)
@@ -160,10 +160,10 @@ def _check_format(state: dict[str, Any], path: Path) -> None:
 
 
 def set_aside(folder: Path, names: Iterable[str]) -> None:
-    """Make room in the folder of an epoch that is trained anew, though it was complete: its checkpoint was lost.
+    """Move the results of a complete epoch aside before it is trained again because its checkpoint was lost.
 
-    Good captures are never overwritten; they belong to weights that are gone, so they step aside. The scores go first:
-    without them the epoch counts as unfinished, whatever happens from here on.
+    Captures are never overwritten. The scores are moved first: without them the epoch counts as unfinished, even if
+    the process dies here.
     """
     scores = folder / VALIDATION_SCORES
     if not scores.is_file():

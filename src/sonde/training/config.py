@@ -1,4 +1,4 @@
-"""Configs: dicts, from a Python file that defines `config`, or from YAML or JSON with classes as import paths."""
+"""Read configs: a Python file that defines `config`, or YAML or JSON with classes as import paths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sonde.training.builder import import_path, name_of
 
 Config = dict[str, Any]
 
-# What a slip in a file of Python raises.
+# What a mistake in a Python file raises.
 _SLIPS: Final = (SyntaxError, ImportError, NameError, AttributeError, LookupError, TypeError, ValueError, OSError)
 
 SHARED_KEYS: Final = (
@@ -78,11 +78,11 @@ EVALUATOR_KEYS: Final = (
 def load_config(path: str | Path) -> Config:
     """Read a config file: `.py` with `config = {...}`, `.yaml`, `.yml` or `.json`.
 
-    A Python file is run, and may import its neighbours. In YAML and JSON a class is written as its import path, and
-    `{"import": "package.name"}` stands for anything else that can be imported, such as a collate function.
+    A Python file is executed, and can import modules beside it. In YAML and JSON a class is written as its import path,
+    and `{"import": "package.name"}` imports any other object, such as a collate function.
 
     Raises:
-        OptionError: There is no such file, or no config in it.
+        OptionError: The file does not exist, or holds no config.
 
     """
     path = Path(path)
@@ -102,7 +102,7 @@ def load_config(path: str | Path) -> Config:
 
 @contextlib.contextmanager
 def _neighbours(folder: Path) -> Iterator[None]:
-    """Let a config file import what lies beside it."""
+    """Let a config file import modules beside it."""
     before = list(sys.path)
     sys.path.insert(0, str(folder.resolve()))
     try:
@@ -112,7 +112,7 @@ def _neighbours(folder: Path) -> Iterator[None]:
 
 
 def _line_in(path: Path, error: BaseException) -> str:
-    """Return at which line of a file an error came up; a syntax error says so itself."""
+    """Return the line of a file where an error was raised; a syntax error names it itself."""
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if Path(frame.f_code.co_filename).resolve() == path.resolve()]
     return f" (line {lines[-1]})" if lines else ""
@@ -129,7 +129,7 @@ def _from_python(path: Path) -> Config:
     try:
         spec.loader.exec_module(module)
     except SondeError:
-        raise  # which says what to do already
+        raise  # its message is complete
     except _SLIPS as error:
         raise OptionError(f"{path} could not be run: {message_of(error)}{_line_in(path, error)}.") from error
     config = getattr(module, "config", None)
@@ -162,7 +162,7 @@ def _parse_yaml(text: str, path: Path) -> Any:
         raise MissingExtra("PyYAML", "yaml", "Reading a YAML config") from error
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc] # yaml has no types
-        """The safe loader, which also takes 1e-3 for a number; YAML 1.1 wants 1.0e-3."""
+        """The safe loader, which also reads 1e-3 as a number; YAML 1.1 requires 1.0e-3."""
 
     # Resolvers are kept by first character; the exponent form must be tried on those that begin numbers.
     exponent = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
@@ -174,7 +174,7 @@ def _parse_yaml(text: str, path: Path) -> Any:
 
 
 def _resolve(value: Any, where: str) -> Any:
-    """Replace the import paths in a parsed file by what they lead to."""
+    """Replace the import paths in a parsed file by the imported objects."""
     if isinstance(value, dict):
         if set(value) == {"import"}:
             return _import(value["import"], f"{where}.import")
@@ -200,9 +200,9 @@ def _import(path: Any, where: str) -> Any:
 
 
 def check_config(config: Any, *, required: Iterable[str], known: Iterable[str]) -> Mapping[str, Any]:
-    """Return a config that cannot be changed, after looking for keys that are missing or misspelt.
+    """Return a read-only config, after checking for keys that are missing or misspelt.
 
-    Keys that nobody knows are left for subclasses that do, unless they look like a slip of the pen.
+    Unknown keys are left for subclasses, unless they look like misspelt ones.
 
     Raises:
         OptionError: A key is missing, or is almost the name of a known one.
@@ -229,10 +229,10 @@ def check_config(config: Any, *, required: Iterable[str], known: Iterable[str]) 
 
 
 def check_choice(config: Mapping[str, Any], key: str, choices: tuple[Any, ...]) -> Any:
-    """Return an option that must be one of a few; the first is the default.
+    """Return an option that must be one of `choices`; the first is the default.
 
     Raises:
-        OptionError: It is another.
+        OptionError: It is none of them.
 
     """
     value = config.get(key, choices[0])
@@ -242,7 +242,7 @@ def check_choice(config: Mapping[str, Any], key: str, choices: tuple[Any, ...]) 
 
 
 def describe(value: Any) -> Any:
-    """Return a config as JSON can hold it: classes and functions by import path, objects by what they are."""
+    """Return a config as JSON: classes and functions by import path, objects by their type."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):

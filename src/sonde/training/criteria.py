@@ -1,4 +1,4 @@
-"""Losses of single samples, from criteria that give one number for a batch."""
+"""Compute the loss of each sample with criteria that return one number for a batch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A datapoint: one batch on its way through a loop, as a dict.
 
 inputs      what the model is called with
-labels      what is wanted of it
+labels      the targets
 meta_info   {"idx": [ids of the samples], ...}
-outputs     what the model answered        (after its forward)
+outputs     what the model returned        (after its forward)
 scores      numbers a sample, by name      (in evaluation)
 debug       what the debugger returned     (in evaluation, while it is enabled)
 """
@@ -26,7 +26,7 @@ SampleId = int | str
 
 
 class NumberedBatch(NamedTuple):
-    """A batch with the places of its samples in the dataset."""
+    """A batch with the indices of its samples in the dataset."""
 
     indices: list[int]
     batch: Any
@@ -35,11 +35,11 @@ class NumberedBatch(NamedTuple):
 def as_datapoint(batch: Any, first_index: int = 0) -> Datapoint:
     """Return a loader's batch as a datapoint.
 
-    A dict with `inputs` is one already; a pair is inputs and labels; a single tensor is inputs. Samples that bring no
-    `meta_info["idx"]` are numbered by their place in the dataset or, where that is not known, in the loader.
+    A dict with `inputs` is one already; a pair is inputs and labels; a single tensor is inputs. Samples without
+    `meta_info["idx"]` are numbered by their index in the dataset or, where that is unknown, in the loader.
 
     Raises:
-        OptionError: It is none of these.
+        OptionError: It has another form.
 
     """
     indices = None
@@ -47,7 +47,7 @@ def as_datapoint(batch: Any, first_index: int = 0) -> Datapoint:
         indices, batch = batch.indices, batch.batch
     datapoint = _as_dict(batch)
     meta = datapoint.get("meta_info") or {}
-    if isinstance(meta, list | tuple):  # a collate function that leaves the samples' dicts side by side
+    if isinstance(meta, list | tuple):  # a collate function that returns a list of the samples' dicts
         meta = {key: [each[key] for each in meta] for key in meta[0]} if meta else {}
     if "idx" not in meta:
         meta = {**meta, "idx": indices or range(first_index, first_index + batch_size(datapoint))}
@@ -70,12 +70,12 @@ def _as_dict(batch: Any) -> Datapoint:
     size = f" of {len(batch)}" if isinstance(batch, Sequence) else ""
     raise OptionError(
         f"A batch is a dict with 'inputs' and 'labels', or a pair of them; the loader gave a {type(batch).__name__}"
-        f"{size}. Override _datapoint of the trainer to take it apart."
+        f"{size}. Override _datapoint of the trainer to read it."
     )
 
 
 def batch_size(datapoint: Datapoint) -> int:
-    """Return how many samples a datapoint holds: the length of its ids, else of its first tensor."""
+    """Return the number of samples in a datapoint: the length of its ids, or of its first tensor."""
     meta = datapoint.get("meta_info")
     if isinstance(meta, Mapping) and "idx" in meta:
         return len(plain_ids(meta["idx"]))
@@ -86,7 +86,7 @@ def batch_size(datapoint: Datapoint) -> int:
 
 
 def plain_ids(ids: Any) -> list[SampleId]:
-    """Return sample ids as a list of ints and strings, whatever the collate function made of them."""
+    """Return sample ids as a list of ints and strings, from any form that a collate function returns."""
     if isinstance(ids, Tensor) or hasattr(ids, "tolist"):
         ids = ids.tolist()
     if isinstance(ids, int | str):
@@ -110,7 +110,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def to_device(datapoint: Datapoint, device: torch.device) -> Datapoint:
-    """Bring the tensors that the model and the criterion need to a device, and return the datapoint."""
+    """Move inputs and labels to a device, and return the datapoint."""
     for key in ("inputs", "labels"):
         if any(tensor.device != device for tensor in tensors_in(datapoint.get(key))):
             datapoint[key] = apply_tensor_op(lambda tensor: tensor.to(device, non_blocking=True), inputs=datapoint[key])

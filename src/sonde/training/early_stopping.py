@@ -38,12 +38,12 @@ class BestScore:
         return {"score": self.score, "epoch": self.epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to what a checkpoint says."""
+        """Restore the state from a checkpoint."""
         self.score, self.epoch = state["score"], state["epoch"]
 
 
 class EarlyStopping:
-    """Says when a score has not become better for `patience` epochs.
+    """Stops training when a score has not improved for `patience` epochs.
 
     Args:
         metric: The name of the score.
@@ -73,16 +73,16 @@ class EarlyStopping:
         return {"waited": self.waited, **self.best.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to what a checkpoint says."""
+        """Restore the state from a checkpoint."""
         self.waited = state["waited"]
         self.best.load_state_dict(state)
 
 
 def direction_of(name: str, directions: Mapping[str, int], wanted: Any = None) -> int:
-    """Return which way a score is better, as an option says (`"max"` or `"min"`) or else the metric does.
+    """Return the direction of a score, from an option (`"max"` or `"min"`) or else from the metric.
 
     Raises:
-        OptionError: Nobody says.
+        OptionError: Neither defines it.
 
     """
     if wanted in ("max", "min"):
@@ -92,17 +92,17 @@ def direction_of(name: str, directions: Mapping[str, int], wanted: Any = None) -
     if name not in directions:
         known = ", ".join(directions) or "none"
         raise OptionError(
-            f"Nobody says whether more or less of {name!r} is better. Give the metric DIRECTIONS = {{{name!r}: 1}}, "
+            f"The direction of {name!r} is unknown. Give the metric DIRECTIONS = {{{name!r}: 1}}, "
             f"or -1 (it has directions for: {known}), or name another score."
         )
     return directions[name]
 
 
 def early_stopping_from(config: Any, directions: Mapping[str, int], monitor: str | None) -> EarlyStopping | None:
-    """Build what the config's `early_stopping` says: None, or `{"patience": 5, "metric": ..., "min_delta": ...}`.
+    """Build the config's `early_stopping`: None, or `{"patience": 5, "metric": ..., "min_delta": ...}`.
 
     Raises:
-        OptionError: It makes no sense.
+        OptionError: It is invalid.
 
     """
     if config is None or config is False or isinstance(config, EarlyStopping):

@@ -18,7 +18,7 @@ _WAITING_PER_JOB = 2
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Set a model to evaluation for a while; every module goes back to the mode it was in."""
+    """Set a model to evaluation mode; at the end every module returns to the mode it was in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -29,10 +29,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def eval_steps(datapoints: Iterable[Datapoint], step: Callable[[Datapoint], Any], jobs: int = 1) -> Iterator[Datapoint]:
-    """Run `step` on every datapoint and yield them in their order, from `jobs` threads if there are several.
+    """Run `step` on every datapoint and yield them in order, with several threads if `jobs` is above 1.
 
-    A datapoint is handed over whole and is nobody else's until it comes back. Only a few are on their way at a time, so
-    memory does not grow with the dataset. An error in a step is raised here, at its place in the order.
+    Each datapoint is used by one thread only. Only a few are in progress at a time, so memory does not grow with the
+    dataset. An error in a step is raised here, in order.
     """
     if jobs == 1:
         for datapoint in datapoints:
@@ -55,6 +55,6 @@ def eval_steps(datapoints: Iterable[Datapoint], step: Callable[[Datapoint], Any]
 
 
 def _run_one(step: Callable[[Datapoint], Any], datapoint: Datapoint) -> Datapoint:
-    with torch.no_grad():  # this, like autocast, belongs to a thread
+    with torch.no_grad():  # set for each thread, like autocast
         step(datapoint)
     return datapoint

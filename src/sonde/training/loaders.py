@@ -1,4 +1,4 @@
-"""Datasets and loaders from a config, and the random state that loaders keep to themselves."""
+"""Build datasets and loaders from a config, and save the random state of loaders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_BATCH_SIZE = 32
 
 
 class NumberedDataset(Dataset[tuple[int, Any]]):
-    """A dataset whose items say where they are in it, so that their scores do too, whatever the order of loading."""
+    """A dataset whose items carry their index, so that scores do too, in any order of loading."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -31,12 +31,12 @@ class NumberedDataset(Dataset[tuple[int, Any]]):
 
 @dataclass(frozen=True, slots=True)
 class NumberedCollate:
-    """Collates numbered items with the collate function that the loader would have used."""
+    """Collates numbered items with the loader's own collate function."""
 
     collate: Callable[[list[Any]], Any]
 
     def __call__(self, items: list[tuple[int, Any]]) -> NumberedBatch:
-        """Collate the items, and keep their numbers beside."""
+        """Collate the items, and keep their indices."""
         return NumberedBatch([index for index, _ in items], self.collate([item for _, item in items]))
 
 
@@ -49,7 +49,7 @@ def build_loader(config: Mapping[str, Any], split: str) -> Any:
     if isinstance(described, Mapping) and not is_description(described):
         raise OptionError(
             f"'{split}_dataloader' is a dict with the keys {sorted(map(str, described))}; describe a loader as "
-            f"{{'class': DataLoader, 'args': {{...}}}}, or leave it out and say 'batch_size'."
+            f"{{'class': DataLoader, 'args': {{...}}}}, or leave it out and set 'batch_size'."
         )
     if described is not None and not is_description(described):
         return described  # built already, or something of the user's own
@@ -79,7 +79,7 @@ def _can_be_numbered(described: Mapping[str, Any], dataset: Any) -> bool:
 
 
 def num_batches(loader: Any) -> int | None:
-    """Return how many batches a loader has, if it knows."""
+    """Return the number of batches of a loader; None if it has no length."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):  # a stream
@@ -87,7 +87,7 @@ def num_batches(loader: Any) -> int | None:
 
 
 def begin_epoch(loader: Any, epoch: int) -> None:
-    """Tell a sampler that wants to know which epoch begins."""
+    """Pass the epoch to a sampler that has `set_epoch`."""
     for name in ("sampler", "batch_sampler"):
         set_epoch = getattr(getattr(loader, name, None), "set_epoch", None)
         if set_epoch is not None:
@@ -101,12 +101,12 @@ def _generators(loader: Any) -> dict[str, torch.Generator]:
 
 
 def loader_state(loader: Any) -> dict[str, torch.Tensor]:
-    """Take the state of the generators that a loader has of its own."""
+    """Return the state of the random generators that belong to a loader."""
     return {name: generator.get_state() for name, generator in _generators(loader).items()}
 
 
 def restore_loader_state(loader: Any, state: Mapping[str, torch.Tensor]) -> None:
-    """Put a loader's own generators where `loader_state` found them."""
+    """Restore the generators of a loader to what `loader_state` returned."""
     for name, generator in _generators(loader).items():
         if name in state:
             generator.set_state(state[name])

@@ -1,4 +1,4 @@
-"""Metrics: numbers for every sample of a batch, by name, and which way is better.
+"""Metrics: scores for every sample of a batch, by name, and whether higher or lower is better.
 
 A metric is any callable that takes a datapoint and returns `{name: values}` with one value (or one row) a sample. Its
 `DIRECTIONS` say for each name whether more (1) or less (-1) is better. Its `aggregate`, if it has one, makes the scores
@@ -20,7 +20,7 @@ Datapoint = Mapping[str, Any]
 
 
 class Metric(Protocol):
-    """What a trainer asks of a metric."""
+    """The interface of a metric."""
 
     DIRECTIONS: ClassVar[Mapping[str, int]]
 
@@ -29,7 +29,7 @@ class Metric(Protocol):
 
 
 class Accuracy:
-    """The share of right answers: 0 or 1 for a sample with one label, between them for a map of labels."""
+    """The share of correct predictions: 0 or 1 for a sample with one label, in between for a map of labels."""
 
     DIRECTIONS: ClassVar[Mapping[str, int]] = {"accuracy": 1}
 
@@ -84,7 +84,7 @@ class IoU:
         classes = torch.arange(self.num_classes, device=labels.device)[None, :, None]
         said = (answers[:, None] == classes) & counted[:, None]
         true = (labels[:, None] == classes) & counted[:, None]
-        # 0 / 0 is NaN, which is what a class that does not occur should get.
+        # 0 / 0 is NaN, as it should be for a class that does not occur.
         class_iou = (said & true).sum(2).double() / (said | true).sum(2)
         return {"iou": class_iou.nanmean(1), "class_iou": class_iou}
 
@@ -113,7 +113,7 @@ class Metrics:
         return {name: values for metric in self.metrics for name, values in metric(datapoint).items()}
 
     def aggregate(self, per_datapoint: Mapping[str, list[Any]]) -> dict[str, Any]:
-        """Let every metric aggregate its own scores."""
+        """Aggregate the scores of every metric with the metric itself."""
         done: dict[str, Any] = {}
         for metric in self.metrics:
             mine = {name: values for name, values in per_datapoint.items() if name in directions_of(metric)}
@@ -122,7 +122,7 @@ class Metrics:
 
 
 def predictions(outputs: Any) -> Tensor:
-    """Return the class that a classifier's outputs say: the largest of (samples, classes, ...), else the sign."""
+    """Return the predicted class: the largest of (samples, classes, ...), or the sign of a single output."""
     if not isinstance(outputs, Tensor):
         raise OptionError(f"Classes are read from a tensor of outputs; the model returned a {type(outputs).__name__}.")
     if outputs.ndim >= 2 and outputs.shape[1] > 1:
@@ -132,7 +132,7 @@ def predictions(outputs: Any) -> Tensor:
 
 
 def directions_of(metric: Any) -> Mapping[str, int]:
-    """Return which way each score of a metric is better; empty if it does not say."""
+    """Return the direction of each score of a metric: 1 if higher is better, -1 if lower; empty if it has none."""
     directions = getattr(metric, "DIRECTIONS", {})
     for name, direction in directions.items():
         if direction not in (1, -1):
@@ -141,7 +141,7 @@ def directions_of(metric: Any) -> Mapping[str, int]:
 
 
 def aggregate(metric: Any, per_datapoint: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Make a dataset's scores of those of its samples."""
+    """Aggregate the scores of samples into those of the dataset."""
     if hasattr(metric, "aggregate"):
         return dict(metric.aggregate(per_datapoint))
     return {name: torch.tensor(values, dtype=torch.float64).mean(0).tolist() for name, values in per_datapoint.items()}

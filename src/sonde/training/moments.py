@@ -1,7 +1,7 @@
-"""The loop as named moments, and those who look at them.
+"""Observe the training loop at named moments.
 
-An observer is any callable that takes a `Glimpse`. It can look and it cannot steer: what it returns is ignored, random
-numbers it draws are put back, gradients are off, and an error in it is reported once and then keeps it quiet.
+An observer is any callable that takes a `Glimpse`. It cannot change the training: its return value is ignored, random
+numbers it draws are put back, gradients are off, and after an error it is logged once and removed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Split = Literal["train", "val", "test", "eval"]
 
 
 class Moment(StrEnum):
-    """Every moment of a run, in pairs. The whole loop, drawn.
+    """The moments of a run, in pairs, in the order of the loop.
 
         before_run
           for each epoch:
@@ -84,14 +84,14 @@ class Moment(StrEnum):
 
     @property
     def pair(self) -> Moment:
-        """The moment at the other end of the same part of the loop."""
+        """The matching `before_` or `after_` moment."""
         when, _, part = self.value.partition("_")
         return Moment(f"{'after' if when == 'before' else 'before'}_{part}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glimpse:
-    """What an observer sees at a moment. The tensors in it are live: look, and copy what is to be kept."""
+    """What an observer gets at a moment. The tensors in it are live: copy what you keep, and change nothing."""
 
     moment: Moment
     epoch: int
@@ -101,7 +101,7 @@ class Glimpse:
     batch: int = 0
     """Batches of this loop so far."""
     num_batches: int | None = None
-    """Batches the loop has, if its loader knows."""
+    """Batches of the whole loop; None if its loader has no length."""
     datapoint: Mapping[str, Any] = field(default_factory=dict)
     loss: Tensor | None = None
     scores: Mapping[str, Any] = field(default_factory=dict)
@@ -112,7 +112,7 @@ Observer = Callable[[Glimpse], Any]
 
 
 class Observation:
-    """An observer at its place. `remove()` undoes it; so does leaving it as a context manager."""
+    """A registered observer. `remove()` removes it; so does leaving it as a context manager."""
 
     def __init__(self, places: list[Callable[[Glimpse], None]], call: Callable[[Glimpse], None]) -> None:
         self._places, self._call = places, call
@@ -132,7 +132,7 @@ class Observation:
 
 
 class Moments:
-    """Who observes which moment."""
+    """The observers of each moment."""
 
     def __init__(self) -> None:
         self._observers: dict[Moment, list[Callable[[Glimpse], None]]] = {}
@@ -155,11 +155,11 @@ class Moments:
         return Observation(places, call)
 
     def wants(self, moment: Moment) -> bool:
-        """Return whether anybody observes a moment."""
+        """Return whether a moment has an observer."""
         return bool(self._observers.get(moment))
 
     def fire(self, glimpse: Glimpse) -> None:
-        """Let the observers of a moment look."""
+        """Call the observers of a moment."""
         observers = self._observers.get(glimpse.moment)
         if not observers:
             return
@@ -176,4 +176,4 @@ def _find(moment: Moment | str) -> Moment:
 
 
 def _report(part: str, trace: str) -> None:
-    logger.warning("%s failed and is left out from now on; training goes on.\n%s", part, trace.rstrip())
+    logger.warning("%s failed and is removed; training goes on.\n%s", part, trace.rstrip())

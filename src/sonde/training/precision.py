@@ -14,7 +14,7 @@ _FORMATS: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """How forward and backward are computed.
+    """The precision of the forward and backward pass.
 
     Args:
         amp: None for full precision, `"bf16"` or `"fp16"`. Only fp16 needs a scaler: its range is small.
@@ -33,7 +33,7 @@ class Precision:
         self.scaler: torch.amp.GradScaler | None = torch.amp.GradScaler(device.type) if amp == "fp16" else None
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context that the model and the criterion run in. It belongs to one thread."""
+        """Return the autocast context for the model and the criterion, for one thread."""
         if self.dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self.dtype)
@@ -43,12 +43,12 @@ class Precision:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call] # torch
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring gradients to their true size, so that they can be clipped."""
+        """Unscale gradients, so that they can be clipped."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the optimizer step, unless the scaler found an infinity."""
+        """Step the optimizer, unless the scaler found an infinity."""
         if self.scaler is None:
             optimizer.step()
         else:
@@ -60,6 +60,6 @@ class Precision:
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the scaler back where it was."""
+        """Restore the scaler's state."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Random state: taken, put back, seeded. Python's, numpy's, and torch's on the CPU and every CUDA device in use."""
+"""Save, restore and seed random state: Python's, numpy's, and torch's on the CPU and every CUDA device in use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _uses_cuda() -> bool:
 
 
 def random_state() -> dict[str, Any]:
-    """Take the state of every generator, as tensors and plain numbers only, so that any checkpoint can hold it."""
+    """Return the state of every generator, as tensors and plain numbers, so that a checkpoint can hold it."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -36,7 +36,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Put every generator where `random_state` found it."""
+    """Restore every generator to what `random_state` returned."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
@@ -50,7 +50,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Put the random state back at the end, whatever is drawn or seeded inside."""
+    """Restore the random state at the end, whatever is drawn or seeded inside."""
     python, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if _uses_cuda() else []
     try:
@@ -73,7 +73,7 @@ def seed_everything(seed: Any) -> None:
 
 
 def seed_of(seeds: Any, epoch: int, key: str) -> int | None:
-    """Return the seed that a config has for an epoch: from a list its entry, from a number that plus the epoch.
+    """Return the seed of an epoch: its entry in a list, or a number plus the epoch.
 
     Raises:
         OptionError: The list is too short.
@@ -84,13 +84,13 @@ def seed_of(seeds: Any, epoch: int, key: str) -> int | None:
     if isinstance(seeds, int):
         return seeds + epoch
     if epoch >= len(seeds):
-        raise OptionError(f"{key} has {len(seeds)} seeds, and epoch {epoch} needs one of its own.")
+        raise OptionError(f"{key} has {len(seeds)} seeds, and epoch {epoch} has none.")
     return int(seeds[epoch])
 
 
 @contextlib.contextmanager
 def kept_switches(*, deterministic: bool | None, detect_anomaly: bool | None) -> Iterator[None]:
-    """Set torch's process-wide switches for a while; None leaves one alone."""
+    """Set torch's process-wide switches, and restore them at the end; None leaves one unchanged."""
     backend = torch.backends.cudnn
     kept = (
         torch.are_deterministic_algorithms_enabled(),

@@ -1,4 +1,4 @@
-"""The work_dir as a run: what a trainer's session records."""
+"""Record a trainer's work_dir as a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sonde.session import Session
 from sonde.store import layout, open_run
 from sonde.watching import OPTION_NAMES, watch
 
-# What the trainer itself knows and hands over.
+# Set by the trainer itself.
 _OWN: Final = {
     "resume",
     "start_step",
@@ -32,8 +32,8 @@ def watch_options(option: Any, what: tuple[str, ...] = DEFAULT_WHAT) -> dict[str
     """Return the arguments of `sonde.watch` that a config's `watch` asks for: a dict, True, False or None.
 
     Args:
-        option: What the config says.
-        what: What to record unless it says otherwise.
+        option: The value in the config.
+        what: What to record by default.
 
     Raises:
         OptionError: It names something that `watch` does not take.
@@ -53,15 +53,15 @@ def watch_options(option: Any, what: tuple[str, ...] = DEFAULT_WHAT) -> dict[str
 
 
 def was_cut_off(work_dir: Path) -> bool:
-    """Return whether there is a run that ended without a word, so that its end remains to be written."""
+    """Return whether the folder holds a run that was cut off, so that its end has not been recorded."""
     return (work_dir / layout.HEADER).is_file() and open_run(work_dir).status == "crashed"
 
 
 def open_session(
     model: nn.Module, optimizer: Any, run_dir: Path, options: Mapping[str, Any], *, steps_done: int, **more: Any
 ) -> Session:
-    """Begin to record into `run_dir`, or go on after `steps_done` steps of a run that is there."""
-    # In further ranks a run that is there may have been begun by the first a moment ago: going on is right for both.
+    """Start recording into `run_dir`, or continue an existing run after `steps_done` steps."""
+    # The run may have been started by rank 0 a moment ago: continuing it is right in both cases.
     resume = (run_dir / layout.HEADER).is_file()
     return watch(
         model,

@@ -1,4 +1,4 @@
-"""What a trainer and an evaluator share: a config, a model, a debugger, moments, and one way to evaluate."""
+"""The common base of trainers and evaluators: config, model, debugger, moments, and the evaluation loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger("sonde")
 
 
 class Runner:
-    """Builds what a config describes and runs it. Subclasses say in which order.
+    """Builds what a config describes and runs it. Subclasses define the order.
 
     Args:
         config: See `docs/training.md` for its keys.
@@ -46,9 +46,9 @@ class Runner:
     def __init__(self, config: Mapping[str, Any], device: str | torch.device | None = None) -> None:
         self.config = check_config(config, required=self.REQUIRED, known=self.KNOWN)
         self.run_dir = Path(self.config["work_dir"])
-        """The run, which the ranks of a distributed training write together."""
+        """The folder of the run, which all ranks of a distributed training write."""
         self.work_dir = folder_of(this_rank(), self.run_dir)
-        """Where this process keeps its checkpoints and scores: the run's folder, or one below it in further ranks."""
+        """The folder for checkpoints and scores of this process: that of the run, or a subfolder for ranks above 0."""
         self.device = _device(device or self.config.get("device"))
         self.eval_n_jobs = whole_number("eval_n_jobs", self.config.get("eval_n_jobs", 1))
         self.precision = Precision(self.config.get("amp"), self.device)
@@ -71,7 +71,7 @@ class Runner:
         Args:
             moment: See `Moment`, which draws the loop.
             observer: Takes a `Glimpse`; what it returns is ignored.
-            on_error: "isolate" reports an error in it once and goes on without it; "raise" lets it through.
+            on_error: "isolate" logs an error in it once and removes it; "raise" lets it through.
 
         """
         return self.moments.on(moment, observer, on_error)
@@ -84,7 +84,7 @@ class Runner:
         self.metric = Metrics(metric) if isinstance(metric, list | tuple) else metric
 
     def _init_model(self) -> None:
-        """Build `model` and bring it to the device."""
+        """Build `model` and move it to the device."""
         model = build_from_config(self.config["model"])
         if not isinstance(model, nn.Module):
             raise OptionError(f"'model' describes a {type(model).__name__}; it must be a torch.nn.Module.")
@@ -108,11 +108,11 @@ class Runner:
     # ------------------------------------------------------------------ evaluation
 
     def _datapoint(self, batch: Any, first_index: int = 0) -> Datapoint:
-        """Make a datapoint of what the loader gave. Override it for batches of another shape."""
+        """Return a batch of the loader as a datapoint. Override it for batches of another form."""
         return as_datapoint(batch, first_index)
 
     def _forward(self, dp: Datapoint) -> Any:
-        """Call the model. Override it for a model that takes something else than its inputs."""
+        """Call the model. Override it for a model with other arguments."""
         return self.model(dp["inputs"])
 
     def _eval_step(self, dp: Datapoint) -> None:
@@ -127,7 +127,7 @@ class Runner:
             dp["debug"] = self._captures.look(dp, self.model)
 
     def _run_eval_loop(self, loader: Any, split: Split, keeper: SampleKeeper | None = None) -> Scores:
-        """Evaluate everything a loader has, and return the scores."""
+        """Evaluate all batches of a loader, and return the scores."""
         book = ScoreBook(self.metric)
         total = num_batches(loader)
         with evaluating(self.model):
@@ -184,10 +184,10 @@ def _device(wanted: str | torch.device | None) -> torch.device:
     try:
         device = torch.device(wanted)
     except (RuntimeError, TypeError) as error:
-        raise OptionError(f"device={wanted!r} is no torch device: {error}") from error
+        raise OptionError(f"device={wanted!r} is not a torch device: {error}") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         number = torch.cuda.device_count()
         raise OptionError(
-            f"device={str(wanted)!r}: torch sees {number} CUDA devices here. Leave device out to take what there is."
+            f"device={str(wanted)!r}: torch sees {number} CUDA devices here. Omit device to use what is available."
         )
     return device

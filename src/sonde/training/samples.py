@@ -1,4 +1,4 @@
-"""Samples that stay with a run: inputs, labels, outputs and scores, so that a viewer needs neither dataset nor code."""
+"""Store samples with a run: inputs, labels, outputs and scores, so that the viewer needs neither dataset nor code."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _KEPT: Final = ("inputs", "labels", "outputs")
 
 @dataclass(frozen=True, slots=True)
 class SampleOptions:
-    """How many samples to keep, and which."""
+    """How many samples to store, and which."""
 
     most: int = DEFAULT_MOST
     policy: Literal["first", "worst"] = "first"
 
 
 def sample_options(option: Any) -> SampleOptions:
-    """Return what a config's `save_samples` asks for: `{"max": 500, "policy": "worst"}`, a number, True or False.
+    """Read the config's `save_samples`: `{"max": 500, "policy": "worst"}`, a number, True or False.
 
     Raises:
-        OptionError: It makes no sense.
+        OptionError: It is invalid.
 
     """
     if option is None or option is True:
@@ -60,8 +60,8 @@ class SampleKeeper:
     Args:
         folder: Where their pages go.
         options: How many, and which.
-        rank_by: The score that says which are worst.
-        direction: 1 if more of it is better, -1 if less is.
+        rank_by: The score by which samples are ranked.
+        direction: 1 if higher is better, -1 if lower is.
 
     """
 
@@ -70,14 +70,14 @@ class SampleKeeper:
         self._room = options.most
         self._closed = False
         self._order = itertools.count()
-        # The heap's top is the best of the worst: the next to go. The counter settles ties in favour of the earlier.
+        # The top of the heap is the best of the worst, which is dropped next. Of equals, the earlier stays.
         self._worst: list[tuple[float, int, _Kept]] = []
-        # A sample that cannot be stored is reported and missed; the evaluation goes on.
+        # A sample that cannot be stored is logged; the evaluation goes on.
         self._pages = Capture(page_bytes=PAGE_BYTES, on_error="isolate")
         self._pages.open(folder)
 
     def take(self, dp: Datapoint, rows: list[dict[str, Any]]) -> None:
-        """Look at a batch with its scores, sample by sample."""
+        """Store samples of a batch, or rank them by their scores."""
         ids = dp["meta_info"]["idx"]
         for index, sample in enumerate(ids):
             if self._options.policy == "first":
@@ -104,7 +104,7 @@ class SampleKeeper:
         return math.inf if math.isnan(score) else -self._direction * score
 
     def close(self) -> None:
-        """Write what was kept back, and finish the pages; again is fine."""
+        """Write the worst samples, and finish the pages. Closing twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -128,7 +128,7 @@ def _describe(dp: Datapoint, index: int) -> dict[str, Any]:
 
 
 def _prediction(outputs: Any, labels: Any) -> Tensor | None:
-    """Return the class a sample was taken for, where outputs are clearly scores of classes for integer labels."""
+    """Return the predicted class of a sample, where outputs are clearly class scores for integer labels."""
     if not (isinstance(outputs, Tensor) and isinstance(labels, Tensor)):
         return None
     is_classes = outputs.is_floating_point() and not labels.is_floating_point() and outputs.ndim == labels.ndim + 1

@@ -1,4 +1,4 @@
-"""Scores: gathered sample by sample, aggregated, written as strict JSON.
+"""Collect scores sample by sample, aggregate them, and write them as strict JSON.
 
 {"aggregated":    {"accuracy": 0.97},
  "per_datapoint": {"accuracy": [1.0, 0.0, ...]},
@@ -27,17 +27,17 @@ from sonde.training.metrics import aggregate, directions_of
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What an evaluation found."""
+    """The scores of an evaluation."""
 
     aggregated: dict[str, Any]
     per_datapoint: dict[str, list[Any]]
     ids: list[SampleId] = field(default_factory=list)
     directions: dict[str, int] = field(default_factory=dict)
     captures: dict[str, Any] = field(default_factory=dict)
-    """What is missing from the captures; empty if they are complete, or nothing was to be captured."""
+    """What is missing from the captures; empty if they are complete, or nothing was captured."""
 
     def write(self, path: Path) -> None:
-        """Write the scores, all at once."""
+        """Write the scores, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         plain = {name: getattr(self, name) for name in self.__slots__}
         if not self.captures:
@@ -84,7 +84,7 @@ def _number(value: Any) -> Any:
 
 
 class ScoreBook:
-    """Gathers the scores of samples, in whatever order they come."""
+    """Collects the scores of samples, in any order."""
 
     def __init__(self, metric: Any) -> None:
         self._metric = metric
@@ -94,7 +94,7 @@ class ScoreBook:
         """Take the scores of a batch, and return them sample by sample.
 
         Raises:
-            OptionError: A metric did not give one score a sample, or a sample came twice.
+            OptionError: A metric did not return one score for each sample, or two samples have the same id.
 
         """
         lists = {name: _one_each(name, values, len(ids)) for name, values in scores.items()}
@@ -102,14 +102,14 @@ class ScoreBook:
         for sample, each in zip(ids, rows, strict=True):
             if sample in self._scores:
                 raise OptionError(
-                    f"Two samples have the id {sample!r}; scores and captures need ids that differ. "
-                    "Look at meta_info['idx'] of the dataset."
+                    f"Two samples have the id {sample!r}; scores and captures need unique ids. "
+                    "Check meta_info['idx'] of the dataset."
                 )
             self._scores[sample] = each
         return rows
 
     def close(self) -> Scores:
-        """Return everything gathered, in the order of the ids."""
+        """Return all scores, in the order of the ids."""
         ids = sorted(self._scores, key=lambda sample: (isinstance(sample, str), sample))
         names = dict.fromkeys(name for row in self._scores.values() for name in row)
         lists = {name: [self._scores[sample].get(name, math.nan) for sample in ids] for name in names}
@@ -126,6 +126,6 @@ def _one_each(name: str, values: Any, size: int) -> list[Any]:
         values = [values]
     if len(values) != size:
         raise OptionError(
-            f"The metric gave {len(values)} value(s) of {name!r} for a batch of {size} samples; give one for each."
+            f"The metric returned {len(values)} value(s) of {name!r} for {size} samples; return one for each sample."
         )
     return [_number(list(each)) if isinstance(each, list | tuple) else float(each) for each in values]

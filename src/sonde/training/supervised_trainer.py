@@ -1,4 +1,4 @@
-"""A trainer for models that learn from labels. It can be used as it is."""
+"""A trainer for models that learn from labels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sonde.training.metrics import LossPerSample
 class SupervisedTrainer(BaseTrainer):
     """Trains `model(inputs)` on `criterion(outputs, labels)`.
 
-    Without a `metric`, validation gives the loss of every sample.
+    Without a `metric`, validation scores the loss of every sample.
     """
 
     REQUIRED: ClassVar[tuple[str, ...]] = (*BaseTrainer.REQUIRED, "criterion")
@@ -33,7 +33,7 @@ class SupervisedTrainer(BaseTrainer):
             if dp.get("labels") is not None:
                 raise
             raise OptionError(
-                "The training loader gave a batch without labels, and the criterion needs them. Let the dataset return "
-                "(inputs, labels) or {'inputs': ..., 'labels': ...}, or override _compute_loss of the trainer."
+                "The training loader returned a batch without labels, which the criterion needs. Return "
+                "(inputs, labels) or {'inputs': ..., 'labels': ...}, or override _compute_loss."
             ) from error
         return loss

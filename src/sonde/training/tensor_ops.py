@@ -1,4 +1,4 @@
-"""The same operation on every tensor of a nested value."""
+"""Apply an operation to every tensor of a nested value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sonde.errors import OptionError
 
-# Things with attributes that are shared by their nature: copying them or writing into them would do harm.
+# Objects that are shared: copying them or writing into them would do harm.
 _LEFT_ALONE: Final = (
     nn.Module,
     type,
@@ -30,11 +30,11 @@ def apply_tensor_op(
     *,
     inputs: Any,
 ) -> Any:
-    """Return `inputs` with every tensor in it replaced by what an operation makes of it.
+    """Return `inputs` with an operation applied to every tensor in it.
 
     Goes through tuples, lists, dicts and objects with attributes, and keeps their types: named tuples, subclasses of
-    dict, dataclasses (also frozen ones and those with slots). Values that occur twice, or contain themselves, stay so.
-    Modules, classes and functions are left alone, and so is everything that is no tensor. `inputs` is not changed.
+    dict, dataclasses (also frozen ones and those with slots). Shared and self-referencing values stay shared.
+    Modules, classes, functions and everything else that is not a tensor are left unchanged, and so is `inputs`.
 
     Args:
         func: Takes a tensor. Give this or `method`.
@@ -61,7 +61,7 @@ def apply_tensor_op(
 
 
 class _Walk:
-    """One walk through a value. Remembers what it has seen, so that cycles end and shared parts stay shared."""
+    """A walk through a value. It remembers what it has visited, so that cycles end and shared parts stay shared."""
 
     def __init__(self, func: Callable[[Tensor], Any]) -> None:
         self._func = func
@@ -110,9 +110,9 @@ class _Walk:
             return value
         result = self._keep(value, copy.copy(value))
         if result is value:
-            return value  # it says that it is not to be copied: an enum member, a singleton
+            return value  # it refuses to be copied: an enum member, a singleton
         for name in names:
-            # Past any __setattr__, so that a frozen object can be filled; it is ours, and nobody has seen it yet.
+            # Bypasses __setattr__, so that a frozen copy can be filled; nothing else refers to the copy yet.
             object.__setattr__(result, name, self.visit(getattr(value, name)))
         return result
 

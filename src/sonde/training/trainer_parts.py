@@ -1,4 +1,4 @@
-"""The parts of a trainer: how each is built from the config, and what of them a checkpoint holds."""
+"""The components of a trainer: how each is built from the config, and what a checkpoint holds of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sonde.training.scores import Scores
 
 
 class TrainerParts(Runner):
-    """Everything a trainer holds. The loop that uses it is `BaseTrainer`."""
+    """The components of a trainer. `BaseTrainer` adds the loop."""
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("work_dir", "epochs", "model", "optimizer")
     KNOWN: ClassVar[tuple[str, ...]] = TRAINER_KEYS
@@ -56,7 +56,7 @@ class TrainerParts(Runner):
     # ------------------------------------------------------------------ parts
 
     def _init_components_(self, resume: bool) -> None:
-        """Build everything, in this order."""
+        """Build all components, in this order."""
         self._init_state(resume)
         if self.config.get("init_seed") is not None:
             seed_everything(self.config["init_seed"])
@@ -71,12 +71,12 @@ class TrainerParts(Runner):
         self._init_early_stopping()
 
     def _init_checkpoint_indices(self) -> None:
-        """Work out the epochs whose checkpoint is kept and whose captures are saved, from `checkpoint_method`."""
+        """Compute from `checkpoint_method` the epochs whose checkpoint is kept and whose captures are saved."""
         method = self.config.get("checkpoint_method", "latest")
         self.checkpoint_indices = checkpoints.checkpoint_indices(self.tot_epochs, method)
 
     def _init_state(self, resume: bool) -> None:
-        """Find where to begin."""
+        """Find the epoch to start with."""
         self.stop_reason, self._interrupted = None, False
         self.history, self.scores = {}, None
         if not resume and ((self.work_dir / layout.HEADER).exists() or checkpoints.epochs_in(self.work_dir)):
@@ -92,7 +92,7 @@ class TrainerParts(Runner):
         self._write_config()
 
     def _init_dataloaders(self) -> None:
-        """Build the loaders of all splits that the config has."""
+        """Build the loaders of all splits in the config."""
         self.train_dataloader = build_loader(self.config, "train")
         self.val_dataloader = build_loader(self.config, "val")
         self.test_dataloader = build_loader(self.config, "test")
@@ -106,7 +106,7 @@ class TrainerParts(Runner):
             self.criterion = self.criterion.to(self.device)
 
     def _init_optimizer(self) -> None:
-        """Build `optimizer` over the model's parameters, or over what `params` of its args picks from the model."""
+        """Build `optimizer` over the model's parameters, or those that the function `params` of its args selects."""
         described = self.config["optimizer"]
         args = described.get("args", {}) if isinstance(described, Mapping) else {}
         pick = args.get("params")
@@ -122,7 +122,7 @@ class TrainerParts(Runner):
         self.scheduler = None if described is None else build_from_config(described, optimizer=self.optimizer)
 
     def _init_early_stopping(self) -> None:
-        """Build `early_stopping`, and what remembers the best epoch."""
+        """Build `early_stopping`, and the record of the best epoch."""
         directions = directions_of(self.metric)
         described = self.config.get("early_stopping")
         self.early_stopping = early_stopping_from(described, directions, self.monitor)
@@ -145,7 +145,7 @@ class TrainerParts(Runner):
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that training from here on depends on."""
+        """Return all state that further training depends on."""
         return {
             "epoch": self.cum_epochs,
             "step": self.cum_steps,
@@ -160,7 +160,7 @@ class TrainerParts(Runner):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to where `state_dict` was taken."""
+        """Restore what `state_dict` returned."""
         self.cum_epochs, self.cum_steps = int(state["epoch"]), int(state["step"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

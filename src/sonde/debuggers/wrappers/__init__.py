@@ -1,4 +1,4 @@
-"""Debuggers made of debuggers."""
+"""Debuggers that wrap other debuggers."""
 
 from sonde.debuggers.wrappers.sequential_debugger import SequentialDebugger
 

@@ -134,7 +134,7 @@ class SequentialDebugger(BaseDebugger):
 
     @property
     def on_error(self) -> OnError | None:
-        """What an error in a debugger does; None if nobody has chosen, which raises."""
+        """What an error in a debugger does; None if it was not set, which raises."""
         return self._on_error
 
     @on_error.setter
@@ -333,7 +333,7 @@ class SequentialDebugger(BaseDebugger):
             self._output_dir = self.epoch = self.split = None
 
     def _save_current_page(self) -> None:
-        """Wait until what is captured so far is on disk; pages end by themselves when they are full."""
+        """Wait until what is captured so far is on disk; pages are finished when they are full."""
         self._waiting.join()
 
     def _check_open(self) -> None:
@@ -359,8 +359,8 @@ class SequentialDebugger(BaseDebugger):
 def _answers(
     debugger: ForwardDebugger, captures: list[Any], datapoint: dict[str, Any], model: nn.Module
 ) -> Iterable[Any]:
-    """Yield a debugger's answer for every call of its layer; `__call__` may be the user's own."""
-    if not captures:  # set by hand
+    """Yield a debugger's result for every call of its layer; `__call__` may be overridden."""
+    if not captures:  # `last_capture` was assigned
         yield debugger(datapoint, model)
     for capture in captures:
         debugger._of_thread.value = capture
