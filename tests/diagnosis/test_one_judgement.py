@@ -15,13 +15,22 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+import torch
 from tests.views.web.asking import client_of
 
 import sonde
 from sonde import schema, vitals
 from sonde.analysis import ModelOrder, summarise_layers, summarise_sites
+from sonde.debug import (
+    GradientDebugger,
+    LayerActivationStats,
+    ModelDiagnostics,
+    ModelPerformanceMetrics,
+    TensorInspector,
+)
 from sonde.diagnosis.dynamics import classify
 from sonde.diagnosis.judgement import VERDICTS, Curves, gradient_now, health, judge_curves, loss_now, units_now
+from sonde.pytorch_debugging import PyTorchDebugger
 from sonde.records import Block, Finding, RunHeader, Site
 from sonde.store import RunWriter, open_run
 
@@ -301,3 +310,166 @@ def test_nothing_is_marked_in_a_healthy_run(tmp_path):
     run = write(tmp_path / "run", Curves(losses=losses, gradients=gradients, parameters=parameters))
     assert sonde.diagnose(run).findings == ()
     assert [row.site.key for row in summarise_sites(run, run.sites) if row.mark.level != "fine"] == []
+
+
+# ---------------------------------------------------------------- sonde.debug
+
+PROBLEMS = {"nonfinite": "non-finite", "no_gradient": "vanishing", "exploding": "exploding", "vanishing": "vanishing"}
+
+
+def gradient_debugger(case: Gradients) -> GradientDebugger:
+    debugger = GradientDebugger()
+    if len(case.losses):
+        debugger.known_losses = lambda: dict(enumerate(case.losses, 1))
+    for at in range(N):
+        for layer, norms in case.norms.items():
+            debugger.record_gradient_flow(layer, float(norms[at]), 0.0, 1.0, step=at + 1)
+    return debugger
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_the_gradient_debugger_says_what_the_doctor_says(name):
+    case = GRADIENTS[name]
+    doctor = judge_curves(replace(case.curves, parameters={}, finished=False))  # it never sees the weights
+    debugger = gradient_debugger(case)
+    analysis = debugger.analyze_gradient_flow()
+    assert [finding.to_json() for finding in analysis.findings] == [each.to_json() for each in doctor.findings]
+    beyond = False
+    for layer in analysis.layers:
+        said = {PROBLEMS.get(problem, problem) for problem in layer.problems}
+        expected = set(doctor.verdicts(layer.layer))
+        assert expected <= said, layer
+        alerts = " ".join(alert.message for alert in debugger.get_layer_alerts(layer.layer))
+        for word in said - expected:
+            beyond = beyond or word != "oscillating"
+            assert says_another_window(layer.words) or says_another_window(alerts), layer
+        if layer.health == "healthy":
+            assert not expected or doctor.health.word == "healthy"
+    if beyond:
+        assert analysis.overall_health != "healthy"
+    else:
+        assert analysis.overall_health == doctor.health.word
+    assert (analysis.overall_health == "critical") is (doctor.health.word == "critical")
+
+
+ALERTS = {
+    "nan": "non-finite",
+    "inf": "non-finite",
+    "vanishing_gradient": "vanishing",
+    "exploding_gradient": "exploding",
+    "extreme_value": "exploding",
+}
+
+
+@pytest.mark.parametrize("name", [name for name, case in GRADIENTS.items() if len(case.norms) == 1])
+def test_the_tensor_inspector_says_what_the_doctor_says_or_that_it_looks_at_one_step(name):
+    case = GRADIENTS[name]
+    weight = 1.0 if case.weights is None else case.weights  # it always sees the tensor
+    doctor = judge_curves(replace(case, weights=weight).curves)
+    inspector = TensorInspector()
+    for norm in case.norms[LAYER]:
+        number = inspector.inspect_tensor([weight], LAYER)
+        inspector.inspect_gradients(number, [float(norm)])
+    alerts = inspector.get_alerts()
+    said = {ALERTS[alert.kind] for alert in alerts}
+    assert set(doctor.verdicts()) <= said
+    for alert in alerts:
+        assert ALERTS[alert.kind] in doctor.verdicts() or says_another_window(alert.message), alert
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_the_tensor_inspector_says_of_outputs_what_the_doctor_says(name):
+    largest, expected = OUTPUTS[name]
+    inspector = TensorInspector()
+    for value in largest:
+        inspector.inspect_tensor([value, -value], "fc")
+    alerts = [alert for alert in inspector.get_alerts() if alert.kind in ALERTS]
+    assert {ALERTS[alert.kind] for alert in alerts} == ({expected} if expected else set())
+    assert all(says_another_window(alert.message) for alert in alerts)
+
+
+LOSS_ALERTS = {"nan_loss": "non-finite", "infinite_loss": "non-finite", "loss_spike": "unstable", "plateau": "stuck"}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_model_diagnostics_say_what_the_doctor_says_of_losses(name):
+    losses, _ = LOSSES[name]
+    doctor = judge_curves(Curves(losses=losses))
+    diagnostics = ModelDiagnostics()
+    for step, loss in enumerate(losses, 1):
+        diagnostics.record_performance(ModelPerformanceMetrics(training_step=step, loss=float(loss)))
+    assert [each.to_json() for each in diagnostics.judge()] == [each.to_json() for each in doctor.findings]
+    found = diagnostics.assess_health()
+    assert (found.status, found.score) == (doctor.health.word, doctor.health.score)
+    status = diagnostics.analyze_training_dynamics().convergence_status
+    if len(losses) > 1:
+        assert (status == "non-finite") is ("non-finite" in doctor.verdicts())
+    for alert in diagnostics.get_alerts():
+        word = LOSS_ALERTS.get(alert.kind, alert.kind)
+        assert word in doctor.verdicts() or says_another_window(alert.message), alert
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_model_diagnostics_say_what_the_doctor_says_of_units(name):
+    kind, share, expected = UNITS[name]
+    diagnostics = ModelDiagnostics()
+    ratios = {"dead_neurons_ratio": share} if kind == "dead" else {"saturated_neurons_ratio": share}
+    diagnostics.record_layer_stats(LayerActivationStats(layer_name="act", mean_activation=0.1, **ratios))
+    alerts = [alert.kind for alert in diagnostics.get_alerts()]
+    assert alerts == ([f"{expected}_neurons"] if expected else [])
+    assert (diagnostics.assess_health().status == "healthy") is (not expected)
+
+
+@pytest.mark.parametrize(("dead", "expected"), [(0, ()), (3, ()), (19, ("dead",))])
+def test_dead_units_that_are_handed_in_are_judged_by_the_doctor(dead, expected):
+    debugger = GradientDebugger()
+    rng = np.random.default_rng(0)
+    for step in range(1, 13):
+        active = rng.standard_normal((200, 20))
+        active[:, :dead] = -1.0
+        debugger.record_activations("act", active)
+        debugger.record_gradient_flow("act", 1.0, 0.0, 1.0, step=step)
+    assert debugger.judge().verdicts("act") == expected
+    assert words(debugger.analyze_gradient_flow().findings) == set(expected)
+
+
+# ---------------------------------------------------------------- sonde.pytorch_debugging
+
+
+def one_weight(weight: float) -> torch.nn.Linear:
+    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.fill_(weight)
+    return model
+
+
+@pytest.mark.parametrize("name", [name for name, case in GRADIENTS.items() if len(case.norms) == 1])
+def test_check_gradients_says_what_the_doctor_says_or_that_it_looks_at_one_step(tmp_path, name):
+    case = GRADIENTS[name]
+    weight = 1.0 if case.weights is None else case.weights
+    doctor = judge_curves(replace(case, weights=weight).curves)
+    model, debugger = one_weight(weight), PyTorchDebugger(enable_gradient_checking=True, log_dir=tmp_path)
+    said = set()
+    for norm in case.norms[LAYER]:
+        model.weight.grad = torch.full((1, 1), float(norm), dtype=torch.float64)
+        debugger.check_gradients(model)
+        report = debugger.last_gradients
+        if report.verdict != "usual":
+            said.add(report.verdict)
+            assert report.verdict in doctor.verdicts() or says_another_window(report.moment.words), report
+    debugger.close()
+    assert set(doctor.verdicts()) <= said
+    last = gradient_now(case.norms[LAYER][-1], case.norms[LAYER][:-1], weight=weight)
+    assert report.verdict == (last.verdict if last.is_wrong else "usual")
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_called_by_the_same_word_by_the_debugger_of_a_loop(tmp_path, name):
+    losses, expected = LOSSES[name]
+    debugger = PyTorchDebugger(debug_mode=True, log_dir=tmp_path)
+    for loss in losses:
+        debugger.debug_backward_pass(torch.tensor(float(loss), requires_grad=True))
+    debugger.close()
+    kinds = [event["event_type"] for event in debugger.debug_events if "loss" in event["event_type"]]
+    assert bool(kinds) is (expected == "non-finite")
+    assert all(kind in ("nan_loss_detected", "inf_loss_detected") for kind in kinds)

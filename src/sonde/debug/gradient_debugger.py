@@ -46,7 +46,15 @@ _KINDS: Final[dict[Problem, tuple[str, Severity]]] = {
     "vanishing": ("vanishing_gradient", "warning"),
     "oscillating": ("loss_oscillation", "warning"),
 }
-"""By problem: the kind of finding that the doctor has for it, and how grave it is while it lasts."""
+"""By problem: the kind of finding that the doctor has for it, and how grave the alert is when it begins."""
+_SEVERITIES: Final[dict[Problem, Severity]] = {
+    "nonfinite": "critical",
+    "no_gradient": "warning",
+    "exploding": "warning",
+    "vanishing": "warning",
+    "oscillating": "info",
+}
+"""By problem: how grave it is for the health, as the doctor's rules have it."""
 _ADVICE: Final[dict[Problem, str]] = {
     "nonfinite": "Find the first operation that is not finite (sonde.watch names it) before changing anything else.",
     "no_gradient": "Look for detach(), no_grad() or .data between these layers and the loss, or for frozen parameters.",
@@ -293,12 +301,9 @@ class GradientDebugger:
         )
 
     def _rate(self, layers: tuple[LayerHealth, ...], findings: tuple[Finding, ...]) -> Health:
-        rating = health(findings)
-        if any("nonfinite" in layer.problems for layer in layers) and rating.word != "critical":
-            return health([self._example("nonfinite"), *findings])
-        if rating.word == "healthy" and any(layer.problems for layer in layers):
-            return health([self._example("vanishing"), *findings])
-        return rating
+        known = {PROBLEMS.get(word) for finding in findings if (word := verdict_of(finding)) is not None}
+        now = {problem for layer in layers for problem in layer.problems} - known
+        return health([*findings, *(self._example(problem) for problem in sorted(now))])
 
     def quick_analysis(self) -> dict[str, Any]:
         """Return the health and the layers by problem."""
@@ -400,9 +405,8 @@ class GradientDebugger:
         return GradientAlert(make_finding(kind, severity, message, **about))
 
     def _example(self, problem: Problem) -> Finding:
-        """Return a finding as grave as a problem is while it lasts."""
-        kind, severity = _KINDS[problem]
-        return make_finding(kind, severity, problem, step=self.step)
+        """Return a finding as grave as a problem is for the health."""
+        return make_finding(_KINDS[problem][0], _SEVERITIES[problem], problem, step=self.step)
 
     def _health(self, layer: LayerGradients, judged: Judgement | None) -> LayerHealth:
         trend = trend_of(layer.dynamics())

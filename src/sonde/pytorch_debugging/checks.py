@@ -45,9 +45,8 @@ class GradientReport:
 
     @property
     def verdict(self) -> str:
-        """`exploding` (also for a norm that is not finite), `vanishing`, or `usual`."""
-        word = self.moment.verdict
-        return "exploding" if word == "non-finite" else word if word in ("exploding", "vanishing") else "usual"
+        """`non-finite`, `exploding`, `vanishing`, or `usual`."""
+        return self.moment.verdict if self.moment.is_wrong else "usual"
 
     @property
     def readings(self) -> dict[str, Reading]:
@@ -120,7 +119,7 @@ def check_gradients(
             violations.append((f"{kind}_gradient_detected", describe_nonfinite(kind, bad, "gradient")))
     if found.verdict != "usual":
         largest = f"; largest: {found.largest[0][0]}" if math.isfinite(norm) and found.largest else ""
-        exploding = found.verdict == "exploding"
+        exploding = found.verdict != "vanishing"  # a norm that is not finite counts too; its message says what it is
         debugger.gradient_explosions += exploding
         debugger.gradient_vanishing += not exploding
         words = moment.words[:1].upper() + moment.words[1:] + largest
