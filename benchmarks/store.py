@@ -26,7 +26,7 @@ from sonde.store.header import write_header
 from sonde.store.log import table
 from sonde.store.log.attempts import Attempt
 from sonde.store.log.retention import MAX_SEGMENT_BYTES
-from sonde.store.log.segment_writer import Origin, write_segment
+from sonde.store.log.segment_format import Origin, write_segment
 
 HEADER = RunHeader(schema_version=1, created=time.time(), sonde_version="benchmark", model={"name": "synthetic"})
 QUANTITIES = ("parameter", "gradient", "update", "output")

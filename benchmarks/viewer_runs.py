@@ -16,7 +16,7 @@ from sonde.store.header import write_header
 from sonde.store.log import table
 from sonde.store.log.attempts import Attempt
 from sonde.store.log.retention import MAX_SEGMENT_BYTES
-from sonde.store.log.segment_writer import Origin, write_segment
+from sonde.store.log.segment_format import Origin, write_segment
 
 ELEMENTS = 768 * 768
 ROW_BYTES = 108

@@ -14,11 +14,10 @@ from tests.store.making import make_block, make_sites, measured_runs, write_run
 
 from sonde.errors import RunDamaged
 from sonde.store import open_run, verify
-from sonde.store.log import codec, segment_writer, table
+from sonde.store.log import codec, segment_format, table
 from sonde.store.log.attempts import Attempt
 from sonde.store.log.segment import Maps, Segment
-from sonde.store.log.segment_checks import NUM_SLICES
-from sonde.store.log.segment_writer import Origin, write_segment
+from sonde.store.log.segment_format import NUM_SLICES, Origin, write_segment
 from sonde.store.sealed import ITEM_BYTES
 
 ORIGIN = Origin(sites=make_sites(5), attempts=[Attempt(0, None, 5.0)])
@@ -175,12 +174,12 @@ def rebuild(path, **changes):
     for name, change in changes.items():
         change(values[name])
     hostile = table.Table(**values, blocks=rows.blocks)
-    crcs = segment_writer.slice_crcs
-    segment_writer.slice_crcs = lambda _: np.zeros((NUM_SLICES, len(values["site"])), np.uint32)
+    crcs = segment_format.slice_crcs
+    segment_format.slice_crcs = lambda _: np.zeros((NUM_SLICES, len(values["site"])), np.uint32)
     try:
         write_segment(path, hostile, Origin(sites=make_sites(3), attempts=[Attempt(0, None, 0.0)]))
     finally:
-        segment_writer.slice_crcs = crcs
+        segment_format.slice_crcs = crcs
 
 
 def put(at, value):

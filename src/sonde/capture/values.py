@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sonde.store.pages import BatchValue, Datapoint, FromTorch, Unsupported
 from sonde.store.pages import dtypes as numpy_types
-from sonde.store.pages.nodes import MAX_DEPTH, TORCH
+from sonde.store.pages.dtypes import TORCH
+from sonde.store.pages.nodes import MAX_DEPTH
 
 _MAX_DENSE_BYTES: Final = 1 << 30
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 
@@ -14,10 +15,15 @@ from sonde.store import framing, header, layout, lease
 from sonde.store.log import attempts, codec, journal, sites
 from sonde.store.log.codec import Kind
 from sonde.store.log.segment import Maps, Segment
-from sonde.store.log.segment_checks import slice_crcs
+from sonde.store.log.segment_format import slice_crcs
+from sonde.store.pages import names, open_page, record
+from sonde.store.pages.page import read_content
+from sonde.store.pages.record import Entry
+from sonde.store.pages.record import Kind as PageKind
 from sonde.store.timeline import EventFile, FindingFile
 
 _MAX_LOOKS: Final = 20
+_PIECE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,35 +89,83 @@ def verify(path: str | Path) -> Report:
     except RunDamaged as error:
         report.problems.append(_problem(report.path / layout.HEADER, error))
     for rank in layout.ranks(report.path):
-        report.add(_look_at(layout.rank_folder(report.path, rank)))
+        report.add(_check_steadily(layout.rank_folder(report.path, rank), _check_telemetry))
     for rank in {0, *layout.ranks(report.path)}:
         _check_lines(report, EventFile(layout.events_file(report.path, rank)))
         _check_lines(report, FindingFile(layout.findings_file(report.path, rank)))
-    # Imported here: pages report what they find in the terms of this module.
-    from sonde.store.pages.check import verify_run_pages
-
-    report.add(verify_run_pages(report.path))
+    for folder in names.page_folders(report.path):
+        report.add(verify_pages(folder))
     return report
 
 
-def _problem(file: Path, error: Exception, offset: int | None = None) -> Problem:
-    what = str(error).removeprefix(f"{file}: ").removeprefix(f"{file} ")
-    return Problem(file, what, offset)
+def verify_pages(folder: str | Path) -> Report:
+    """Check all checksums of the pages in a folder, and that pages, headers and indexes agree."""
+    report = Report(Path(folder))
+    for each in names.rank_folders(report.path):
+        report.add(_check_steadily(each, _check_pages))
+    return report
 
 
-def _look_at(folder: Path) -> Report:
-    """Check a folder, and once more from the start when a live writer renamed something under way."""
+def _check_steadily(folder: Path, check: Callable[[Report], None]) -> Report:
+    """Check a folder, and once more from the start when a live writer renamed something meanwhile."""
     for _ in range(_MAX_LOOKS):
         report = Report(folder)
         try:
-            _check_folder(report, folder)
+            check(report)
         except FileNotFoundError:
             continue
         return report
     raise RunDamaged(f"{folder} keeps changing: its files vanish as they are read.")
 
 
-def _check_folder(report: Report, folder: Path) -> None:
+def _problem(file: Path, error: Exception, offset: int | None = None) -> Problem:
+    what = str(error)
+    for prefix in (f"{file} at byte {offset}: ", f"{file}: ", f"{file} "):
+        what = what.removeprefix(prefix)
+    return Problem(file, what, offset)
+
+
+def _check_records(report: Report, path: Path, take: Callable[[framing.Record, str], None]) -> int:
+    """Check the records of a journal or an index; return where the last whole one ends."""
+    end = 0
+    expected: int | None = 0
+    with path.open("rb") as file:
+        for item in framing.follow(file, 0):
+            end = item.end
+            if isinstance(item, framing.Gap):
+                report.problems.append(Problem(path, f"{item.end - item.offset} bytes are damaged", item.offset))
+                expected = None  # what is missing cannot be counted
+                continue
+            if expected not in (None, item.sequence):
+                report.problems.append(Problem(path, f"record {item.sequence} where {expected} should be", item.offset))
+            expected = item.sequence + 1
+            try:
+                take(item, f"{path} at byte {item.offset}")
+            except (RunDamaged, codec.BadPayload) as error:
+                report.problems.append(_problem(path, error, item.offset))
+        size = file.seek(0, 2)
+    if end < size:
+        report.torn_tails.append(Problem(path, f"{size - end} bytes after the last whole record", end))
+    return end
+
+
+def _check_lines(report: Report, file: EventFile | FindingFile) -> None:
+    path = file.path
+    if not path.exists():
+        return
+    report.num_files += 1
+    file.refresh()
+    report.problems.extend(_problem(path, RunDamaged(what), offset) for offset, what in file.bad_lines)
+    size = path.stat().st_size
+    if file.end < size:
+        report.torn_tails.append(Problem(path, f"{size - file.end} bytes after the last whole line", file.end))
+
+
+# ---------------------------------------------------------------------- telemetry
+
+
+def _check_telemetry(report: Report) -> None:
+    folder = report.path
     listing = layout.list_folder(folder)
     for _ in range(_MAX_LOOKS):  # a rename while the folder is listed can hide a file for once
         if not listing.missing:
@@ -126,7 +180,8 @@ def _check_folder(report: Report, folder: Path) -> None:
     for _, _, name in listing.segments:
         _check_segment(report, folder / name)
     for _, name in listing.journals:
-        _check_journal(report, folder / name)
+        report.num_files += 1
+        _check_records(report, folder / name, _JournalCheck(report, folder / name).take)
 
 
 def _check_segment(report: Report, path: Path) -> None:
@@ -158,44 +213,17 @@ def _unknown(path: Path, used: Iterable[int], known: set[int], offset: int | Non
     return [Problem(path, f"readings of {len(missing)} sites that are not described, such as {missing[0]}", offset)]
 
 
-def _check_journal(report: Report, path: Path) -> None:
-    report.num_files += 1
-    check = _JournalCheck(report, path)
-    end = 0
-    with path.open("rb") as file:
-        for item in framing.follow(file, 0):
-            end = item.end
-            if isinstance(item, framing.Gap):
-                report.problems.append(Problem(path, f"{item.end - item.offset} bytes are damaged", item.offset))
-                check.expected = None
-            else:
-                check.take(item)
-        size = file.seek(0, 2)
-    if end < size:
-        report.torn_tails.append(Problem(path, f"{size - end} bytes after the last whole record", end))
-
-
 class _JournalCheck:
+    """Checks that the records of a journal make sense, and that all its sites are described."""
+
     def __init__(self, report: Report, path: Path) -> None:
         self._report = report
         self._path = path
         self._known: set[int] = set()
-        self.expected: int | None = 0
 
-    def take(self, record: framing.Record) -> None:
-        if self.expected not in (None, record.sequence):
-            what = f"record {record.sequence} where {self.expected} should be"
-            self._report.problems.append(Problem(self._path, what, record.offset))
-        self.expected = record.sequence + 1
+    def take(self, record: framing.Record, where: str) -> None:
         if not journal.is_known(record):
             return
-        try:
-            self._check(record)
-        except (RunDamaged, codec.BadPayload) as error:
-            self._report.problems.append(_problem(self._path, error, record.offset))
-
-    def _check(self, record: framing.Record) -> None:
-        where = f"{self._path} at byte {record.offset}"
         if record.kind == Kind.SITES:
             self._known.update(site.id for site in sites.parse(record.payload, where))
         elif record.kind == Kind.START:
@@ -207,13 +235,107 @@ class _JournalCheck:
             self._report.problems.extend(_unknown(self._path, used, self._known, record.offset))
 
 
-def _check_lines(report: Report, file: EventFile | FindingFile) -> None:
-    path = file.path
-    if not path.exists():
-        return
-    report.num_files += 1
-    file.refresh()
-    report.problems.extend(_problem(path, RunDamaged(what), offset) for offset, what in file.bad_lines)
-    size = path.stat().st_size
-    if file.end < size:
-        report.torn_tails.append(Problem(path, f"{size - file.end} bytes after the last whole line", file.end))
+# ---------------------------------------------------------------------- captures
+
+
+def _check_pages(report: Report) -> None:
+    folder = report.path
+    pages = names.list_pages(folder)
+    missing = sorted(set(range(pages[-1].number if pages else 0)) - {page.number for page in pages})
+    report.problems += [Problem(names.page_file(folder, each, names.SEALED), "is missing") for each in missing]
+    for page in pages:
+        _check_page(report, folder, page)
+
+
+def _check_page(report: Report, folder: Path, page: names.Page) -> None:
+    report.num_files += len(page.suffixes)
+    entries: list[Entry] | None = None
+    if page.records is None:
+        report.problems.append(Problem(names.page_file(folder, page.number, names.INDEX), "is missing"))
+    else:
+        entries = _check_index(report, names.page_file(folder, page.number, page.records), is_sealed=page.is_sealed)
+    if page.is_sealed:
+        _check_sealed(report, names.page_file(folder, page.number, names.SEALED), entries)
+    elif names.OPEN in page.suffixes:
+        path = names.page_file(folder, page.number, names.OPEN)
+        with path.open("rb") as file:
+            _check_tensors(report, file, entries or [])
+    elif entries:
+        report.problems.append(Problem(names.page_file(folder, page.number, names.SEALED), "is missing"))
+
+
+def _check_sealed(report: Report, path: Path, indexed: list[Entry] | None) -> None:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            entries, start = open_page.read_header(path, file)
+        except RunDamaged as error:
+            report.problems.append(_problem(path, error))
+            # The index tells where the tensors are, all the same.
+            _check_tensors(report, file, indexed or [])
+            return
+        _check_tensors(report, file, entries)
+        _check_padding(report, file, entries, start, size)
+    if indexed is not None and [_identity(each) for each in entries] != [_identity(each) for each in indexed]:
+        report.problems.append(Problem(path, "its header and its index tell of different datapoints"))
+
+
+def _identity(entry: Entry) -> tuple[object, ...]:
+    return (entry.datapoint, entry.time, entry.outputs, entry.info, [(each.name, each.crc) for each in entry.places])
+
+
+def _check_tensors(report: Report, file: BinaryIO, entries: list[Entry]) -> None:
+    for place in (place for entry in entries for place in entry.places):
+        try:
+            read_content(file, place)
+        except RunDamaged as error:
+            report.problems.append(_problem(Path(file.name), error, place.start))
+
+
+def _check_padding(report: Report, file: BinaryIO, entries: list[Entry], start: int, size: int) -> None:
+    at = start
+    for place in [*sorted((each for entry in entries for each in entry.places), key=lambda each: each.start), None]:
+        end = place.start if place is not None else size
+        if at < end and not _is_zero(file, at, end):
+            report.problems.append(Problem(Path(file.name), f"{end - at} bytes between tensors are not zero", at))
+        at = max(at, place.end) if place is not None else end
+
+
+def _is_zero(file: BinaryIO, start: int, end: int) -> bool:
+    file.seek(start)
+    return not any(any(file.read(min(_PIECE, end - at))) for at in range(start, end, _PIECE))
+
+
+def _check_index(report: Report, path: Path, *, is_sealed: bool) -> list[Entry] | None:
+    """Check the records of a page; return its datapoints, or None if some of them could not be read."""
+    before = len(report.problems)
+    check = _IndexCheck(report)
+    end = _check_records(report, path, check.take)
+    if is_sealed and not check.has_ended:
+        report.problems.append(Problem(path, "its last record is missing", end))
+    return check.entries if len(report.problems) == before else None
+
+
+class _IndexCheck:
+    """Checks that the records of a page make sense, and that the last one lists the others."""
+
+    def __init__(self, report: Report) -> None:
+        self.entries: list[Entry] = []
+        self.has_ended = False
+        self._report = report
+        self._table: list[tuple[object, int]] = []
+
+    def take(self, item: framing.Record, where: str) -> None:
+        if item.kind == PageKind.PAGE:
+            record.read_start(item.payload, where)
+        elif item.kind == PageKind.DATAPOINT:
+            entry = record.decode(item.payload, where)
+            if record.read_key(item, where) != entry.datapoint:
+                raise RunDamaged(f"{where}: a record of two datapoints.")
+            self.entries.append(entry)
+            self._table.append((entry.datapoint, item.offset))
+            self._report.num_captures += 1
+        elif item.kind == PageKind.END:
+            self.has_ended = True
+            if record.read_end(item.payload, where) != self._table:
+                raise RunDamaged(f"{where}: a table of other datapoints than those before it.")

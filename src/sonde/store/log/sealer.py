@@ -18,7 +18,7 @@ from sonde.store.log import attempts, retention, table
 from sonde.store.log.journal import JournalSource
 from sonde.store.log.retention import MAX_SEGMENT_BYTES, Entry, plan_windows, to_compact, to_join, to_thin
 from sonde.store.log.segment import Maps, Segment
-from sonde.store.log.segment_writer import Origin, write_segment
+from sonde.store.log.segment_format import Origin, write_segment
 from sonde.store.log.table import Table
 
 _MAX_KNOWN_SITES: Final = 8  # parsed lists of sites that are kept; most segments have the same

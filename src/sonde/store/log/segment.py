@@ -21,8 +21,10 @@ from sonde.errors import RunDamaged
 from sonde.records import Site
 from sonde.store.log import attempts, sites
 from sonde.store.log.attempts import Attempt
-from sonde.store.log.segment_checks import (
+from sonde.store.log.segment_format import (
     BLOCK_COLUMNS,
+    DTYPES,
+    FORMAT,
     GROWING,
     HIST,
     HIST_CUT,
@@ -39,7 +41,6 @@ from sonde.store.log.segment_checks import (
     inconsistencies,
     piece_crcs,
 )
-from sonde.store.log.segment_writer import DTYPES, FORMAT
 from sonde.store.log.table import Blocks, Table
 from sonde.store.sealed import SealedFile, bad_checksum, raw, read_tensor
 from sonde.strict_json import Natural

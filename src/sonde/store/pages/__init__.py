@@ -1,11 +1,11 @@
 """Captured tensors on disk: pages that are plain safetensors files, written datapoint by datapoint."""
 
-from sonde.store.pages.check import verify_pages
 from sonde.store.pages.nodes import BatchValue, FromTorch, Unsupported
 from sonde.store.pages.preview import Preview
 from sonde.store.pages.reader import DebugOutputs, load_debug_outputs
 from sonde.store.pages.record import Datapoint
 from sonde.store.pages.writer import PageWriter
+from sonde.store.verify import verify_pages
 
 __all__ = [
     "BatchValue",

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.errors import MissingExtra, RunDamaged
-from sonde.store.pages.nodes import TORCH
 
 
 def to_torch(array: NDArray[Any], dtype: str) -> Any:
@@ -38,6 +37,9 @@ def to_torch(array: NDArray[Any], dtype: str) -> Any:
 
 
 Dtype = np.dtype[Any]
+
+TORCH: Final = "torch."
+"""The origin of what was a tensor begins so; its type follows."""
 
 # What every release of safetensors since 0.4.5 reads. Other types are stored as their bytes.
 _KNOWN: Final = {

@@ -114,7 +114,6 @@ PLAIN: Final = ""
 BYTES: Final = "python.bytes"
 TEXT: Final = "python.str"
 LIST: Final = "python.list"
-TORCH: Final = "torch."
 
 
 class BadNode(Exception):

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, cast
-
-import msgspec
+from typing import Any, BinaryIO, Final, cast
 
 from sonde import strict_json
 from sonde.errors import RunDamaged
 from sonde.replacing import sync_folder
-from sonde.store import framing
+from sonde.store import framing, sealed
 from sonde.store.lines import Appender
 from sonde.store.pages import dtypes, names, record
-from sonde.store.pages.header import Header, Item, make_item
-from sonde.store.pages.record import ALIGN, FORMAT, Datapoint, Draft, Entry, Kind
+from sonde.store.pages.record import ALIGN, FORMAT, Datapoint, Draft, Entry, Kind, parse
+from sonde.store.sealed import Extent, SealedFile
 
 MAX_TENSORS: Final = 10_000  # of one page: a header is parsed whole
 _WRITE_BYTES: Final = 1 << 30  # the most that one call of the system takes
@@ -188,28 +188,6 @@ def give_names(folder: Path, number: int, *, sync: bool) -> None:
         sync_folder(folder)
 
 
-class _Start(msgspec.Struct):
-    """The first record of a page's journal."""
-
-    format: str
-    schema_version: Any
-    reserved: Annotated[int, msgspec.Meta(ge=8, le=8 + FORMAT.max_header_bytes)]
-
-
-def read_start(payload: memoryview, where: str) -> int:
-    """Read the first record of a page's journal and return where tensors begin.
-
-    Raises:
-        RunDamaged: It makes no sense.
-
-    """
-    start = strict_json.decode(payload, _Start, where, f"the start of a {FORMAT.what}")
-    if start.format != FORMAT.name:
-        raise RunDamaged(f"{where} is not a {FORMAT.what}.")
-    FORMAT.check_version(start.schema_version, where)
-    return start.reserved
-
-
 def repair(folder: Path, page: names.Page, *, rank: int, sync: bool) -> bool:
     """Finish a page that a writer left behind; False if it held nothing and is gone.
 
@@ -303,9 +281,85 @@ def read_journal(path: Path) -> tuple[list[tuple[int, Entry]], int, int]:
                 break
             end = item.end
             if item.kind == Kind.PAGE:
-                reserved = read_start(item.payload, where)
+                reserved = record.read_start(item.payload, where)
             elif item.kind == Kind.DATAPOINT:
                 entries.append((item.offset, record.decode(item.payload, where)))
     if entries and not reserved:
         raise RunDamaged(f"{path} does not begin like the journal of a page.")
     return entries, reserved, end
+
+
+class Header:
+    """A header that grows with its page. It knows its length before it is written."""
+
+    def __init__(self, rank: int) -> None:
+        told = {"format": FORMAT.name, "schema_version": str(FORMAT.version), "rank": str(rank)}
+        self._head = sealed.open_metadata(told) + b',"datapoints":"['
+        self._datapoints: list[bytes] = []
+        self._tensors: list[bytes] = []
+        self.num_tensors = 0
+        self.size = 8 + len(self._head) + len(b']"') + len(b"}}")
+
+    def add(self, item: Item) -> None:
+        """Take in a datapoint."""
+        self.size += item.size
+        self.num_tensors += item.num_tensors
+        self._datapoints.append(item.datapoint)
+        self._tensors.append(item.tensors)
+
+    def render(self, reserved: int) -> bytes:
+        """Return the first `reserved` bytes of the page."""
+        metadata = b"".join([self._head, b",".join(self._datapoints), b']"'])
+        return sealed.render(metadata, self._tensors, reserved)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What the header says about one datapoint."""
+
+    datapoint: bytes
+    tensors: bytes
+    num_tensors: int
+
+    @property
+    def size(self) -> int:
+        """How much it takes in a header, with the comma before it."""
+        return len(self.datapoint) + len(self.tensors) + 1
+
+
+def make_item(text: str, tensors: list[tuple[str, str, tuple[int, ...], int, int]]) -> Item:
+    """Describe a datapoint.
+
+    Args:
+        text: Its JSON, which becomes a part of a string in the header.
+        tensors: Name, type, shape, and where the bytes begin and end, counted from the end of the header.
+
+    """
+    entries = [sealed.entry(*tensor) for tensor in tensors]
+    return Item(json.dumps(text)[1:-1].encode(), b"".join(entries), len(tensors))
+
+
+def read_header(path: Path, file: BinaryIO) -> tuple[list[Entry], int]:
+    """Read a page's header.
+
+    Returns:
+        Its datapoints, and where its tensors begin.
+
+    Raises:
+        RunDamaged: It is not what was written.
+
+    """
+    page = SealedFile.read(path, file, FORMAT)
+    text = page.metadata.get("datapoints", "").encode("utf-8", "surrogatepass")
+    listed = strict_json.decode(text, list[Any], f"{path}: its datapoints", "a list")
+    entries = [parse(plain, "", f"{path}: datapoint {at}") for at, plain in enumerate(listed)]
+    _compare(path, entries, page)
+    return entries, page.start
+
+
+def _compare(path: Path, entries: list[Entry], page: SealedFile) -> None:
+    """Raise RunDamaged unless the header tells other programs what it tells us."""
+    for place in (place for entry in entries for place in entry.places):
+        dtype, shape = dtypes.to_safetensors(place.dtype, place.shape)
+        if page.tensors.get(place.name) != Extent(dtype, shape, place.start, place.end):
+            raise RunDamaged(f"{path}: it describes the tensor {place.name!r:.80} in two ways.")

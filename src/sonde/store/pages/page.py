@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from sonde.errors import RunDamaged
 from sonde.store import framing, sealed
 from sonde.store.framing import HEADER
-from sonde.store.pages import header, names, nodes, preview, record
-from sonde.store.pages.open_page import read_start
+from sonde.store.pages import dtypes, names, nodes, preview, record
+from sonde.store.pages.open_page import read_header
 from sonde.store.pages.record import Datapoint, Entry, Kind, Place
 
 _MAX_LOOKS: Final = 5
@@ -63,7 +63,7 @@ class Page:
                 damaged = True
                 self.problems.append(f"{where}: {item.end - item.offset} bytes are damaged.")
             elif item.kind == Kind.PAGE:
-                read_start(item.payload, where)
+                record.read_start(item.payload, where)
             elif item.kind == Kind.DATAPOINT:
                 yield record.read_key(item, where), item.offset
             elif item.kind == Kind.END:
@@ -73,7 +73,7 @@ class Page:
         """Return the datapoints that the page itself lists: its index was lost or cut, and it can do without."""
         path = names.page_file(self.folder, self.number, names.SEALED)
         with path.open("rb") as file:
-            entries, _ = header.read(path, file)
+            entries, _ = read_header(path, file)
         self.is_whole = True
         return entries
 
@@ -144,7 +144,7 @@ class Page:
             return array.tobytes()
         if place.origin == nodes.TEXT:
             return array.tobytes().decode("utf-8", "surrogatepass")
-        if place.origin.startswith(nodes.TORCH) and restore is not None:
+        if place.origin.startswith(dtypes.TORCH) and restore is not None:
             return restore(array, place.origin)
         return array
 

@@ -189,6 +189,28 @@ def encode_page(described: dict[str, Any]) -> bytes:
     return framing.encode_json(Kind.PAGE, 0, described)
 
 
+class _Start(msgspec.Struct):
+    """The first record of a page's journal."""
+
+    format: str
+    schema_version: Any
+    reserved: Annotated[int, msgspec.Meta(ge=8, le=8 + FORMAT.max_header_bytes)]
+
+
+def read_start(payload: memoryview, where: str) -> int:
+    """Read the first record of a page's journal and return where tensors begin.
+
+    Raises:
+        RunDamaged: It makes no sense.
+
+    """
+    start = strict_json.decode(payload, _Start, where, f"the start of a {FORMAT.what}")
+    if start.format != FORMAT.name:
+        raise RunDamaged(f"{where} is not a {FORMAT.what}.")
+    FORMAT.check_version(start.schema_version, where)
+    return start.reserved
+
+
 def encode_end(sequence: int, table: list[tuple[Datapoint, int]], offset: int) -> bytes:
     """Return the last record of a journal: where the record of each datapoint begins, and at the very end its own."""
     text = strict_json.dumps(table)
