@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 
 import pytest
 import torch
@@ -173,6 +174,20 @@ def test_debugging_is_really_on(make, tmp_path):
     assert optimizer.debugger.gradient_norms
     assert not torch.is_anomaly_enabled()
     assert list((tmp_path / "logs" / "exp_debug").glob("debug_report_*.json"))
+
+
+def test_the_debug_report_of_a_training_has_the_findings_of_its_run(make, tmp_path):
+    net = model()
+    with torch.no_grad():
+        net[0].weight[0, 0] = float("nan")
+    optimizer = make(net, debug_mode=True, max_epochs=1, log_level="CRITICAL")
+    found = optimizer.train()["findings"]
+    (path,) = (tmp_path / "logs" / "exp_debug").glob("debug_report_*.json")
+    report = json.loads(path.read_text())
+    assert found
+    assert [each["kind"] for each in report["findings"]] == [each["kind"] for each in found]
+    messages = [event["message"] for event in report["debug_events"] if event["event_type"] == "nan_gradient_detected"]
+    assert messages[0].startswith("Step 1: NaN in")
 
 
 def test_training_is_the_same_with_debugging_on(make):

@@ -176,10 +176,16 @@ class PyTorchDebugger:
             The norm; NaN or infinite if a gradient is. None if gradient checking is off, 0.0 if there are no gradients.
 
         """
+        _check_threshold(gradient_threshold)
+        return self._check_gradients(model, gradient_threshold)
+
+    def _check_gradients(
+        self, model: nn.Module, threshold: float | None = None, step: int | None = None
+    ) -> float | None:
+        """Check all gradients; with `step`, as an automatic check of that step."""
         if not self.enable_gradient_checking:
             return None
         self._remember(model)
-        _check_threshold(gradient_threshold)
         found = gradients(model)
         if not found:
             self._log_debug_event(
@@ -196,7 +202,7 @@ class PyTorchDebugger:
             self._weight_norm = total_norm(readings_of_weights.values())
         self._mark("gradient")
         self._notes.readings("gradient", readings)
-        norm = checks.check_gradients(self, _rows(readings), gradient_threshold)
+        norm = checks.check_gradients(self, _rows(readings), threshold, step=step)
         self._notes.log(gradient_norm=norm)
         return norm
 

@@ -1,4 +1,4 @@
-"""The training optimizer: a face over `sonde.training` that logs, debugs, stops early, checkpoints and resumes."""
+"""The training optimizer: `sonde.training` with logging, debugging, early stopping, checkpoints and resuming."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INTERRUPTED: Final = "checkpoint_interrupted.pt"
 
 
 class _Trainer(SupervisedTrainer):
-    """The trainer, which keeps its state when it is stopped in the middle of an epoch."""
+    """A trainer that saves its state when it is stopped in the middle of an epoch."""
 
     def _run_epochs(self) -> None:
         super()._run_epochs()
@@ -33,23 +33,23 @@ class _Trainer(SupervisedTrainer):
 
 
 class EnhancedTrainingOptimizer:
-    """Trains a model on a loader.
+    """Trains a model on the batches of a loader.
 
-    The run (statistics of every tensor, findings, checkpoints) lies in `checkpoint_dir/experiment_name` and opens with
-    `sonde.open_run`; the logs lie in `log_dir`.
+    The run (statistics of every tensor, findings, checkpoints) is in `checkpoint_dir/experiment_name` and opens with
+    `sonde.open_run`; the logs are in `log_dir`.
 
     Args:
         model: The model.
-        train_loader: Gives `(inputs, targets)`, or dicts with `inputs` and `labels`.
+        train_loader: Yields `(inputs, targets)`, or dicts with `inputs` and `labels`.
         val_loader: The same for validation; without one there is no early stopping.
-        experiment_name: What the run and its logs are called; the time of the start by default, on which the
-            ranks of a distributed training agree.
-        log_dir: Where the logs go.
-        log_level: What the text log shows.
-        device: `"auto"` takes CUDA if there is one.
-        debug_mode: Checks gradients at every step and parameters after every epoch.
-        enable_pytorch_debugging: Keeps a `PyTorchDebugger` at work: its events and its report are in `log_dir`.
-        enable_profiling: Profiles the first steps; the trace is in `log_dir`.
+        experiment_name: The name of the run and its logs; by default the time of the start, on which the ranks of a
+            distributed training agree.
+        log_dir: The folder for the logs.
+        log_level: The lowest level in the text log.
+        device: `"auto"` uses CUDA if there is a device.
+        debug_mode: Whether to check gradients at every step and parameters after every epoch.
+        enable_pytorch_debugging: Whether to use a `PyTorchDebugger`, whose events and report are in `log_dir`.
+        enable_profiling: Whether to profile the first steps; the trace is in `log_dir`.
         kwargs: See `TrainingOptions`.
 
     Example:
@@ -80,7 +80,7 @@ class EnhancedTrainingOptimizer:
         self.experiment_name = checked_name(experiment_name) or _choose_name(Path(self.options.checkpoint_dir))
         self.work_dir = Path(self.options.checkpoint_dir) / self.experiment_name
         self.debug_mode = debug_mode
-        # Before any file is opened: an option that means nothing must leave nothing behind.
+        # Before any file is opened: an invalid option must leave no file behind.
         config = self.options.trainer_config(model, train_loader, val_loader, self.work_dir)
         self.trainer = _Trainer(config, None if device == "auto" else device)
         self.logger = TrainingLogger(log_dir, self.experiment_name, log_level, clock=clock)
@@ -104,15 +104,15 @@ class EnhancedTrainingOptimizer:
     # ------------------------------------------------------------------ training
 
     def train(self, resume_from: str | os.PathLike[str] | bool | None = None) -> TrainingResults | PendingTraining:
-        """Train, and return what it came to.
+        """Train and return the results.
 
-        Where an event loop runs in this thread, nothing happens until the result is awaited; the training then has a
-        thread of its own, and cancelling the task stops it after the present step, with its state saved. Anywhere else
-        the call blocks, and its result can be awaited all the same.
+        If an event loop runs in this thread, the training starts when the result is awaited, in its own thread;
+        cancelling the task stops it after the current step and saves its state. Otherwise the call blocks, and its
+        result can be awaited too.
 
         Args:
-            resume_from: True, the run's folder or a checkpoint in it goes on with that run. A checkpoint from elsewhere
-                gives its weights to the model, and the training begins with them.
+            resume_from: True, the run's folder or a checkpoint in it resumes that run. The weights of any other
+                checkpoint are loaded into the model, and a new training starts with them.
 
         """
         return begin(lambda: self.run(resume_from), lambda: self.trainer.stop("cancelled"))
@@ -127,11 +127,12 @@ class EnhancedTrainingOptimizer:
             if self.trainer.stop_reason is not None:
                 self.logger.log_early_stopping(self.trainer.stop_reason, self.trainer.cum_epochs)
         if self.debugger is not None:
+            self.debugger._notes.take_findings(self.trainer.session.findings)
             self.debugger.save_debug_report()
         return self.results
 
     def get_training_summary(self) -> dict[str, Any]:
-        """Return the state of the training: its options, how far it is, its best epoch, what was found wrong."""
+        """Return the state of the training: options, progress, best epoch and findings."""
         trainer = self.trainer
         best = trainer.best
         return {
@@ -152,23 +153,23 @@ class EnhancedTrainingOptimizer:
         }
 
     def create_training_visualizations(self) -> Path | None:
-        """Draw the training's curves into an HTML page; return its path."""
+        """Plot the training's curves into an HTML page; return its path."""
         return self.logger.create_training_visualizations()
 
     def cleanup(self) -> None:
-        """Close the debugger and the logs. Cleaning up twice is fine."""
+        """Close the debugger and the logs. It can be called twice."""
         if self.debugger is not None:
             self.debugger.close()
         self.logger.close()
 
-    # ------------------------------------------------------------------ how
+    # ------------------------------------------------------------------ inside
 
     def _prepare(self, resume_from: str | os.PathLike[str] | bool | None) -> bool:
-        """Return whether to go on with the run in the work_dir; load weights that come from elsewhere."""
-        # Further ranks leave this to the first, which may have begun its run already.
+        """Return whether to resume the run in the work_dir; load weights from elsewhere."""
+        # Only the first rank checks: it may have started its run before the others get here.
         if not resume_from and self.logger.rank == 0 and (self.work_dir / "run.json").exists():
             raise RunExists(
-                f"{self.work_dir} holds the run of an earlier training. Go on with it by train(resume_from=True), or "
+                f"{self.work_dir} holds the run of an earlier training. Resume it with train(resume_from=True), or "
                 "choose another experiment_name."
             )
         if resume_from is None or isinstance(resume_from, bool):
@@ -186,7 +187,7 @@ class EnhancedTrainingOptimizer:
 
     @contextlib.contextmanager
     def _debugging(self) -> Iterator[None]:
-        """Enter what the debugger's flags name."""
+        """Enter the scopes that the debugger's flags turn on."""
         with contextlib.ExitStack() as stack:
             if self.debugger is not None:
                 if self.debugger.enable_anomaly_detection:
@@ -215,7 +216,7 @@ class EnhancedTrainingOptimizer:
             self._log_loss()
 
     def _log_loss(self) -> None:
-        """Log the loss of the last step, once. Of an epoch shorter than the interval this is all there is."""
+        """Log the loss of the last step, once. In an epoch shorter than the interval it is the only one."""
         if self._unlogged is not None:
             (epoch, step, loss), self._unlogged = self._unlogged, None
             rate = float(self.trainer.optimizer.param_groups[0]["lr"])
@@ -223,9 +224,8 @@ class EnhancedTrainingOptimizer:
 
     def _check_gradients(self, glimpse: Glimpse) -> None:
         assert self.debugger is not None
-        # Held against the run's own history: a fixed bound would cry wolf on most healthy models.
-        norm = self.debugger.check_gradients(self.model, gradient_threshold=None)
-        step = glimpse.step + 1  # the one under way, under which its loss will be logged as well
+        step = glimpse.step + 1  # the current one, under which its loss will be logged as well
+        norm = self.debugger._check_gradients(self.model, step=step)
         if norm is not None and step % self.options.log_interval == 0:
             self.logger.log_metrics({"gradient_norm": norm}, step=step, epoch=glimpse.epoch)
 
@@ -280,7 +280,7 @@ def _check_parts(model: Any, loader: Any) -> None:
 def create_enhanced_training_optimizer(
     model: nn.Module, train_loader: Any, val_loader: Any = None, **kwargs: Any
 ) -> EnhancedTrainingOptimizer:
-    """Make a training optimizer; see `EnhancedTrainingOptimizer` for what it takes."""
+    """Return a training optimizer; see `EnhancedTrainingOptimizer` for its arguments."""
     return EnhancedTrainingOptimizer(model, train_loader, val_loader, **kwargs)
 
 
@@ -291,7 +291,7 @@ async def train_model_with_logging(
     resume_from: str | os.PathLike[str] | bool | None = None,
     **kwargs: Any,
 ) -> TrainingResults:
-    """Train a model and return what it came to; the logs are closed and the curves drawn where plotly is installed."""
+    """Train a model, close the logs and return the results."""
     optimizer = create_enhanced_training_optimizer(model, train_loader, val_loader, **kwargs)
     try:
         return await optimizer.train(resume_from)
@@ -300,7 +300,7 @@ async def train_model_with_logging(
 
 
 def _choose_name(folder: Path) -> str:
-    """Return a name that no run in the folder has: the time. The ranks of a training agree on one."""
+    """Return a name that no run in the folder has: the time. The ranks of a training agree on it."""
     if num_ranks() == 1:
         return _free_name(folder)
     if not is_connected():

@@ -1,4 +1,4 @@
-"""Forward and backward passes with a close look; what they compute is what the plain calls compute."""
+"""Forward and backward passes that are recorded in detail; they compute what the plain calls compute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def forward(debugger: PyTorchDebugger, model: nn.Module, inputs: Any, *, layer_hooks: bool) -> Any:
-    """Run `model(inputs)` and note every layer's call."""
+    """Run `model(inputs)` and record every layer's call."""
     table: CallTable | None = None
     debugger.last_forward = {}
     begin = time.perf_counter()
@@ -52,7 +52,7 @@ def forward(debugger: PyTorchDebugger, model: nn.Module, inputs: Any, *, layer_h
 
 
 def backward(debugger: PyTorchDebugger, loss: Tensor, *, retain_graph: bool, names: dict[int, str]) -> None:
-    """Run `loss.backward()` and note the loss, the time and every parameter's gradient."""
+    """Run `loss.backward()` and record the time and every parameter's gradient."""
     value = loss.detach().item() if loss.numel() == 1 else None
     leaves = list(_leaves(loss))
     begin = time.perf_counter()
@@ -108,7 +108,7 @@ def _shape(value: Any) -> Any:
 
 
 def _wait_for(model: nn.Module) -> None:
-    """Wait until a CUDA device has done its part, so that the time is that of the pass."""
+    """Wait for a CUDA device, so that the measured time is that of the pass."""
     parameter = next(model.parameters(), None)
     if parameter is not None and parameter.device.type == "cuda":
         torch.cuda.synchronize(parameter.device)
@@ -118,12 +118,12 @@ def _wait_for(model: nn.Module) -> None:
 
 
 def _key(call: Call) -> str:
-    """Return the name of a call: that of its module, with a number from the second call on."""
+    """Return the name of a call: its module's, with a number from the second call on."""
     return f"{call.name}#{call.call}" if call.call else call.name
 
 
 def _activations(table: CallTable) -> dict[str, dict[str, Any]]:
-    """Return every call by name: shapes, types and statistics of what went in and came out, time and memory."""
+    """Return every call by name: shapes, types and statistics of inputs and outputs, time and memory."""
     return {_key(call): _row(call) for call in table.calls}
 
 
@@ -138,7 +138,7 @@ def _output_readings(table: CallTable) -> dict[str, Reading]:
 
 
 def _in_brief(table: CallTable) -> dict[str, Any]:
-    """Return what an event says of the table: the slowest calls and those that are not finite."""
+    """Return what an event holds of the table: the slowest calls and those with values that are not finite."""
     timed = sorted((call for call in table.calls if call.time_ms is not None), key=lambda call: -(call.time_ms or 0.0))
     bad = [_key(call) for call in table.calls if any(seen.reading and seen.reading.nonfinite for seen in call.outputs)]
     return {

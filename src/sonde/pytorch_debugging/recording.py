@@ -92,12 +92,17 @@ class Notes:
     @property
     def findings(self) -> list[Finding]:
         """What is wrong with the watched model."""
-        return list(self._findings if self._session is None else self._session.findings)
+        own = [] if self._session is None else self._session.findings
+        return list(own or self._findings)
 
     @property
     def held_bytes(self) -> int:
         """How much memory the session holds."""
         return 0 if self._session is None else self._session.held_bytes
+
+    def take_findings(self, findings: list[Finding]) -> None:
+        """Keep the findings of another session that watches the model."""
+        self._findings = list(findings)
 
     def flush(self) -> None:
         """Wait until everything so far is written and judged."""

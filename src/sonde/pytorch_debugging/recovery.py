@@ -1,6 +1,6 @@
-"""Ways out of trouble, each taken only when it is called and each noted as an event. Nothing here runs by itself.
+"""Ways to continue after trouble. Each acts only when it is called, and is noted as an event.
 
-They change the training: that is their purpose. They treat a symptom, so find the cause as well.
+They change the training on purpose. They treat a symptom: find the cause as well.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def replace_nonfinite_(
     of: Literal["parameters", "gradients"] = "gradients",
     debugger: PyTorchDebugger | None = None,
 ) -> int:
-    """Put `value` in the place of every NaN and infinity, and return how many there were.
+    """Replace every NaN and infinity by `value`, and return how many there were.
 
     Args:
-        what: A model, whose gradients (or parameters, by `of`) are mended, or tensors.
-        value: What to put there.
+        what: A model, whose gradients (or parameters, by `of`) are changed, or tensors.
+        value: The replacement.
         of: Which tensors of a model.
-        debugger: Where to note it.
+        debugger: Notes it as an event.
 
     >>> x = torch.tensor([1.0, float("nan"), float("-inf")])
     >>> replace_nonfinite_(x), x.tolist()
@@ -57,7 +57,7 @@ def replace_nonfinite_(
 def clip_gradients_(model: nn.Module, max_norm: float, *, debugger: PyTorchDebugger | None = None) -> float:
     """Scale all gradients down so that their total norm is at most `max_norm`; return the norm before.
 
-    Gradients that are not finite are left alone, since scaling by them would spoil all the others.
+    If one of them is not finite, none is changed: scaling would make all of them NaN.
     """
     if not max_norm > 0:
         raise OptionError(f"max_norm takes a number above 0; got {max_norm!r}.")
@@ -75,7 +75,7 @@ def clip_gradients_(model: nn.Module, max_norm: float, *, debugger: PyTorchDebug
 
 
 def step_if_finite(model: nn.Module, optimizer: Optimizer, *, debugger: PyTorchDebugger | None = None) -> bool:
-    """Step if all gradients of the model are finite; else skip the step and clear them. Say whether it stepped."""
+    """Step if all gradients of the model are finite; else skip the step and clear them. Return whether it stepped."""
     bad = {name: each.nonfinite for name, each in read_gradients(model).items() if each.nonfinite}
     if not bad:
         optimizer.step()
@@ -98,7 +98,7 @@ def lower_learning_rate(
     before = [float(group["lr"]) for group in optimizer.param_groups]
     after = [max(rate * factor, min(minimum, rate)) for rate in before]
     for group, rate in zip(optimizer.param_groups, after, strict=True):
-        # A rate that is a tensor is written into, since a captured graph reads it from there.
+        # A rate that is a tensor is changed in place, because a captured graph reads it from there.
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
         else:
@@ -109,14 +109,14 @@ def lower_learning_rate(
 
 
 class LastGood:
-    """Keeps copies of a model's last finite weights, and of its optimizer's state, to go back to.
+    """Keeps copies of a model's last finite weights, and of its optimizer's state, for restoring them.
 
     Args:
         model: The model.
-        optimizer: Its optimizer, whose state goes back along with the weights.
+        optimizer: Its optimizer, whose state is restored along with the weights.
         keep: How many copies to keep; each takes as much memory as the model (and the optimizer's state).
-        device: Where to keep them; "cpu" saves device memory and costs a copy, None keeps them where they are.
-        debugger: Where to note what is done.
+        device: Where to keep them; "cpu" saves device memory and costs a copy, None keeps them on their device.
+        debugger: Notes what is done as events.
 
     Example:
         good = LastGood(model, optimizer, debugger=debugger)
@@ -148,7 +148,7 @@ class LastGood:
         return len(self._copies)
 
     def remember(self) -> bool:
-        """Keep the weights as they are now, unless they are not finite; say whether they were kept."""
+        """Keep the current weights if they are finite; return whether they were kept."""
         if any(each.nonfinite for each in read_parameters(self._model).values()):
             return False
         state = None if self._optimizer is None else _copied(self._optimizer.state_dict(), self._device)
@@ -156,7 +156,7 @@ class LastGood:
         return True
 
     def restore(self, steps_back: int = 1) -> None:
-        """Go back to the weights kept last (or, with `steps_back`, before that); they stay kept.
+        """Restore the weights that were kept last (or, with `steps_back`, earlier ones); the copies stay.
 
         Raises:
             OptionError: Nothing that old is kept.
@@ -167,7 +167,7 @@ class LastGood:
         weights, state = self._copies[-steps_back]
         self._model.load_state_dict(weights)
         if self._optimizer is not None:
-            # Loading hands tensors over without a copy where it can, and the next step would write into ours.
+            # Loading does not copy tensors where it can avoid it, and the next step would write into ours.
             self._optimizer.load_state_dict(_copied(state, None))
         _note(self._debugger, "recovery_rolled_back", f"Rolled back to copy {steps_back} of the last good weights", {})
 

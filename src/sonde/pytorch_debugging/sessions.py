@@ -1,9 +1,9 @@
-"""Make debuggers, and debug a whole training session."""
+"""Create debuggers, and debug a whole training session."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from torch import nn
 from sonde.outcome import message_of, outcome_of
 from sonde.pytorch_debugging.debugger import PyTorchDebugger
 
-# Of a whole training a few steps after the first ones tell where the time goes, and the trace stays small.
+# A few steps after the first ones show where the time goes, and the trace stays small.
 _PROFILED: Final = {"wait": 1, "warmup": 1, "active": 5, "repeat": 1}
 
 
@@ -48,9 +48,10 @@ def debug_training_session(
     enable_gradient_checking: bool = True,
     log_dir: str | Path = "debug_logs",
 ) -> Iterator[PyTorchDebugger]:
-    """Debug the training inside the block: the model is watched, and every scope that a flag names is entered.
+    """Debug the training inside the block: record the model, check every step, and enter the scopes that are enabled.
 
-    The report is saved when the block ends, also by an exception, which goes on its way.
+    With gradient checking, NaN, infinities and exploding or vanishing gradients of every step are reported without any
+    call in the loop. The report is saved when the block ends, also if an exception ends it, which is re-raised.
     """
     debugger = create_pytorch_debugger(
         logger,
@@ -62,10 +63,10 @@ def debug_training_session(
         log_dir,
     )
     with contextlib.ExitStack() as stack:
-        # Left in reverse order: the scopes end, then the run, whose last look has then been taken, then the report.
+        # Left in reverse order: first the scopes end, then the run, which is judged once more, then comes the report.
         stack.callback(debugger.save_debug_report)
         stack.push(debugger)
-        stack.push(_NotingFailure(debugger))
+        stack.push(_failure_noter(debugger))
         debugger._watch(model)
         if enable_memory_tracking:
             stack.enter_context(debugger.memory_tracking())
@@ -76,18 +77,14 @@ def debug_training_session(
         yield debugger
 
 
-class _NotingFailure:
-    """Notes what ended a training, an interruption too, and lets it go on its way."""
+def _failure_noter(debugger: PyTorchDebugger) -> Callable[[object, BaseException | None, object], None]:
+    """Return an exit callback that notes the exception or interruption that ended a training."""
 
-    def __init__(self, debugger: PyTorchDebugger) -> None:
-        self._debugger = debugger
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def note(kind: object, error: BaseException | None, trace: object) -> None:
         outcome = outcome_of(error)
-        if error is None or outcome == "finished":
-            return
-        kind = "training_error" if outcome == "failed" else "training_interrupted"
-        data = {"error": str(error), "error_type": type(error).__name__}
-        self._debugger._log_debug_event(kind, f"The training ended with {message_of(error)}", data)
+        if error is not None and outcome != "finished":
+            event = "training_error" if outcome == "failed" else "training_interrupted"
+            data = {"error": str(error), "error_type": type(error).__name__}
+            debugger._log_debug_event(event, f"The training ended with {message_of(error)}", data)
+
+    return note
