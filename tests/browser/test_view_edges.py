@@ -63,7 +63,7 @@ def test_every_page_of_an_odd_run_stands_and_stays_inside_the_window(page, name)
 
 
 def test_what_cannot_be_told_is_said_in_words_and_not_drawn_as_nothing(page):
-    assert page.locator("tr", has_text="all nan").locator(".bad").inner_text() == "nan"
+    assert page.locator("tr", has_text="all nan").locator(".bad").inner_text() == "NaN"
     key = run_id(page, "one step")
     go(page, f"#/run/{key}/overview")
     assert "1 loss: too few" in page.locator("[aria-label=Health]").inner_text()

@@ -415,6 +415,21 @@ def test_every_control_has_a_name_and_every_plot_a_label(page):
         assert bare == 0, hash_
 
 
+@pytest.mark.parametrize("width", [1440, 390])
+def test_no_page_is_wider_than_the_window_and_the_bar_shows_where_one_is(page, width):
+    usual = page.viewport_size
+    page.set_viewport_size({"width": width, "height": 844})
+    try:
+        for name in ("overview", "layers", "samples", "timeline", "profile"):
+            go(page, f"#/run/0-ill/{name}")
+            settle(page)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+            shown = page.locator("#bar nav a[aria-current]").bounding_box()
+            assert 0 <= shown["x"] <= shown["x"] + shown["width"] <= width, name
+    finally:
+        page.set_viewport_size(usual)
+
+
 def test_windows_follow_a_training_that_goes_on_by_stream_or_by_asking(browser, tmp_path):
     with live_training(tmp_path / "run") as training, serving(tmp_path) as viewer:
         training.train(20)

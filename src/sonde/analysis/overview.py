@@ -49,7 +49,7 @@ def ending_of(run: Run) -> Ending | None:
     status = run.status
     if status == "crashed":
         last = int(run.steps[-1]) if len(run.steps) else None
-        return Ending("The process died without a word: killed, out of memory, or the machine went down.", last)
+        return Ending("The process ended without recording why: killed, out of memory, or the machine went down.", last)
     if status not in ("failed", "interrupted"):
         return None
     kind = "exception" if status == "failed" else "interrupted"

@@ -202,7 +202,8 @@ def test_a_run_that_was_killed_or_stopped_is_told_in_a_sentence(tmp_path):
     run = failed_run(tmp_path / "killed")
     writer = run.path / "telemetry" / "r00000" / "writer.json"
     (run.path / "events.jsonl").write_text("")
-    for state, words in (("live", "The process died without a word"), ("interrupted", "The training was interrupted.")):
+    endings = {"live": "The process ended without recording why", "interrupted": "The training was interrupted."}
+    for state, words in endings.items():
         plain = json.loads(writer.read_text()) | {"state": state, "pid": 2**22 + 1, "process_start": "0"}
         writer.write_text(json.dumps(plain))
         markdown = render_report(open_run(run.path), "md")

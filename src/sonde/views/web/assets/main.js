@@ -101,7 +101,7 @@ window.addEventListener("scroll", () => {
   resting = setTimeout(() => { if (main.dataset.ready) history.replaceState({ top: window.scrollY }, ""); }, 120);
 }, { passive: true });
 
-/** The name of a run, told from its id. */
+/** The name of a run, from its id. */
 export function nameOf(run) {
   const text = run.replace(/^\d+-/, "").replaceAll("~", "%");
   try {
@@ -125,7 +125,9 @@ function drawBar(route) {
     h("span", { class: "end" },
       h("button", { type: "button", onclick: switchTheme, title: "Light or dark (d)" }, "◐", h("span", { class: "unseen" }, "Light or dark")),
       h("button", { type: "button", onclick: showHelp, title: "Keys (?)" }, "?", h("span", { class: "unseen" }, " Keys"))));
-  if (focused) bar.querySelector("[aria-current]")?.focus(); // whoever goes by the keyboard stays where he was
+  const current = bar.querySelector("[aria-current]");
+  current?.scrollIntoView({ block: "nearest", inline: "nearest" }); // a narrow bar scrolls
+  if (focused) current?.focus(); // keep the focus for keyboard users
 }
 
 /** Listen to the run that is shown; the pages of one run share one listener. */
@@ -169,7 +171,7 @@ function soon(mine) {
 
 const TOLD = {
   live: "It is being written now.",
-  crashed: "Its writer ended without a word: it was killed, or the machine went down.",
+  crashed: "The process ended without recording why: it was killed, ran out of memory, or the machine went down.",
   interrupted: "It was stopped before its end, by Ctrl-C or a signal.",
   failed: "It ended with an error.",
   deleted: "Its folder is gone. What was read before is still shown.",

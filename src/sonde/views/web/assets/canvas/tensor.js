@@ -28,7 +28,7 @@ export function tensorView(options) {
     h("div", { class: "head" }, options.bare ? null : h("h3", {}, name), h("span", { class: "tools" }, facts, range, marked)), body);
   const real = shape.filter((each) => each > 1).length;
   if (!node.numeric || size(shape) === 0) {
-    body.append(h("p", { class: "quiet" }, size(shape) ? "These elements are no numbers." : "It has no elements."));
+    body.append(h("p", { class: "quiet" }, size(shape) ? "These elements are not numbers." : "It has no elements."));
   } else if (size(shape) === 1) {
     body.append(h("p", { class: "single" }, odd ? "not finite" : short(stats.min)));
   } else {

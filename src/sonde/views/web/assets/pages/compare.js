@@ -27,7 +27,7 @@ export async function show(place, context) {
   let told = await getJson("compare", { run: ids }, signal), parted = false;
   const scalars = told.scalars, shown = context.query.getAll("metric").length ? context.query.getAll("metric") : usualMetrics(scalars);
   const drawings = h("div", { class: "columns" }), facts = h("div"), differing = h("div");
-  const parting = h("div", {}, panel("Where they part", h("p", { class: "quiet" }, "Comparing readings…")));
+  const parting = h("div", {}, panel("Where they diverge", h("p", { class: "quiet" }, "Comparing readings…")));
   const layers = h("div", {}, panel("Layers that differ", h("p", { class: "quiet" }, "Comparing layers…")));
 
   function drawMetrics() {
@@ -40,7 +40,7 @@ export async function show(place, context) {
     const row = (name, of) => h("tr", {}, h("th", { scope: "row" }, name), told.runs.map((each) => h("td", {}, of(each))));
     return panel("Runs", h("div", { class: "scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {},
       row("status", ({ facts }) => h("span", { class: `status ${facts.status}` }, facts.status)), row("steps", ({ facts }) => count(facts.num_steps)),
-      row("time", ({ facts }) => lasting(facts.seconds)), row("steps a second", ({ facts }) => short(facts.steps_per_second)),
+      row("time", ({ facts }) => lasting(facts.seconds)), row("steps per second", ({ facts }) => short(facts.steps_per_second)),
       row("findings", ({ findings, severity }) => findings.length ? h("span", { class: `severity ${severity}` }, findings.slice(0, 3).map((each) => each.replaceAll("_", " ")).join(", ")) : h("span", { class: "quiet" }, "none"))))));
   }
 
@@ -63,10 +63,10 @@ export async function show(place, context) {
       const more = found.count > 1 ? `, and ${count(found.count - 1)} more at that step` : "";
       return [`Step ${count(found.first.step)}, `, site(id, found.first.site), ` first: ${short(found.first.left)} against ${short(found.first.right)}${more}.`];
     };
-    replace(parting, panel("Where they part", partings.map((each) => h("dl", { class: "facts" },
+    replace(parting, panel("Where they diverge", partings.map((each) => h("dl", { class: "facts" },
       h("dt", {}, "runs"), h("dd", {}, h("b", {}, of), " and ", h("b", {}, each.name)),
       h("dt", {}, "first differ"), h("dd", { "data-parting": each.exact.first?.site ?? "" }, words(each.run, each.exact, 0)),
-      h("dt", {}, `apart by ${100 * each.tolerance} %`), h("dd", {}, words(each.run, each.apart, each.tolerance))))));
+      h("dt", {}, `differ by ${100 * each.tolerance} %`), h("dd", {}, words(each.run, each.apart, each.tolerance))))));
   }
 
   async function drawLayers() {
@@ -78,7 +78,7 @@ export async function show(place, context) {
       { name: "ratio", title: "Ratio", number: true, value: (row) => (row.doublings === null ? null : Math.abs(row.doublings)), cell: (row) => (row.doublings === null ? "–" : `× ${short(2 ** row.doublings)}`) },
     ], { label: "Layers that differ", sort: "-ratio", key: (row) => row.site, empty: "The runs have no layer in common." });
     grid.show(answer.rows);
-    replace(layers, panel("Layers that differ", h("p", { class: "note" }, `recent rms, of ${plural(answer.total, "site")} in common, those that differ most first`), h("div", { class: "tall" }, grid)));
+    replace(layers, panel("Layers that differ", h("p", { class: "note" }, `recent RMS of ${plural(answer.total, "site")} in common, those that differ most first`), h("div", { class: "tall" }, grid)));
   }
 
   const failed = (where, title) => (error) => { if (error.name !== "AbortError") replace(where, panel(title, h("p", { class: "problem", role: "alert" }, error.message))); };
@@ -101,7 +101,7 @@ export async function show(place, context) {
   replace(place, picker, h("div", { class: "columns" }, facts, parting),
     h("div", { class: "controls" }, choose("Add a curve", [["", "…"], ...scalars], "", (key) => { if (key) { context.keep({ metric: [...new Set([...shown, ...context.query.getAll("metric"), key])] }); drawMetrics(); } })),
     drawings, h("div", { class: "columns" }, differing, layers));
-  const comparing = Promise.all([drawParting().catch(failed(parting, "Where they part")), drawLayers().catch(failed(layers, "Layers that differ"))]);
+  const comparing = Promise.all([drawParting().catch(failed(parting, "Where they diverge")), drawLayers().catch(failed(layers, "Layers that differ"))]);
   comparing.then(() => follow(ids, refresh, signal));
   return {};
 }

@@ -38,7 +38,7 @@ export async function show(place, context) {
     replace(ended, ending ? h("p", { class: ending.by_hand ? "note" : "problem" }, ending.step === null ? "" : `Step ${count(ending.step)}: `, ending.text) : null);
     const tile = (value, word) => h("div", { class: "tile" }, h("b", { title: value }, value), h("span", {}, word));
     replace(tiles, tile(count(facts.num_steps), "steps"), tile(lasting(facts.seconds), "time"),
-      tile(facts.steps_per_second ? short(facts.steps_per_second) : "–", "steps a second"),
+      tile(facts.steps_per_second ? short(facts.steps_per_second) : "–", "steps per second"),
       tile(count(facts.num_parameters), "parameters"), tile(facts.device || "–", "device"),
       tile(count(facts.num_sites), "sites"), tile(bytes(facts.nbytes), "on disk"),
       facts.num_ranks > 1 ? tile(count(facts.num_ranks), "ranks") : null,
@@ -50,7 +50,7 @@ export async function show(place, context) {
     if (!changes(found, findings, judged, problems)) return;
     const open = openFindings(context, findings);
     const cards = findings.map((each) => findingCard(each, run, { open: open.includes(each.kind), ontoggle: () => keepOpen(context, found) }));
-    const none = judged ? "Nothing wrong was found while it ran." : ["It was recorded without a diagnosis. ", h("code", {}, `sonde diagnose ${shell(path)}`), " judges what it holds."];
+    const none = judged ? "Nothing wrong was found while it ran." : ["Recorded without a diagnosis. To get one, run ", h("code", {}, `sonde diagnose ${shell(path)}`), "."];
     const words = findings.length ? plural(findings.length, "finding") : none;
     replace(found, h("h2", {}, "Findings", h("span", { class: "note" }, " ", words)), cards,
       problems.map((text) => h("p", { class: "problem" }, text)));
@@ -61,13 +61,13 @@ export async function show(place, context) {
     if (!told) return replace(health, panel("Health", h("p", { class: "quiet" }, "No loss was logged: session.log(loss=loss) adds one.")));
     const { dynamics } = told, losses = plural(told.points, "loss").replace("losss", "losses");
     const row = (name, value) => (value === "–" ? null : [h("dt", {}, name), h("dd", {}, value)]);
-    if (dynamics.state === "unknown") return replace(health, panel("Health", h("p", { class: "quiet" }, `${losses}: too few, or too few finite ones, to tell how it goes.`)));
+    if (dynamics.state === "unknown") return replace(health, panel("Health", h("p", { class: "quiet" }, `${losses}: too few finite values to classify the training.`)));
     return replace(health, panel("Health", h("dl", { class: "facts" },
       row("health", told.score === null ? "–" : h("b", { class: told.word === "critical" ? "bad" : null }, `${told.word} (${percent(told.score)})`)),
       row("training", h("b", { class: ["diverging", "non-finite"].includes(dynamics.state) ? "bad" : null }, dynamics.state.replace("_", " "))),
-      row("its loss", dynamics.stability.replace("_", " ")),
+      row("loss", dynamics.stability.replace("_", " ")),
       row("first level", short(dynamics.initial)), row("best level", short(dynamics.best)), row("recent level", short(dynamics.recent)),
-      row("scatter", percent(dynamics.scatter)), row("learning rate", short(rate)), row("told from", losses))));
+      row("scatter", percent(dynamics.scatter)), row("learning rate", short(rate)), row("based on", losses))));
   }
 
   function drawPhases(told) {

@@ -52,7 +52,7 @@ export async function show(place, context) {
     const grid = table([
       { name: "name", title: "Name", cell: (row) => h("span", { class: "mono" }, row.name) },
       { name: "own_ms", title: "Own time", number: true, cell: (row) => lasting(row.own_ms / 1e3) },
-      { name: "ms", title: "With what is inside", number: true, cell: (row) => lasting(row.ms / 1e3) },
+      { name: "ms", title: "Including children", number: true, cell: (row) => lasting(row.ms / 1e3) },
       { name: "calls", title: "Calls", number: true, cell: (row) => count(row.calls) },
     ], { label, sort: "-own_ms", key: (row) => row.name });
     grid.show(rows);

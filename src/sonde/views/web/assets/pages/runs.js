@@ -99,7 +99,7 @@ export async function show(place, context) {
     if (!rows.length) {
       replace(place, h("div", { class: "empty" }, h("h1", {}, "No runs yet"),
         h("p", {}, `Nothing was recorded below ${answer.roots.join(", ")}.`),
-        h("p", {}, "One is made by ", h("code", {}, "sonde.watch(model, optimizer, run=\"runs/first\")"), ". This page shows it as soon as it is there.")));
+        h("p", {}, "Create one with ", h("code", {}, "sonde.watch(model, optimizer, run=\"runs/first\")"), ". This page shows it as soon as it is there.")));
       return;
     }
     if (!grid.isConnected || !place.contains(grid)) layOut();

@@ -50,7 +50,7 @@ export async function show(place, context) {
       told.position === null ? null : h("span", { class: "note" }, `${count(told.position + 1)} of ${count(told.of)} by ${told.metric}${where.length ? `, where ${where.join(" and ")}` : ""}`),
       told.epochs.length > 1 ? h("label", { class: "field" }, h("span", {}, "Epoch"), slider, said) : said,
       nearest ? h("a", { class: "button", href: here({ evaluation: nearest.name }) }, `Captured in ${nearest.words}`) : null,
-      others.length ? choose("Beside", [["", "no other run"], ...others], beside ?? "", (value) => go({ with: value || null })) : null,
+      others.length ? choose("Compare with", [["", "no other run"], ...others], beside ?? "", (value) => go({ with: value || null })) : null,
       h("a", { href: link("samples", { run, query: { evaluation: told.evaluation, metric, where } }) }, "All samples"));
   }
 
@@ -78,7 +78,7 @@ export async function show(place, context) {
     const three = KEPT.map(([key, title]) => {
       const found = kept.find((each) => each.name === key);
       const content = found ? make("samples", found, { isImage: key === "inputs", image: key === "inputs" ? null : image, bare: true }) : h("p", { class: "quiet" }, "Not kept.");
-      const extra = key === "labels" && facts.prediction !== null ? h("p", {}, `Taken for `, h("b", { class: facts.prediction === facts.label ? "good" : "bad" }, facts.prediction)) : null;
+      const extra = key === "labels" && facts.prediction !== null ? h("p", {}, `Predicted `, h("b", { class: facts.prediction === facts.label ? "good" : "bad" }, facts.prediction)) : null;
       return panel(title, content, extra);
     });
     const more = kept.filter((each) => !KEPT.some(([key]) => key === each.name) && each.name !== "prediction");

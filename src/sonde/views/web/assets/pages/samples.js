@@ -17,7 +17,7 @@ export async function show(place, context) {
   if (!scored.length) {
     const broken = told.evaluations.filter((each) => each.problem).map((each) => h("p", { class: "problem" }, each.problem));
     place.append(h("div", { class: "empty" }, h("h1", {}, "No scores of samples"),
-      h("p", {}, "Scores of every sample come from sonde.training: sonde train or sonde eval with a metric. A loop of your own has none."), broken));
+      h("p", {}, "Per-sample scores are recorded by sonde.training: sonde train or sonde eval with a metric. Your own training loop does not record them."), broken));
     return {};
   }
   const everyRun = (await getJson("runs", {}, signal)).runs.filter((each) => !each.problem);
@@ -34,7 +34,7 @@ export async function show(place, context) {
 
   const top = h("div", { class: "controls" }), filters = h("div", { class: "chips" }), problem = h("p", { class: "bad", role: "alert" });
   const maps = h("div", { class: "stack" }), counted = h("p", { class: "note", role: "status" }), common = h("div");
-  const rows = table(columns(), { label: "Samples, worst first", key: (row) => row.idx, onopen: (row) => open(row.idx), empty: "No sample is like that." });
+  const rows = table(columns(), { label: "Samples, worst first", key: (row) => row.idx, onopen: (row) => open(row.idx), empty: "No sample matches." });
   const over = figure(runPath(run, "score-figure"), ask(), { signal, height: 250 });
   const notices = h("div");
   const worst = panel("Worst first", filters, problem, counted, notices, h("div", { class: "window" }, rows));
@@ -48,7 +48,7 @@ export async function show(place, context) {
     const shown = [
       { name: "idx", title: "Sample", sortable: false, cell: (row) => h("a", { href: link("sample", { run, rest: [state.evaluation, row.idx], query: { metric: state.metric, where: state.where } }) }, row.idx) },
       { name: "label", title: "Label", sortable: false, number: true, cell: (row) => filterable(row, "label") },
-      { name: "prediction", title: "Taken for", sortable: false, number: true, cell: (row) => filterable(row, "prediction") },
+      { name: "prediction", title: "Predicted", sortable: false, number: true, cell: (row) => filterable(row, "prediction") },
     ];
     const cell = (row, name) => (row.scores[name] === null ? h("span", { class: "bad" }, "nan") : short(row.scores[name]));
     const listed = told.metrics.slice(0, MOST_METRICS);
@@ -75,7 +75,7 @@ export async function show(place, context) {
     replace(top, h("h1", {}, "Samples"),
       h("label", { class: "field" }, h("span", {}, "Epoch"), slider, said),
       choose("Metric", told.metrics.map((each) => [each.name, `${each.name} (${each.direction > 0 ? "more" : "less"} is better${each.guessed ? "?" : ""})`]), state.metric, (value) => change({ metric: value })),
-      others.length ? choose("Beside", [["", "another run…"], ...others.map((each) => [each.id, each.name])], "", (value) => value && change({ with: [...state.with, value] })) : null,
+      others.length ? choose("Compare with", [["", "another run…"], ...others.map((each) => [each.id, each.name])], "", (value) => value && change({ with: [...state.with, value] })) : null,
       repeats.length && !repeats.every((each) => state.with.includes(each))
         ? h("button", { type: "button", onclick: () => change({ with: [...new Set([...state.with, ...repeats])] }) }, `Average ${plural(repeats.length + 1, "repeat")}`) : null,
       state.with.map((each) => h("span", { class: "chip" }, nameOf(each), h("button", { type: "button", "aria-label": `Leave out ${nameOf(each)}`, onclick: () => change({ with: state.with.filter((one) => one !== each) }) }, "×"))),
@@ -91,12 +91,12 @@ export async function show(place, context) {
     const copy = h("button", { type: "button", title: command, onclick: async () => {
       try { await navigator.clipboard.writeText(command); copied.textContent = "copied"; } catch { copied.textContent = command; }
     } }, "Copy as sonde query");
-    const input = search("Only where", "", `${state.metric} > 0.5 and label in (3, 5)`, () => {});
+    const input = search("Filter", "", `${state.metric} > 0.5 and label in (3, 5)`, () => {});
     const field = input.querySelector("input");
     field.addEventListener("keydown", (event) => { if (event.key === "Enter" && field.value.trim()) addFilter(field.value.trim()); });
     field.title = `Columns: ${told.columns.join(", ")}. ${Object.values(told.functions).join(". ")}`;
     replace(filters, input, h("button", { type: "button", onclick: () => field.value.trim() && addFilter(field.value.trim()) }, "Add"),
-      h("button", { type: "button", onclick: () => addFilter("label != prediction") }, "Mistaken"),
+      h("button", { type: "button", onclick: () => addFilter("label != prediction") }, "Misclassified"),
       h("button", { type: "button", onclick: () => addFilter(`rank(${named(state.metric)}) <= 20`) }, "Worst 20"), copy, copied,
       h("div", { class: "chips" }, state.where.map((each, at) => h("span", { class: "chip mono" }, each,
         h("button", { type: "button", "aria-label": `Remove the filter ${each}`, onclick: () => change({ where: state.where.filter((_, one) => one !== at) }) }, "×")))));
