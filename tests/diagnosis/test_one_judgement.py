@@ -30,7 +30,7 @@ from sonde.debug import (
 )
 from sonde.diagnosis.dynamics import classify
 from sonde.diagnosis.judgement import VERDICTS, Curves, gradient_now, health, judge_curves, loss_now, units_now
-from sonde.pytorch_debugging import PyTorchDebugger
+from sonde.pytorch_debugging import PyTorchDebugger, TrainingLogger
 from sonde.records import Block, Finding, RunHeader, Site
 from sonde.store import RunWriter, open_run
 
@@ -473,3 +473,21 @@ def test_a_loss_is_called_by_the_same_word_by_the_debugger_of_a_loop(tmp_path, n
     kinds = [event["event_type"] for event in debugger.debug_events if "loss" in event["event_type"]]
     assert bool(kinds) is (expected == "non-finite")
     assert all(kind in ("nan_loss_detected", "inf_loss_detected") for kind in kinds)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_training_logger_says_what_the_doctor_says_of_losses(tmp_path, name):
+    losses, _ = LOSSES[name]
+    doctor = judge_curves(Curves(losses=losses, finished=True))
+    with TrainingLogger(tmp_path, "run", enable_console_logging=False) as log, log.training_context():
+        for step, loss in enumerate(losses):
+            log.log_metrics({"loss": float(loss)}, step=step)
+    report = log.get_report()
+    assert report["findings"] == [finding.to_json() for finding in doctor.findings]
+    assert report["health"] == doctor.health._asdict()
+    grave = [finding for finding in doctor.findings if finding.severity != "info"]
+    assert report["num_warnings"] == len(grave) + ("non-finite" in doctor.verdicts())
+    text = (tmp_path / "run.log").read_text()
+    assert all(finding.cause in text for finding in grave)
+    if "non-finite" in doctor.verdicts():
+        assert f"The loss is {'NaN' if math.isnan(losses[-1]) else 'infinite'}" in text

@@ -18,7 +18,7 @@ from sonde.diagnosis.track import Panel, Track, Values
 from sonde.facts import Facts, LossFacts, ModuleFacts, ParameterFacts
 from sonde.records import Event, Phase, Quantity, Site
 
-_LOSS_NAMES: Final = ("loss", "train_loss", "train/loss", "training_loss", "loss/train")
+LOSS_NAMES: Final = ("loss", "train_loss", "train/loss", "training_loss", "loss/train")
 # Steps without a backward pass may differ by this share from what one loss for all optimizers leads to.
 _UNEVEN: Final = 0.05
 # What is written once must not be forgotten when the run gets long.
@@ -218,7 +218,7 @@ class Case:
 
     def loss(self) -> tuple[NDArray[np.int64], Values] | None:
         """Return the curve of the training loss: what the user logged, else what the loss function returned."""
-        for name in _LOSS_NAMES:
+        for name in LOSS_NAMES:
             found = self.scalar(name)
             if found is not None:
                 return found

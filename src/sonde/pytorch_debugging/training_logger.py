@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 import time
 import traceback
@@ -27,12 +28,16 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sonde import strict_json
+from sonde.diagnosis.case import LOSS_NAMES
+from sonde.diagnosis.judgement import Curves, Judgement, judge_curves, loss_now
 from sonde.errors import OptionError
 from sonde.outcome import message_of, outcome_of
 from sonde.parallel.ranks import suffix, this_rank
 from sonde.pytorch_debugging.recording import made_folder
 from sonde.store.lines import LineWriter
 
+_KEPT_NUMBERS: Final = 2048
+"""How many of the last values of each metric are judged."""
 _MAX_TEXT_BYTES: Final = 10 << 20
 _KEPT_EPOCHS: Final = 10_000
 _KEPT_ERRORS: Final = 100
@@ -115,6 +120,9 @@ class TrainingLogger:
         self.config: dict[str, Any] = {}
         self.duration: float | None = None
         """Seconds of the training that has ended; None before that."""
+        self._numbers: dict[str, deque[tuple[int, float]]] = {}
+        """By metric: its last values, each with the number of losses logged by then."""
+        self._num_losses = 0
         self._began: float | None = None
         self._text = self._open_text(log_level, enable_file_logging, enable_console_logging, max_log_files)
         if flush_interval < 1:
@@ -161,10 +169,33 @@ class TrainingLogger:
     def log_metrics(
         self, metrics: Mapping[str, Any], step: int | None = None, epoch: int | None = None, split: str = "train"
     ) -> None:
-        """Log numbers by name."""
+        """Log numbers by name. A training loss that is not finite is a warning."""
         self.last_metrics.update(metrics)
+        self._keep(metrics, split)
         line = {"timestamp": self._stamp(), "step": step, "epoch": epoch, "split": split, "metrics": dict(metrics)}
         self._put("metrics", line)
+
+    def _keep(self, metrics: Mapping[str, Any], split: str) -> None:
+        """Keep numbers for `judge`; warn of a loss that has become NaN or infinite."""
+        numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+        if split != "train":
+            numbers = {name if name.startswith("val") else f"{split}_{name}": each for name, each in numbers.items()}
+        loss = next((numbers.pop(name) for name in LOSS_NAMES if name in numbers), None) if split == "train" else None
+        if loss is not None:
+            self._num_losses += 1
+            losses = self._numbers.setdefault("loss", deque(maxlen=_KEPT_NUMBERS))
+            moment = loss_now(loss)
+            if moment.verdict == "non-finite" and (not losses or math.isfinite(losses[-1][1])):
+                self.log_warning(moment.words[:1].upper() + moment.words[1:], {"metrics": dict(metrics)})
+            losses.append((self._num_losses, loss))
+        for name, value in numbers.items():
+            self._numbers.setdefault(name, deque(maxlen=_KEPT_NUMBERS)).append((self._num_losses, value))
+
+    def judge(self) -> Judgement:
+        """Ask the doctor about the last values of the metrics: the rules that `sonde.diagnose` uses for a run."""
+        curves = {name: dict(values) for name, values in self._numbers.items()}
+        losses = curves.pop("loss", {})
+        return judge_curves(Curves(losses=losses, scalars=curves, finished=self.duration is not None))
 
     def log_validation_metrics(self, metrics: Mapping[str, Any], epoch: int | None = None) -> None:
         """Log the metrics of a validation; their names get the prefix `val_`."""
@@ -205,6 +236,9 @@ class TrainingLogger:
             words = f"training ended after {self.duration:.3g} s"
             self._text.info("%s", words)
             self.log_event(TrainingEventType.TRAINING_END, words, {"duration": self.duration})
+            for finding in self.judge().findings:
+                if finding.severity != "info":
+                    self.log_warning(str(finding), finding.to_json())
             self.save_report()
 
     @contextlib.contextmanager
@@ -258,7 +292,8 @@ class TrainingLogger:
         return self._file("_report.json")
 
     def get_report(self) -> dict[str, Any]:
-        """Return the summary of the training."""
+        """Return the summary of the training; findings and health are the doctor's, over the last metrics."""
+        judged = self.judge()
         return {
             "experiment_name": self.experiment_name,
             "rank": self.rank,
@@ -271,6 +306,8 @@ class TrainingLogger:
             "num_warnings": self.num_warnings,
             "num_errors": self.num_errors,
             "errors": list(self.errors),
+            "findings": [finding.to_json() for finding in judged.findings],
+            "health": judged.health._asdict(),
         }
 
     def save_report(self) -> Path:
