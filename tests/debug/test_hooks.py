@@ -44,7 +44,7 @@ def test_patterns_match_the_whole_name_as_glob_or_expression(pattern, layer, exp
 
 
 def test_a_broken_expression_is_told_when_the_hook_is_built():
-    with pytest.raises(OptionError, match="no regular expression"):
+    with pytest.raises(OptionError, match="not a regular expression"):
         HookBuilder("x").layer_patterns(["re:("])
 
 

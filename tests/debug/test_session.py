@@ -363,6 +363,18 @@ def test_export_is_strict_json_at_any_time(parts, tmp_path):
     assert during["session_id"] == after["session_id"]
 
 
+@pytest.mark.parametrize("suffix", [".html", ".md"])
+def test_a_report_is_written_for_readers_too(tmp_path, suffix):
+    with DebugSession() as session:
+        session.debug_tensor([float("nan")], "scores <&>")
+        session.debug_gradients("fc", [0.5])
+        session.profiler.record_layer_execution("fc", "Linear", 0.25)
+    written = session.report.save(tmp_path / f"report{suffix}").read_text(encoding="utf-8")
+    for words in ("1 of 1 elements are NaN", "Slowest layers", "Linear", "critical"):
+        assert words in written
+    assert "scores <&>" not in written, "names are escaped"
+
+
 def test_a_hook_is_live_from_the_next_pass_on_and_gone_after_the_session(parts):
     model, optimizer = parts
     seen = []

@@ -1,4 +1,4 @@
-"""What hooks do, within a debug session."""
+"""The actions of hooks within a debug session."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Actions:
         self._numbers = itertools.count(1)
 
     def __call__(self, action: HookAction, occasion: Occasion) -> Any:
-        """Do what an action says; what it returns becomes a part of the hook's result."""
+        """Carry out an action; its return value becomes a part of the hook's result."""
         return getattr(self, f"_{action.kind}")(action, occasion)
 
     def _inspect_tensor(self, action: HookAction, occasion: Occasion) -> str:
@@ -102,7 +102,7 @@ _MAX_WAITING: Final = 100
 
 
 class WebhookSender:
-    """Posts JSON, one message after the other. What cannot be sent is counted and told once."""
+    """Posts JSON messages from a thread of its own. The first failure is logged, all are counted."""
 
     def __init__(self) -> None:
         self.sent = self.failed = self.dropped = 0
@@ -126,7 +126,7 @@ class WebhookSender:
             self.dropped += 1
 
     def close(self, timeout_s: float = 2 * TIMEOUT_S) -> None:
-        """Send what waits and end; give up after a while."""
+        """Send the queued messages and stop; give up after a timeout."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join(timeout_s)

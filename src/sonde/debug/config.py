@@ -160,5 +160,5 @@ def file_name(name: str) -> str:
     >>> file_name("../layer 1/weights")
     'layer_1_weights'
     """
-    kept = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in name)
+    kept = "".join(char if char.isalnum() or char in "-_." else "_" for char in name)
     return kept.strip("._")[:_MAX_CHARACTERS] or "unnamed"

@@ -27,7 +27,6 @@ from sonde.debug.gradient_layer import (
 )
 from sonde.debug.numbers import as_array, as_floats
 from sonde.diagnosis.judgement import (
-    UNUSED_STEPS,
     Curves,
     Health,
     Judgement,
@@ -44,17 +43,9 @@ _KINDS: Final[dict[Problem, tuple[str, Severity]]] = {
     "no_gradient": ("unused_parameters", "warning"),
     "exploding": ("exploding_gradient", "warning"),
     "vanishing": ("vanishing_gradient", "warning"),
-    "oscillating": ("loss_oscillation", "warning"),
+    "oscillating": ("loss_oscillation", "info"),
 }
-"""By problem: the kind of finding that the doctor has for it, and how grave the alert is when it begins."""
-_SEVERITIES: Final[dict[Problem, Severity]] = {
-    "nonfinite": "critical",
-    "no_gradient": "warning",
-    "exploding": "warning",
-    "vanishing": "warning",
-    "oscillating": "info",
-}
-"""By problem: how grave it is for the health, as the doctor's rules have it."""
+"""By problem: the kind of finding that the doctor has for it, and its severity there."""
 _ADVICE: Final[dict[Problem, str]] = {
     "nonfinite": "Find the first operation that is not finite (sonde.watch names it) before changing anything else.",
     "no_gradient": "Look for detach(), no_grad() or .data between these layers and the loss, or for frozen parameters.",
@@ -253,7 +244,7 @@ class GradientDebugger:
         """Return for each layer whose units were looked at how many were never active.
 
         Of a watched model these are its rectifiers (ReLU, ReLU6); without any, weights with units that never had a
-        gradient. Activations that were handed in or recorded by a hook also tell which units they are.
+        gradient. Activations that were handed in or recorded by a hook also show which units they are.
         """
         found = {name: window.summary() for name, window in self._activity.items()}
         summaries = [summary for summary in found.values() if summary is not None]
@@ -343,7 +334,7 @@ class GradientDebugger:
         return figures.gradient_flow_over_time(layers)
 
     def get_performance_insights(self) -> list[str]:
-        """Return what the norms say about the training, in sentences."""
+        """Describe the norms of all layers in sentences."""
         layers = [self._health(layer, None) for layer in self._layers.values()]
         flowing = [layer for layer in layers if math.isfinite(layer.norm) and layer.norm > 0]
         if len(flowing) < 2:
@@ -383,7 +374,7 @@ class GradientDebugger:
 
     def _problems_now(self, layer: LayerGradients) -> list[Problem]:
         """Return what the last steps of a layer show."""
-        if not layer.points[-1].nonfinite and layer.is_silent(self.step):
+        if not layer.points[-1].nonfinite and layer.silence(self.step).is_wrong:
             return ["no_gradient"]
         problem = PROBLEMS.get(layer.moment(self.thresholds).verdict)
         found: list[Problem] = [] if problem is None else [problem]
@@ -392,7 +383,7 @@ class GradientDebugger:
     def _words(self, layer: LayerGradients, problem: Problem) -> str:
         """State a problem, and over which steps it shows."""
         if problem == "no_gradient":
-            return f"no gradient: it was zero or absent in the last {int(UNUSED_STEPS)} steps"
+            return f"no gradient: {layer.silence(self.step).words}"
         if problem == "oscillating":
             return f"oscillating gradient: its norm swings regularly over the last {len(layer.points)} steps"
         return f"{problem} gradient: {layer.moment(self.thresholds).words}"
@@ -401,12 +392,13 @@ class GradientDebugger:
         kind, severity = _KINDS[problem]
         last = layer.points[-1]
         message = f"{layer.name}: {self._words(layer, problem)}"
-        about = {"step": last.step, "site": layer.name, "fix": _ADVICE[problem], "word": problem, "norm": last.norm}
-        return GradientAlert(make_finding(kind, severity, message, **about))
+        about: dict[str, Any] = {"site": layer.name, "fix": _ADVICE[problem], "word": problem, "norm": last.norm}
+        return GradientAlert(make_finding(kind, severity, message, step=last.step, **about))
 
     def _example(self, problem: Problem) -> Finding:
-        """Return a finding as grave as a problem is for the health."""
-        return make_finding(_KINDS[problem][0], _SEVERITIES[problem], problem, step=self.step)
+        """Return a finding of the severity that a problem has while it lasts."""
+        kind, severity = _KINDS[problem]
+        return make_finding(kind, severity, problem, step=self.step)
 
     def _health(self, layer: LayerGradients, judged: Judgement | None) -> LayerHealth:
         trend = trend_of(layer.dynamics())

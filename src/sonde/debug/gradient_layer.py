@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sonde.debug.numbers import as_array
 from sonde.diagnosis.dynamics import Dynamics, classify
-from sonde.diagnosis.judgement import Moment, Verdict, gradients_now, is_silent
+from sonde.diagnosis.judgement import Moment, Verdict, gradients_now, silence_now
 from sonde.records import Reading
 
 Problem = Literal["nonfinite", "no_gradient", "exploding", "vanishing", "oscillating"]
@@ -125,9 +125,9 @@ class LayerGradients:
         """Compare the last norm with the norms before it, and with the limits that the user has set."""
         return gradients_now(self.norms().tolist(), low=limits.vanishing, high=limits.exploding)
 
-    def is_silent(self, step: int) -> bool:
-        """Return whether there has been no gradient for many steps."""
-        return is_silent([point.norm for point in self.points], missing=step - self.points[-1].step)
+    def silence(self, step: int) -> Moment:
+        """Judge whether there has been no gradient for many steps."""
+        return silence_now([point.norm for point in self.points], missing=step - self.points[-1].step)
 
 
 def trend_of(dynamics: Dynamics) -> Trend:

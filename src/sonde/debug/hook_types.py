@@ -1,4 +1,4 @@
-"""Hooks as data: when they fire, where, and what they do."""
+"""What hooks are made of: triggers, conditions and actions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMPARISONS: Final[dict[str, Callable[[float, float], bool]]] = {
 
 
 class AlertSeverity(StrEnum):
-    """How grave an alert is."""
+    """How severe an alert is."""
 
     Info = "info"
     Warning = "warning"
@@ -32,7 +32,7 @@ class AlertSeverity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occasion:
-    """What a hook sees when it is asked whether to fire."""
+    """What triggers, conditions and callbacks see: a tensor of a layer at a step."""
 
     layer: str
     values: Any
@@ -44,7 +44,7 @@ class Occasion:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """What else is known: `loss`, `gradient_norm`, `memory_mb`, and whatever the caller added."""
     statistics: Callable[[], Mapping[str, float | None]] = dict
-    """Computes the statistics of the tensor when somebody asks: a condition that does not need them costs nothing."""
+    """Computes the statistics of the tensor; a condition that does not need them costs nothing."""
 
     def number(self, name: str) -> float | None:
         """Return a number by name from the metadata or the statistics; None if it is not known."""
@@ -56,7 +56,7 @@ class Occasion:
 
 @dataclass(frozen=True, slots=True)
 class HookCondition:
-    """A question about an occasion. A number that is not known answers no."""
+    """A condition on an occasion. It is false where the number it needs is not known."""
 
     text: str
     holds: Callable[[Occasion], bool]
@@ -114,13 +114,13 @@ class HookCondition:
 
     @staticmethod
     def Custom(predicate: Callable[[Occasion], bool]) -> HookCondition:
-        """Fire if a function of the occasion says so."""
+        """Fire if a function of the occasion returns true."""
         return HookCondition(f"custom {getattr(predicate, '__name__', 'predicate')}", predicate)
 
 
 @dataclass(frozen=True, slots=True)
 class HookTrigger:
-    """When a hook fires, besides its patterns."""
+    """When a hook fires, for the layers that its patterns match."""
 
     kind: Literal["every_forward", "every_backward", "every_n_steps", "once", "layer_specific", "conditional"]
     interval: int = 1
@@ -154,7 +154,7 @@ class HookTrigger:
         return HookTrigger("conditional", condition=condition)
 
     def fires(self, occasion: Occasion) -> bool:
-        """Say whether the hook fires here."""
+        """Return whether the hook fires here."""
         if self.kind == "every_backward":
             return not occasion.is_forward
         if self.kind == "conditional":
@@ -168,7 +168,7 @@ class HookTrigger:
 
     @property
     def needs_backward(self) -> bool:
-        """Whether gradients must be watched for it."""
+        """Whether it needs gradients."""
         return self.kind in ("every_backward", "conditional")
 
 
@@ -251,7 +251,7 @@ def _comparison(text: str) -> Callable[[float, float], bool]:
 
 
 def as_names(what: str, names: Any) -> tuple[str, ...]:
-    """Return names as they were given, or the one name that was."""
+    """Return names as a tuple, also if one name was given."""
     listed = (names,) if isinstance(names, str) else tuple(names)
     wrong = [name for name in listed if not isinstance(name, str)]
     if wrong:

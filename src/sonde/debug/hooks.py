@@ -1,4 +1,4 @@
-"""Debugging hooks: build them, register them, let them run on a live model or by hand."""
+"""Debugging hooks: build them, register them, and run them on a live model or by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from sonde.arguments import whole_number
@@ -37,13 +37,13 @@ class Hook:
     enabled: bool = True
 
     def matches(self, layer: str) -> bool:
-        """Say whether the hook is for a layer: any of its patterns matches, or it has none."""
+        """Return whether the hook is for a layer: one of its patterns matches, or it has none."""
         return not self.layer_patterns or any(matches(pattern, layer) for pattern in self.layer_patterns)
 
 
 @dataclass(slots=True)
 class HookStatistics:
-    """What a hook has done so far."""
+    """How often a hook has run so far, and with what result."""
 
     executions: int = 0
     failures: int = 0
@@ -54,7 +54,7 @@ class HookStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookResult:
-    """What came of a hook that fired: for each action what it returned, or the error that stopped it."""
+    """The result of a hook that fired: what each action returned, or the error that stopped it."""
 
     hook_id: str
     hook_name: str
@@ -87,38 +87,38 @@ class HookBuilder:
         self._enabled = True
 
     def trigger(self, trigger: HookTrigger) -> Self:
-        """Say when it fires."""
+        """Set when it fires."""
         if not isinstance(trigger, HookTrigger):
             raise OptionError(f"trigger(...) takes a trigger such as HookTrigger.EveryNSteps(10); got {trigger!r}.")
         self._trigger = trigger
         return self
 
     def action(self, action: HookAction) -> Self:
-        """Add something that it does."""
+        """Add an action."""
         if not isinstance(action, HookAction):
             raise OptionError(f"action(...) takes an action such as HookAction.InspectTensor; got {action!r}.")
         self._actions.append(action)
         return self
 
     def layer_patterns(self, patterns: Sequence[str] | str) -> Self:
-        """Say for which layers it is.
+        """Set for which layers it is.
 
-        A pattern is held against the whole name, as a glob and as a regular expression, and either may match: `layer1`
-        is that layer only, `attention.*` all whose name begins so. `glob:` or `re:` before it allows only one reading.
+        A pattern must match the whole name, as a glob or as a regular expression: `layer1` is that layer only,
+        `attention.*` all names that begin so. `glob:` or `re:` before it allows only that reading.
         """
         self._patterns = as_names("layer_patterns", patterns)
         for pattern in self._patterns:
-            matches(pattern, "")  # a pattern that cannot be read is told now
+            matches(pattern, "")  # a malformed pattern raises now
         return self
 
     def max_executions(self, count: int) -> Self:
-        """Say after how many executions it goes quiet."""
+        """Set after how many executions it is off."""
         whole_number("max_executions", count)
         self._max = count
         return self
 
     def enabled(self, enabled: bool) -> Self:
-        """Say whether it is on from the start."""
+        """Set whether it is on from the start."""
         self._enabled = enabled
         return self
 
@@ -157,7 +157,7 @@ class HookManager:
     """Holds hooks and runs them.
 
     Args:
-        perform: Does what an action says; a debug session gives its own.
+        perform: Carries out actions; a debug session gives its own.
         clock: Measures how long hooks take.
 
     """
@@ -171,9 +171,9 @@ class HookManager:
         self.is_enabled = True
         self.step = 0
         self.version = 0
-        """Changes whenever hooks come, go, or are switched; who attaches to a model looks at it."""
+        """Changes whenever hooks are added, removed or switched."""
         self.on_change: Callable[[], None] | None = None
-        """Called then, so that a hook is live from the next pass on."""
+        """Called at each such change, so that a new hook is live from the next pass on."""
 
     # ------------------------------------------------------------------ keeping
 
@@ -188,7 +188,7 @@ class HookManager:
         return number
 
     def remove(self, hook_id: str) -> bool:
-        """Remove a hook; say whether there was one."""
+        """Remove a hook; return whether it existed."""
         there = self._entries.pop(hook_id, None) is not None
         self._change()
         return there
@@ -216,7 +216,7 @@ class HookManager:
             self.on_change()
 
     def set_step(self, step: int) -> None:
-        """Say which step it is."""
+        """Set the current step."""
         self.step = step
 
     def register_callback(self, name: str, callback: Callable[[Occasion], Any]) -> None:
@@ -269,12 +269,8 @@ class HookManager:
         if not chosen:
             return []
         occasion = self._occasion(layer, data, shape, is_forward, metadata)
-        results = []
-        for number, entry in chosen:
-            result = self._ask(number, entry, occasion)
-            if result is not None:
-                results.append(result)
-        return results
+        results = (self._ask(number, entry, occasion) for number, entry in chosen)
+        return [result for result in results if result is not None]
 
     def _occasion(
         self, layer: str, data: Any, shape: Sequence[int] | None, is_forward: bool, metadata: Mapping[str, Any] | None
@@ -299,26 +295,16 @@ class HookManager:
                 return None
             statistics.executions += 1
             statistics.last_step = occasion.step
-            values = tuple(self._do(action, occasion) for action in hook.actions)
-            return HookResult(
-                hook_id=number, hook_name=hook.name, layer=occasion.layer, step=occasion.step, values=values
-            )
+            return replace(result, values=tuple(self._do(action, occasion) for action in hook.actions))
         except Interrupting:
             raise
         except Exception as error:  # noqa: BLE001 - a hook is the user's code, and its fault must not end a training
             statistics.failures += 1
             statistics.last_error = f"{type(error).__name__}: {error}"
             if statistics.failures == 1:
-                logger.warning(
-                    "the hook %r failed on %s.\n%s", hook.name, occasion.layer, traceback.format_exc().rstrip()
-                )
-            return HookResult(
-                hook_id=number,
-                hook_name=hook.name,
-                layer=result.layer,
-                step=result.step,
-                error=statistics.last_error,
-            )
+                what = f"the hook {hook.name!r} failed on {occasion.layer}."
+                logger.warning("%s\n%s", what, traceback.format_exc().rstrip())
+            return replace(result, error=statistics.last_error)
         finally:
             statistics.total_time += self._clock() - began
 
@@ -362,15 +348,15 @@ class Listeners:
 
 
 class Interrupting(SondeError):
-    """Raised by an action that is there to interrupt: it is let through."""
+    """Raised by an action that interrupts the training; hooks do not catch it."""
 
 
 class TrainingStopped(Interrupting):
-    """A hook asked to stop the training. A debug session that is a context manager ends with it, quietly."""
+    """Raised to stop the training. The `with` block of a debug session catches it."""
 
 
 def matches(pattern: str, layer: str) -> bool:
-    """Say whether a pattern matches a whole name, as a glob or as a regular expression.
+    """Return whether a pattern matches a whole name, as a glob or as a regular expression.
 
     >>> matches("attention.*", "attention_layer_1"), matches("layer1", "layer10"), matches("re:l.*", "layer")
     (True, False, True)
@@ -389,7 +375,7 @@ def _compiled(expression: str, must_compile: bool) -> re.Pattern[str] | None:
         return re.compile(expression)
     except re.error as error:
         if must_compile:
-            raise OptionError(f"The pattern 're:{expression}' is no regular expression: {error}.") from error
+            raise OptionError(f"The pattern 're:{expression}' is not a regular expression: {error}.") from error
         return None  # `*.weight` is a glob and nothing else
 
 

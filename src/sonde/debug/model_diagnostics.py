@@ -46,7 +46,7 @@ _DECLINES: Final = {
 _ADVICE: Final = {
     "diverging": "The loss rises: lower the learning rate, clip gradients, look for bad data.",
     "oscillating": "The loss swings: lower the learning rate or the momentum.",
-    "plateau": "The loss does not move: look at gradients and learning rate; sonde.checkup tells more.",
+    "plateau": "The loss does not move: look at gradients and learning rate; sonde.checkup looks closer.",
     "unstable": "Losses scatter widely: use larger batches or a lower learning rate.",
     "overfitting": "Validation gets worse while training gets better: regularise, add data, or stop earlier.",
     "underfitting": "Training itself does not get better: use a larger model, or train longer at a higher rate.",
@@ -63,7 +63,7 @@ _ADVICE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPerformanceMetrics:
-    """How a training does at a step. What is not known is left out.
+    """Metrics of a training at a step. Leave out what is not known.
 
     Numbers may be tensors; their values are taken, so that no graph is kept alive. A time may be a `datetime`.
     """
@@ -109,7 +109,7 @@ class ModelArchitectureInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerActivationStats:
-    """What a layer put out."""
+    """Statistics of a layer's outputs."""
 
     layer_name: str
     mean_activation: float
@@ -243,7 +243,7 @@ class ModelDiagnostics:
         return self._alerts.all()
 
     def losses(self) -> dict[int, float]:
-        """Return the losses by step; by their place where steps repeat, as they do when each epoch counts anew."""
+        """Return the losses by step; by their place where steps repeat, as they do when each epoch starts at 0."""
         steps = [metrics.training_step for metrics in self._metrics]
         rising = all(after > before for before, after in itertools.pairwise(steps))
         return {(m.training_step if rising else at): m.loss for at, m in enumerate(self._metrics, 1)}
@@ -286,7 +286,7 @@ class ModelDiagnostics:
         )
 
     def assess_health(self) -> ModelHealth:
-        """Rate what is known. The gravest finding decides the word."""
+        """Rate what is known. The most severe finding decides the status."""
         known = {finding.kind: finding for finding in (*self.judge(), *self.known_findings())}
         layers = [finding for stats in self._layers.values() for finding in self._layer_findings(stats)]
         parts = {}

@@ -1,4 +1,4 @@
-"""Numbers from whatever people hand in: torch tensors, numpy arrays, lists."""
+"""Convert what is handed in (torch tensors, numpy arrays, lists) to numpy arrays."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from sonde.errors import OptionError
 
 _MAX_DENSE_BYTES: Final = 1 << 30
-"""A sparse tensor is written out in full to be looked at; beyond this its memory would be a surprise."""
+"""The largest sparse tensor that is made dense."""
 
 
 def as_array(values: Any, what: str = "values") -> NDArray[Any]:
-    """Return an array of numbers of its own memory, in the type the values have. A tensor on a device is waited for.
+    """Return a copy of the values as an array of their own type. For a tensor on a device this waits.
 
     Raises:
-        OptionError: There are no numbers in it.
+        OptionError: It holds no numbers.
 
     """
     torch = sys.modules.get("torch")
@@ -39,12 +39,12 @@ def as_array(values: Any, what: str = "values") -> NDArray[Any]:
 
 
 def has_numbers(dtype: np.dtype[Any]) -> bool:
-    """Say whether arrays of a type hold numbers: numpy's own, or those that ml_dtypes lends it."""
-    return dtype.kind in "biufc" or is_lent(dtype)
+    """Return whether a type holds numbers: one of numpy's own, or of ml_dtypes."""
+    return dtype.kind in "biufc" or is_extended(dtype)
 
 
-def is_lent(dtype: np.dtype[Any]) -> bool:
-    """Say whether a type is one of ml_dtypes, such as bfloat16."""
+def is_extended(dtype: np.dtype[Any]) -> bool:
+    """Return whether a type is one of ml_dtypes, such as bfloat16."""
     return dtype.type.__module__.startswith("ml_dtypes")
 
 
@@ -54,11 +54,11 @@ def _holds_tensors(values: Any, torch: Any) -> bool:
 
 def _from_torch(tensor: Any, torch: Any, what: str) -> NDArray[Any]:
     host = _plain(tensor.detach(), torch, what).cpu().contiguous()
-    borrowed = getattr(ml_dtypes, str(host.dtype).removeprefix("torch."), None)
-    if host.dtype.is_floating_point and borrowed is not None:  # numpy has no such type; ml_dtypes lends it one
+    extended = getattr(ml_dtypes, str(host.dtype).removeprefix("torch."), None)
+    if host.dtype.is_floating_point and extended is not None:  # a type that numpy lacks and ml_dtypes adds
         bits: NDArray[Any] = host.view(torch.int16 if host.dtype.itemsize == 2 else torch.uint8).numpy()
-        lent: NDArray[Any] = bits.view(borrowed).copy()
-        return lent
+        copied: NDArray[Any] = bits.view(extended).copy()
+        return copied
     host = host.to(torch.complex64) if host.dtype == torch.complex32 else host
     array: NDArray[Any] = host.resolve_conj().resolve_neg().numpy()
     owned: NDArray[Any] = array.copy()
@@ -66,7 +66,7 @@ def _from_torch(tensor: Any, torch: Any, what: str) -> NDArray[Any]:
 
 
 def _plain(tensor: Any, torch: Any, what: str) -> Any:
-    """Return a tensor that has its numbers one after the other, as numpy has; say so if there are none."""
+    """Return a dense tensor that numpy can read."""
     if tensor.is_meta:
         shape = tuple(tensor.shape)
         raise OptionError(
@@ -94,10 +94,10 @@ def as_floats(array: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def as_number(value: Any, what: str) -> float:
-    """Return a single number from whatever stands for one. A tensor on a device is waited for.
+    """Return a single number, from a tensor of one element as well. For a tensor on a device this waits.
 
     Raises:
-        OptionError: It stands for none, or for several.
+        OptionError: It is not a single number.
 
     """
     try:

@@ -1,4 +1,4 @@
-"""A pause that another process can end: a file that is there as long as the training waits."""
+"""A pause that another process can end: a file that exists as long as the training waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOK_EVERY_S: Final = 0.2
 
 
 def pause(run: Path, step: int, reason: str, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Wait until somebody deletes the run's pause file: `sonde resume RUN`, `resume_run`, or by hand."""
+    """Wait until the run's pause file is deleted: by `sonde resume RUN`, by `resume_run`, or by hand."""
     path = run / PAUSED
     strict_json.write(path, {"pid": os.getpid(), "step": step, "reason": reason, "since": time.time()}, sync=False)
     logger.warning("training is paused at step %d (%s). To go on: sonde resume %s", step, reason, run)
@@ -28,7 +28,7 @@ def pause(run: Path, step: int, reason: str, sleep: Callable[[float], None] = ti
 
 
 def resume_run(run: str | Path) -> dict[str, Any] | None:
-    """Let a paused training go on; return what it said about its pause, or None if it was not paused.
+    """Resume a paused training; return what it noted about its pause, or None if it was not paused.
 
     Raises:
         RunNotFound: There is no run at the path.
@@ -39,8 +39,8 @@ def resume_run(run: str | Path) -> dict[str, Any] | None:
         raise RunNotFound(f"{folder} holds no run.")
     path = folder / PAUSED
     try:
-        told = strict_json.read_object(path)
+        noted = strict_json.read_object(path)
     except FileNotFoundError:
         return None
     path.unlink(missing_ok=True)
-    return told
+    return noted

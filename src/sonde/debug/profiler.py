@@ -1,4 +1,4 @@
-"""The session's profiler: timers and layer times that are handed in, and what they say about where the time goes."""
+"""The profiler of a session: timers, layer times and memory, and what limits the speed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STEP: Final = "step"
 
 @dataclass(slots=True)
 class Timing:
-    """Durations under one name, in seconds; the last thousand are kept, all are counted."""
+    """Durations of one name, in seconds. The last thousand are kept."""
 
     name: str
     count: int = 0
@@ -32,7 +32,7 @@ class Timing:
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def add(self, seconds: float) -> None:
-        """Take a duration."""
+        """Add a duration."""
         if not seconds >= 0:
             raise OptionError(f"{self.name!r} cannot have taken {seconds!r} seconds; give a number of at least 0.")
         self.count += 1
@@ -79,11 +79,11 @@ class Bottleneck:
     suggestion: str
     """What to do, why, and what it gains at most."""
     gain: float | None = None
-    """Share of the measured time that can be saved at most; None if that cannot be told."""
+    """Share of the measured time that can be saved at most; None if that is not known."""
 
 
 class Profiler:
-    """Takes times and says where they go.
+    """Collects times and finds bottlenecks.
 
     Example:
         profiler = Profiler()
@@ -104,7 +104,7 @@ class Profiler:
     # ------------------------------------------------------------------ recording
 
     def start_timer(self, name: str) -> None:
-        """Start a timer; starting it again starts it anew."""
+        """Start a timer; a timer that runs is restarted."""
         self._running[name] = self._clock()
 
     def end_timer(self, name: str) -> float:
@@ -123,7 +123,7 @@ class Profiler:
         return seconds
 
     def record_time(self, name: str, seconds: float) -> None:
-        """Take a time that was measured elsewhere, as that of a timer. A session does so with the phases of steps."""
+        """Add a time that was measured elsewhere to a timer. A session does so with the phases of steps."""
         _timing(self._timers, name).add(seconds)
 
     def record_layer_execution(
@@ -135,7 +135,7 @@ class Profiler:
         memory_usage: int | None = None,
         parameter_count: int | None = None,
     ) -> None:
-        """Take the times of a layer, in seconds, and what else is known of it."""
+        """Record the times of a layer, in seconds, with its memory and size where they are known."""
         profile = self._layers.get(name)
         if profile is None:
             if len(self._layers) >= _MAX_NAMES:
@@ -148,16 +148,16 @@ class Profiler:
         profile.parameters = parameter_count if parameter_count is not None else profile.parameters
 
     def record_tensor_operation(self, name: str, duration: float) -> None:
-        """Take the duration of an operation, in seconds."""
+        """Record the duration of an operation, in seconds."""
         _timing(self._operations, name).add(float(duration))
 
     def record_model_inference(self, batch_size: int, duration: float, tokens: int | None = None) -> None:
-        """Take the duration of a whole inference, in seconds."""
+        """Record the duration of a whole inference, in seconds."""
         found = {"batch_size": float(batch_size), "duration": float(duration)}
         self._inferences.append(found if tokens is None else found | {"tokens": float(tokens)})
 
     def record_memory(self, megabytes: float) -> None:
-        """Take how much memory the process holds now."""
+        """Record how much memory the process holds now."""
         self._memory.append((self._clock(), float(megabytes)))
 
     # ------------------------------------------------------------------ asking
@@ -205,7 +205,7 @@ class Profiler:
         return [bottleneck.suggestion for bottleneck in self.analyze_performance()]
 
     def generate_report(self) -> dict[str, Any]:
-        """Return everything in short, for JSON."""
+        """Return a summary as JSON-ready values."""
         return {
             "timers": self.get_statistics(),
             "layers": self.get_layer_profiles(),

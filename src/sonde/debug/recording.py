@@ -113,7 +113,7 @@ class Feed:
         """Leave events to the run."""
 
     def take_finding(self, finding: Finding) -> None:
-        """Keep a finding that is new, or graver than before, for `new_findings`."""
+        """Keep a finding that is new, or more severe than before, for `new_findings`."""
         with self._lock:
             before = self._reported.get(finding.kind)
             if finding.withdrawn:

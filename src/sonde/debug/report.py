@@ -1,11 +1,11 @@
-"""What a debug session came to."""
+"""The report of a debug session."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sonde import strict_json
 from sonde.debug.alerts import Alert
@@ -17,14 +17,16 @@ from sonde.records import Finding
 
 if TYPE_CHECKING:
     from sonde.debug.session import DebugSession
+    from sonde.views.document import Document
 
 
+_MOST_ROWS: Final = 30
 IssueSeverity = Literal["info", "warning", "critical"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issue:
-    """Something that is wrong."""
+    """Something that is wrong, as one line of the report."""
 
     severity: IssueSeverity
     source: str
@@ -35,7 +37,7 @@ class Issue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugSummary:
-    """A report in short."""
+    """The summary of a report."""
 
     session_id: str
     total_issues: int
@@ -46,7 +48,7 @@ class DebugSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugReport:
-    """Everything a session knows. Awaiting it gives it back, so that `await session.stop()` is right everywhere."""
+    """Everything a session knows. It can be awaited, so that `await session.stop()` works."""
 
     session_id: str
     run: str | None
@@ -65,7 +67,7 @@ class DebugReport:
     dashboard: str | None = None
 
     def summary(self) -> DebugSummary:
-        """Return the report in short, the gravest issues first."""
+        """Return a summary, the most severe issues first."""
         order = {"critical": 0, "warning": 1, "info": 2}
         issues = sorted(self.issues, key=lambda issue: order[issue.severity])
         return DebugSummary(
@@ -83,13 +85,45 @@ class DebugReport:
         plain["findings"] = [finding.to_json() for finding in self.findings]
         return plain
 
+    def document(self) -> Document:
+        """Return the report as a document, to print or to write as HTML or Markdown."""
+        # Imported here: a training that writes no such report needs none of it.
+        from sonde.views.document import Block, Document, Findings, Section, Table, Text, Tiles
+        from sonde.views.terminal.numbers import short
+
+        tiles = {
+            "steps": self.steps,
+            "issues": len(self.issues),
+            "critical": self.summary().critical_issues,
+            "gradient health": self.gradients["overall_health"],
+            "model health": self.diagnostics["health"]["status"],
+        }
+        flow, times = self.gradients["layers"], self.performance["layers"]
+        layers = [[each["layer"], short(each["norm"]), each["health"], each["words"]] for each in flow]
+        slow = [[name, each["type"], short(each["forward"]["mean"])] for name, each in times.items()]
+        others = [[each.severity, each.source, each.message] for each in self.issues if each.source != "finding"]
+        sections: dict[str, Sequence[Block]] = {
+            "Findings": [Findings(self.findings)] if self.findings else [],
+            "Other issues": [Table(("severity", "source", "message"), others, most=_MOST_ROWS)] if others else [],
+            "What to do": [Text(text) for text in self.recommendations],
+            "Gradients": [Table(("layer", "norm", "health", "words"), layers, (1,), _MOST_ROWS)] if layers else [],
+            "Slowest layers": [Table(("layer", "class", "seconds"), slow, (2,), _MOST_ROWS)] if slow else [],
+        }
+        listed = [Section(title, blocks) for title, blocks in sections.items()]
+        lead = Tiles([(name, str(value)) for name, value in tiles.items()])
+        return Document(f"Debug session {self.session_id}", listed, [lead], data=self.to_json())
+
     def save(self, path: str | Path) -> Path:
-        """Write the report as strict JSON; return its path."""
+        """Write the report and return its path; the suffix sets the format: `.html`, `.md`, else strict JSON."""
         target = Path(path)
         if target.is_dir():
             raise OptionError(f"{target} is a folder; name the file to write, such as {target / 'report.json'}.")
         target.parent.mkdir(parents=True, exist_ok=True)
-        strict_json.write(target, self.to_json(), indent=2, sync=False)
+        if target.suffix in (".html", ".md"):
+            document = self.document()
+            target.write_text(document.to_html() if target.suffix == ".html" else document.to_markdown(), "utf-8")
+        else:
+            strict_json.write(target, self.to_json(), indent=2, sync=False)
         return target
 
     def __await__(self) -> Generator[Any, None, DebugReport]:

@@ -156,7 +156,7 @@ class DebugSession:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong with the training, best first, as far as can be told by now."""
+        """What is wrong with the training as far as is known now, the most likely cause first."""
         return self._recording.findings if self._recording is not None else list(self._findings)
 
     def _all_findings(self) -> list[Finding]:
@@ -189,7 +189,7 @@ class DebugSession:
         return self
 
     def stop(self) -> DebugReport:
-        """Let go of the model, finish the run and return the report. Stopping twice returns the same report."""
+        """Detach from the model, finish the run and return the report. Stopping twice returns the same report."""
         return self._finish(None)
 
     def _finish(self, error: BaseException | None) -> DebugReport:
@@ -383,7 +383,7 @@ class DebugSession:
             raise ClosedError(f"{verb}() on a debug session that {state}.")
 
     def _check_can_draw(self) -> None:
-        """Say before the training, not after it, that there will be no dashboard."""
+        """Report before the training, not after it, that no dashboard can be written."""
         from sonde.views.figures.library import graph_objects
 
         if self.config.output_dir is None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde import schema
-from sonde.debug.numbers import as_floats, is_lent
+from sonde.debug.numbers import as_floats, is_extended
 from sonde.diagnosis.judgement import LEVEL_VALUES, MOMENT_WINDOW, shift_now
 from sonde.errors import OptionError
 from sonde.records import Reading
@@ -240,7 +240,7 @@ def _worst(
 
 def _ulp(left: NDArray[Any], right: NDArray[Any]) -> int | None:
     kinds = {left.dtype, right.dtype}
-    floats = {kind for kind in kinds if kind.kind == "f" or is_lent(kind)}
+    floats = {kind for kind in kinds if kind.kind == "f" or is_extended(kind)}
     if kinds != floats or not left.size:
         return None
     # bfloat16 has fewer digits than float16, though both have two bytes.

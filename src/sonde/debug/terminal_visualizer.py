@@ -1,4 +1,4 @@
-"""Plots, tables and heat maps as text: for machines that have nothing but a terminal, and for logs."""
+"""Plots, tables and heat maps as text, for terminals and logs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TerminalVisualizer:
         height: How many lines.
         mode: `braille` (finest), `blocks` (for fonts without braille), `ascii` (nothing beyond ASCII), or `auto`:
             braille where standard output can encode it.
-        colours: `none`, `256`, `truecolor`, or `auto`: as standard output has them; none where it is no terminal or
+        colours: `none`, `256`, `truecolor`, or `auto`: as standard output has them; none where it is not a terminal or
             where NO_COLOR is set.
 
     >>> print(TerminalVisualizer(40, 8, mode="ascii", colours="none").ascii_histogram([1, 2, 2, 3, 3, 3], bins=3))
@@ -60,9 +60,9 @@ class TerminalVisualizer:
         if mode not in MODES or colours not in COLOURS:
             raise OptionError(f"mode is one of {', '.join(MODES)} and colours one of {', '.join(COLOURS)}.")
         self.width, self.height = width, height
-        told = make_console(file=sys.stdout)
-        unicode = mode in ("braille", "blocks") or (mode == "auto" and not told.options.ascii_only)
-        system = told.color_system if colours == "auto" and not told.no_color else None
+        output = make_console(file=sys.stdout)
+        unicode = mode in ("braille", "blocks") or (mode == "auto" and not output.options.ascii_only)
+        system = output.color_system if colours == "auto" and not output.no_color else None
         self._system = None if colours == "none" else (colours if colours != "auto" else system)
         self._look = Look(width, unicode, self._system is not None, blocks=mode == "blocks")
 
@@ -92,7 +92,7 @@ class TerminalVisualizer:
         if not self._look.unicode:
             return ("#" * round(share * room)).ljust(1)
         eighths = round(share * room * 8)
-        # What is there at all must be seen.
+        # A count above zero is always visible.
         eighths = max(eighths, 1) if share > 0 else 0
         full, rest = divmod(eighths, 8)
         return "█" * full + (_PARTS[rest] if rest else "")
@@ -179,7 +179,7 @@ class TerminalVisualizer:
         return self._drawn(*self._titled(title), drawn)
 
     def _titled(self, title: str) -> list[Text]:
-        return [Text("".join(sign if sign.isprintable() else " " for sign in title), TITLE)] if title else []
+        return [Text("".join(char if char.isprintable() else " " for char in title), TITLE)] if title else []
 
     def _drawn(self, *parts: RenderableType) -> str:
         target = io.StringIO()
@@ -222,7 +222,7 @@ def _cell(value: Any) -> str:
         return short(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return "".join(sign if sign.isprintable() else " " for sign in str(value))
+    return "".join(char if char.isprintable() else " " for char in str(value))
 
 
 def _all_numbers(rows: Sequence[Sequence[Any]], index: int) -> bool:

@@ -1,4 +1,4 @@
-"""Plots of hand-fed values and of runs, collected by name and put together into one dashboard."""
+"""Plots of values and of runs, collected by name and combined into one dashboard."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class DebugVisualizer:
         return target
 
     def save_plot(self, name: str, path: str | Path | None = None) -> Path:
-        """Write one plot; the ending says as what (html, json, png, svg). Pictures are as large as the config says."""
+        """Write one plot; the suffix sets the format (html, json, png, svg), the config the size of pictures."""
         target = self._target(path, f"{file_name(name)}.html")
         return figures.write(self.get_plot(name), target, width=self.config.width, height=self.config.height)
 

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.debug.numbers import as_array, is_lent
+from sonde.debug.numbers import as_array, is_extended
 from sonde.errors import OptionError
 
 Pattern = Literal["diagonal", "uniform", "focused", "mixed"]
@@ -74,7 +74,7 @@ def analyze_weights(weight: Any, name: str = "weight") -> WeightAnalysis:
 
 def resolution_of(dtype: np.dtype[Any]) -> float:
     """Return the smallest relative difference that a type can hold, and at least that of float32."""
-    is_float = dtype.kind == "f" or is_lent(dtype)
+    is_float = dtype.kind == "f" or is_extended(dtype)
     known = float(ml_dtypes.finfo(dtype).eps) if is_float else 0.0  # type: ignore[no-untyped-call] # no types
     return max(known, float(np.finfo(np.float32).eps))
 

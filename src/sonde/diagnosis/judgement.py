@@ -312,10 +312,16 @@ def gradients_now(norms: Sequence[float], *, low: float | None = None, high: flo
     return Moment("healthy", f"the gradient norm is {norms[-1]:.3g}", norms[-1], now.usual)
 
 
-def is_silent(norms: Sequence[float], missing: int = 0) -> bool:
-    """Return whether a gradient has been exactly zero, or missing, for as many steps as the rules wait."""
+def silence_now(norms: Sequence[float], missing: int = 0) -> Moment:
+    """Judge whether a gradient has been exactly zero, or missing, for as many steps as the rules wait.
+
+    >>> silence_now([0.0] * 10).words
+    'it was zero or absent in the last 10 steps'
+    """
     steps = int(UNUSED_STEPS)
-    return missing >= steps or (len(norms) >= steps and all(norm == 0 for norm in norms[-steps:]))
+    if missing >= steps or (len(norms) >= steps and not any(norms[-steps:])):
+        return Moment("vanishing", f"it was zero or absent in the last {steps} steps", 0.0)
+    return Moment("healthy", "there is a gradient", norms[-1])
 
 
 def loss_now(loss: float, past: Sequence[float] = ()) -> Moment:
