@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sonde import probes
 from sonde.errors import OptionError
 
 
@@ -51,16 +52,8 @@ def restore_random_state(state: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
     """Restore the random state at the end, whatever is drawn or seeded inside."""
-    python, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if _uses_cuda() else []
-    try:
+    with probes.kept_random_state(list(range(torch.cuda.device_count())) if _uses_cuda() else []):
         yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
 
 
 def seed_everything(seed: Any) -> None:
