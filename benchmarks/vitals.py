@@ -1,8 +1,8 @@
-"""What the vital signs of a diagnosis cost: CPU time of the training thread in each of their parts, per step.
+"""What the sensors of a diagnosis cost: CPU time of the training thread in each of them, per step.
 
     python benchmarks/vitals.py [--steps 63] [--only gpt|mlp|cnn] [--device cuda]
 
-The first 21 steps, in which most is looked at every time, are stated apart from the rest.
+The first 21 steps, in which most sensors look every time, are stated apart from the rest.
 """
 
 from __future__ import annotations
@@ -19,30 +19,34 @@ import torch
 from programs import Program, cnn, gpt, mlp
 
 import sonde
-from sonde.taps.clipping import ClippingTap
-from sonde.taps.leftovers import Trace
-from sonde.taps.losses import LossTap
-from sonde.taps.vital_signs import VitalSigns
+from sonde.sensors.catalogue import SENSORS
+from sonde.sensors.dispatcher import Sensors
+from sonde.sensors.loop import Trace
+from sonde.sensors.loss_calls import LossCalls
+from sonde.sensors.sensor import Sensor
 
 PROGRAMS = {"gpt": gpt, "mlp": mlp, "cnn": cnn}
 EARLY = 21
-PARTS = {
-    "passes: inputs, order, modes, units": (VitalSigns, ("_begin_pass", "_enter", "_leave", "_end_pass")),
-    "losses and labels": (LossTap, ("_see",)),
-    "before backward passes": (VitalSigns, ("_before_backward",)),
-    "gradients, one by one": (Trace, ("saw_accumulation",)),
-    "around optimizer steps": (VitalSigns, ("_before_step", "_after_step")),
-    "clipping": (ClippingTap, ("_see",)),
-    "end of step, facts": (VitalSigns, ("_end_step",)),
+MOMENTS = tuple(name for name in vars(Sensor) if name.startswith("on_"))
+PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
+    kind.__name__: (kind, tuple(name for name in MOMENTS if name in vars(kind))) for kind in SENSORS
+}
+PARTS |= {
+    "Leftovers, at each gradient": (Trace, ("saw_accumulation",)),
+    "recording losses": (LossCalls, ("_see",)),
+    "calling sensors, stating facts": (
+        Sensors,
+        ("_begin_pass", "enter", "leave", "_end_pass", "_before_backward", "_before_step", "_after_step", "_end_step"),
+    ),
 }
 
 
 class Clock:
-    """Adds up the CPU time of this thread inside functions, less what asking for it costs."""
+    """Adds up the CPU time of this thread inside functions, without that of timed functions inside them."""
 
     def __init__(self) -> None:
         self.seconds: collections.Counter[str] = collections.Counter()
-        self._inside = False
+        self._inner = [0.0]
         begin = time.thread_time()
         for _ in range(1000):
             time.thread_time()
@@ -50,15 +54,14 @@ class Clock:
 
     def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._inside:
-                return function(*args, **kwargs)
-            self._inside = True
+            self._inner.append(0.0)
             begin = time.thread_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.seconds[part] += max(0.0, time.thread_time() - begin - self._cost)
-                self._inside = False
+                spent = time.thread_time() - begin
+                self.seconds[part] += max(0.0, spent - self._inner.pop() - self._cost)
+                self._inner[-1] += spent + self._cost
 
         return timed
 
@@ -93,7 +96,7 @@ def measure(name: str, steps: int, device: str, clock: Clock) -> None:
     print(f"\n### {name} on {device}: bare step {base * 1e3:.1f} ms\n")
     print(f"| part | ms per step, first {EARLY} | ms per step, then |\n|---|--:|--:|")
     late = clock.seconds - early
-    for part in PARTS:
+    for part in sorted(PARTS, key=lambda part: -early[part]):
         print(f"| {part} | {early[part] / EARLY * 1e3:.3f} | {late[part] / (steps - EARLY) * 1e3:.3f} |")
     first, then = early.total() / EARLY, late.total() / (steps - EARLY)
     print(f"| all, and their share of the bare step | {first * 1e3:.2f}: {first / base:.1%} | ", end="")

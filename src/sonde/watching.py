@@ -35,10 +35,10 @@ from sonde.record.plan import DEFAULT_WHAT, Helpers, Plan, What
 from sonde.records import RunHeader
 from sonde.schedule import When, schedule
 from sonde.select import Where, check_each_matches, selector
+from sonde.sensors.dispatcher import Sensors
 from sonde.session import HandFedSession, IdleSession, Session
 from sonde.store import RunWriter
 from sonde.store.runs import place_of
-from sonde.taps.vital_signs import VitalSigns
 from sonde.version import VERSION
 
 logger = logging.getLogger("sonde")
@@ -229,7 +229,7 @@ def watch(
             plan,
             chosen.helpers,
             extensions=Extensions(
-                sensors=VitalSigns if plan.diagnose else None,
+                sensors=Sensors if plan.diagnose else None,
                 forensics=functools.partial(Forensics, options=forensics),
                 judge=Monitor if plan.diagnose else None,
             ),

@@ -22,7 +22,7 @@ def modules(*folders):
     return [path for folder in folders for path in (SOURCE / folder).rglob("*.py")]
 
 
-@pytest.mark.parametrize("path", modules("taps", "stats", "record", "hooks"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", modules("sensors", "stats", "record", "hooks"), ids=lambda path: path.name)
 def test_nothing_in_the_training_thread_waits_for_a_device(path):
     if path.name in CPU_ONLY:
         return

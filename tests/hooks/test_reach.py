@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sonde.hooks.on_backward import Reach
-from sonde.taps.leftovers import MAX_TRACED, spread
+from sonde.sensors.loop import MAX_TRACED, spread
 from sonde.testing import assert_no_taps, tiny_mlp
 
 

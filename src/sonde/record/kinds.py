@@ -43,8 +43,8 @@ def step_count(optimizer: Optimizer, parameter: Tensor) -> float | None:
     A number on a device would have to be waited for.
     """
     count = optimizer.state.get(parameter, {}).get("step")
-    if count is None and traits_of(optimizer).schedule_free:
-        count = next((group.get("k") for group in optimizer.param_groups), None)
+    if count is None:  # a schedule-free optimizer counts by group
+        count = next((group.get("k") for group in optimizer.param_groups if "train_mode" in group), None)
     if isinstance(count, Tensor) and (count.device.type != "cpu" or count.numel() != 1):
         return None
     return float(count) if isinstance(count, Tensor | int | float) else None

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from handmade import UNKNOWN, ask, found, loss, model, patient
+from tests.sensors.watching import Watching
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sonde
 from sonde.facts import LIKELIHOOD, Facts, HiddenFacts, SoftmaxFacts
-from sonde.taps.carried_states import CarriedStates
 
 ONE = {"loss:scalar": [1.0, 1.0]}
 
@@ -188,16 +188,27 @@ def test_a_state_that_goes_on_to_shuffled_samples_is_found(tmp_path, shuffle, ca
     assert all(finding.sites[0] == "0" for finding in found)
 
 
-def test_a_decoder_that_goes_on_within_a_step_carries_nothing():
-    seen, cell = CarriedStates(), nn.GRUCell(2, 4)
+@pytest.mark.parametrize("carries", [False, True])
+def test_a_decoder_that_goes_on_within_a_step_carries_nothing(tmp_path, carries):
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.GRUCell(2, 4)
+
+        def forward(self, state):
+            for _ in range(3):
+                state = self.cell(torch.randn(3, 2), state)
+            return state
+
+    decoder = Decoder()
+    optimizer = torch.optim.SGD(decoder.parameters(), lr=0.1)
     state = torch.zeros(3, 4)
-    for step in (1, 2):
-        state = torch.zeros(3, 4)
-        for _ in range(3):
-            args = (torch.randn(3, 2), state)
-            state = cell(*args)
-            assert not seen.see("cell", cell, args, state, step)
-    assert seen.see("cell", cell, (torch.randn(3, 2), state.detach()), state, 3)
+    with Watching(tmp_path, decoder, optimizer) as seen:
+        for _ in range(2):
+            state = decoder(state.detach() if carries else torch.zeros(3, 4))
+            state.sum().backward()
+            optimizer.step()
+    assert seen.facts.carried == (("cell",) if carries else ())
 
 
 @pytest.mark.parametrize(

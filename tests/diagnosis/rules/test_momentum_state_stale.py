@@ -5,14 +5,14 @@ import torch
 from programs import data, kinds, perceptron, train
 
 import sonde
-from sonde.taps.moments import Moments
+from sonde.sensors.resuming import StateSteps
 
 
 @pytest.mark.parametrize("ill", [True, False])
 @pytest.mark.parametrize("counts", [True, False], ids=["the count tells", "the count is on a device, the updates tell"])
 def test_moments_that_were_dropped_are_noticed(tmp_path, monkeypatch, counts, ill):
     if not counts:
-        monkeypatch.setattr(Moments, "see", lambda *_: None)
+        monkeypatch.setattr(StateSteps, "on_step", lambda *_: None)
     model = perceptron()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     taken = []

@@ -1,0 +1,153 @@
+"""Sensors for what models are given: every input, the features of a table, and rows that were seen before."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sonde.records import Phase
+from sonde.schedule import every, first
+from sonde.sensors.sensor import Context, PassInputs, Sensor
+from sonde.sensors.tensors import MAX_ELEMENTS, is_plain
+from sonde.vitals import COLUMN_OFFSET, COLUMN_SCALE, DISTINCT_ROWS, REPEATED_ROWS, SEEN_ROWS
+
+MAX_CALLS: Final = 4
+MAX_MARKS: Final = 4096
+"""Rows of training that are remembered: the first ones."""
+COUNTED_ROWS: Final = 1024
+"""After so many rows the different ones are counted."""
+MAX_COLUMNS: Final = 1024
+MAX_PASSES: Final = 256
+"""Passes of training that are looked at, if batches are small."""
+EVALUATIONS: Final = 64
+"""Passes of evaluation that are looked at."""
+_SAME_SIZE: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Any odd numbers will do; this is 2**64 over the golden ratio, as a signed number.
+_FACTOR: Final = -7046029254386353131
+
+
+class Inputs(Sensor):
+    """The statistics of every tensor that a model is called with, as `(model):input[0]` and the like."""
+
+    produces = ("input",)
+    cost = "one pass over the inputs"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._numbers: dict[tuple[str, Phase, int, str], int] = {}
+
+    def on_pass(self, inputs: PassInputs) -> None:
+        """Record the inputs of a pass."""
+        call = min(inputs.call, MAX_CALLS - 1)
+        for part, tensor in inputs.given:
+            key = (inputs.model, inputs.phase, call, part)
+            site = self._numbers.get(key)
+            if site is None:
+                site = self._numbers[key] = self.signals.recorder.site(
+                    inputs.model, "input", phase=inputs.phase, call=call, part=part, tensor=tensor
+                )
+            self.signals.recorder.see(site, tensor.detach())
+
+
+class Columns(Sensor):
+    """The scale and offset of each feature of a table. Counts the training passes of a model."""
+
+    produces = (COLUMN_SCALE, COLUMN_OFFSET)
+    when = first(3) | every(50)
+    cost = "two passes over an input of at most a million numbers"
+
+    @torch.no_grad()
+    def on_pass(self, inputs: PassInputs) -> None:
+        """Look at the first input of real numbers."""
+        values = inputs.real if inputs.is_first else None
+        if values is None or values.dim() != 2 or len(values) < 2 or values.numel() > MAX_ELEMENTS:
+            return
+        if self.is_look(inputs.model):
+            wide = values.float()
+            self.signals.see(inputs.model, COLUMN_SCALE, wide.std(0))
+            self.signals.see(inputs.model, COLUMN_OFFSET, wide.mean(0))
+
+
+class RowMarks(Sensor):
+    """Rows of data that were seen before: evaluation that meets rows of training, few rows drawn over again.
+
+    Every row of the model's first input is marked by a whole number computed from its bits, exactly and in any order,
+    so that equal rows have equal marks on every device. Marks stay on their device, and nothing waits for it. Counts
+    the training passes of a model.
+    """
+
+    produces = (SEEN_ROWS, REPEATED_ROWS, DISTINCT_ROWS)
+    when = first(8)
+    cost = "one pass over at most 1,024 columns of the first 4,096 rows; of evaluation over 64 passes"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._marks: dict[str, list[Tensor]] = {}
+        self._count: dict[str, int] = {}
+        self._counted: set[str] = set()
+        self._evaluations = 0
+
+    @torch.no_grad()
+    def on_pass(self, inputs: PassInputs) -> None:
+        """Mark the rows of the first input; of a large batch the first rows."""
+        if not inputs.given or (inputs.phase == "train" and inputs.call):
+            return
+        model, values = inputs.model, inputs.given[0][1]
+        values = values[:MAX_MARKS] if values.dim() else values
+        if values.dim() < 2 or len(values) < 2 or not _can_be_marked(values):
+            return
+        if inputs.phase == "train":
+            self._see_training(model, values)
+        elif model in self._marks and self._evaluations < EVALUATIONS:
+            self._evaluations += 1
+            known = torch.cat([each for each in self._marks[model] if each.device == values.device])
+            if len(known):
+                self.signals.see(model, SEEN_ROWS, _are_among(marks_of(values), known).float().mean(), phase="eval")
+
+    def _see_training(self, model: str, values: Tensor) -> None:
+        count, kept = self._count.get(model, 0), self._marks.setdefault(model, [])
+        if count >= MAX_MARKS or len(kept) >= MAX_PASSES:
+            return
+        marks = marks_of(values)
+        kept.append(marks)
+        self._count[model] = count + len(marks)
+        if self.is_look(model):
+            self.signals.see(model, REPEATED_ROWS, 1 - distinct(marks) / len(marks))
+        if self._count[model] >= COUNTED_ROWS and model not in self._counted:
+            self._counted.add(model)
+            here = [each for each in kept if each.device == values.device]
+            self.signals.see(model, DISTINCT_ROWS, distinct(torch.cat(here)))
+
+
+def distinct(marks: Tensor) -> Tensor:
+    """Return how many different marks there are."""
+    ordered = marks.sort().values
+    return 1 + (ordered[1:] != ordered[:-1]).sum()
+
+
+def _are_among(marks: Tensor, known: Tensor) -> Tensor:
+    """Return for each mark whether it is among those known. By sorting: `torch.isin` may wait for the device."""
+    ordered = known.sort().values
+    at = torch.searchsorted(ordered, marks).clamp(max=len(ordered) - 1)
+    return ordered.take(at) == marks
+
+
+def marks_of(values: Tensor) -> Tensor:
+    """Return a whole number for each row, the same for the same bits; of long rows evenly chosen columns count."""
+    rows = values.detach().reshape(len(values), -1)
+    if rows.shape[1] > MAX_COLUMNS:
+        rows = rows[:, :: -(-rows.shape[1] // MAX_COLUMNS)]
+    # Bits of real numbers are read as a whole number, which is exact where adding the numbers would not be.
+    whole = rows.contiguous().view(_SAME_SIZE[rows.element_size()]) if rows.is_floating_point() else rows
+    places = torch.arange(1, rows.shape[1] + 1, device=rows.device)
+    factors = (places * _FACTOR) ^ (places * places)
+    # Of small numbers in double precision only the upper bits differ.
+    wide = whole.long() ^ (whole.long() >> 32)
+    mixed = (wide + places) * (factors | 1)
+    return (mixed ^ (mixed >> 29)).sum(1)
+
+
+def _can_be_marked(values: Tensor) -> bool:
+    return is_plain(values) and not values.is_complex() and values.element_size() in _SAME_SIZE

@@ -1,0 +1,348 @@
+"""Call sensors at the moments of a training that they listen to. See `sonde.vitals` and `sonde.facts`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from torch import Tensor
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+
+from sonde import facts
+from sonde.hooks.guard import Guarded, Handle, remove_all
+from sonde.hooks.on_backward import before_backward
+from sonde.hooks.replace_function import OverridableFunction
+from sonde.hooks.torch_state import backward_id, is_capturing
+from sonde.hooks.unpack import unpack
+from sonde.record.modules import WatchedModule
+from sonde.record.optimizers import WatchedOptimizer
+from sonde.record.pipeline import Watched
+from sonde.record.plan import Helpers
+from sonde.records import Phase
+from sonde.sensors.catalogue import SENSORS
+from sonde.sensors.facts import FactBook
+from sonde.sensors.graph import Spans
+from sonde.sensors.loss_calls import Belonging, LossCalls
+from sonde.sensors.loss_functions import LossCall
+from sonde.sensors.sensor import Backward, Clip, Context, Graph, PassInputs, Sensor, Signals, Step, StepEnd
+from sonde.sensors.tensors import is_plain
+from sonde.vitals import LOSS
+
+TRACED_ROUNDS: Final = 2
+"""Recorded rounds of the loop in which all leaf modules are looked at."""
+# What `clip_grad_norm_` calls once it knows the norm. Where a version of torch lacks it, clipping is not seen.
+_CLIPPING: Final = OverridableFunction(clip_grad, "_clip_grads_with_norm_")
+_CLIP_ARGUMENTS: Final = ("parameters", "max_norm", "total_norm")
+
+
+class Sensors:
+    """Attaches the sensors that someone wants. Each is guarded by itself: if one fails, the others go on.
+
+    `wanted` holds signals, quantities and facts (as `facts.name`); None attaches every sensor.
+    """
+
+    def __init__(self, watched: Watched, wanted: Collection[str] | None = None) -> None:
+        self.is_tracing = True
+        """Whether all leaf modules are looked at."""
+        self.looked_at: dict[int, bool | None] = {}
+        """Keys of modules whose calls are reported; with a mode, training calls made in that mode are left out."""
+        self._watched = watched
+        self._guard = watched.guard
+        self._book = FactBook()
+        self._context = Context(watched, Signals(watched.packer), self._book, {}, {}, self.looked_at, set())
+        chosen = [kind for kind in SENSORS if wanted is None or not wanted_nothing(kind, wanted)]
+        self._sensors: list[Sensor] = [kind(self._context) for kind in chosen]
+        self._belonging = Belonging(watched.models.values())
+        self._losses = LossCalls(
+            watched.packer,
+            self._guard,
+            outputs=not watched.records_loss,
+            belonging=self._belonging,
+            is_due=watched.is_due,
+            on_loss=self._on_loss,
+            on_facts=self._book.add_loss,
+        )
+        self._spans: Spans | None = Spans()
+        self._sizes: dict[str, int] = {}
+        self._forwards = self._forwards_by_hand = self._passes_before = 0
+        self._rounds = self._looks = 0
+        self._is_prepared = False
+        self._process = os.getpid()
+        self._handles: list[Handle] = []
+        self._keep_output = self._guard.wrap("losses", self._see_output)
+        self._choose_moments()
+        self._choose_modules(watched.modules)
+        wrap = self._guard.wrap
+        self.begin_pass = wrap("model inputs", self._begin_pass)
+        self.end_pass = wrap("model inputs", self._end_pass)
+        self.before_step = wrap("optimizer facts", self._before_step)
+        self.after_step = wrap("optimizer facts", self._after_step)
+        self.end_step = wrap("the end of a step", self._end_step)
+        self._state = wrap("facts", self._state_facts)
+
+    # ------------------------------------------------------------------ which sensor hears what
+
+    def _choose_moments(self) -> None:
+        self._on_pass = self._listeners("on_pass")
+        self._on_enter = self._listeners("on_traced_enter")
+        self._on_traced = self._listeners("on_traced_call")
+        self._on_pass_end = self._listeners("on_pass_end")
+        self._on_losses = self._listeners("on_loss")
+        self._on_backward = self._listeners("on_backward")
+        self._on_graph = self._listeners("on_graph")
+        self._on_clip = self._listeners("on_clip")
+        self._on_gradients = self._listeners("on_gradients")
+        self._on_step = self._listeners("on_step")
+        self._on_step_end = self._listeners("on_step_end")
+
+    def _listeners(self, moment: str) -> tuple[Guarded, ...]:
+        """Return the sensors' methods for a moment, guarded; those that do not override it are left out."""
+        chosen = [each for each in self._sensors if getattr(type(each), moment) is not getattr(Sensor, moment)]
+        return tuple(self._guard.wrap(type(each).__name__, getattr(each, moment)) for each in chosen)
+
+    def _choose_modules(self, modules: list[WatchedModule]) -> None:
+        roots = [entry.name for entry in modules if entry.is_root]
+        self._only_root = roots[0] if len(roots) == 1 else ""
+        self._leaves = {entry.key for entry in modules if next(entry.module.children(), None) is None}
+        self._calls: dict[int, tuple[Guarded, ...]] = {}
+        self._sampled: list[tuple[Sensor, set[int]]] = []
+        """Sensors that look at modules in some steps only, and those modules."""
+        for entry in modules:
+            if entry.is_root:
+                self._keep_outputs_of(entry.key)
+        for sensor in (each for each in self._sensors if type(each).on_call is not Sensor.on_call):
+            on_call = self._guard.wrap(type(sensor).__name__, sensor.on_call)
+            keys = {each.key for each in modules if (each.wanted or each.is_root) and sensor.looks_at(each)}
+            for key in keys:
+                self._calls[key] = (*self._calls.get(key, ()), on_call)
+            self.looked_at |= dict.fromkeys(keys)
+            if type(sensor).samples_steps:
+                self._sampled.append((sensor, keys))
+
+    def _keep_outputs_of(self, key: int) -> None:
+        """Report what a module returns to those who read losses that are written by hand."""
+        self.looked_at[key] = None
+        self._calls[key] = (*self._calls.get(key, ()), self._keep_output)
+
+    # ------------------------------------------------------------------ beginning and end
+
+    def see_initial(self) -> None:
+        """State the facts and write what belongs to the state before the first step."""
+        self._prepare()
+        for each in self._listeners("on_initial"):
+            each()
+
+    def attach(self) -> None:
+        """Start listening."""
+        watched = self._watched
+        self._prepare()
+        groups: dict[str, list[Tensor]] = {}
+        for _, parameter in self._context.module_parameters():
+            groups.setdefault(self._context.owners.get(id(parameter), ("", None))[0], []).append(parameter)
+        for name, parameters in groups.items():
+            watched.reach.listen(name, parameters)
+        for sensor in self._sensors:
+            self._guard.wrap(type(sensor).__name__, lambda each: self._handles.extend(each.listen()))(sensor)
+        self._losses.attach()
+        self._handles.append(self._losses)
+        if self._on_clip and _CLIPPING.exists:
+            self._handles.append(_CLIPPING.listen(after=self._guard.wrap("gradient clipping", self._see_clipping)))
+        self._handles.append(before_backward(self._guard.wrap("backward passes", self._before_backward)))
+
+    def _prepare(self) -> None:
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._guard.wrap("facts", self._gather)()
+            for each in self._listeners("start"):
+                each()
+            self._state()
+
+    def _gather(self) -> None:
+        for name, optimizer in self._watched.optimizers:
+            self._own(name, optimizer)
+        self._book.gather(self._watched)
+
+    def remove(self) -> None:
+        """Stop listening, and forget the models and everything measured of them."""
+        forwards = self._forwards or self._forwards_by_hand
+        if forwards and not self._context.steps and os.getpid() == self._process:
+            for each in self._listeners("on_close"):
+                each(self._step_end(due=True))
+            self.end_step()
+        remove_all(self._handles)
+        self._sensors = []
+        self._calls, self._sampled, self._spans = {}, [], None
+        self._choose_moments()
+        self._context.owners.clear()
+        self._belonging.forget()
+        # A closed session must hold neither the models nor memory of a device.
+        self._watched = self._context.watched = replace(
+            self._watched, models={}, modules=[], optimizers=[], helpers=Helpers()
+        )
+
+    def _own(self, name: str, optimizer: Optimizer) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._sizes[name] = len(parameters)
+        self._context.owners |= {id(parameter): (name, optimizer) for parameter in parameters}
+        self._watched.reach.claim(name, parameters)
+
+    def _state_facts(self) -> None:
+        if self._book.is_new:
+            plain = self._book.take().to_json()
+            self._watched.packer.put_event(facts.EVENT_TYPE, "what the program's objects say about themselves", plain)
+
+    # ------------------------------------------------------------------ passes
+
+    def _begin_pass(self, entry: WatchedModule, call: int, args: tuple[Any, ...], phase: Phase, due: bool) -> None:
+        if due and entry.is_root:
+            self._give(entry.name, phase, call, args)
+        elif due and not self._forwards:
+            self._begin_by_hand(entry, call, args, phase)
+        if entry.name != LOSS:
+            self._belonging.saw_pass(phase)
+        if phase == "train":
+            self._forwards += entry.is_root
+            self._forwards_by_hand += not entry.is_root
+
+    def _begin_by_hand(self, entry: WatchedModule, call: int, args: tuple[Any, ...], phase: Phase) -> None:
+        """Take a part of a model that is called by itself: the first is given what the model is, the last answers."""
+        if entry.key not in self._context.by_hand:
+            self._context.by_hand.add(entry.key)
+            self._keep_outputs_of(entry.key)
+            for _, keys in self._sampled:
+                keys.discard(entry.key)
+        if phase == "train" and not self._forwards_by_hand and self._only_root:
+            self._give(self._only_root, phase, call, args)
+
+    def _give(self, model: str, phase: Phase, call: int, inputs: tuple[Any, ...] | Mapping[str, Any]) -> None:
+        given = [(part, tensor) for part, tensor in unpack(inputs) if is_plain(tensor)]
+        passed = PassInputs(model, phase, call, given)
+        for each in self._on_pass:
+            each(passed)
+
+    def enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
+        """Take what a module is called with in a training pass, while all are looked at."""
+        if entry.key in self._leaves:
+            for each in self._on_enter:
+                each(entry, args)
+            if self._spans is not None:
+                self._spans.enter()
+
+    def leave(self, entry: WatchedModule, call: int, phase: Phase, args: tuple[Any, ...], output: Any) -> None:
+        """Take what a module was given and has returned."""
+        if self.is_tracing and entry.key in self._leaves:
+            for each in self._on_traced:
+                each(entry, phase, args, output)
+            if self._spans is not None:
+                self._spans.leave(entry.name)
+        if entry.key in self.looked_at:
+            for each in self._calls.get(entry.key, ()):
+                each(entry, call, phase, args, output)
+
+    def _see_output(self, entry: WatchedModule, call: int, phase: Phase, args: Any, output: Any) -> None:
+        if phase == "train":
+            self._losses.keep_output(output)
+
+    def _end_pass(self, entry: WatchedModule, call: int, kwargs: dict[str, Any], phase: Phase) -> None:
+        if entry.is_root and kwargs:
+            self._give(entry.name, phase, call, kwargs)
+        if self.is_tracing:
+            for each in self._on_pass_end:
+                each()
+
+    # ------------------------------------------------------------------ losses and backward passes
+
+    def _on_loss(self, call: LossCall) -> None:
+        for each in self._on_losses:
+            each(call)
+
+    def _see_clipping(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        given = dict(zip(_CLIP_ARGUMENTS, args, strict=False)) | kwargs
+        parameters = given.get("parameters")
+        parameters = [parameters] if isinstance(parameters, Tensor) else parameters
+        # A generator has been used up by the call itself.
+        if isinstance(parameters, list | tuple) and not is_capturing():
+            clip = Clip(parameters, given.get("total_norm"), given.get("max_norm"))
+            for each in self._on_clip:
+                each(clip)
+
+    def _before_backward(self, roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
+        # A checkpoint that is recomputed runs a backward pass inside the one that counts.
+        if backward_id() != -1 or is_capturing() or not any(map(self._belonging.owns, roots)):
+            return
+        self._watched.reach.settle()
+        scaler = self._watched.helpers.scaler
+        is_scaled = scaler is not None and scaler.is_enabled()
+        backward = Backward(roots, is_scaled)
+        for each in self._on_backward:
+            each(backward)
+        if self._spans is not None and len(roots) == 1:
+            graph, self._spans = Graph(roots[0], self._spans.module_of), None
+            for each in self._on_graph:
+                each(graph)
+        self._losses.before_backward(() if is_scaled else roots)  # a scaled loss is not the loss
+
+    # ------------------------------------------------------------------ steps
+
+    def _before_step(self, watched: WatchedOptimizer, has_closure: bool, due: bool) -> None:
+        if self._sizes.get(watched.name) != watched.size:
+            self._own(watched.name, watched.optimizer)
+            self._book.add_optimizer(watched.name, watched.optimizer)
+        if not has_closure:
+            self._look_at_gradients(Step(watched, due))
+
+    def _after_step(self, watched: WatchedOptimizer, has_closure: bool, due: bool) -> None:
+        step = Step(watched, due)
+        if has_closure:
+            self._look_at_gradients(step)
+        for each in self._on_step:
+            each(step)
+
+    def _look_at_gradients(self, step: Step) -> None:
+        self._watched.reach.settle()
+        for each in self._on_gradients:
+            each(step)
+
+    def _end_step(self) -> None:
+        self._watched.reach.settle()
+        self._context.steps += 1
+        due = self._watched.is_due("train")
+        end = self._step_end(due=due)
+        for each in self._on_step_end:
+            each(end)
+        if due:
+            self._choose_samples()
+            self._end_round()
+        self._forwards = self._forwards_by_hand = 0
+        self._passes_before = self._watched.reach.passes
+        self._losses.end_step()
+        self._belonging.end_step()
+        self._state()
+
+    def _step_end(self, *, due: bool) -> StepEnd:
+        # A model whose parts are called by hand has no pass of its own.
+        backwards = self._watched.reach.passes - self._passes_before
+        return StepEnd(due, self._forwards or self._forwards_by_hand, backwards)
+
+    def _choose_samples(self) -> None:
+        """Look at sampled modules in the next step, or do not."""
+        self._looks += 1
+        for sensor, keys in self._sampled:
+            if sensor.when(self._looks + 1):
+                self.looked_at |= dict.fromkeys(keys)
+            else:
+                for key in keys:
+                    self.looked_at.pop(key, None)
+
+    def _end_round(self) -> None:
+        self._rounds += self.is_tracing
+        if self._rounds >= TRACED_ROUNDS * max(1, len(self._sizes)):
+            self.is_tracing = False
+
+
+def wanted_nothing(kind: type[Sensor], wanted: Collection[str]) -> bool:
+    """Return whether nothing that a sensor produces is wanted."""
+    return not any(signal in wanted for signal in kind.produces)

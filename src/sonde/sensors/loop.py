@@ -1,0 +1,333 @@
+"""Sensors for the training loop: passes, steps, and whether gradients are cleared between steps."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from sonde.hooks.autograd_graph import name_of, walk
+from sonde.hooks.guard import Handle
+from sonde.hooks.on_backward import on_accumulated
+from sonde.schedule import at, every, first
+from sonde.sensors.sensor import Backward, Clip, Context, Graph, Sensor, Step, StepEnd
+from sonde.vitals import (
+    BACKWARDS,
+    BACKWARDS_SEEN,
+    FORWARDS,
+    LEFTOVER,
+    LOOP,
+    NO_GRADIENT,
+    THROWN_AWAY,
+    WRITTEN,
+)
+
+MAX_TRACED: Final = 32
+"""Parameters of one optimizer that are listened to."""
+_PROBES: Final = 2
+_FEW: Final = 8
+_LEAF: Final = "torch::autograd::AccumulateGrad"
+T = TypeVar("T")
+
+
+class PassCounts(Sensor):
+    """Forward and backward passes of each step."""
+
+    produces = (FORWARDS, BACKWARDS)
+    cost = "two numbers per step"
+
+    def on_step_end(self, end: StepEnd) -> None:
+        """Write the counts of a step."""
+        if end.due:
+            self.signals.put(LOOP, FORWARDS, end.forwards)
+            self.signals.put(LOOP, BACKWARDS, end.backwards)
+
+
+class Written(Sensor):
+    """How many parameters were written to in a run in which no watched optimizer has stepped."""
+
+    produces = (WRITTEN,)
+    when = at(0)
+    cost = "one number at the end of such a run"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._versions: list[tuple[Parameter, int]] = []
+
+    def start(self) -> None:
+        """Remember the version of each parameter."""
+        self._versions = [(each, each._version) for _, each in self.context.module_parameters()]
+
+    def on_step_end(self, end: StepEnd) -> None:
+        """Forget the parameters: a step was taken."""
+        self._versions = []
+
+    def on_close(self, end: StepEnd) -> None:
+        """Write the number."""
+        written = sum(parameter._version != version for parameter, version in self._versions)
+        self.signals.put(LOOP, WRITTEN, written)
+
+
+class InputGradient(Sensor):
+    """Whether the first backward pass also stores a gradient in something that is not a parameter, such as an input."""
+
+    produces = ("facts.input_gradient",)
+    when = at(0)
+    cost = "a walk over the graph of the first backward pass"
+
+    def on_graph(self, graph: Graph) -> None:
+        """Look at the leaves of the graph."""
+        leaves = (getattr(node, "variable", None) for node in walk(graph.root.grad_fn) if name_of(node) == _LEAF)
+        if any(isinstance(leaf, Tensor) and not isinstance(leaf, Parameter) for leaf in leaves):
+            self.context.book.add(input_gradient=True)
+
+
+class Trace:
+    """What is known of one parameter's gradient."""
+
+    __slots__ = (
+        "accumulated",
+        "cleared",
+        "parameter",
+        "reference",
+        "stepped",
+        "thrown",
+        "unknown",
+        "values",
+        "version",
+    )
+
+    def __init__(self, parameter: Parameter) -> None:
+        self.parameter = parameter
+        self.values = -1
+        """The parameter's own version when a backward pass last reached it."""
+        self.thrown = False
+        """A gradient for these very values was cleared before anybody stepped with it."""
+        self.reference: weakref.ref[Tensor] | None = None
+        self.version = -1
+        self.accumulated = False
+        """A backward pass has reached it since its optimizer's last step."""
+        self.cleared = False
+        """It was cleared since then."""
+        self.unknown = False
+        """It was replaced in a way that hides whether it was cleared."""
+        self.stepped = False
+        """Its optimizer has stepped with a gradient of it before."""
+
+    def remember(self, grad: Tensor) -> None:
+        """Note which object the gradient is and its version."""
+        if self.reference is None or self.reference() is not grad:
+            self.reference = weakref.ref(grad)
+        self.version = grad._version
+
+    def is_untouched(self, grad: Tensor) -> bool:
+        """Return whether the gradient is the object with the version that was noted last."""
+        return self.reference is not None and self.reference() is grad and grad._version == self.version
+
+    def saw_accumulation(self, _: Tensor) -> None:
+        """Look at the gradient just after a backward pass has added to it."""
+        grad = self.parameter.grad
+        if grad is None:  # a hook of the user's has taken it already
+            self.cleared = True
+            return
+        # What was gathered before may have been meant for other weights, or for a step of somebody else's.
+        again, self.accumulated = self.accumulated and self.parameter._version == self.values, True
+        self.values = self.parameter._version
+        version = grad._version
+        reference = self.reference
+        if reference is not None and reference() is grad:
+            if version != self.version + 1:
+                self.cleared, self.thrown = True, self.thrown or again
+        else:
+            # With create_graph, or if it is sparse, a backward replaces the gradient by the sum: old or new?
+            if grad.requires_grad or grad.layout is not torch.strided:
+                self.unknown = True
+            else:
+                self.cleared, self.thrown = True, self.thrown or again
+            self.reference = weakref.ref(grad)
+        self.version = version
+
+
+class Owner:
+    """An optimizer and what is known of its gradients."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.parameters: list[Parameter] = []
+        self.traces: list[Trace] = []
+        self.steps = 0
+        self.passes = 0
+        """How many backward passes had reached it when it stepped last."""
+        self.probes: list[Trace] = []
+        self.probed_zero: Tensor | None = None
+        """Whether all probes were zero before some backward pass since the last step; None if they were not read."""
+
+    def probe(self) -> None:
+        """Compare probes that look untouched with zero; called just before a backward pass."""
+        grads = [
+            grad
+            for trace in self.probes
+            if (grad := trace.parameter.grad) is not None and not trace.cleared and trace.is_untouched(grad)
+        ]
+        if grads:
+            with torch.no_grad():
+                here = [grad.detach() for grad in grads if grad.device == grads[0].device]
+                zero = torch.stack([(grad == 0).all() for grad in here]).all()
+                self.probed_zero = zero if self.probed_zero is None else self.probed_zero | zero
+
+
+class Leftovers(Sensor):
+    """Whether gradients were cleared between steps, found without reading them. Counts an optimizer's steps.
+
+    A backward pass adds to a gradient that is there, which raises its version counter by exactly one, or makes a new
+    one. So a gradient that is the same object with a version one higher than when its optimizer stepped was not touched
+    in between: it still holds the gradient of the step before. Anything else that was done to it in between counts as
+    clearing it; only clipping does not.
+
+    `p.grad.data.zero_()` does not count in the version. Where a gradient looks left over, one or two small ones are
+    therefore compared with zero just before the backward pass, on their device.
+
+    Gradients are cleared by the optimizer or by the module, so a few dozen parameters of an optimizer, spread over all
+    it has, show the share that was left over; listening to thousands would slow the backward pass down for nothing.
+    """
+
+    produces = (LEFTOVER, NO_GRADIENT, THROWN_AWAY, BACKWARDS_SEEN)
+    # Gradients that were written to after the backward pass are compared with zero in these steps only: it reads them.
+    when = first(4) | every(10)
+    cost = "a Python callback at 32 parameters of each optimizer; reads gradients only where they were written to"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._traces: dict[int, Trace] = {}
+        self._owners: dict[str, Owner] = {}
+
+    def listen(self) -> Iterator[Handle]:
+        """Listen to accumulation at some parameters of each optimizer."""
+        groups: dict[str, list[Parameter]] = {}
+        for _, parameter in self.context.module_parameters():
+            if parameter.requires_grad:
+                name, _ = self.context.owners.get(id(parameter), ("", None))
+                groups.setdefault(name, []).append(parameter)
+        for parameter in (each for parameters in groups.values() for each in spread(parameters)):
+            trace = self._traces[id(parameter)] = Trace(parameter)
+            yield on_accumulated(parameter, self.context.watched.guard.wrap("Leftovers", trace.saw_accumulation))
+
+    def on_backward(self, backward: Backward) -> None:
+        """Look at gradients before a backward pass adds to them."""
+        for owner in self._owners.values():
+            if owner.probes:
+                owner.probe()
+
+    def on_clip(self, clip: Clip) -> None:
+        """Note that gradients were written to without being cleared."""
+        for parameter in clip.parameters:
+            trace = self._traces.get(id(parameter))
+            grad = parameter.grad
+            if trace is not None and grad is not None and trace.reference is not None and trace.reference() is grad:
+                trace.version = grad._version
+
+    def on_gradients(self, step: Step) -> None:
+        """Write what an optimizer finds when it steps."""
+        owner = self._owner(step.name, step.parameters)
+        owner.steps += 1
+        if not step.due:
+            return
+        self._judge_leftovers(owner)
+        self._judge_missing(owner)
+        passes = self.context.watched.reach.passes_of(step.name) - owner.passes
+        self.signals.put(step.name, BACKWARDS_SEEN, passes)
+        if passes > 1:
+            self._judge_thrown(owner)
+
+    def on_step(self, step: Step) -> None:
+        """Note how an optimizer leaves the gradients behind after its step."""
+        owner = self._owners.get(step.name)
+        if owner is None:
+            return
+        owner.passes = self.context.watched.reach.passes_of(step.name)
+        owner.probed_zero = None
+        for trace in owner.traces:
+            grad = trace.parameter.grad
+            trace.accumulated = trace.cleared = trace.unknown = trace.thrown = False
+            if grad is None:
+                trace.reference = None
+            else:
+                trace.remember(grad)
+                trace.stepped = True
+        if not owner.probes:
+            owner.probes = _smallest(owner.traces)
+
+    def _owner(self, name: str, parameters: list[Parameter]) -> Owner:
+        owner = self._owners.get(name)
+        if owner is None:
+            owner = self._owners[name] = Owner(name)
+        if len(owner.parameters) != len(parameters):
+            owner.parameters = parameters
+            owner.traces = [trace for each in parameters if (trace := self._traces.get(id(each))) is not None]
+        return owner
+
+    def _judge_leftovers(self, owner: Owner) -> None:
+        told = [trace for trace in owner.traces if trace.stepped and trace.accumulated and not trace.unknown]
+        if not told:
+            return
+        left = [trace for trace in told if not trace.cleared]
+        share = len(left) / len(told)
+        if not left:
+            self.signals.put(owner.name, LEFTOVER, 0.0)
+        elif owner.probed_zero is not None and any(trace in left for trace in owner.probes):
+            self.signals.see(owner.name, LEFTOVER, share * (~owner.probed_zero).float())
+        else:
+            owner.probes = _smallest(left)
+
+    def _judge_thrown(self, owner: Owner) -> None:
+        """Write the share of gradients that hold only the last of several backward passes."""
+        told = [trace for trace in owner.traces if trace.accumulated and not trace.unknown]
+        lost = [
+            trace
+            for trace in told
+            if trace.thrown and (grad := trace.parameter.grad) is not None and trace.is_untouched(grad)
+        ]
+        if told:
+            self.signals.put(owner.name, THROWN_AWAY, len(lost) / len(told))
+
+    def _judge_missing(self, owner: Owner) -> None:
+        trainable = [each for each in owner.parameters if each.requires_grad]
+        missing = sum(each.grad is None for each in trainable)
+        traced = [(trace, grad) for trace in owner.traces if (grad := trace.parameter.grad) is not None]
+        written = [grad.detach() for trace, grad in traced if trace.accumulated and not trace.is_untouched(grad)]
+        if not written:
+            self.signals.put(owner.name, NO_GRADIENT, missing)
+        elif self.when(owner.steps) and _can_be_read_together(written):
+            with torch.no_grad():
+                zero = torch.stack(torch._foreach_norm(written, math.inf)) == 0
+                each = (len(trainable) - missing) / len(traced)  # how many parameters a traced one stands for
+                self.signals.see(owner.name, NO_GRADIENT, missing + zero.sum() * each)
+
+
+def spread(items: Sequence[T], most: int = MAX_TRACED) -> list[T]:
+    """Return at most so many items, evenly spread."""
+    if len(items) <= most:
+        return list(items)
+    return [items[index * len(items) // most] for index in range(most)]
+
+
+def _can_be_read_together(grads: list[Tensor]) -> bool:
+    return len({grad.device for grad in grads}) == 1 and all(grad.layout == torch.strided for grad in grads)
+
+
+def _smallest(traces: list[Trace]) -> list[Trace]:
+    """Return the parameters with the fewest elements among those that have a gradient.
+
+    A handful of elements may well be zero without having been cleared, so those come last.
+    """
+    dense = [
+        trace
+        for trace in traces
+        if (grad := trace.parameter.grad) is not None and grad.layout == torch.strided and grad.numel()
+    ]
+    return sorted(dense, key=lambda trace: (trace.parameter.numel() < _FEW, trace.parameter.numel()))[:_PROBES]

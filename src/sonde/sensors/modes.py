@@ -1,0 +1,74 @@
+"""Sensors for modes: what behaves differently in training runs in which mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as functional
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from sonde.hooks.guard import Handle
+from sonde.hooks.replace_function import OverridableFunction
+from sonde.hooks.torch_state import is_capturing
+from sonde.record.modules import WatchedModule
+from sonde.records import Phase
+from sonde.schedule import first
+from sonde.sensors.sensor import Context, Sensor
+from sonde.vitals import DROPPED, LOOP, TRAINING
+
+_DROPOUT: Final = OverridableFunction(functional, "dropout")
+_ARGUMENTS: Final = ("input", "p", "training", "inplace")
+
+
+def has_modes(module: nn.Module) -> bool:
+    """Return whether a module does something else in evaluation mode."""
+    return isinstance(module, _NormBase | _DropoutNd)
+
+
+class Modes(Sensor):
+    """The mode of models, batch norms and dropouts: in the first steps, then whenever it has changed. Counts steps."""
+
+    produces = (TRAINING,)
+    when = first(4)
+    cost = "one number per module"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._last: dict[tuple[int, Phase], bool] = {}
+
+    def looks_at(self, entry: WatchedModule) -> bool:
+        """Return whether the mode of a module matters."""
+        return entry.is_root or has_modes(entry.module)
+
+    def on_call(self, entry: WatchedModule, call: int, phase: Phase, args: tuple[Any, ...], output: Any) -> None:
+        """Note the mode that a module ran in."""
+        key, training = (entry.key, phase), entry.module.training
+        is_early = self.when(self.context.watched.packer.step)
+        if is_early or self._last.get(key) is not training:
+            self._last[key] = training
+            self.signals.put(entry.name, TRAINING, training, phase=phase)
+        if not is_early and phase == "train" and not entry.is_root:
+            self.context.leave_out(entry.key, training)
+
+
+class Dropping(Sensor):
+    """`torch.nn.functional.dropout` that drops values while gradients are off, whatever the mode of the modules."""
+
+    produces = (DROPPED,)
+    cost = "a test of the arguments at each call of the function"
+
+    def listen(self) -> Iterator[Handle]:
+        """Listen to the function."""
+        yield _DROPOUT.listen(after=self.context.watched.guard.wrap("dropout", self._see))
+
+    def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        # The modules of torch hand over all four arguments by place; their mode is seen where they are called.
+        if torch.is_grad_enabled() or len(args) == len(_ARGUMENTS) or is_capturing():
+            return
+        given = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
+        if given.get("training", True) is True and given.get("p", 0.5) > 0 and self.context.watched.is_due("eval"):
+            self.signals.put(LOOP, DROPPED, 1.0, phase="eval")
