@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde import measures, schema
+from sonde import schema
+from sonde.core import statistics
 from sonde.errors import OptionError
 from sonde.records import Event, Reading, Site, summarise
 
@@ -149,13 +150,13 @@ def test_what_cannot_be_known_is_none():
 def test_every_measure_can_be_computed_for_many_rows():
     rows = np.stack([Reading.of(v).row for v in ([], [1.0], [1.0, -2.0, math.inf])])
     bins = np.stack([Reading.of(v).bins for v in ([], [1.0], [1.0, -2.0, math.inf])])
-    for name in measures.NAMES:
-        assert measures.compute(name, rows, bins).shape == (3,)
+    for name in statistics.names():
+        assert statistics.compute(name, rows, bins).shape == (3,)
 
 
 def test_a_wrong_measure_names_the_nearest():
     with pytest.raises(OptionError, match=r"nearest: .*norm"):
-        measures.compute("nrom", np.zeros(schema.NUM_COLUMNS))
+        statistics.compute("nrom", np.zeros(schema.NUM_COLUMNS))
     with pytest.raises(OptionError, match="between 0 and 1"):
         Reading.of([1.0]).abs_quantile(50)
 

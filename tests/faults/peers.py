@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from scoring import Said
 
-from sonde import measures, schema, vitals
+from sonde import schema, vitals
+from sonde.core import statistics
 from sonde.records import Block, Event, Finding, Quantity, Site
 
 NON_FINITE = (
@@ -74,12 +75,12 @@ class Tape:
     def values(self, site: Site, measure: str) -> list[tuple[int, float]]:
         """Return a measure of a site over the steps."""
         steps, rows, _ = zip(*self.series[site.id], strict=True)
-        return list(zip(steps, measures.compute(measure, np.stack(rows)).tolist(), strict=True))
+        return list(zip(steps, statistics.compute(measure, np.stack(rows)).tolist(), strict=True))
 
     def width(self, site: Site) -> list[tuple[int, float]]:
         """Return, over the steps, the width of the middle 90 % of values spread evenly around zero."""
         return [
-            (step, 2 * float(measures.abs_quantile(row, bins, 0.9)[0]))
+            (step, 2 * float(statistics.abs_quantile(row, bins, 0.9)[0]))
             for step, row, bins in self.series[site.id]
             if bins is not None
         ]

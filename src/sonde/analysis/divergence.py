@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sonde import schema
 from sonde.analysis.downsample import Values
 from sonde.analysis.unusual import RECENT, ModelOrder
-from sonde.measures import compute
+from sonde.core.statistics import compute
 from sonde.records import Quantity, Site
 from sonde.store import Run
 from sonde.store.series import ALL_COLUMNS

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 from torch import Tensor, nn
 
-from sonde import measures, schema
+from sonde import schema
+from sonde.core import statistics
 from sonde.hooks.names import named_parameters
 from sonde.probes.readings import readings_of
 from sonde.records import Reading
@@ -46,9 +47,9 @@ def total_norm(readings: Iterable[Reading]) -> float:
         return 0.0
     if rows[:, schema.NAN].any():
         return math.nan
-    if measures.nonfinite(rows).any():
+    if statistics.nonfinite(rows).any():
         return math.inf
-    return math.hypot(*measures.norm(rows)[rows[:, schema.COUNT] > 0].tolist())
+    return math.hypot(*statistics.norm(rows)[rows[:, schema.COUNT] > 0].tolist())
 
 
 def _is_lazy(parameter: nn.Parameter) -> bool:

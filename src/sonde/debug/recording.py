@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sonde import measures, schema, vitals
+from sonde import schema, vitals
+from sonde.core import statistics
 from sonde.debug.gradient_debugger import GradientDebugger
 from sonde.debug.gradient_layer import GradientPoint, UnitActivity
 from sonde.debug.hooks import Hook, HookManager
@@ -194,7 +195,7 @@ class Feed:
                 self._losses[block.step] = loss
         chosen = np.isin(block.sites, self._gradients)
         if chosen.any():
-            norms = measures.compute("norm", block.rows[chosen])
+            norms = statistics.compute("norm", block.rows[chosen])
             self.last_gradient_norm = float(np.sqrt(np.nansum(norms**2)))
 
 

@@ -11,7 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from sonde import measures, schema
+from sonde import schema
+from sonde.core import statistics
 from sonde.diagnosis.case import Case
 from sonde.schema import Rows
 
@@ -25,7 +26,7 @@ def looks_fresh(row: Rows, shape: tuple[int, ...]) -> bool:
     count = float(schema.finite(row))
     if len(shape) < 2 or count < MIN_ELEMENTS:
         return False
-    spread, mean = float(measures.std(row)), float(row[schema.MEAN])
+    spread, mean = float(statistics.std(row)), float(row[schema.MEAN])
     if not spread > 0 or abs(mean) > 4 * spread / math.sqrt(count):
         return False
     largest = max(-float(row[schema.MIN]), float(row[schema.MAX]))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import measures, schema
+from sonde import schema
+from sonde.core import statistics
 from sonde.records import Site
 from sonde.schema import Rows
 
@@ -36,8 +37,8 @@ class Track:
         return self.site.key
 
     def stat(self, name: str) -> Values:
-        """Return a statistic (see `sonde.measures.NAMES`, those that need no histogram) at each step."""
-        return measures.compute(name, self.rows)
+        """Return a statistic (see `sonde.core.statistics`, those that need no histogram) at each step."""
+        return statistics.compute(name, self.rows)
 
     def numbers(self) -> Values:
         """Return the plain numbers of a scalar or vital: NaN or infinite where they were."""
@@ -94,7 +95,7 @@ class Panel:
         """Return a statistic (those that need no histogram) by step and site. It must not be written to."""
         values = self._stats.get(name)
         if values is None:
-            values = self._stats[name] = measures.compute(name, self.rows)
+            values = self._stats[name] = statistics.compute(name, self.rows)
             values.flags.writeable = False
         return values
 

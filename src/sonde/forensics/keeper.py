@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde import measures, schema
+from sonde import schema
+from sonde.core import statistics
 from sonde.forensics.values import storage_of
 from sonde.hooks.autograd_graph import next_sequence
 from sonde.hooks.guard import UNGUARDED, Guard
@@ -385,5 +386,5 @@ def _worst(rows: Rows) -> dict[str, float]:
     return {
         "min": float(rows[:, schema.MIN].min()),
         "max": float(rows[:, schema.MAX].max()),
-        "nonfinite": int(measures.nonfinite(rows).sum()),
+        "nonfinite": int(statistics.nonfinite(rows).sum()),
     }

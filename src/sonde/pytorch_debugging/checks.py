@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sonde import measures, schema
+from sonde import schema
 from sonde.checks import total_norm
+from sonde.core import statistics
 from sonde.diagnosis.judgement import Moment, gradient_now
 from sonde.records import Reading
 from sonde.schema import Rows
@@ -56,7 +57,7 @@ class GradientReport:
     @property
     def norms(self) -> dict[str, float | None]:
         """The norm of the finite elements of each gradient; None if there are none."""
-        return dict(zip(self.rows, map(_known, measures.norm(_stacked(self.rows)).tolist()), strict=True))
+        return dict(zip(self.rows, map(_known, statistics.norm(_stacked(self.rows)).tolist()), strict=True))
 
     @property
     def nan(self) -> dict[str, int]:
@@ -161,9 +162,9 @@ def count_nonfinite(rows: RowsByName) -> dict[str, dict[str, int]]:
     """Return by `nan` and `inf` the tensors that have such elements, and how many."""
     found: dict[str, dict[str, int]] = {"nan": {}, "inf": {}}
     every = _stacked(rows)
-    if not measures.nonfinite(every).any():
+    if not statistics.nonfinite(every).any():
         return found
-    for name, nan, inf in zip(rows, every[:, schema.NAN].tolist(), measures.inf(every).tolist(), strict=True):
+    for name, nan, inf in zip(rows, every[:, schema.NAN].tolist(), statistics.inf(every).tolist(), strict=True):
         if nan:
             found["nan"][name] = int(nan)
         if inf:
@@ -178,14 +179,14 @@ def parameter_stats(rows: RowsByName, limit: float) -> dict[str, Any]:
     fault by itself: the weights of norms start as ones, many biases as zeros.
     """
     every = _stacked(rows)
-    constant = (every[:, schema.COUNT] > 1) & (measures.nonfinite(every) == 0)
+    constant = (every[:, schema.COUNT] > 1) & (statistics.nonfinite(every) == 0)
     constant &= every[:, schema.MIN] == every[:, schema.MAX]
     names = list(rows)
-    ranges = {measure: measures.compute(measure, every) for measure in ("min", "max", "mean", "std")}
+    ranges = {measure: statistics.compute(measure, every) for measure in ("min", "max", "mean", "std")}
     return {
         "total_parameters": int(every[:, schema.COUNT].sum()),
         "nan_parameters": int(every[:, schema.NAN].sum()),
-        "inf_parameters": int(measures.inf(every).sum()),
+        "inf_parameters": int(statistics.inf(every).sum()),
         "zero_parameters": int(every[:, schema.ZERO].sum()),
         "constant_parameters": [names[at] for at in np.flatnonzero(constant)],
         "out_of_range_parameters": out_of_range(rows, limit),
@@ -203,7 +204,7 @@ def out_of_range(rows: RowsByName, limit: float) -> list[str]:
 
 def finite_norm(rows: RowsByName) -> float:
     """Return the norm of all finite elements together."""
-    return float(np.sqrt(np.nansum(measures.norm(_stacked(rows)) ** 2)))
+    return float(np.sqrt(np.nansum(statistics.norm(_stacked(rows)) ** 2)))
 
 
 def counts_only(stats: Mapping[str, Any]) -> dict[str, Any]:

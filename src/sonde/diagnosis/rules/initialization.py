@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from sonde import measures, schema, vitals
+from sonde import schema, vitals
+from sonde.core import statistics
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import began_badly, gravity, is_learning_well
 from sonde.diagnosis.ownership import output_module
@@ -296,7 +297,7 @@ def identical_layer_init(case: Case) -> Found | None:
     if not panel.sites:
         raise NotMeasured("parameters")
     places = {name: at for at, name in enumerate(panel.names)}
-    moved = {track.name for track in case.of("update") if float(measures.norm(track.rows[-1])) > 0}
+    moved = {track.name for track in case.of("update") if float(statistics.norm(track.rows[-1])) > 0}
     for group in sorted(groups):
         names = [name for name in group if name in places and name in moved and case.parameters[name].owners]
         rows = panel.rows[-1][[places[name] for name in names]] if names else panel.rows[-1][:0]

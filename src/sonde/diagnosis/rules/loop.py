@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import measures, schema, vitals
+from sonde import schema, vitals
+from sonde.core import statistics
 from sonde.core.robust import growth, less
 from sonde.diagnosis.case import Case, NotMeasured, longest_run, run_length
 from sonde.diagnosis.ownership import held, need_optimizers, recent_rates
@@ -337,9 +338,9 @@ def _stuck(case: Case, updates: Panel, gradients: Panel) -> dict[str, float]:
         return {}
     names = [updates.sites[at].name for at in chosen]
     rows = gradients.rows[:, [places[name] for name in names]]
-    pulled = (rows[..., schema.SEEN] > 0) & (measures.norm(rows) > 0) & (measures.nonfinite(rows) == 0)
+    pulled = (rows[..., schema.SEEN] > 0) & (statistics.norm(rows) > 0) & (statistics.nonfinite(rows) == 0)
     always = ~(last[:, chosen] & ~pulled).any(axis=0)
-    largest = np.nanmax(np.where(last[:, chosen] & pulled, measures.abs_max(rows), 0.0), axis=0)
+    largest = np.nanmax(np.where(last[:, chosen] & pulled, statistics.abs_max(rows), 0.0), axis=0)
     return {name: float(most) for name, most, found in zip(names, largest, always, strict=True) if found}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import measures, schema, vitals
+from sonde import schema, vitals
+from sonde.core import statistics
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM, Stage, count_bad, find_origin
 from sonde.diagnosis.outlook import is_learning_well
@@ -220,8 +221,8 @@ def fp16_overflow(case: Case) -> Found | None:
     if not chosen:
         return None
     panel = panel.pick(chosen)
-    largest = np.nan_to_num(measures.abs_max(panel.rows))
-    infinite = measures.inf(panel.rows) > 0
+    largest = np.nan_to_num(statistics.abs_max(panel.rows))
+    infinite = statistics.inf(panel.rows) > 0
     full = panel.read & (infinite | (largest >= FLOAT16_NEAR_LIMIT))
     if not full.any():
         return None

@@ -7,7 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import measures, vitals
+from sonde import vitals
+from sonde.core import statistics
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.outlook import gravity, is_failing, is_learning_well
 from sonde.diagnosis.ownership import held
@@ -474,5 +475,5 @@ def _bad(panel: Panel, step: int) -> list[str]:
     at = np.flatnonzero(panel.steps == step)
     if not len(at):
         return []
-    bad = measures.nonfinite(panel.rows[at[0]]) > 0
+    bad = statistics.nonfinite(panel.rows[at[0]]) > 0
     return [name for name, is_bad in zip(panel.names, bad, strict=True) if is_bad]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonde import measures, vitals
+from sonde import vitals
+from sonde.core import statistics
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.fresh import fresh_parameters
 from sonde.diagnosis.ownership import (
@@ -101,7 +102,7 @@ def params_not_in_optimizer(case: Case) -> Found | None:
         tensors = [each.name for each in case.facts.hidden if each.tensor]
         return _no_parameters(case, tensors) if len(tensors) == len(case.facts.hidden) else _out_of_sight(case)
     panel = case.panel("gradient")
-    alive = (panel.read & (measures.norm(panel.rows) > 0)).sum(axis=0)
+    alive = (panel.read & (statistics.norm(panel.rows) > 0)).sum(axis=0)
     counts = dict(zip(panel.names, alive.tolist(), strict=True))
     orphans = [
         name
@@ -488,7 +489,7 @@ def _drift(case: Case, one: str, two: str) -> tuple[Evidence, ...]:
     tracks = [case.track(f"{name}:parameter") for name in (one, two)]
     if any(track is None for track in tracks):
         return ()
-    norms = [float(measures.norm(track.rows[-1])) for track in tracks if track is not None]
+    norms = [float(statistics.norm(track.rows[-1])) for track in tracks if track is not None]
     apart = abs(norms[0] - norms[1]) / max(norms[0], norms[1], np.finfo(float).tiny)
     return (fact("difference of their norms by now, as a part of the larger", apart, f"{one}:parameter norm"),)
 
@@ -510,7 +511,8 @@ def ema_not_updated(case: Case) -> Found | None:
     """
     copies = [each for each in case.need_facts().parameters if each.equal_to and not each.owners and not each.trainable]
     copies = [each for each in copies if _is_rewritten(case, each.name)]
-    moved = {track.name for track in case.of("update") if float(measures.norm(track.rows[-1])) > 0} if copies else set()
+    updates = case.of("update") if copies else ()
+    moved = {track.name for track in updates if float(statistics.norm(track.rows[-1])) > 0}
     stuck = [each for each in copies if moved.intersection(each.equal_to)]
     if not stuck:
         return None

@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import measures, schema, vitals
+from sonde import schema, vitals
+from sonde.core import statistics
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.ownership import held
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
@@ -54,8 +55,8 @@ def _look(case: Case, panel: Panel, names: dict[str, tuple[str, int]]) -> tuple[
     rates = np.stack([_rates(case, *names[name], panel.steps) for name in panel.names], axis=1)
     moved = panel.column(schema.COUNT) - panel.column(schema.ZERO)
     with np.errstate(invalid="ignore", divide="ignore"):
-        size = measures.norm(panel.rows) / np.sqrt(moved)
-        even = (size / measures.abs_max(panel.rows) >= FRESH_STEP_EVENNESS) & (np.abs(size / rates - 1) < 0.1)
+        size = statistics.norm(panel.rows) / np.sqrt(moved)
+        even = (size / statistics.abs_max(panel.rows) >= FRESH_STEP_EVENNESS) & (np.abs(size / rates - 1) < 0.1)
     read = panel.read & (moved > 0)
     counted = read.sum(axis=1)
     share = np.divide((even & read).sum(axis=1), counted, out=np.zeros(len(panel)), where=counted > 0)
