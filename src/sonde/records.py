@@ -5,7 +5,7 @@ Reading  what was measured at one site in one step (or in a merged window of ste
 Block    all readings of one step, as arrays: what travels from the recorder to the sinks
 Event    something that happened, at a step
 Finding  what is wrong, where, since when, why, and what to do about it
-RunHeader  what a run says about itself
+RunHeader  the description of a run
 Sink     whatever takes sites, blocks and events: the store, a live monitor, a test
 """
 
@@ -204,7 +204,7 @@ def summarise(values: NDArray[np.float64]) -> tuple[Rows, Bins]:
 class Block:
     """All readings of one step. Row i of `rows` and `bins` belongs to the site with id `sites[i]`, in rising order.
 
-    `binned[i]` says whether row i has a histogram; where it has none, its bins are zero.
+    `binned[i]` is whether row i has a histogram; where it has none, its bins are zero.
     """
 
     step: int
@@ -230,7 +230,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened: a warning, an epoch, an exception, a word of the user's."""
+    """Something that happened: a warning, an epoch, an exception, a note of the user's."""
 
     event_type: str
     message: str
@@ -255,7 +255,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What is wrong with a run: the cause, what it was told from, and what to do about it."""
+    """What is wrong with a run: the cause, the evidence, and how to fix it."""
 
     kind: str
     """A stable name, such as `missing_zero_grad`."""
@@ -317,7 +317,7 @@ def _with_numbers(item: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHeader:
-    """What a run says about itself, written once when it starts."""
+    """The description of a run, written once when it starts."""
 
     schema_version: int
     created: Finite
@@ -335,7 +335,7 @@ class Sink(Protocol):
         """Take sites that are new; a site comes before the first block that names it."""
 
     def take_block(self, block: Block) -> None:
-        """Take the readings of one step. A further block of the same step replaces what it says of a site."""
+        """Take the readings of one step. A further block of the same step replaces its readings of a site."""
 
     def take_event(self, event: Event) -> None:
         """Take an event."""
@@ -351,7 +351,7 @@ class Sink(Protocol):
 
 
 class Judge(Sink, Protocol):
-    """A sink that says what is wrong with what it has taken so far."""
+    """A sink that diagnoses what it has taken so far."""
 
     @property
     def findings(self) -> list[Finding]:

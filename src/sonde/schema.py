@@ -131,7 +131,7 @@ def rows_of_values(values: NDArray[np.float64]) -> Rows:
 def scale_rows(rows: Rows, factor: float | NDArray[np.float64]) -> Rows:
     """Return the rows of the same elements multiplied by a positive `factor`.
 
-    `ge_one` cannot be told from a row alone; it is left as it was and must be taken from the histogram.
+    `ge_one` cannot be computed from a row alone; it stays as it was and must be taken from the histogram.
     """
     scaled = rows.copy()
     factor = np.asarray(factor, dtype=np.float64)

@@ -31,7 +31,7 @@ T = TypeVar("T")
 CLOSE_TIMEOUT_S: Final = 30.0
 
 _live: set[Session] = set()
-"""The sessions that are open. They are held here: who does not keep what `watch` returns has a run all the same."""
+"""The sessions that are open, held here so that a run is recorded even if the result of `watch` is not kept."""
 
 
 class Session:
@@ -73,7 +73,7 @@ class Session:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong with the run as far as can be told by now, best first; complete once the session is closed."""
+        """What is wrong with the run as far as is known, most severe first; complete once the session is closed."""
         return [] if self._pipeline.judge is None else self._pipeline.judge.findings
 
     def log(self, **scalars: float | Tensor) -> None:
@@ -98,7 +98,7 @@ class Session:
     def record(self, site: str, values: Any, *, quantity: Quantity = "value") -> None:
         """Record the statistics of a tensor, array or list of numbers under a name of your own.
 
-        A `Reading` that was made elsewhere is taken as it is. `quantity` says what the numbers are, if they are not
+        A `Reading` that was made elsewhere is taken as it is. `quantity` is what the numbers are, if they are not
         just values: a gradient that you hand in is shown beside those that Sonde saw itself.
         """
         self._check_open("record")
@@ -131,7 +131,7 @@ class Session:
         self._pipeline.packer.put_event(event_type, str(message), mapping("event(data=...)", data))
 
     def epoch(self, number: int) -> None:
-        """Say which epoch the following steps belong to."""
+        """Set the epoch that the following steps belong to."""
         self._check_open("epoch")
         number = whole_number("epoch(...)", number, least=0)
         self._pipeline.packer.begin()
@@ -186,10 +186,10 @@ class Session:
             )
         self._pipeline.pool.clear()
         _live.discard(self)
-        self._tell_findings()
+        self._log_findings()
 
-    def _tell_findings(self) -> None:
-        """Say in one line what was found: whoever forgets to ask is told once, when the run ends."""
+    def _log_findings(self) -> None:
+        """Log in one line what was found, once, when the run ends."""
         found = [f"{finding.kind} ({finding.severity})" for finding in self.findings if finding.severity != "info"]
         if found and self._pipeline.writer.rank == 0:
             logger.warning("found in %s: %s. Run: sonde diagnose %s", self.path, ", ".join(found), self.path)
@@ -215,7 +215,7 @@ class Session:
     def _note_exception(self, error: BaseException) -> None:
         self._pipeline.writer.final_state = outcome = outcome_of(error)
         if outcome == "finished":
-            return  # it left by sys.exit(): that is no news
+            return  # it ended by sys.exit(0), which is not an error
         text = "".join(traceback.format_exception(error))
         kind = "exception" if outcome == "failed" else "interrupted"
         self._pipeline.packer.put_event(kind, message_of(error), {"traceback": text[-8000:]})

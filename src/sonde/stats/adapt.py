@@ -44,7 +44,7 @@ def to_readable(tensor: Tensor) -> Readable | None:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Say whether a tensor can be read without a closer look, quickly."""
+    """Return whether a tensor can be read as it is; quick, for the usual case."""
     if type(tensor) not in PLAIN_TYPES or tensor.dtype not in READABLE:
         return False
     try:
@@ -54,7 +54,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Say whether the elements fill their stretch of memory exactly once, in whatever order."""
+    """Return whether the elements fill their stretch of memory exactly once, in any order."""
     return tensor.is_contiguous() or _fills_memory(tuple(tensor.shape), tensor.stride())
 
 

@@ -50,7 +50,7 @@ class NativeKernel(BaseKernel):
         return NativeArena(capacity)
 
     def measure_one(self, tensor: Tensor, row: int, arena: Arena, *, histogram: bool = True) -> bool:
-        """Merge the summary of one tensor into a row; say whether the tensor could be read."""
+        """Merge the summary of one tensor into a row; return whether the tensor could be read."""
         place = _plain_place(tensor)
         if place is None or place[1] >= _RELEASE_FROM:
             batch = _Batch(arena)
@@ -98,7 +98,7 @@ class _Batch:
         self._arena = arena
         self._table = array("q")
         self._elements = 0
-        self._held: list[Tensor] = []  # converted copies, which nobody else keeps alive until the call
+        self._held: list[Tensor] = []  # converted copies, kept alive until the call
         self._zeros: list[tuple[int, int]] = []
 
     def add(self, tensor: Tensor, row: int) -> None:
@@ -143,7 +143,7 @@ class _Batch:
         return left
 
     def add_change(self, tensor: Tensor, shadow: Tensor, row: int, change_row: int) -> bool:
-        """Add a tensor with its shadow; say whether the library will bring the shadow up to date."""
+        """Add a tensor with its shadow; return whether the library will update the shadow."""
         place, place_before = _plain_place(tensor), _plain_place(shadow)
         if place is None or place_before is None:
             place, place_before = _twin_places(tensor, shadow)

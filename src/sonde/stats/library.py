@@ -47,7 +47,7 @@ class Library:
         return bytes(name).decode()
 
     def use_level(self, level: str) -> bool:
-        """Use an instruction set, for the whole process; say whether this machine has it."""
+        """Use an instruction set, for the whole process; return whether this machine has it."""
         return bool(_declared(self._releasing.sonde_use_level, ctypes.c_char_p)(level.encode()))
 
     def _borrow_threads(self) -> bool:

@@ -32,10 +32,10 @@ _WITH_STREAMS: Final = ("cuda", "xpu")
 class TorchArena:
     """Room for one step's rows on a device.
 
-    An arena may be used from several streams in turn. Whoever works on it calls `enter` first, which makes the current
+    An arena may be used from several streams in turn. Its users call `enter` first, which makes the current
     stream wait (on the device) for what was queued for this arena on the stream before.
 
-    `reset` is called by the worker thread and only leaves a note: the next to enter empties the rows, on its stream. So
+    `reset` is called by the worker thread and only sets a flag: the next `enter` empties the rows, on its stream. So
     the worker never queues work, which could end up in a graph that another thread is capturing.
     """
 
@@ -72,7 +72,7 @@ class TorchArena:
                     part.zero_()
 
     def is_captured(self) -> bool:
-        """Say whether what is queued now would become a part of a graph."""
+        """Return whether what is queued now would become part of a graph."""
         if is_capturing():  # on the device that is current, which may be another one
             return True
         asked = getattr(_current_stream(self.device), "is_capturing", None) if self._has_streams else None
@@ -106,7 +106,7 @@ class TorchShipment:
         self._arrived = arrived
 
     def ready(self) -> bool:
-        """Say whether the rows have arrived; never waits."""
+        """Return whether the rows have arrived; never waits."""
         with self._asking():
             return self._arrived is None or self._arrived.query()
 
@@ -132,7 +132,7 @@ def widest_float(device: torch.device) -> torch.dtype:
     """Return float64 if a device can calculate in it, else float32. Apple's GPUs cannot, nor can some of Intel's."""
     try:
         torch.ones(2, dtype=torch.float64, device=device).sum()
-    except torch.OutOfMemoryError:  # says nothing about it
+    except torch.OutOfMemoryError:  # unrelated to the dtype
         raise
     except (RuntimeError, TypeError):
         return torch.float32

@@ -152,7 +152,7 @@ def _zeros(chunk: Tensor) -> int:
 
 
 def _add_bins(chunk: Tensor, tally: _Tally, bins: Bins) -> None:
-    """Count finite elements by their exponent, which tells zeros and those of |x| >= 1 as well."""
+    """Count finite elements by their exponent, which also counts zeros and |x| >= 1."""
     counts = torch.bincount(_exponents(chunk), minlength=256).numpy()
     # Zeros share their exponent bits with denormals, but are in no bin.
     zeros = _zeros(chunk) if counts[0] else 0

@@ -1,4 +1,4 @@
-"""`run.json`: what a run says about itself."""
+"""`run.json`: the description of a run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MOST: Final = 4
 
 
 def instead_of(path: Path) -> str:
-    """Say what is at a path that is no run, or beside it; a sentence, or two."""
+    """Describe what is at a path that is not a run, or beside it, in a sentence or two."""
     if path.is_dir():
         inside = _runs_in(path)
         if inside:

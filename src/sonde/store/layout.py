@@ -1,11 +1,11 @@
 """Where the files of a run lie, and what they are called.
 
 run/
-  run.json                      what the run says about itself
+  run.json                      description of the run
   events.jsonl                  what happened, as rank 0 saw it
   findings.jsonl                what was found wrong, by rank 0
   telemetry/r00000/             one folder and one writer a rank
-    writer.json                 who writes here, and whether it still does
+    writer.json                 the writer's heartbeat and status
     events.jsonl, findings.jsonl   (rank 1 and up)
     journal-000003.bin          open: appended step by step
     seg-000002.safetensors      sealed from journal-000002
@@ -120,7 +120,7 @@ class Listing:
 
 
 def describe_missing(numbers: list[int]) -> str:
-    """Say which files are missing."""
+    """Describe which files are missing."""
     names = ", ".join(journal_name(number) for number in numbers[:3])
     more = ", ..." if len(numbers) > 3 else ""
     return f"{names}{more} or the segment made from it is missing"

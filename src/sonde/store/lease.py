@@ -1,4 +1,4 @@
-"""`writer.json`: who writes a rank's folder, and whether it still does."""
+"""`writer.json`: the heartbeat and status of the process that writes a rank's folder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ State = Literal["live"] | Outcome
 Status = State | Literal["crashed"]
 
 BEAT_S: Final = 5.0
-"""A writer that writes says so at most this often."""
+"""Seconds between two heartbeats of a writer, at least."""
 STALE_S: Final = 300.0
-"""A writer on another host that has been silent for this long is taken for dead; on this host the process tells."""
+"""Seconds without a heartbeat after which a writer on another host counts as dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """What a writer says about itself. The numbers at the end let a list of runs be shown without reading data."""
+    """The note of a writer. The numbers at the end let a list of runs be shown without reading data."""
 
     state: State
     pid: Natural
@@ -59,7 +59,7 @@ def mine(state: State, attempt: int, beat: float) -> Lease:
 
 
 def write(folder: Path, lease: Lease) -> None:
-    """Write `writer.json` in one step. It is a sign of life, not data: no need to force it to the disk."""
+    """Write `writer.json` in one step. It is a heartbeat, not data: no need to force it to the disk."""
     strict_json.write(folder / layout.WRITER, asdict(lease), sync=False)
 
 
@@ -79,7 +79,7 @@ def read(folder: Path) -> Lease | None:
 
 
 def is_alive(lease: Lease, now: float) -> bool:
-    """Say whether the writer is still there: on this host the process tells, elsewhere its last sign of life."""
+    """Return whether the writer is still there: by its process on this host, by its last heartbeat elsewhere."""
     if lease.state != "live":
         return False
     if lease.host != socket.gethostname():
@@ -88,7 +88,7 @@ def is_alive(lease: Lease, now: float) -> bool:
 
 
 def status(lease: Lease | None, now: float) -> Status:
-    """Say what became of a writer; one that left no word has crashed."""
+    """Return the status of a writer; one without a note has crashed."""
     if lease is None:
         return "crashed"
     if lease.state == "live":
@@ -97,7 +97,7 @@ def status(lease: Lease | None, now: float) -> Status:
 
 
 def together(statuses: Iterable[Status]) -> Status:
-    """Say what became of a run from what became of its writers: it lives while one does, else the worst counts."""
+    """Return the status of a run from those of its writers: live while one is, else the worst of them."""
     found = set(statuses)
     order: tuple[Status, ...] = ("live", "failed", "crashed", "interrupted", "finished")
     return next((status for status in order if status in found), "crashed")

@@ -55,7 +55,7 @@ class Appender:
         self.size = size
 
     def is_lost(self) -> bool:
-        """Say whether the file was deleted while open; writes to it succeed, and nobody will ever see them."""
+        """Return whether the file was deleted while open; writes to it still succeed, but are lost."""
         return os.fstat(self._open_fd()).st_nlink == 0
 
     def sync(self) -> None:
@@ -63,7 +63,7 @@ class Appender:
         os.fsync(self._open_fd())
 
     def close(self) -> None:
-        """Close the file; again is fine."""
+        """Close the file; further calls do nothing."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -115,7 +115,7 @@ class LineWriter:
     def __init__(self, path: Path, max_waiting: int) -> None:
         self.path = path
         self.dropped = 0
-        """Lines that waited in vain."""
+        """Lines that were dropped because too many waited."""
         self._waiting: deque[bytes] = deque(maxlen=max_waiting)
         self._appender: Appender | None = None
         self._closed = False
@@ -146,7 +146,7 @@ class LineWriter:
             self._appender.sync()
 
     def close(self) -> None:
-        """Write what waits, if it can be, and close the file; again is fine."""
+        """Write what waits, if possible, and close the file; further calls do nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -180,7 +180,7 @@ class LineFile(Generic[T]):
         self._decode = decode
 
     def refresh(self) -> bool:
-        """Read what is new; say whether there was anything."""
+        """Read what is new; return whether there was anything."""
         before = self.end
         try:
             with self.path.open("rb") as file:
@@ -193,7 +193,7 @@ class LineFile(Generic[T]):
         return self.end != before
 
     def _read(self, file: BinaryIO) -> bool:
-        """Read a piece; say whether there is more."""
+        """Read a piece; return whether there is more."""
         file.seek(self.end)
         fresh = file.read(strict_json.MAX_BYTES)
         whole = fresh[: fresh.rfind(b"\n") + 1]

@@ -33,7 +33,7 @@ class RunSummary:
     created: float | None
     """Seconds since the epoch."""
     updated: float | None
-    """When its writer last gave a sign of life."""
+    """When its writer last wrote a heartbeat."""
     steps: int = 0
     """How many steps were recorded."""
     last_step: int | None = None
@@ -58,7 +58,7 @@ def list_runs(
     Args:
         folder: Where to look; it may be a run itself.
         max_depth: How many levels below it to look.
-        clock: Tells the time.
+        clock: Returns the time in seconds since the epoch.
 
     """
     now = clock()
@@ -138,7 +138,7 @@ def _loss_of_crashed(path: Path) -> float | None:
 
 
 def _read_progress(base: RunSummary, folder: Path) -> RunSummary:
-    """Describe a run whose writer left no word: all of it must be looked at."""
+    """Describe a run without a writer's note: all of it must be read."""
     try:
         read = RankFolder(folder)
         read.refresh()

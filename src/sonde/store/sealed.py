@@ -80,7 +80,7 @@ class _Tensor(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class SealedFile:
-    """What the header of a sealed file says, checked against itself and the size of the file."""
+    """The header of a sealed file, checked against itself and the size of the file."""
 
     metadata: dict[str, str]
     tensors: dict[str, Extent]
@@ -92,7 +92,7 @@ class SealedFile:
         """Read the header of a file.
 
         Raises:
-            RunDamaged: It is not what was written, or makes no sense.
+            RunDamaged: It does not match its checksum, or is inconsistent.
 
         """
         size = os.fstat(file.fileno()).st_size
@@ -174,9 +174,9 @@ def open_metadata(fields: Mapping[str, str]) -> bytes:
 
 
 def entry(name: str, dtype: str, shape: tuple[int, ...], start: int, end: int) -> bytes:
-    """Return what a header says about a tensor; `start` and `end` count from the end of the header."""
-    told = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
-    return f",{json.dumps(name)}:{compact(told)}".encode()
+    """Return a header's description of a tensor; `start` and `end` count from the end of the header."""
+    described = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    return f",{json.dumps(name)}:{compact(described)}".encode()
 
 
 def render(metadata: bytes, entries: Iterable[bytes], room: int | None = None) -> bytes:

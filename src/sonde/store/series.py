@@ -22,7 +22,7 @@ ALL_COLUMNS: Final = tuple(range(schema.NUM_COLUMNS))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Readings:
-    """Readings of one site in rising order of steps; columns that nobody asked for are zero."""
+    """Readings of one site in rising order of steps; columns that were not requested are zero."""
 
     step: NDArray[np.int64]
     span: NDArray[np.uint32]

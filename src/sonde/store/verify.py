@@ -33,7 +33,7 @@ class Problem:
     file: Path
     what: str
     offset: int | None = None
-    """The byte at which it begins, where that can be told."""
+    """The byte at which it begins, where that is known."""
 
     def __str__(self) -> str:
         at = "" if self.offset is None else f" at byte {self.offset}"
@@ -59,7 +59,7 @@ class Report:
         return not self.problems
 
     def add(self, other: Report) -> None:
-        """Take in what another report says about a part."""
+        """Add the report of a part."""
         self.problems += other.problems
         self.torn_tails += other.torn_tails
         self.num_files += other.num_files
@@ -271,13 +271,13 @@ def _check_sealed(report: Report, path: Path, indexed: list[Entry] | None) -> No
             entries, start = open_page.read_header(path, file)
         except RunDamaged as error:
             report.problems.append(_problem(path, error))
-            # The index tells where the tensors are, all the same.
+            # The index still has the places of the tensors.
             _check_tensors(report, file, indexed or [])
             return
         _check_tensors(report, file, entries)
         _check_padding(report, file, entries, start, size)
     if indexed is not None and [_identity(each) for each in entries] != [_identity(each) for each in indexed]:
-        report.problems.append(Problem(path, "its header and its index tell of different datapoints"))
+        report.problems.append(Problem(path, "its header and its index list different datapoints"))
 
 
 def _identity(entry: Entry) -> tuple[object, ...]:

@@ -31,10 +31,10 @@ class DeviceArena:
     Besides, the arena holds the scratch memory of the launches that write into it: partial rows, and one ticket per row
     that tells which block of a tensor is the last.
 
-    An arena may be used from several streams in turn. Whoever works on it calls `enter` first, which makes the current
+    An arena may be used from several streams in turn. Its users call `enter` first, which makes the current
     stream wait (on the device) for what was queued for this arena on the stream before.
 
-    `reset` is called by the worker thread and only leaves a note: the next to enter empties the rows, on its stream. So
+    `reset` is called by the worker thread and only sets a flag: the next `enter` empties the rows, on its stream. So
     the worker never queues work, which could end up in a graph that another thread is capturing.
     """
 
@@ -106,7 +106,7 @@ class DeviceShipment:
         self._arrived = arrived
 
     def ready(self) -> bool:
-        """Say whether the rows have arrived; never waits."""
+        """Return whether the rows have arrived; never waits."""
         return bool(self._arrived.query())  # type: ignore[no-untyped-call]
 
     def take(self) -> tuple[Rows, Bins]:

@@ -30,7 +30,7 @@ def cache_folder() -> Path:
     """Return where compiled code is kept.
 
     Raises:
-        OSError: The user has no home, and nobody has chosen a place.
+        OSError: The user has no home folder, and `SONDE_CACHE` is not set.
 
     """
     chosen = os.environ.get(CACHE_VARIABLE)

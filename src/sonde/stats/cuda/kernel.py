@@ -50,7 +50,7 @@ class Group:
 
 
 class DeviceKernel(BaseKernel):
-    """Summarises tensors on one CUDA device. Subclasses say how a group of plain, dense tensors is launched."""
+    """Summarises tensors on one CUDA device. Subclasses launch groups of plain, dense tensors."""
 
     name: str
     dtypes: ClassVar[frozenset[torch.dtype]]
@@ -83,7 +83,7 @@ class DeviceKernel(BaseKernel):
                     self._measure(tensors, rows, arena, histogram)
 
     def measure_one(self, tensor: Tensor, row: int, arena: Arena, *, histogram: bool = True) -> bool:
-        """Merge the summary of one tensor into a row; say whether the tensor could be read."""
+        """Merge the summary of one tensor into a row; return whether the tensor could be read."""
         with _OnDevice(self.index):
             return self._enter(arena) and self._measure((tensor,), (row,), arena, histogram) == 1
 

@@ -89,7 +89,7 @@ class NativeKernel(DeviceKernel):
         return DeviceArena(capacity, self.index, 2 * batches.most_blocks(max(self._blocks, self._change_blocks)))
 
     def measure_one(self, tensor: Tensor, row: int, arena: Arena, *, histogram: bool = True) -> bool:
-        """Merge the summary of one tensor into a row; say whether the tensor could be read.
+        """Merge the summary of one tensor into a row; return whether the tensor could be read.
 
         This is what runs inside a module's hook, so the usual case goes straight to the launch.
         """

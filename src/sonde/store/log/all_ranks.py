@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class AllRanks:
-    """Asks the ranks, and asks again when a writer has put other files in the place of those that are read.
+    """Reads all ranks, and retries when a writer has replaced files that are being read.
 
     Any thread may ask. Sites are those of `directory`, whose ids count over the whole run.
     """
@@ -42,7 +42,7 @@ class AllRanks:
         self._sites_by_rank: dict[int, dict[int, Site]] = {}
 
     def refresh(self) -> bool:
-        """Read what was written since; say whether there was anything."""
+        """Read what was written since; return whether there was anything."""
         with self._lock:
             changed = False
             for rank in layout.ranks(self.path):
@@ -60,7 +60,7 @@ class AllRanks:
         if found != self._sites_by_rank:
             self._sites_by_rank = found
             self.directory = Directory.merge(found)
-        # The lowest rank comes last, so its word on a step counts.
+        # The lowest rank comes last, so its version of a step wins.
         joined = table.concat_blocks([folder.blocks for _, folder in sorted(self.folders.items(), reverse=True)])
         self.blocks = joined.take(table.last_of_each([joined.step]))
 

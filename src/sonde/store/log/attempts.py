@@ -27,17 +27,17 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 def parse(text: bytes | memoryview, where: str) -> Attempt:
-    """Read what a journal says about the attempt that wrote it.
+    """Read the description of the attempt that wrote a journal.
 
     Raises:
-        RunDamaged: It makes no sense.
+        RunDamaged: It does not describe an attempt.
 
     """
     return strict_json.decode(text, Attempt, where, "the description of an attempt")
 
 
 def resolve(attempts: Iterable[Attempt], first_step: int | None) -> list[Attempt]:
-    """Fill in where attempts started that did not say so: at the first step of the file they were read from."""
+    """Fill in missing start steps: an attempt without one started at the first step of its file."""
     return [
         attempt if attempt.start_step is not None else Attempt(attempt.number, first_step, attempt.time)
         for attempt in attempts

@@ -62,13 +62,13 @@ def _refuse_live_writer(path: Path, folder: Path, now: float) -> None:
     try:
         holder = lease.read(folder)
     except RunDamaged:
-        return  # a torn word of a dead writer; a live one would have replaced it in one step
+        return  # left by a dead writer; a live one would have replaced it in one step
     if holder is not None and lease.is_alive(holder, now):
         if (holder.pid, holder.host) == (os.getpid(), socket.gethostname()):
             raise RunInUse(f"{path} is being written by a session of this process. Close it, or choose another path.")
         raise RunInUse(
             f"{path} is being written by process {holder.pid} on {holder.host} "
-            f"(last sign of life {max(0.0, now - holder.beat):.0f} s ago). Stop that process or choose another path."
+            f"(last heartbeat {max(0.0, now - holder.beat):.0f} s ago). Stop that process or choose another path."
         )
 
 

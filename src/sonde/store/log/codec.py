@@ -34,7 +34,7 @@ class Kind(IntEnum):
 
 
 class BadPayload(Exception):
-    """A payload whose checksum holds but whose content makes no sense."""
+    """A payload whose checksum is right but whose content is inconsistent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +58,7 @@ def pack_bins(
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], Counts]:
     """Cut histograms to the bins between the first and the last count, and lay the counts end to end.
 
-    A length of 0 says that there is no histogram; a histogram without a count keeps one bin.
+    A length of 0 means that there is no histogram; a histogram without a count keeps one bin.
     """
     if not binned.any():
         empty = np.zeros(len(bins), dtype=np.uint8)
@@ -89,7 +89,7 @@ def unpack_bins(
 
 
 def check_bins(lo: NDArray[np.uint8], length: NDArray[np.uint8], num_counts: int) -> str | None:
-    """Say what is wrong with cut histograms, or None."""
+    """Return what is wrong with cut histograms, or None."""
     if (lo.astype(np.uint16) + length > schema.NUM_BINS).any():
         return f"a histogram reaches past its {schema.NUM_BINS} bins"
     if int(length.sum(dtype=np.uint64)) != num_counts:

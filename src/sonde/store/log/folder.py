@@ -78,7 +78,7 @@ class RankFolder:
         return [*missing, *bad, *(p for source in self.journals.values() for p in source.problems), *self._damage]
 
     def refresh(self) -> bool:
-        """Read what is new; say whether there was anything.
+        """Read what is new; return whether there was anything.
 
         Raises:
             FileNotFoundError: All files are gone. What was read stays.
@@ -242,7 +242,7 @@ class RankFolder:
         return gather_rows(finds, len(wanted), columns, start, stop)
 
     def _is_sound(self, part: Part, at: int, columns: tuple[int, ...], *, bins: bool) -> bool:
-        """Say whether readings are what was written; if not, they are left out and named among the problems."""
+        """Return whether readings match their checksum; if not, they are left out and named in `problems`."""
         if part.segment is None:
             return True
         try:
@@ -253,7 +253,7 @@ class RankFolder:
         return True
 
     def at(self, step: int) -> Snapshot:
-        """Return the reading of each site that covers a step; the newest word counts.
+        """Return the reading of each site that covers a step; the newest one wins.
 
         Raises:
             FileNotFoundError: A segment was compacted or thinned; `refresh` and ask again.
@@ -348,7 +348,7 @@ def gather_rows(
         join([getattr(piece, name) for piece in pieces], dtype)[order]
         for name, dtype in (("step", "i8"), ("span", "u4"), ("merged", "u4"), ("binned", "?"))
     )
-    # Column by column in memory: those that nobody asked for stay untouched zeros, which cost nothing.
+    # Column by column in memory: those that were not requested stay untouched zeros, which cost nothing.
     stats = np.zeros((schema.NUM_COLUMNS, len(order)))
     for place, column in enumerate(columns):
         np.take(join([piece.stats[place] for piece in pieces], "f8"), order, out=stats[column], mode="clip")

@@ -50,7 +50,7 @@ class JournalSource:
         return attempts.resolve(self._stated, self.first_step)
 
     def refresh(self) -> bool:
-        """Read what is new; say whether there was anything."""
+        """Read what is new; return whether there was anything."""
         with self.path.open("rb") as file:
             stat = os.fstat(file.fileno())
             if self._inode not in (0, stat.st_ino) or stat.st_size < self.end:

@@ -68,7 +68,7 @@ class Run:
     # ------------------------------------------------------------------ the run as a whole
 
     def refresh(self) -> bool:
-        """Read what was written since; say whether there was anything. A live run is followed by calling this."""
+        """Read what was written since; return whether there was anything. Call it to follow a live run."""
         with self._lock:
             changed = self._ranks.refresh()
             for rank in {0, *self._ranks.folders}:
@@ -113,13 +113,13 @@ class Run:
     @property
     def findings(self) -> list[Finding]:
         """What was found wrong while the run was recorded, best first. `sonde.diagnose` looks at the run anew."""
-        # The lowest rank comes last, so its word on a kind counts.
+        # The lowest rank comes last, so its version of a kind wins.
         files = [file for _, file in sorted(self._finding_files.items(), reverse=True)]
         return timeline.current_findings(finding for file in files for finding in file.items)
 
     @property
     def attempts(self) -> list[Attempt]:
-        """The stretches of writing, by the word of the lowest rank: one, and one for each time it was continued."""
+        """The attempts of the lowest rank: one, and one for each time the run was resumed."""
         return self._ranks.folders[min(self._ranks.folders)].attempts if self._ranks.folders else []
 
     @property
@@ -199,7 +199,7 @@ class Run:
             stop: The step before which to end.
 
         Raises:
-            SelectionError: The site cannot be told.
+            SelectionError: No site matches, or several do.
             OptionError: There is no such statistic.
 
         """

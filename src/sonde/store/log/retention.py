@@ -165,7 +165,7 @@ def to_compact(entries: Sequence[Entry], max_bytes: int) -> list[Entry]:
 
 
 def to_join(entries: Sequence[Entry], max_bytes: int) -> list[Entry]:
-    """Return any neighbours that can be put together, or nothing: to save what each says about its sites."""
+    """Return any neighbours that can be put together, or nothing: merged, they describe their sites once."""
     runs = (run for run in _runs(entries, _has_same_window, max_bytes) if len(run) > 1)
     return max(runs, key=len, default=[])
 
@@ -197,7 +197,7 @@ def _is_like(left: Entry, right: Entry) -> bool:
 def _follows(left: Entry, right: Entry) -> bool:
     if right.first != left.last + 1:
         return False
-    # A later attempt that went back replaces a part of the earlier one. In one table that could not be told any more.
+    # A later attempt that went back replaces a part of the earlier one. One table could not keep them apart.
     replaced = attempts.replaced_from(right.attempts, max((a.number for a in left.attempts), default=0))
     return replaced is None or replaced >= left.end_step
 
@@ -231,7 +231,7 @@ def plan_windows(entries: Sequence[Entry], budget: int, max_bytes: int) -> list[
 
 
 def _fits(group: Sequence[Entry], window: int, max_bytes: int) -> bool:
-    """Say whether segments fit in one when they are thinned, and in memory before."""
+    """Return whether segments fit in one after thinning, and in memory before."""
     return _total(group) <= MAX_SEGMENT_BYTES and sum(estimate(entry, window) for entry in group) <= max_bytes
 
 

@@ -67,7 +67,7 @@ class Sealer:
         self._queue.put(number)
 
     def close(self, deadline: float) -> bool:
-        """Wait for the thread to finish what it was given, at most `deadline` seconds; say whether it did.
+        """Wait at most `deadline` seconds for the thread to finish its work; return whether it did.
 
         Past the deadline it puts no further file in its place. Journals that are not sealed are read as they are.
         """
@@ -153,7 +153,7 @@ class Sealer:
         return group
 
     def _finish(self, source: JournalSource) -> None:
-        """Delete a journal that was sealed; one with damage in it is kept for whoever wants to look."""
+        """Delete a journal that was sealed; one with damage in it is kept for inspection."""
         if source.problems:
             source.path.replace(source.path.with_name(source.path.name + layout.DAMAGED))
             message = f"{source.path} was sealed without its damaged parts."
@@ -178,7 +178,7 @@ class Sealer:
             (self._folder / name).unlink(missing_ok=True)
 
     def _leftovers(self) -> list[str]:
-        """Name the half-written files of writers that are no more: this one has the folder for itself."""
+        """Return the half-written files of earlier writers; this writer is the only one in the folder."""
         names = (entry.name for entry in os.scandir(self._folder))
         mine = f".{os.getpid()}.tmp"
         return [name for name in names if name.startswith(".") and name.endswith(".tmp") and not name.endswith(mine)]
@@ -211,12 +211,12 @@ class Sealer:
         return opened, rows
 
     def _compact(self) -> bool:
-        """Put one group of neighbours together; say whether there may be more to do."""
+        """Merge one group of neighbours; return whether there may be more to do."""
         chosen = to_compact(self._shelf, self._max_segment_bytes)
         return bool(chosen) and not self._hurry.is_set() and self._rewrite(chosen, chosen[0].window) is not None
 
     def _thin(self) -> bool:
-        """Thin the segments if the folder is over its budget; say whether there may be more to do."""
+        """Thin the segments if the folder is over its budget; return whether there may be more to do."""
         nbytes = folder_bytes(self._folder)
         if nbytes <= self._budget:
             return False

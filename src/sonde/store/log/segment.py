@@ -199,9 +199,9 @@ class Segment:
             self._compare(at, HIST, counts)
 
     def check_sites(self, rows: Table, at: NDArray[np.intp], columns: tuple[int, ...]) -> list[str]:
-        """Check the columns of many sites that are about to be used, once; say what is not what was written.
+        """Check the columns of many sites that are about to be used, once; return what does not match its checksum.
 
-        `is_sound` tells afterwards which sites can be used.
+        `is_sound` returns afterwards which sites can be used.
         """
         for column in (*columns, STEP, SPAN, MERGED):
             new = at[~self._checked[column, at]]
@@ -212,7 +212,7 @@ class Segment:
         return [f"{self.path}: the readings of site {site} do not match their checksum" for site in bad]
 
     def is_sound(self, at: NDArray[np.intp], columns: tuple[int, ...]) -> NDArray[np.bool_]:
-        """Say of which sites all these columns were checked and found good."""
+        """Return for which sites all these columns match their checksums."""
         used = np.array([*columns, STEP, SPAN, MERGED])
         sound: NDArray[np.bool_] = np.all(self._checked[used][:, at], axis=0)
         return sound
@@ -232,7 +232,7 @@ class Segment:
         self._checked[:] = True
 
     def problems(self, rows: Table) -> list[str]:
-        """Say which tensors are not what was written."""
+        """Return which tensors do not match their checksums."""
         _advise(self._maps.get(self).whole, "MADV_SEQUENTIAL")
         mapped = {name: getattr(rows, name) for name in GROWING if name in self._extents}
         found = [
@@ -259,7 +259,7 @@ class Segment:
 
 
 def _advise(whole: mmap.mmap, advice: str) -> None:
-    """Tell the system how a map will be used, where it listens."""
+    """Advise the system how a map will be used, where it supports that."""
     if hasattr(mmap, advice):
         whole.madvise(getattr(mmap, advice))
 
@@ -285,7 +285,7 @@ def _parse_sites(text: str, path: Path, known: dict[str, list[Site]] | None) -> 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Tells whether a file is still the same one."""
+    """Identifies a file, to notice when it was replaced."""
 
     inode: int
     size: int

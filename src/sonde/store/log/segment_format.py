@@ -101,7 +101,7 @@ def check_offsets(path: Path, rows: Table, first: int, last: int) -> None:
 
 
 def inconsistencies(path: Path, rows: Table, *, has_hist: bool) -> list[str]:
-    """Say what contradicts itself in rows whose bytes are what was written."""
+    """Return the contradictions in rows whose checksums are right."""
     try:
         if has_hist:
             check_offsets(path, rows, 0, len(rows))
@@ -173,8 +173,8 @@ def write_segment(path: Path, rows: Table, origin: Origin, *, may_finish: Callab
     Args:
         path: Where it belongs.
         rows: What it holds.
-        origin: What it says about that.
-        may_finish: Asked at the very end; if it says no, nothing is left behind.
+        origin: The sites, attempts and window to describe in its header.
+        may_finish: Called at the very end; if it returns False, nothing is left behind.
 
     Returns:
         Whether the segment was put in its place.

@@ -40,7 +40,7 @@ class RunWriter:
 
     Args:
         path: The folder of the run. It may exist and hold other things.
-        header: What the run says about itself; written once, by rank 0.
+        header: The description of the run; written once, by rank 0.
         rank: Which rank's part to write. Each rank has a writer and a folder of its own.
         resume: Whether to continue a run that is there already.
         start_step: Where a continued run begins again; earlier attempts count only before it. None: at its first block.
@@ -48,7 +48,7 @@ class RunWriter:
         journal_bytes: A journal of this size is sealed.
         num_ranks: How many ranks share the budget.
         sync: `"always"` forces every block to the disk: safe from a loss of power, and slow.
-        clock: Tells the time.
+        clock: Returns the time in seconds since the epoch.
 
     Raises:
         RunExists: A run is there, and `resume` was not asked for.
@@ -78,7 +78,7 @@ class RunWriter:
         self.folder = layout.rank_folder(self.path, rank)
         self.health: Health = "well"
         self.final_state: Outcome = "finished"
-        """What `close` will say about the run."""
+        """The status that `close` will write."""
         self.dropped_blocks = 0
         """How many blocks could not be written."""
         self._clock = clock
@@ -148,7 +148,7 @@ class RunWriter:
         """Take the readings of one step; once this returns they survive the death of the process.
 
         Raises:
-            RunError: They could not be written, for the first time in a row; the message says why.
+            RunError: They could not be written, for the first time in a row; the message names the reason.
 
         """
         if not self._may_write():
@@ -173,7 +173,7 @@ class RunWriter:
         self._accepted(block)
 
     def take_event(self, event: Event) -> None:
-        """Take an event. While the disk refuses, it waits for better times."""
+        """Take an event. While the disk refuses, it waits."""
         if not self._may_write():
             return
         error = self._events.put(timeline.encode_event(event))
@@ -183,7 +183,7 @@ class RunWriter:
             raise RunError(f"{self._events.path} could not be written: {reason}.") from error
 
     def take_finding(self, finding: Finding) -> None:
-        """Take a finding. While the disk refuses, it waits for better times."""
+        """Take a finding. While the disk refuses, it waits."""
         if not self._may_write():
             return
         error = self._findings.put(timeline.encode_finding(finding))
@@ -201,7 +201,7 @@ class RunWriter:
             self._events.sync()
 
     def close(self, deadline: float = 10.0) -> None:
-        """Finish: seal the journal, wait for the sealer at most `deadline` seconds, and say how the run ended.
+        """Finish: seal the journal, wait for the sealer at most `deadline` seconds, and write how the run ended.
 
         How it ended is `final_state`. Calling it again does nothing.
         """
@@ -231,7 +231,7 @@ class RunWriter:
         return True
 
     def _begin_writing(self) -> Appender:
-        """Make the files that every run has, and say that it is being written."""
+        """Make the files that every run has, and write that it is live."""
         try:
             self._events.open()
             journal = self._begin_journal(self._number)
@@ -297,7 +297,7 @@ class RunWriter:
         self._lease = replace(self._lease, journal=self._number, blocks=self._num_blocks)
 
     def _keep_lease(self) -> None:
-        """Give a sign of life, unless another process has taken the folder."""
+        """Write a heartbeat, unless another process has taken the folder."""
         try:
             holder = lease.read(self.folder)
             if holder is not None and holder.token != self._lease.token:
@@ -329,7 +329,7 @@ class RunWriter:
             raise RunError(f"{self.path} could not be written: {self._reason}. {cure}") from error
 
     def _report(self, event: Event) -> None:
-        """Take an event of the store's own; what cannot be written waits, and nobody is told."""
+        """Take an event of the store's own; what cannot be written waits, without an error."""
         self._events.put(timeline.encode_event(event))
 
     def _report_dropped(self) -> None:

@@ -86,7 +86,7 @@ def describe(dtype: Dtype) -> Any:
 
 
 def parse(described: Any) -> Dtype | None:
-    """Undo `describe`; None if it makes no sense, or names something that is more than bytes."""
+    """Undo `describe`; None for anything else, and for types that hold more than bytes."""
     try:
         if isinstance(described, list):
             dtype: Dtype = np.lib.format.descr_to_dtype(_with_tuples(described))
@@ -132,7 +132,7 @@ def item_bytes(dtype: Dtype) -> int:
 
 
 def is_numeric(dtype: Dtype) -> bool:
-    """Say whether elements of a type can be added up."""
+    """Return whether elements of a type can be added up."""
     return dtype.kind in "biufc" or dtype.name in _extra()
 
 

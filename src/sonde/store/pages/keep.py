@@ -17,7 +17,7 @@ from sonde.store.pages.reader import DebugOutputs
 from sonde.store.pages.record import Blob, Datapoint, Draft, Entry
 from sonde.store.pages.writer import PageWriter
 
-_MARK = re.compile(r"~\d+$")  # what tells tensors of one name apart
+_MARK = re.compile(r"~\d+$")  # distinguishes tensors of one name
 _PART = re.compile(r"(worst|best|control):(\d{1,9})")
 
 
@@ -37,10 +37,10 @@ class Keep:
 
     @classmethod
     def parse(cls, text: str) -> Keep:
-        """Read `worst:50` or `worst:50+best:10+control:5`; without a word on it, the control is a tenth.
+        """Read `worst:50` or `worst:50+best:10+control:5`; the control defaults to a tenth of the others.
 
         Raises:
-            OptionError: It says something else.
+            OptionError: It has another form.
 
         """
         parts = [_PART.fullmatch(part.strip()) for part in text.split("+")]

@@ -1,7 +1,7 @@
 """Where pages lie, and what their files are called.
 
 debugger/
-  writer.json             who writes here, and whether it still does
+  writer.json             the writer's heartbeat and status
   page_0.safetensors      sealed: an ordinary safetensors file
   page_0.index            its records: structure, places, previews
   page_1.open             in progress: room for the header, then raw tensors

@@ -284,7 +284,7 @@ def _placeholder(value: object, text: str | None = None) -> dict[str, Any]:
 
 
 def _as_numbers(values: list[Any]) -> NDArray[Any] | None:
-    """Return a long list of plain numbers as an array that gives exactly these back, or None."""
+    """Return a long list of plain numbers as an array that converts back to exactly these, or None."""
     kinds = set(map(type, values))
     if kinds == {float}:
         return np.array(values, dtype=np.float64)
@@ -361,7 +361,7 @@ class Decoder:
 
 def _natural(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r:.40} is no index")
+        raise ValueError(f"{value!r:.40} is not an index")
     return value
 
 

@@ -32,7 +32,7 @@ class OpenPage:
         self._names: set[str] = set()
         self._table: list[tuple[Datapoint, int]] = []
         self._sequence = 0
-        told = {
+        described = {
             "format": FORMAT.name,
             "schema_version": FORMAT.version,
             "rank": rank,
@@ -43,7 +43,7 @@ class OpenPage:
         self._data = Appender(names.page_file(folder, number, names.OPEN), new=True)
         try:
             self._data.append(bytes(reserved))
-            self._append_record(record.encode_page(told))
+            self._append_record(record.encode_page(described))
         except OSError:
             self.close()
             self._data.path.unlink()
@@ -61,7 +61,7 @@ class OpenPage:
         return self._sequence - 1
 
     def has_room(self, draft: Draft) -> bool:
-        """Say whether the header can take one more datapoint."""
+        """Return whether the header has room for one more datapoint."""
         room = self.reserved - self._header.size - header_bytes(draft)
         return room >= 0 and self._header.num_tensors + len(draft.blobs) < MAX_TENSORS
 
@@ -98,7 +98,7 @@ class OpenPage:
         self._header.add(item)
 
     def seal(self, *, sync: bool) -> None:
-        """Fill the header in and give the files their final names.
+        """Fill in the header and rename the files.
 
         Raises:
             OSError: The page stays open, and can be read as it is.
@@ -267,7 +267,7 @@ def read_journal(path: Path) -> tuple[list[tuple[int, Entry]], int, int]:
         Where each begins and what it is, where tensors begin, and where the last of them ends.
 
     Raises:
-        RunDamaged: It is no journal, or damaged in the middle.
+        RunDamaged: It is not a journal, or damaged in the middle.
 
     """
     entries: list[tuple[int, Entry]] = []
@@ -293,8 +293,8 @@ class Header:
     """A header that grows with its page. It knows its length before it is written."""
 
     def __init__(self, rank: int) -> None:
-        told = {"format": FORMAT.name, "schema_version": str(FORMAT.version), "rank": str(rank)}
-        self._head = sealed.open_metadata(told) + b',"datapoints":"['
+        fields = {"format": FORMAT.name, "schema_version": str(FORMAT.version), "rank": str(rank)}
+        self._head = sealed.open_metadata(fields) + b',"datapoints":"['
         self._datapoints: list[bytes] = []
         self._tensors: list[bytes] = []
         self.num_tensors = 0
@@ -315,7 +315,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What the header says about one datapoint."""
+    """The header's entries for one datapoint."""
 
     datapoint: bytes
     tensors: bytes
@@ -358,7 +358,7 @@ def read_header(path: Path, file: BinaryIO) -> tuple[list[Entry], int]:
 
 
 def _compare(path: Path, entries: list[Entry], page: SealedFile) -> None:
-    """Raise RunDamaged unless the header tells other programs what it tells us."""
+    """Raise RunDamaged unless the header describes each tensor alike for safetensors and for Sonde."""
     for place in (place for entry in entries for place in entry.places):
         dtype, shape = dtypes.to_safetensors(place.dtype, place.shape)
         if page.tensors.get(place.name) != Extent(dtype, shape, place.start, place.end):

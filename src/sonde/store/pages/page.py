@@ -1,4 +1,4 @@
-"""One page, read: its index or journal tells where its datapoints are, its tensors are read when they are asked for."""
+"""Read one page: its index or journal lists its datapoints, and its tensors are read on demand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Page:
     number: int
     problems: list[str] = field(default_factory=list)
     is_whole: bool = False
-    """Whether all records are known: an index ends with a record that says so."""
+    """Whether all records are known: an index ends with a record of its own."""
     _end: int = 0
 
     def refresh(self) -> Iterator[tuple[Datapoint, int]]:

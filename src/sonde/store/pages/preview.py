@@ -41,7 +41,7 @@ class Preview:
     shape: tuple[int, ...]
     dtype: str
     stats: dict[str, float]
-    """By name (see `STATS`); empty if the elements are no numbers."""
+    """By name (see `STATS`); empty if the elements are not numbers."""
     thumbnail: NDArray[np.uint8] | None = None
     low: float = math.nan
     high: float = math.nan
@@ -228,7 +228,7 @@ def pack(preview: Preview) -> bytes:
 
 
 def unpack(content: bytes | memoryview, shape: tuple[int, ...], dtype: str) -> Preview | None:
-    """Undo `pack`; None if it makes no sense."""
+    """Undo `pack`; None if the lengths do not fit."""
     if not len(content):
         return Preview(shape, dtype, {})
     if len(content) < _FIXED.size:

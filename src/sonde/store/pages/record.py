@@ -201,7 +201,7 @@ def read_start(payload: memoryview, where: str) -> int:
     """Read the first record of a page's journal and return where tensors begin.
 
     Raises:
-        RunDamaged: It makes no sense.
+        RunDamaged: Its content has another form.
 
     """
     start = strict_json.decode(payload, _Start, where, f"the start of a {FORMAT.what}")
@@ -222,7 +222,7 @@ def read_end(payload: memoryview, where: str) -> list[tuple[Datapoint, int]]:
     """Undo `encode_end`.
 
     Raises:
-        RunDamaged: It makes no sense.
+        RunDamaged: Its content has another form.
 
     """
     return strict_json.decode(payload[:-8], list[tuple[int | str, Natural]], where, "a table of datapoints")
@@ -251,7 +251,7 @@ def decode(payload: memoryview, where: str) -> Entry:
     """Read a datapoint's record.
 
     Raises:
-        RunDamaged: It makes no sense.
+        RunDamaged: Its content has another form.
 
     """
     _, text, packed = _split(payload, where)
@@ -306,7 +306,7 @@ def parse(plain: Any, text: str, where: str) -> Entry:
     """Read a datapoint's JSON.
 
     Raises:
-        RunDamaged: It makes no sense.
+        RunDamaged: Its content has another form.
 
     """
     stored = strict_json.convert(plain, _StoredEntry, where, "the description of a datapoint")

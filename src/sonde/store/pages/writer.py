@@ -22,7 +22,7 @@ _MIN_RESERVED: Final = 16 << 10
 _MAX_RESERVED: Final = 16 << 20
 _FIRST_RESERVED: Final = 1 << 20
 
-# A writer that was dropped without a word is dead, though its process lives.
+# A writer that was garbage-collected without `close` is dead, though its process lives.
 _living: WeakSet[PageWriter] = WeakSet()
 
 
@@ -39,7 +39,7 @@ class PageWriter:
         rank: The process of a distributed evaluation.
         resume: Continue a folder that holds pages already. A page that a killed process left open is finished first.
         sync: Force each page to the disk when it is sealed, so that it also survives a loss of power.
-        clock: Tells the time.
+        clock: Returns the time in seconds since the epoch.
 
     Raises:
         RunExists: The folder holds pages, and was not to be continued.
@@ -138,7 +138,7 @@ class PageWriter:
             return self._next - 1
 
     def close(self) -> None:
-        """Seal the open page and let the folder go; again is fine."""
+        """Seal the open page and release the folder; further calls do nothing."""
         if os.getpid() != self._pid:
             return  # nor touch the lock: a thread of the parent may have held it when it forked
         with self._lock:
