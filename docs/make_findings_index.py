@@ -140,7 +140,7 @@ def _prose(template: str) -> str:
     """Return a template as Markdown: `{names}` in italics, and what looks like code as code.
 
     >>> _prose("Call {the_optimizer}.step() after loss.backward(), with lr={rate:g}.")
-    'Call *the optimizer*.step() after `loss.backward()`, with lr=*rate*.'
+    'Call *the optimizer*`.step()` after `loss.backward()`, with lr=*rate*.'
     """
     parts = []
     for text, name, _, _ in string.Formatter().parse(template):

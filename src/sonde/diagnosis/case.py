@@ -253,7 +253,7 @@ class Case:
         return classify(np.zeros(0) if found is None or self.learning.state == "unknown" else found[1])
 
     def take_turns(self) -> bool:
-        """Say whether each of several optimizers has backward passes of its own."""
+        """Return whether each of several optimizers has backward passes of its own."""
         optimizers = len(self.facts.optimizers)
         if optimizers < 2:
             return False
@@ -296,7 +296,7 @@ class Case:
 
 
 def _is_followed(site: Site) -> bool:
-    """Say whether a site's numbers are kept for the whole run: what is rarely written must not be forgotten."""
+    """Return whether a site's numbers are kept for the whole run: what is rarely written must not be forgotten."""
     if site.quantity == "vital":
         return site.part == vitals.part_of(vitals.TRAINING)
     return site.quantity == "scalar" or (site.name == vitals.LOSS and site.quantity == "output")

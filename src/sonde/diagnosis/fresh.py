@@ -1,4 +1,4 @@
-"""Do weights look as if nobody had trained them yet? Told from the shape of their distribution.
+"""Whether weights still have their random initial values, judged from the shape of their distribution.
 
 Initial weights of torch are uniform within a bound, or normal with a spread that follows from the layer's size. Trained
 weights have longer tails and another spread.
@@ -22,7 +22,7 @@ _USUAL_SPREADS: Final = (1.0, 0.02, 0.01)
 
 
 def looks_fresh(row: Rows, shape: tuple[int, ...]) -> bool:
-    """Say whether the reading of a weight looks like random numbers drawn for its shape."""
+    """Return whether the reading of a weight looks like random numbers drawn for its shape."""
     count = float(schema.finite(row))
     if len(shape) < 2 or count < MIN_ELEMENTS:
         return False
@@ -35,7 +35,7 @@ def looks_fresh(row: Rows, shape: tuple[int, ...]) -> bool:
 
 
 def _is_uniform(count: float, spread: float, largest: float, fan_in: int, fan_out: int) -> bool:
-    """Say whether the numbers fill a usual range to its ends, evenly."""
+    """Return whether the numbers fill a usual range to its ends, evenly."""
     bounds = np.sqrt([1 / fan_in, 3 / fan_in, 6 / fan_in, 6 / (fan_in + fan_out)])
     # The largest of n numbers lies within a few parts in n of the end; the spread is known to half a part in sqrt(n).
     fills = (largest <= bounds * (1 + 1e-6)) & (largest >= bounds * (1 - 12 / count))
@@ -44,7 +44,7 @@ def _is_uniform(count: float, spread: float, largest: float, fan_in: int, fan_ou
 
 
 def _is_normal(count: float, spread: float, largest: float, fan_in: int, fan_out: int) -> bool:
-    """Say whether many numbers have a usual spread and no longer tails than normal ones."""
+    """Return whether many numbers have a usual spread and no longer tails than normal ones."""
     variances = [1 / fan_in, 2 / fan_in, 2 / (fan_in + fan_out)]
     spreads = np.array([*_USUAL_SPREADS, *np.sqrt(variances)])
     short = largest < spread * (math.sqrt(2 * math.log(count)) + 1.5)

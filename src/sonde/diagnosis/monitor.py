@@ -122,7 +122,7 @@ class Monitor:
 
 
 def _is_news(before: Finding | None, now: Finding) -> bool:
-    """Say whether a finding differs from what was said before in more than its last step and its numbers."""
+    """Return whether a finding differs from what was said before in more than its last step and its numbers."""
     if before is None:
         return True
     return (before.severity, before.sites, before.explains, before.data) != (

@@ -1,4 +1,4 @@
-"""Where the first number that is not finite turned up, in the order in which a step computes."""
+"""Where the first non-finite number appeared, in the order in which a step computes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonde.records import Finding, Site
 
 TOLD_FROM: Final = "told_from"
 READINGS: Final = "readings"
-"""Marks findings about non-finite numbers that rest on readings; one that rests on a repeated step is better."""
+"""Marks findings about non-finite numbers that rest on readings; a repeated step gives better ones."""
 KINDS: Final = frozenset(
     {
         "nan_in_data",
@@ -28,7 +28,7 @@ KINDS: Final = frozenset(
         "empty_target",
     }
 )
-"""What is said about non-finite numbers, by rules or by those who repeated the step."""
+"""Kinds of findings about non-finite numbers, from rules or from a repeated step."""
 Stage = Literal["data", "weights", "forward", "loss", "backward", "update"]
 _ORDER: Final[tuple[Stage, ...]] = ("data", "weights", "forward", "loss", "backward", "update")
 _STAGES: Final[dict[str, Stage]] = {
@@ -53,15 +53,15 @@ class Origin:
 
 
 def is_better_told(finding: Finding) -> bool:
-    """Say whether a finding is about non-finite numbers and was not just told from readings."""
+    """Return whether a finding is about non-finite numbers and rests on more than readings."""
     return finding.kind in KINDS and finding.data.get(TOLD_FROM) != READINGS
 
 
 def is_earlier(finding: Finding, other: Finding) -> bool:
-    """Say whether one finding about non-finite numbers comes before another that names no reason.
+    """Return whether a finding about non-finite numbers comes before another that names no reason.
 
-    Who repeats a step may not see all of it, as where parts of a model are called one by one. What comes first goes by
-    the order in which a step computes.
+    A repeated step may not show all of it, as where parts of a model are called one by one. The order in which a step
+    computes decides.
     """
     if finding.kind not in NOT_FINITE or other.kind not in NOT_FINITE or finding.step > other.step:
         return False
@@ -71,7 +71,7 @@ def is_earlier(finding: Finding, other: Finding) -> bool:
 
 
 def find_origin(case: Case) -> Origin | None:
-    """Return where the first non-finite number turned up; None if all numbers are finite."""
+    """Return where the first non-finite number appeared; None if all numbers are finite."""
     return case.once("origin", lambda: _find(case))
 
 
@@ -79,7 +79,7 @@ def _find(case: Case) -> Origin | None:
     bad = [(step, site) for id_, step in case.history.first_bad.items() if (site := case.site(id_)) is not None]
     bad = [(step, site) for step, site in bad if site.phase == "train" and site.quantity in _STAGES]
     skipped = set(case.history.skipped_steps().tolist())
-    # A gradient scaler tries scales until they fit; what it holds back does no harm.
+    # A gradient scaler tries scales until none overflows; the steps that it skips do no harm.
     bad = [(step, site) for step, site in bad if step not in skipped or _STAGES[site.quantity] != "backward"]
     if not bad:
         return None

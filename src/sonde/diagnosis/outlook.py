@@ -1,4 +1,4 @@
-"""Does the run get anywhere? What a loss should be at least, and how grave an oddity is in view of it."""
+"""Whether a run gets anywhere: the loss of guessing, and how severe an anomaly is in a run that learns or does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonde.facts import LossFacts
 from sonde.records import Severity
 
 PATIENCE: Final = 20
-"""Losses that must be known before a run can be said to get nowhere."""
+"""Losses that must be known before a run can count as failing."""
 _CERTAIN: Final = 4.0
 _CLASS_LOSSES: Final = ("cross_entropy", "nll_loss")
 _BINARY_LOSSES: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -22,10 +22,10 @@ _SQUARE_LOSSES: Final = ("mse_loss",)
 
 
 def chance_loss(case: Case) -> float | None:
-    """Return the loss of a model that knows only how frequent the answers are; None if it is not known.
+    """Return the loss of a guess that knows only how frequent the answers are; None if it is not known.
 
-    For classes this is the entropy of the labels, for yes or no ln 2 at most, for squared errors the variance of the
-    target.
+    For classes this is the entropy of the labels, for binary losses at most ln 2, for squared errors the variance of
+    the target.
     """
     if case.loss_facts(*_CLASS_LOSSES) is not None:
         entropy = case.vital(vitals.LOSS, vitals.RUNNING_LABEL_ENTROPY)
@@ -44,20 +44,20 @@ def chance_loss(case: Case) -> float | None:
 
 def _binary_chance(case: Case, loss: LossFacts) -> float:
     entropy = case.vital(vitals.LOSS, vitals.RUNNING_LABEL_ENTROPY)
-    # In a game of two, one side's batches are all true and the other's all false.
+    # In adversarial training the batches of one side are all true and those of the other all false.
     if entropy is None or loss.settings.get("weighted") or len(case.facts.optimizers) > 1:
         return math.log(2)
     return min(math.log(2), float(entropy.numbers()[-1]))
 
 
 def is_averaged(case: Case) -> bool:
-    """Say whether the loss is an average, so that it can be held against `chance_loss`."""
+    """Return whether the loss is an average, so that it can be compared with `chance_loss`."""
     loss = case.loss_facts()
     return loss is not None and len(case.facts.losses) == 1 and loss.settings.get("reduction", "mean") == "mean"
 
 
 def is_failing(case: Case) -> bool:
-    """Say whether the run is known to get nowhere: the loss has not improved, or is still worse than guessing."""
+    """Return whether the run fails: its loss has not improved, or is still worse than guessing."""
     learning = case.learning
     if learning.state == "broken":
         return True
@@ -67,10 +67,10 @@ def is_failing(case: Case) -> bool:
 
 
 def is_better_than_guessing(case: Case, least: float = RELATIVE) -> bool:
-    """Say whether a loss that began near that of guessing has come to lie below it, beyond doubt and by some part.
+    """Return whether a loss that started near that of guessing has fallen below it, certainly and by a share.
 
     Where labels are noisy there is little to learn, and the first few losses scatter as widely as what was learnt. The
-    loss of guessing is known exactly, so the mean of the later half of the run tells more when held against that.
+    loss of guessing is known exactly, so the mean of the later half of the run is compared with that.
     """
     learning, chance, found = case.learning, chance_loss(case), case.loss()
     if chance is None or chance <= 0 or found is None or not is_averaged(case) or learning.initial < 0.9 * chance:
@@ -84,7 +84,7 @@ def is_better_than_guessing(case: Case, least: float = RELATIVE) -> bool:
 
 
 def _is_worse_than_guessing(case: Case, learning: Learning) -> bool:
-    """Say whether the loss is above that of guessing, or began above it and has only come down to it."""
+    """Return whether the loss is above that of guessing, or started above it and has only fallen to it."""
     chance = chance_loss(case)
     if chance is None or chance <= 0 or not is_averaged(case):
         return False
@@ -93,7 +93,7 @@ def _is_worse_than_guessing(case: Case, learning: Learning) -> bool:
 
 
 def began_badly(case: Case) -> bool:
-    """Say whether the first loss was far worse than guessing: something was wrong before the first step."""
+    """Return whether the first loss was far worse than guessing: something was wrong before the first step."""
     chance, found = chance_loss(case), case.loss()
     if chance is None or chance <= 0 or found is None or not is_averaged(case):
         return False
@@ -101,7 +101,7 @@ def began_badly(case: Case) -> bool:
 
 
 def is_near_chance(case: Case, share: float = 0.9) -> bool:
-    """Say whether the loss is known to be about that of guessing, or worse."""
+    """Return whether the loss is known to be about that of guessing, or worse."""
     chance = chance_loss(case)
     if chance is None or chance <= 0 or not is_averaged(case):
         return False
@@ -109,14 +109,14 @@ def is_near_chance(case: Case, share: float = 0.9) -> bool:
 
 
 def is_learning_well(case: Case) -> bool:
-    """Say whether the loss has fallen to half of where it began."""
+    """Return whether the loss has fallen to half of its first value."""
     learning = case.learning
     return learning.state == "improving" and learning.recent <= 0.5 * learning.initial
 
 
-def gravity(case: Case) -> Severity:
-    """Return how grave a statistical oddity is: worth a note in a run that gets somewhere, else a warning.
+def anomaly_severity(case: Case) -> Severity:
+    """Return how severe a statistical anomaly is: worth a note in a run that learns, else a warning.
 
-    Where no loss is known, nothing shows that the run gets anywhere.
+    Where no loss is known, nothing shows that the run learns.
     """
     return "warning" if is_failing(case) or case.loss() is None else "info"

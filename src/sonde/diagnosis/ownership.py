@@ -1,4 +1,4 @@
-"""Who owns which parameter, what its optimizer does with it, and which module it belongs to."""
+"""Which optimizer holds a parameter, how it steps, and which module the parameter belongs to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.facts import OptimizerFacts, ParameterFacts
 
 MODEL: Final = "(model)"
-# Modules that only keep parameters for the one above them, or whose parts are used without being called.
+# Modules that only hold parameters for their parent, or whose parts are used without being called.
 _KEEPERS: Final = ("ParameterList", "ParameterDict", "ParametrizationList")
 _CALLS_NO_PARTS: Final = ("MultiheadAttention",)
 
@@ -29,7 +29,7 @@ def size(parameter: ParameterFacts) -> int:
 
 
 def share_of(case: Case, names: Iterable[str]) -> float:
-    """Return which share of all trainable elements some parameters have."""
+    """Return the share of all trainable elements that some parameters have."""
     trainable = {name: size(each) for name, each in case.parameters.items() if each.trainable}
     chosen = sum(trainable.get(name, 0) for name in names)
     return chosen / max(1, sum(trainable.values()))

@@ -1,7 +1,4 @@
-"""Cause before symptom: which findings explain which others.
-
-A symptom that a cause explains is not listed beside it; it is folded under it.
-"""
+"""The order of findings: causes first, with the symptoms that they explain folded under them."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ def fold(findings: list[Finding]) -> list[Finding]:
 
 
 def _with(cause: Finding, under: set[str], findings: list[Finding]) -> Finding:
-    """Return a cause with what is folded under it. Where a bad number began is still worth knowing."""
+    """Return a cause with the symptoms folded under it, and where a non-finite number began."""
     begun = next((each.data for each in findings if each.kind in under and "origin" in each.data), {})
     data = {name: begun[name] for name in ("origin", "reason") if name in begun} | cause.data
     return replace(cause, explains=tuple(sorted(under)), data=data)
@@ -70,5 +67,5 @@ def _under(cause: Finding, findings: list[Finding], folded: set[str]) -> set[str
 
 
 def _is_circular(cause: Finding, symptom: Finding) -> bool:
-    """Two that explain each other: the better of them stays."""
+    """Return whether two findings explain each other and the symptom ranks higher."""
     return explains(symptom, cause) and rank_of_finding(symptom) < rank_of_finding(cause)

@@ -1,4 +1,4 @@
-"""The losses of torch that the program called, each with what is known of its input, target and result."""
+"""The loss functions that the program called, each with its input, target and result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SeenLoss:
     kind: str
     call: int
     values: Track
-    """What it was given as input."""
+    """Its input."""
 
     @property
     def target(self) -> Track | None:

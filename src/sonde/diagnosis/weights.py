@@ -1,7 +1,7 @@
 """Weights side by side: how large they are, how large their gradients, and how far each step moves them.
 
-Only matrices and kernels count. Biases and the scales of norms begin at 0 or 1, so that ratios to their size say
-little; most rows of an embedding have no gradient in most steps.
+Only matrices and kernels count. Biases and the scales of norms start at 0 or 1, so ratios to their size mean little;
+most rows of an embedding have no gradient in most steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Weights:
 
     @property
     def update_ratio(self) -> Values:
-        """How far a step moved each weight, as a part of its size."""
+        """The update of each weight over its size."""
         return _divide(self.updates, self.sizes)
 
     @property
@@ -86,7 +86,7 @@ def _weights(case: Case, panel_of: Callable[[Quantity], Panel]) -> Weights:
 
 
 def is_weight(site: Site) -> bool:
-    """Say whether a parameter is a matrix or a kernel that takes part in every pass."""
+    """Return whether a parameter is a matrix or a kernel that takes part in every pass."""
     return len(site.shape) >= 2 and "Embedding" not in site.kind
 
 

@@ -15,3 +15,20 @@ def run(constant):
 def test_a_table_that_is_mostly_constant_is_worth_a_note():
     assert run(7).severity == "info"
     assert run(2) is None
+
+
+def fed(batches, losses):
+    return asked(constant_feature, patient({"(model):input[0]": batches, "loss:scalar": losses}))
+
+
+def test_inputs_that_are_one_number_are_found_and_named():
+    same = [np.zeros((8, 10))] * 40
+    assert fed(same, [2.3] * 40).severity == "warning"
+    assert "Every input is 0" in fed(same, [2.3] * 40).cause
+    assert fed(same, list(np.linspace(2.3, 0.1, 40))).severity == "info"
+
+
+def test_inputs_of_zeros_and_ones_are_not_one_number():
+    pixels = [np.eye(10)[:8]] * 39 + [np.zeros((8, 10))]
+    assert fed(pixels, [2.3] * 40) is None
+    assert fed([np.zeros((8, 10))] * 5, [2.3] * 5) is None

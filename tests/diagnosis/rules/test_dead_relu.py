@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from patients import asked, patient
 from programs import data, kinds, perceptron, train
 from torch import nn
 
 import sonde
+from sonde.diagnosis.rules.activations import dead_relu
 
 
 @pytest.mark.parametrize(("bias", "ill"), [(-100.0, True), (0.0, False)])
@@ -59,3 +61,14 @@ def test_where_everything_has_vanished_nothing_is_said_of_rectifiers(tmp_path):
             model(torch.randn(4, 8)).square().mean().backward()
             optimizer.step()
     assert "dead_relu" not in {finding.kind for finding in session.findings}
+
+
+def units(active, samples):
+    shares = [[1.0] * int(16 * active) + [0.0] * (16 - int(16 * active))] * 120
+    return asked(dead_relu, patient({"act:vital.ever_active": shares, "act:vital.unit_samples": [samples] * 120}))
+
+
+def test_a_layer_that_is_half_idle_is_worth_a_note():
+    assert units(0.5, 5000).severity == "info"
+    assert units(0.9, 5000) is None
+    assert units(0.5, 350) is None

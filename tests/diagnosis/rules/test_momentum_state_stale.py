@@ -25,7 +25,11 @@ def test_moments_that_were_dropped_are_noticed(tmp_path, monkeypatch, counts, il
     found = train(tmp_path, model, optimizer, *data(), steps=100, before_step=forget)
     stale = [finding for finding in found if finding.kind == "momentum_state_stale"]
     assert [finding.step for finding in stale] == ([21] if ill else [])
-    told = "steps its memory counts then" if counts else "typical update over the largest, at that step"
+    told = (
+        "steps its memory counts then"
+        if counts
+        else "weights moved by just the learning rate, as by a fresh optimizer, in step"
+    )
     assert [finding.evidence[0].name for finding in stale] == ([told] if ill else [])
 
 

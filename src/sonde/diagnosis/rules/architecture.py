@@ -14,8 +14,6 @@ from sonde.facts import ReshapeFacts
 from sonde.records import Severity, Site
 
 _TRANSPARENT: Final = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d"})
-
-
 _LINEAR: Final = frozenset({"Linear", "LazyLinear", "Conv1d", "Conv2d", "Conv3d"})
 
 
@@ -24,14 +22,10 @@ _LINEAR: Final = frozenset({"Linear", "LazyLinear", "Conv1d", "Conv2d", "Conv3d"
     needs=["facts.edges"],
     exact=True,
     fix="Put an activation between them (nn.ReLU(), nn.GELU()), or make them one layer.",
-    refute="Replace both by the one layer that is their product: if the outputs differ, something is between them.",
-    since=1,
+    refute="Replace both by one layer with the product of their weights: if the outputs differ, this finding is wrong.",
 )
 def linear_stack(case: Case) -> Found | None:
-    """Layers follow each other with nothing between them that bends.
-
-    Find a linear layer that is handed the very output of another one.
-    """
+    """Linear layers follow each other without a nonlinearity between them."""
     facts = case.need_facts()
     if not facts.edges:
         raise NotMeasured("how modules follow each other")
@@ -47,12 +41,13 @@ def linear_stack(case: Case) -> Found | None:
             above("pairs of linear layers without anything between them", len(pairs), 1),
             fact("layers in such pairs", len(names)),
         ),
-        cause=f"{pairs[0][0]} hands its output straight to {pairs[0][1]}: together they can do no more than one layer.",
+        cause=f"{pairs[0][0]} passes its output straight to {pairs[0][1]}: together they can do no more than one "
+        "layer.",
     )
 
 
 def _hops(case: Case) -> list[tuple[str, str]]:
-    """Return which module feeds which, looking through those that bend nothing."""
+    """Return which module feeds which, skipping modules that change nothing in evaluation."""
     after: dict[str, list[str]] = {}
     for first, second in case.facts.edges:
         after.setdefault(first, []).append(second)
@@ -73,7 +68,7 @@ def _hops(case: Case) -> list[tuple[str, str]]:
 
 
 def _is_wasted(case: Case, first: str, second: str) -> bool:
-    """Say whether two layers do no more than one; a narrow waist makes a low rank, which may be meant."""
+    """Return whether two layers do no more than one; a narrow waist makes a low rank, which may be intended."""
     modules = case.modules
     kinds = [modules[name].kind if name in modules else "" for name in (first, second)]
     weights = [case.parameters.get(f"{name}.weight") for name in (first, second)]
@@ -89,13 +84,11 @@ def _is_wasted(case: Case, first: str, second: str) -> bool:
 
 
 def _severity(case: Case, pairs: int) -> Severity:
-    # One pair in a deep network wastes a layer; several leave a network that cannot bend where it should.
+    # One pair in a deep network wastes a layer; several leave a network that is mostly linear.
     return "warning" if pairs >= 2 and not is_learning_well(case) else "info"
 
 
 _LAYERS = ("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
-
-
 _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "InstanceNorm1d", "InstanceNorm2d",
           "InstanceNorm3d")  # fmt: skip
 
@@ -106,14 +99,10 @@ _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "Instanc
     severity="info",
     exact=True,
     fix="Write bias=False in those layers; it saves memory and changes nothing else.",
-    refute="Add 1 to the bias and run a batch in train() mode: another output refutes it.",
-    since=1,
+    refute="Add 1 to the bias and run a batch in train() mode: if the output changes, this finding is wrong.",
 )
 def bias_before_norm(case: Case) -> Found | None:
-    """A norm takes a bias away again.
-
-    Find layers with a bias whose output goes straight into a norm that subtracts the mean of each channel.
-    """
+    """A layer has a bias that the norm after it cancels."""
     if not case.need_facts().edges:
         raise NotMeasured("how modules follow each other")
     layers = [
@@ -131,8 +120,8 @@ def bias_before_norm(case: Case) -> Found | None:
         step=0,
         sites=tuple(dict.fromkeys(layers)),
         evidence=(fact("layers with a bias right before such a norm", len(set(layers))),),
-        cause=f"The norm behind {few(layers)} subtracts the mean of each channel, and with it "
-        f"{by_number(layers, 'its', 'their')} bias, which has no effect.",
+        cause=f"The norm after {few(layers)} subtracts the mean of each channel, so "
+        f"{by_number(layers, 'its bias has', 'their biases have')} no effect.",
     )
 
 
@@ -142,24 +131,24 @@ def bias_before_norm(case: Case) -> Found | None:
     explains=[*NOT_TRAINED, "overfitting"],
     severity="critical",
     exact=True,
-    fix="Write transpose or permute to move axes; view and reshape only part or join neighbours.",
-    refute="Change one sample of a batch: if the outputs of all others stay the same, it is wrong.",
+    fix="Use transpose or permute to move axes; view and reshape only split or merge neighbouring axes.",
+    refute="Change one sample of a batch: if the outputs of all others stay the same, this finding is wrong.",
     since=2,
 )
 def batch_axis_mixed(case: Case) -> Found | None:
     """Samples of a batch are mixed with each other.
 
-    Find a sequence layer that runs along the batch, or a view that changes the shape where it should move axes.
+    A sequence layer runs along the batch axis, or a view changes the shape where axes should be moved.
     """
     case.need_facts()
     for site in _sequences(case):
-        return _along_the_batch(case, site)
-    return _cut_up(case, case.facts.reshapes[0]) if case.facts.reshapes else None
+        return _along_the_batch(site)
+    return _mixed_by_view(case.facts.reshapes[0]) if case.facts.reshapes else None
 
 
 def _sequences(case: Case) -> Iterator[Site]:
-    """Yield outputs of layers that take the first axis for time, though it has a row for each target."""
-    # A loss with one answer per sample says how many samples there are; any other may count words or pixels.
+    """Yield outputs of layers that take the first axis as time, though it has a row for each target."""
+    # A loss with one answer per sample shows how many samples there are; any other may count words or pixels.
     counts = {
         loss.target_shape[0]
         for loss in case.facts.losses
@@ -176,23 +165,24 @@ def _sequences(case: Case) -> Iterator[Site]:
             yield site
 
 
-def _along_the_batch(case: Case, site: Site) -> Found:
+def _along_the_batch(site: Site) -> Found:
     rows, steps, _ = site.shape
     return Found(
         step=1,
         sites=(site.name,),
         evidence=(
-            fact("size of the axis that it takes for time", rows),
-            fact("samples in the batch, as the loss has them", rows),
-            fact("size of the axis that it takes for samples", steps),
+            fact("size of the axis that it takes as time", rows),
+            fact("samples in the batch, according to the loss", rows),
+            fact("size of the axis that it takes as samples", steps),
         ),
-        cause=f"{site.name} ({site.kind}) runs along the batch: it was made with batch_first=False and takes the first "
-        f"axis for time, but that has the {rows} samples. Each sample is read as what follows the one before.",
-        fix=f"Make it with batch_first=True, or hand it x.transpose(0, 1), which begins with ({steps}, {rows}) here.",
+        cause=f"{site.name} ({site.kind}) runs along the batch: it was created with batch_first=False and takes the "
+        f"first axis as time, but that axis holds the {rows} samples. Each sample is read as the continuation of the "
+        "one before.",
+        fix=f"Create it with batch_first=True, or pass x.transpose(0, 1), which begins with ({steps}, {rows}) here.",
     )
 
 
-def _cut_up(case: Case, reshape: ReshapeFacts) -> Found:
+def _mixed_by_view(reshape: ReshapeFacts) -> Found:
     where = reshape.module or "(model)"
     return Found(
         step=1,
@@ -201,9 +191,9 @@ def _cut_up(case: Case, reshape: ReshapeFacts) -> Found:
             fact("size of the first axis that changed before", reshape.before[_moved(reshape)]),
             fact("the same after", reshape.after[_moved(reshape)]),
         ),
-        cause=f"A view or reshape turns {reshape.before} into {reshape.after}: the same sizes in another order. That "
-        "moves no axes but cuts the numbers up anew, so that samples and steps get mixed.",
-        refute="Compare it with .transpose on a tensor of counted numbers: if both are equal, it is wrong.",
+        cause=f"A view or reshape turns {reshape.before} into {reshape.after}: the same sizes in another order. This "
+        "does not move axes but regroups the elements, so that samples and steps get mixed.",
+        refute="Compare it with .transpose on torch.arange(...): if both are equal, this finding is wrong.",
     )
 
 
@@ -212,8 +202,8 @@ def _moved(reshape: ReshapeFacts) -> int:
     return next(at for at, (before, after) in enumerate(pairs) if before != after)
 
 
-AHEAD_SHARE = Threshold(0.05, "of the weight; with a mask none, and fresh attention without one has nearly half there")
-NEXT_TOKEN_SHARE = Threshold(0.99, "of the targets: all of them, but for the ends of texts")
+AHEAD_SHARE = Threshold(0.05, "share of attention on later positions; 0 with a causal mask, about 0.5 without one")
+NEXT_TOKEN_SHARE = Threshold(0.99, "share of targets that are the next token: all of them but for the ends of texts")
 
 
 @rule(
@@ -223,40 +213,40 @@ NEXT_TOKEN_SHARE = Threshold(0.99, "of the targets: all of them, but for the end
     severity="critical",
     exact=True,
     fix=(
-        "Mask what lies ahead: scores.masked_fill(mask, -inf) with torch.ones(T, T).triu(1).bool(), is_causal=True "
+        "Mask later positions: scores.masked_fill(mask, -inf) with torch.ones(T, T).triu(1).bool(), is_causal=True "
         "in scaled_dot_product_attention, or attn_mask (src_mask) in torch's layers."
     ),
-    refute="Change the last token of an input: if no output before it changes, it is wrong.",
-    since=1,
+    refute="Change the last token of an input: if no output before it changes, this finding is wrong.",
     lasting=True,
 )
 def future_leak(case: Case) -> Found | None:
-    """A language model reads the token it is to foretell.
+    """A language model can see the token that it should predict.
 
-    Find targets that are the inputs moved by one, and attention that is free to look ahead everywhere.
+    The targets are the inputs shifted by one, and no attention is masked.
     """
     following = case.need_vital(vitals.LOSS, vitals.NEXT_TOKEN)
     ahead = case.need_vital(vitals.LOOP, vitals.LOOKS_AHEAD)
-    # An encoder may look ahead; its decoder may not. One attention that does not is enough to leave it open.
+    # An encoder may look ahead, its decoder may not: one masked attention is enough to decide nothing.
     share, least = float(following.numbers().min()), float(ahead.stat("min")[0])
     if share < NEXT_TOKEN_SHARE or least < AHEAD_SHARE:
         return None
-    if case.learning.state == "broken":  # a mask the wrong way round leaves the last place nothing: that comes first
+    if case.learning.state == "broken":  # an inverted mask leaves the last position nothing: NaN is the cause then
         return None
     return Found(
         step=1,
         sites=_sites(case),
         evidence=(
             above("share of targets that are the next token of the input", share, NEXT_TOKEN_SHARE),
-            above("part of the attention that lies ahead, least of all layers", least, AHEAD_SHARE),
+            above("share of attention on later positions, lowest of all layers", least, AHEAD_SHARE),
         ),
-        cause="The model is to foretell the next token and can see it: no attention is masked, so each place looks at "
-        "those after it. The loss becomes very small, and what it writes by itself makes no sense.",
+        cause="The model should predict the next token but can see it: no attention is masked, so each position "
+        "attends "
+        "to later ones. The loss becomes very small, and generated text makes no sense.",
     )
 
 
 def _sites(case: Case) -> tuple[str, ...]:
-    """Return the modules that hold attention, as far as they are known."""
+    """Return the modules with attention, where they are known."""
     held = [each.module for each in case.facts.softmaxes if each.used == "weights" and each.module]
     named = [module.name for module in case.facts.modules if "attention" in module.kind.lower()]
     return tuple(dict.fromkeys((*held, *named))) or ("(model)",)
@@ -270,13 +260,13 @@ _RECURRENT: Final = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
     severity="critical",
     exact=True,
     fix="Detach it between batches (hidden = hidden.detach(), for an LSTM both parts), or start each from zeros.",
-    refute="Start every batch from a state of zeros: if the error remains, another tensor carries the graph.",
+    refute="Start every batch from a state of zeros: if the error remains, this finding is wrong.",
     since=0,
 )
 def rnn_state_not_detached(case: Case) -> Found | None:
     """A hidden state is carried into the next batch with its graph.
 
-    Find the error of a second backward through the same graph, in a model with a recurrent layer.
+    Torch raised the error of a second backward pass through the same graph, in a model with a recurrent layer.
     """
     recurrent = [module.name for module in case.facts.modules if module.kind in _RECURRENT]
     said = [
@@ -290,7 +280,7 @@ def rnn_state_not_detached(case: Case) -> Found | None:
         step=case.step if said[0].step is None else said[0].step,
         sites=tuple(recurrent[:4]),
         evidence=(fact("errors of a second backward through the same graph", len(said)),),
-        cause="The hidden state of the batch before still carries its graph, which the backward pass has freed.",
+        cause="The hidden state of the previous batch still carries its graph, which the backward pass has freed.",
     )
 
 
@@ -298,14 +288,14 @@ def rnn_state_not_detached(case: Case) -> Found | None:
     "rnn_state_not_reset",
     needs=["facts.carried"],
     exact=True,
-    fix="Begin each batch with no state (hand in None or zeros), or read the samples in order with shuffle=False.",
-    refute="If sample i of each batch goes on where sample i of the batch before ended, it is wrong.",
+    fix="Start each batch without a state (pass None or zeros), or read the samples in order with shuffle=False.",
+    refute="If sample i of each batch continues sample i of the previous batch, this finding is wrong.",
     since=2,
 )
 def rnn_state_not_reset(case: Case) -> Found | None:
-    """A recurrent state is handed on between samples that have nothing to do with each other.
+    """A recurrent state is carried over between unrelated samples.
 
-    Find recurrent modules that begin with the state of the step before, though the loader shuffles.
+    A recurrent module starts with the state of the previous step, though the loader shuffles.
     """
     carried = case.facts.carried
     if not carried:
@@ -314,14 +304,14 @@ def rnn_state_not_reset(case: Case) -> Found | None:
     if loader is None or "shuffle" not in loader.settings:
         raise NotMeasured("whether the loader shuffles")
     if loader.settings["shuffle"] is not True:
-        return None  # pieces of one long text in their order: the state belongs to them
+        return None  # consecutive pieces of one long text: the state belongs to them
     return Found(
         step=2,
         sites=(*carried, "loader"),
         evidence=(
-            fact("recurrent modules that begin with the state of the step before", len(carried)),
+            fact("recurrent modules that start with the state of the previous step", len(carried)),
             fact("the loader shuffles", 1),
         ),
-        cause=f"{few(carried)} begins each batch with the state that the batch before ended with, but the loader "
+        cause=f"{few(carried)} starts each batch with the state in which the previous batch ended, but the loader "
         "shuffles: that state belongs to other samples.",
     )

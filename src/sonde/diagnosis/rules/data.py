@@ -7,24 +7,23 @@ from numpy.typing import NDArray
 
 from sonde import schema, vitals
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import began_badly, gravity
+from sonde.diagnosis.outlook import anomaly_severity, began_badly
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.symptoms import BADLY_SCALED
 from sonde.diagnosis.track import Track
 from sonde.records import Evidence, Phase
 
-MIN_ELEMENTS = 16
-"""Of fewer elements two batches may look the same by chance."""
-
-
-# What tells one batch from another. Sums are left out: their last digits depend on the order of additions.
+MIN_ELEMENTS = Threshold(16, "elements of a batch: of fewer, two batches may look the same by chance")
+# The columns that identify a batch. Sums are left out: their last digits depend on the order of additions.
 _IDENTITY = [schema.COUNT, schema.MIN, schema.MAX, schema.MEAN, schema.M2, schema.ZERO]
 
 
 def model_input(case: Case, phase: Phase = "train") -> Track:
-    """Return the first input of the model; raises NotMeasured if there is none.
+    """Return the first input of the model, whether it holds real numbers or tokens.
 
-    Where the first is made of whole numbers (tokens), it is that one: what is asked is what the program was fed.
+    Raises:
+        NotMeasured: There is none.
+
     """
     tracks = [track for track in case.of("input", phase) if track.name != vitals.LOSS and track.site.call == 0]
     if not tracks:
@@ -33,27 +32,27 @@ def model_input(case: Case, phase: Phase = "train") -> Track:
 
 
 def is_real(track: Track) -> bool:
-    """Say whether an input is made of real numbers, not of ids."""
+    """Return whether an input holds real numbers, not ids."""
     return "float" in track.site.dtype
 
 
 def identities(track: Track) -> NDArray[np.int64]:
-    """Return a number for each step that is the same where the batches are; -1 for batches too small to tell."""
+    """Return a number for each step that is equal where batches are equal; -1 for batches that cannot be identified."""
     rows = track.rows[:, _IDENTITY]
     result: NDArray[np.int64] = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
     result[track.rows[:, schema.COUNT] < MIN_ELEMENTS] = -1
-    result[track.rows[:, schema.M2] == 0] = -1  # a constant says nothing
+    result[track.rows[:, schema.M2] == 0] = -1  # a constant batch may equal another by chance
     return result
 
 
 def normalises_inside(case: Case) -> bool:
-    """Say whether the first thing that the model does is to normalise its input."""
+    """Return whether the first module of the model normalises its input."""
     first = case.modules.get(case.facts.order[0]) if case.facts.order else None
     return first is not None and "Norm" in first.kind
 
 
-COLUMN_LARGE = Threshold(100.0, "standard deviation of the largest feature")
-COLUMN_RATIO = Threshold(1e3, "largest over smallest standard deviation of a feature")
+COLUMN_LARGE = Threshold(100.0, "standard deviation of the largest feature; pixels from 0 to 255 have about 70")
+COLUMN_RATIO = Threshold(1e3, "largest over smallest standard deviation of a feature: the small ones are ignored")
 INPUT_OFFSET = Threshold(10.0, "distance of the inputs from zero in standard deviations")
 INPUT_LARGE = Threshold(30.0, "rms of an input of real numbers; pixels from 0 to 255 have about 100")
 
@@ -63,35 +62,32 @@ INPUT_LARGE = Threshold(30.0, "rms of an input of real numbers; pixels from 0 to
     needs=[vitals.COLUMN_SCALE, "input"],
     explains=[*BADLY_SCALED, "bad_init_scale", "target_scale"],
     fix="Standardise each feature with the training set's mean and standard deviation; divide pixels by 255.",
-    refute="Train 50 steps on (x - mean) / std: if the loss behaves the same, the inputs are not to blame.",
+    refute="Train 50 steps on (x - mean) / std: if the loss does not change, this finding is wrong.",
     since=3,
 )
 def unnormalised_inputs(case: Case) -> Found | None:
-    """Inputs are of very different, or very large, scale.
-
-    Find real-valued inputs that are large, far from zero, or whose features differ in scale a thousandfold.
-    """
+    """Inputs are large, far from zero, or of very different scales."""
     track = model_input(case)
     if not is_real(track) or normalises_inside(case):
         return None
-    evidence = _columns(case, track) or _whole_of_unnormalised_inputs(track)
+    evidence = _scales_of_features(case, track) or _scale(track)
     if evidence is None:
         return None
     return Found(
-        severity="warning" if began_badly(case) else gravity(case),
+        severity="warning" if began_badly(case) else anomaly_severity(case),
         step=int(track.steps[0]),
         sites=("loader", track.name),
         evidence=evidence,
-        cause="Inputs are not normalised: a few large numbers decide everything, and the first layer is badly scaled.",
+        cause="Inputs are not normalised: a few large values dominate, and the first layer is badly scaled.",
     )
 
 
-def _columns(case: Case, track: Track) -> tuple[Evidence, ...] | None:
+def _scales_of_features(case: Case, track: Track) -> tuple[Evidence, ...] | None:
     scales = case.vital(track.name, vitals.COLUMN_SCALE)
     if scales is None:
         return None
     high, low = float(np.median(scales.stat("max"))), float(np.median(scales.stat("min")))
-    if low <= 0:  # a constant feature says nothing about scale
+    if low <= 0:  # a constant feature has no scale
         low = float(np.median(scales.stat("mean")))
     ratio = high / low if low > 0 else 0.0
     if ratio < COLUMN_RATIO or high < COLUMN_LARGE:
@@ -102,7 +98,7 @@ def _columns(case: Case, track: Track) -> tuple[Evidence, ...] | None:
     )
 
 
-def _whole_of_unnormalised_inputs(track: Track) -> tuple[Evidence, ...] | None:
+def _scale(track: Track) -> tuple[Evidence, ...] | None:
     size, std = float(np.median(track.stat("rms"))), float(np.median(track.stat("std")))
     offset = abs(float(np.median(track.stat("mean")))) / std if std > 0 else 0.0
     if offset >= INPUT_OFFSET and size >= 1:
@@ -113,6 +109,7 @@ def _whole_of_unnormalised_inputs(track: Track) -> tuple[Evidence, ...] | None:
 
 
 INPUT_TINY = Threshold(0.01, "standard deviation of all inputs: normalised twice, or divided by 255 twice")
+INPUT_TINY_MAX = Threshold(0.1, "largest input: no feature is of a usual size")
 
 
 @rule(
@@ -120,70 +117,93 @@ INPUT_TINY = Threshold(0.01, "standard deviation of all inputs: normalised twice
     needs=["input"],
     explains=["bad_init_scale", "constant_output", "lr_too_low", "vanishing_gradient"],
     fix="Normalise once: divide by 255 or use ToTensor(), not both.",
-    refute="Train 50 steps on inputs scaled to a standard deviation of 1: a loss that behaves the same refutes it.",
+    refute=(
+        "Train 50 steps on inputs scaled to a standard deviation of 1: if the loss does not change, this finding is "
+        "wrong."
+    ),
     since=3,
 )
 def double_normalised(case: Case) -> Found | None:
-    """Inputs were scaled down twice.
-
-    Find real-valued inputs that all lie close to each other and to zero.
-    """
+    """Inputs are tiny, as if they had been scaled down twice."""
     track = model_input(case)
     if not is_real(track) or normalises_inside(case):
         return None
     spread, largest = float(np.median(track.stat("std"))), float(track.stat("abs_max").max())
-    if not 0 < spread <= INPUT_TINY or largest > 10 * INPUT_TINY:
+    if not 0 < spread <= INPUT_TINY or largest > INPUT_TINY_MAX:
         return None
     return Found(
-        severity=gravity(case),
+        severity=anomaly_severity(case),
         step=int(track.steps[0]),
         sites=("loader", track.name),
         evidence=(
             below("standard deviation of the inputs", spread, INPUT_TINY, f"{track.key} std"),
             fact("largest input", largest, f"{track.key} abs_max"),
         ),
-        cause="Inputs are tiny: they were scaled down twice, and samples hardly differ.",
+        cause="Inputs are tiny, as if they had been scaled down twice, and samples hardly differ.",
     )
 
 
-CONSTANT_SHARE = Threshold(0.5, "of the features with one value for all samples of a look; less is usual for pixels")
+CONSTANT_SHARE = Threshold(0.5, "share of features with one value in all samples of a batch; pixels have fewer")
+CONSTANT_LOOKS = Threshold(3, "persistence: batches whose features were measured")
+CONSTANT_SAMPLES = Threshold(32, "samples of a batch: a rare feature may be constant in fewer")
+CONSTANT_STEPS = Threshold(10, "persistence: steps in which the whole input was one number")
 
 
 @rule(
     "constant_feature",
     needs=[vitals.COLUMN_SCALE, "input"],
-    severity="info",
-    fix="Check how features are read and filled in; leave constant ones out.",
-    refute="Compute the standard deviation of each feature over the training set: none at 0 refutes it.",
-    since=3,
+    explains=["constant_output", "dead_relu", "label_shuffle_mismatch", "lr_too_low", "vanishing_gradient"],
+    exact=True,
+    fix="Check how features are read, cast and filled in; leave constant ones out.",
+    refute="Compute the standard deviation of each feature over the training set: if none is 0, this finding is wrong.",
+    since=CONSTANT_LOOKS,
 )
 def constant_feature(case: Case) -> Found | None:
-    """Most features of the input never vary.
-
-    Find a table most of whose features have the same value in every sample.
-    """
+    """The inputs, or most of their features, never vary."""
     track = model_input(case)
+    if _is_one_number(track):
+        number = float(track.rows[-1, schema.MAX])
+        return Found(
+            severity=anomaly_severity(case),
+            step=int(track.steps[0]),
+            sites=("loader", track.name),
+            evidence=(
+                above("steps in which all inputs were the same number", len(track), CONSTANT_STEPS, f"{track.key} std"),
+                fact("that number", number, f"{track.key} mean"),
+            ),
+            cause=f"Every input is {number:g} in every step: the model cannot tell samples apart.",
+            refute="Print the inputs of a few batches: if they hold two different numbers, this finding is wrong.",
+        )
     scales = case.need_vital(track.name, vitals.COLUMN_SCALE)
-    if not is_real(track) or len(scales) < 3:
+    if not is_real(track) or len(scales) < CONSTANT_LOOKS:
         return None
     share = float(scales.stat("zero_share").min())
     samples = float(np.median(track.stat("count"))) / max(1.0, float(scales.stat("count")[-1]))
-    if not CONSTANT_SHARE <= share < 1 or samples < 32:
+    if not CONSTANT_SHARE <= share < 1 or samples < CONSTANT_SAMPLES:
         return None
     return Found(
+        severity="info",
         step=int(track.steps[0]),
         sites=("loader", track.name),
         evidence=(
             above("share of features that are constant", share, CONSTANT_SHARE, f"{scales.key} zero_share"),
-            fact("looks", len(scales)),
+            fact("batches measured", len(scales)),
         ),
-        cause=f"{share:.0%} of the input's features have the same value in every sample: they tell nothing.",
+        cause=f"{share:.0%} of the input's features have the same value in every sample: they carry no information.",
     )
 
 
+def _is_one_number(track: Track) -> bool:
+    low, high, count = (track.rows[:, column] for column in (schema.MIN, schema.MAX, schema.COUNT))
+    bad = track.rows[:, [schema.NAN, schema.POS_INF, schema.NEG_INF]] > 0
+    enough = len(track) >= CONSTANT_STEPS and bool((count >= MIN_ELEMENTS).all())
+    return enough and not bad.any() and bool((low == high[0]).all() and (high == high[0]).all())
+
+
 INPUT_SHIFT = Threshold(0.5, "standard deviations between the means of training and evaluation inputs")
-INPUT_SHIFT_SIGMAS = Threshold(6.0, "the same in units of what a batch's mean varies by")
+INPUT_SHIFT_SIGMAS = Threshold(6.0, "the same over the standard deviation of the means of training batches")
 INPUT_STRETCH = Threshold(2.0, "ratio of the spread of training and evaluation inputs; augmentation stays below 1.5")
+INPUT_BATCHES = Threshold(5, "training batches: fewer do not show how much they vary")
 
 
 @rule(
@@ -191,16 +211,13 @@ INPUT_STRETCH = Threshold(2.0, "ratio of the spread of training and evaluation i
     needs=["input"],
     explains=["overfitting"],
     fix="Use the same normalisation for both, with the training set's mean and standard deviation.",
-    refute="Print the mean and standard deviation of one batch of each loader: equal ones refute it.",
-    since=5,
+    refute="Print the mean and standard deviation of a batch of each loader: if they are equal, this finding is wrong.",
+    since=INPUT_BATCHES,
 )
 def train_val_preproc_mismatch(case: Case) -> Found | None:
-    """Evaluation inputs are prepared differently from those of training.
-
-    Find a mean or a spread of evaluation inputs that training batches never have.
-    """
+    """Evaluation inputs are preprocessed differently from training inputs."""
     train, evaluated = model_input(case), model_input(case, "eval")
-    if not is_real(train) or len(train) < 5 or train.name != evaluated.name:
+    if not is_real(train) or len(train) < INPUT_BATCHES or train.name != evaluated.name:
         return None
     std, other = _std(train), _std(evaluated)
     if not (std > 0 and other > 0):
@@ -225,7 +242,7 @@ def train_val_preproc_mismatch(case: Case) -> Found | None:
             fact("standard deviation of training inputs", std, f"{train.key} std"),
             fact("standard deviation of evaluation inputs", other, f"{evaluated.key} std"),
         ),
-        cause=f"Evaluation inputs are prepared differently: mean {other_mean:.3g} and spread {other:.3g} against "
+        cause=f"Evaluation inputs are preprocessed differently: mean {other_mean:.3g} and spread {other:.3g} against "
         f"{mean:.3g} and {std:.3g} in training.",
     )
 
@@ -236,28 +253,26 @@ def _std(track: Track) -> float:
     return float(np.sqrt(total[schema.M2] / count)) if count > 0 else 0.0
 
 
-ALIKE_SHARE = Threshold(0.05, "of a batch's rows that repeat another: rows of few values meet again by themselves")
-SEEN_SHARE = Threshold(0.9, "of the rows of every evaluation; in a sound split none, but for copies within the data")
+SEEN_SHARE = Threshold(0.9, "share of the rows of every evaluation that were trained on; 0 in a sound split")
+ALIKE_SHARE = Threshold(0.05, "share of a batch's rows that repeat another: rows of few values are equal by chance")
 
 
 @rule(
     "data_leakage",
     needs=[vitals.REPEATED_ROWS, vitals.SEEN_ROWS, "input"],
     exact=True,
-    fix="Hold samples back that training never sees, and hand their loader to the evaluation.",
-    refute="Intersect the indices of both sets: none in common refutes it.",
+    fix="Hold out samples that training never sees, and evaluate on those.",
+    refute="Intersect the indices of both sets: if they have none in common, this finding is wrong.",
     since=2,
     lasting=True,
 )
 def data_leakage(case: Case) -> Found | None:
-    """Evaluation runs on the training data.
-
-    Find evaluations whose inputs, taken together or row by row, are those that training saw.
-    """
-    return _whole_of_data_leakage(case) or _rows(case)
+    """Evaluation runs on the training data."""
+    return _same_inputs(case) or _same_rows(case)
 
 
-def _whole_of_data_leakage(case: Case) -> Found | None:
+def _same_inputs(case: Case) -> Found | None:
+    """Find evaluations whose inputs, taken together, are those of the training steps before."""
     train, evaluated = model_input(case), model_input(case, "eval")
     if train.name != evaluated.name:
         return None
@@ -270,15 +285,15 @@ def _whole_of_data_leakage(case: Case) -> Found | None:
         step=same[0],
         sites=("loader",),
         evidence=(
-            above("evaluations on the very data of training", len(same), 2, f"{evaluated.key} mean"),
-            fact("evaluations looked at", len(evaluated)),
+            above("evaluations on the data of training", len(same), 2, f"{evaluated.key} mean"),
+            fact("evaluations compared", len(evaluated)),
         ),
         cause="Evaluation runs on the training data" + (f", though {named[0]} is reported from it." if named else "."),
     )
 
 
-def _rows(case: Case) -> Found | None:
-    """Find evaluations nearly all rows of which were trained on, where rows are not alike by nature."""
+def _same_rows(case: Case) -> Found | None:
+    """Find evaluations nearly all rows of which were trained on, where rows are not equal by chance."""
     name = model_input(case).name
     seen, repeated = case.vital(name, vitals.SEEN_ROWS, "eval"), case.vital(name, vitals.REPEATED_ROWS)
     if seen is None or repeated is None or len(seen) < 2:
@@ -294,23 +309,24 @@ def _rows(case: Case) -> Found | None:
         evidence=(
             above("share of the rows of each evaluation that were trained on", share, SEEN_SHARE, seen.key),
             below("share of the rows of a batch that repeat another", alike, ALIKE_SHARE, repeated.key),
-            fact("evaluations looked at", len(seen)),
+            fact("evaluations compared", len(seen)),
         ),
         cause="The rows that are evaluated were trained on"
-        + (f", though {named[0]} is reported from them: it says how well they are known by heart." if named else "."),
-        fix="Split the data before anything is drawn from it, and check that the indices of both parts have none in "
-        "common; copies of a row belong to one part.",
-        refute="Intersect the indices of both sets: none in common refutes it, unless rows are in the data twice.",
+        + (f", though {named[0]} is reported from them: it measures memorisation." if named else "."),
+        fix="Split the data before sampling from it, and check that both parts have no index in common; copies of a "
+        "row belong in one part.",
+        refute="Intersect the indices of both sets: if they have none in common and the data has no copies, this "
+        "finding is wrong.",
     )
 
 
 def _named(case: Case) -> list[str]:
-    """Return the names of numbers that are said to be of other data than training's."""
+    """Return the logged numbers whose names claim other data than that of training."""
     return [name for name in case.scalars() if name.lower().startswith(("val", "test", "dev"))]
 
 
 def _is_same(train: Track, evaluated: Track, at: int) -> bool:
-    """Say whether one evaluation saw what the training steps since the evaluation before saw."""
+    """Return whether an evaluation saw what the training steps since the previous evaluation saw."""
     row, step = evaluated.rows[at], int(evaluated.steps[at])
     start = int(evaluated.steps[at - 1]) if at else 0
     between = train.since(start + 1)

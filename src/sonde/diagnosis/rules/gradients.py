@@ -7,22 +7,22 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import gravity, is_failing
+from sonde.diagnosis.outlook import anomaly_severity, is_failing
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.rates import PACE_VERY_LOW
 from sonde.diagnosis.track import Panel, Values
 from sonde.diagnosis.weights import is_weight, last_weights
 from sonde.records import Evidence, Quantity
 
-GRADIENT_STEPS = Threshold(15, "persistence")
-GRADIENT_FALL = Threshold(1e-3, "gradient over weight, first layer over last: three orders lost on the way down")
+GRADIENT_STEPS = Threshold(15, "persistence: steps in a row")
+GRADIENT_FALL = Threshold(1e-3, "gradient over weight, first layer over last or last steps over first: three decades")
+GRADIENT_LAYERS = Threshold(3, "weights: a profile over depth needs a middle")
+GRADIENT_TREND = Threshold(0.7, "rank correlation of the gradients with depth: a steady fall, not one small layer")
 WEIGHT_SMALL = Threshold(0.02, "rms of a weight whose size is not known; the smallest of common recipes, GPT-2's")
 GRADIENT_FAINT = Threshold(
     1e-10, "gradient over weight: float32 rounds a plain step away, and Adam's (eps 1e-8, rate 1e-3) is below 1e-5"
 )
 ROUNDS_AWAY = Threshold(2.0**-24, "step over weight: float32 rounds to the weight itself")
-
-
 _STEPS: Final = int(GRADIENT_STEPS)
 
 
@@ -31,13 +31,16 @@ _STEPS: Final = int(GRADIENT_STEPS)
     needs=["gradient", "parameter", "update"],
     explains=["constant_output", "lr_too_low"],
     fix="Use ReLU or GELU with kaiming_normal_ instead of sigmoid or tanh, add norms or residual connections.",
-    refute="Train the first layers alone at a rate a thousand times higher: a loss that stays refutes it.",
+    refute=(
+        "Train the first layers alone at a rate a thousand times higher: if the loss does not change, this finding is "
+        "wrong."
+    ),
     since=_STEPS,
 )
 def vanishing_gradient(case: Case) -> Found | None:
-    """Gradients fade on their way to the first layers.
+    """Gradients are too small to learn from.
 
-    Find gradients that fade from the last layer to the first, cannot change their weights, or have faded in time.
+    They fade from the last layer to the first, are too small to change their weights, or have faded over time.
     """
     if case.learning.state == "improving" and not is_failing(case):
         return None  # gradients shrink while a model learns
@@ -49,17 +52,17 @@ def _fades_with_depth(case: Case) -> Found | None:
         return None
     weights = last_weights(case)
     ratios = weights.gradient_ratio[-_STEPS:]
-    if ratios.shape[1] < 3 or len(ratios) < _STEPS:
+    if ratios.shape[1] < GRADIENT_LAYERS or len(ratios) < _STEPS:
         return None
     if not np.isfinite(ratios).all() or (ratios == 0).any():
         return None
     profile = np.median(np.log10(ratios), axis=0)
     fall = 10 ** float(profile[0] - profile[-1])
-    if fall > GRADIENT_FALL or _rank_correlation(profile) < 0.7:
+    if fall > GRADIENT_FALL or _rank_correlation(profile) < GRADIENT_TREND:
         return None
     faint = [name for name, level in zip(weights.names, profile, strict=True) if level < profile[-1] - 2]
     return Found(
-        severity=gravity(case),
+        severity=anomaly_severity(case),
         step=int(weights.steps[-len(ratios)]),
         sites=tuple(faint[:6]) or (weights.names[0],),
         evidence=(
@@ -67,7 +70,8 @@ def _fades_with_depth(case: Case) -> Found | None:
             fact("gradient over weight in the first layer", 10 ** profile[0], f"{weights.names[0]}:gradient rms"),
             fact("the same in the last layer", 10 ** profile[-1], f"{weights.names[-1]}:gradient rms"),
         ),
-        cause=f"Gradients vanish on the way down: {weights.names[0]} gets {fall:.1e} of what the last layer gets.",
+        cause=f"Gradients vanish towards the first layers: {weights.names[0]} gets {fall:.1e} of what the last layer "
+        "gets.",
     )
 
 
@@ -86,7 +90,7 @@ def _cannot_move(case: Case) -> Found | None:
     sizes = np.where(sizes > 0, sizes, WEIGHT_SMALL)
     pace = _typical(case, "update", panel.names) / sizes
     highest = _highest(panel) / sizes
-    # What an optimizer that divides by the gradient's size moves all the same is not stuck.
+    # An optimizer that divides by the size of the gradient may still move such a weight.
     faint = (highest < GRADIENT_FAINT) & ~(pace >= PACE_VERY_LOW)
     rounded = (highest < ROUNDS_AWAY) & (pace < ROUNDS_AWAY)
     stuck = np.flatnonzero(faint | rounded)
@@ -97,7 +101,7 @@ def _cannot_move(case: Case) -> Found | None:
     said = f"at most {largest:.1e} of the weight" if largest > 0 else "exactly zero"
     limit = GRADIENT_FAINT if faint[stuck].all() else ROUNDS_AWAY
     return Found(
-        severity=gravity(case),
+        severity=anomaly_severity(case),
         step=int(panel.steps[-_STEPS]),
         sites=names[:6],
         evidence=(
@@ -107,7 +111,7 @@ def _cannot_move(case: Case) -> Found | None:
         cause=f"Gradients vanish: that of {names[0]} is {said}, too small for a step to change it.",
         fix="Look at what lies between it and the loss: saturated or dead activations, a detach, a constant loss; use "
         "ReLU or GELU, norms, residual connections or a larger initial scale.",
-        refute="Compare the weight before and after ten steps: if it has changed beyond rounding, it learns.",
+        refute="Compare the weight before and after ten steps: if it changed beyond rounding, this finding is wrong.",
     )
 
 
@@ -135,7 +139,7 @@ def _fades_in_time(case: Case) -> Found | None:
         cause=f"Gradients have vanished: that of {names[0]} is {left:.1e} of what it was at first.",
         fix="Look at what changed when it fell: activations that saturated or died, or a learning rate that was too "
         "high before.",
-        refute="Look at the loss: if it has reached its floor, small gradients are what a trained model has.",
+        refute="Look at the loss: if it has reached its floor, small gradients are normal and this finding is wrong.",
     )
 
 
@@ -167,8 +171,10 @@ def _middle(values: Values) -> Values:
     return np.array([np.median(column) if len(column) else np.nan for column in columns])
 
 
-GRADIENT_LEAP = Threshold(100, "times the running median of the norm")
-GRADIENT_LEAPS = Threshold(3, "one leap may be a single odd batch")
+GRADIENT_LEAP = Threshold(100, "norm over its running median")
+GRADIENT_LEAPS = Threshold(3, "persistence: one leap may be a single odd batch")
+GRADIENT_DOUBLINGS = Threshold(5, "persistence: steps in a row that each double the norm")
+GRADIENT_GROWN = Threshold(10, "norm over the first: only then is growth, not size, used to name the parameter")
 GRADIENT_OVER_WEIGHT = Threshold(1e3, "norm of all gradients over that of all weights; healthy runs stay below 10")
 
 
@@ -180,13 +186,13 @@ GRADIENT_OVER_WEIGHT = Threshold(1e3, "norm of all gradients over that of all we
         "Clip them (torch.nn.utils.clip_grad_norm_), lower the learning rate, initialise recurrent weights "
         "orthogonally, or add norms."
     ),
-    refute="Train with clip_grad_norm_(…, 1.0): if the loss behaves the same, the gradients are not to blame.",
-    since=6,
+    refute="Train with clip_grad_norm_(..., 1.0): if the loss does not change, this finding is wrong.",
+    since=GRADIENT_DOUBLINGS + 1,
 )
 def exploding_gradient(case: Case) -> Found | None:
-    """Gradients grow out of all proportion.
+    """Gradients explode.
 
-    Find a norm of all gradients that leaps a hundredfold, doubles and doubles, or dwarfs the weights.
+    Their total norm leaps a hundredfold, doubles at each step, or dwarfs the norm of the weights.
     """
     panel = case.panel("gradient")
     if not panel.sites:
@@ -194,14 +200,14 @@ def exploding_gradient(case: Case) -> Found | None:
     norms = panel.stat("norm")
     totals = np.sqrt(np.nansum(norms**2, axis=1))
     read = np.isfinite(norms).any(axis=1)
-    if read.sum() < 5:
+    if read.sum() < GRADIENT_DOUBLINGS:
         return None
     evidence = _leaps(totals[read]) or _doublings(totals[read]) or _dwarfs(case, totals[read])
     if evidence is None:
         return None
     name = _fastest(panel, norms[read])
     return Found(
-        severity=gravity(case),
+        severity=anomaly_severity(case),
         step=int(panel.steps[read][-1]),
         sites=(name,),
         evidence=(evidence, fact("norm of all gradients now", totals[read][-1], f"{name}:gradient norm")),
@@ -218,10 +224,11 @@ def _leaps(totals: Values) -> Evidence | None:
 
 
 def _doublings(totals: Values) -> Evidence | None:
-    last = totals[-6:]
-    if len(last) < 6 or not last[0] > 0 or not (last[1:] >= 2 * last[:-1]).all():
+    steps = int(GRADIENT_DOUBLINGS)
+    last = totals[-steps - 1 :]
+    if len(last) <= steps or not last[0] > 0 or not (last[1:] >= 2 * last[:-1]).all():
         return None
-    return above("growth of the norm over five steps", last[-1] / last[0], 32)
+    return above(f"growth of the norm over {steps} steps", last[-1] / last[0], 2**steps)
 
 
 def _dwarfs(case: Case, totals: Values) -> Evidence | None:
@@ -236,5 +243,5 @@ def _dwarfs(case: Case, totals: Values) -> Evidence | None:
 
 def _fastest(panel: Panel, norms: Values) -> str:
     start, now = np.nan_to_num(norms[0]), np.nan_to_num(norms[-3:].max(axis=0))
-    growth = now / np.maximum(start, 1e-30) if (now > 10 * start).any() else now
+    growth = now / np.maximum(start, 1e-30) if (now > GRADIENT_GROWN * start).any() else now
     return panel.names[int(np.argmax(np.where(now > 0, growth, 0)))]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
 from sonde import schema, vitals
 from sonde.core import statistics
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import began_badly, gravity, is_learning_well
+from sonde.diagnosis.outlook import anomaly_severity, began_badly, is_learning_well
 from sonde.diagnosis.ownership import output_module
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, few, rule
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
@@ -22,19 +21,13 @@ from sonde.records import Evidence
 
 GAIN_HIGH = Threshold(5.0, "rms of a weight times the root of its inputs; He has 1.4, torch's default 0.6")
 GAIN_LOW = Threshold(0.05, "the same; the smallest of common recipes, GPT-2's for narrow layers, has 0.1")
-OUTPUT_STD_HIGH = Threshold(10.0, "standard deviation of a layer's outputs at the first step")
-OUTPUT_STD_LOW = Threshold(0.01, "the same, in a layer that no norm follows")
-FADE = Threshold(1e-3, "over all hidden layers; torch's default, whose biases keep the signal up, stays above 0.05")
-FADE_LAYERS = Threshold(0.75, "share of layers at which the signal fades: one narrow layer is no trend")
-CALL_GROWTH = Threshold(
-    30.0, "of a module's output from its first calls of a pass to its last; an orthogonal matrix has 1"
-)
-
-
-MIN_DEPTH: Final = 4
-
-
-MIN_CALLS: Final = 8
+OUTPUT_STD_HIGH = Threshold(10.0, "standard deviation of a layer's outputs at the first step; He keeps it near 1")
+OUTPUT_STD_LOW = Threshold(0.01, "the same, in a model without norms")
+FADE = Threshold(1e-3, "spread of the last hidden layer over that of the first; torch's default stays above 0.05")
+FADE_LAYERS = Threshold(0.75, "share of layers at which the signal fades: one narrow layer is not a trend")
+FADE_DEPTH = Threshold(4, "hidden layers: gains multiply only over several")
+CALL_GROWTH = Threshold(30.0, "output of a module, last call of a pass over first; an orthogonal matrix has 1")
+CALLS = Threshold(8, "calls of a module in a pass, as of a recurrent cell")
 
 
 @rule(
@@ -42,13 +35,13 @@ MIN_CALLS: Final = 8
     needs=["gradient", "output", "parameter", "update"],
     explains=[*BADLY_SCALED, "lr_too_low"],
     fix="Leave torch's default, or use kaiming_normal_ (ReLU) or xavier_uniform_ (tanh, sigmoid).",
-    refute="Re-initialise with kaiming_normal_ and train 50 steps: if the loss behaves the same, it is not this.",
+    refute="Re-initialise with kaiming_normal_ and train 50 steps: if the loss does not change, this finding is wrong.",
     since=2,
 )
 def bad_init_scale(case: Case) -> Found | None:
-    """Weights begin far too large or far too small.
+    """The initial weights are far too large or far too small.
 
-    Find weights whose initial size, for their number of inputs, blows the signal up or lets it fade.
+    For their number of inputs, they make the signal explode or fade: in one layer, over depth, or over calls.
     """
     if (grown := _through_time(case)) is not None:
         return grown
@@ -65,22 +58,22 @@ def bad_init_scale(case: Case) -> Found | None:
             above(f"gain of {high[0]}, its size times the root of its inputs", gains[high[0]], GAIN_HIGH),
             above("largest standard deviation of an output at the first step", loud, OUTPUT_STD_HIGH),
         )
-        return _finding_of_bad_init_scale(case, high, "large", evidence)
+        return _badly_scaled(case, high, "large", evidence)
     normalised = any("Norm" in module.kind for module in case.facts.modules)
     if len(low) >= 2 and 2 * len(low) >= len(gains) and quiet <= OUTPUT_STD_LOW and not normalised:
         evidence = (
             below(f"gain of {low[0]}, its size times the root of its inputs", gains[low[0]], GAIN_LOW),
             below("smallest standard deviation of an output at the first step", quiet, OUTPUT_STD_LOW),
         )
-        return _finding_of_bad_init_scale(case, low, "small", evidence)
+        return _badly_scaled(case, low, "small", evidence)
     return None if normalised else _through_depth(case, gains, outputs)
 
 
 def _through_depth(case: Case, gains: dict[str, float], outputs: dict[str, float]) -> Found | None:
-    """Find layers none of which is far off, but whose gains multiply to nothing, or to far too much."""
-    # The last layer may begin at zero on purpose.
+    """Find layers none of which is far off, but whose gains multiply to almost nothing or to far too much."""
+    # The last layer may start at zero on purpose.
     hidden = list(outputs.values())[:-1]
-    if len(hidden) < MIN_DEPTH or not min(hidden) > 0:
+    if len(hidden) < FADE_DEPTH or not min(hidden) > 0:
         return None
     ratio = hidden[-1] / hidden[0]
     steps = np.array(hidden[1:]) / np.array(hidden[:-1])
@@ -88,16 +81,16 @@ def _through_depth(case: Case, gains: dict[str, float], outputs: dict[str, float
     if ratio <= FADE and (steps < 1).mean() >= FADE_LAYERS:
         evidence = below("spread of the last hidden output over that of the first", ratio, FADE)
         names = [name for name, gain in gains.items() if gain <= usual[len(usual) // 2]]
-        return _finding_of_bad_init_scale(case, names, "small", (evidence, fact("hidden layers", len(hidden))))
+        return _badly_scaled(case, names, "small", (evidence, fact("hidden layers", len(hidden))))
     if ratio >= 1 / FADE and (steps > 1).mean() >= FADE_LAYERS:
         evidence = above("spread of the last hidden output over that of the first", ratio, 1 / FADE)
         names = [name for name, gain in gains.items() if gain >= usual[len(usual) // 2]]
-        return _finding_of_bad_init_scale(case, names, "large", (evidence, fact("hidden layers", len(hidden))))
+        return _badly_scaled(case, names, "large", (evidence, fact("hidden layers", len(hidden))))
     return None
 
 
 def _through_time(case: Case) -> Found | None:
-    """Find a module that is called again and again in a pass, and whose output grows from call to call at the start."""
+    """Find a module that is called many times in a pass, and whose output grows from call to call at the start."""
     calls: dict[str, dict[int, float]] = {}
     panel = case.first_panel("output")
     sizes = panel.stat("rms") if panel.sites else np.zeros((0, 0))
@@ -106,21 +99,21 @@ def _through_time(case: Case) -> Found | None:
         if np.isfinite(size):
             calls.setdefault(site.name, {})[site.call] = float(size)
     for name, by_call in calls.items():
-        if len(by_call) < MIN_CALLS:
+        if len(by_call) < CALLS:
             continue
-        # The first call may be given a state of zeros; the last stands for all that come after it.
+        # The first call may get a state of zeros; the last stands for all calls after it.
         outputs = np.array([by_call[call] for call in sorted(by_call)[1:-1]])
         growth = float(outputs[-1] / outputs[0]) if outputs[0] > 0 else 0.0
         grows = float((outputs[1:] > outputs[:-1]).mean())
         if growth >= CALL_GROWTH and grows >= FADE_LAYERS:
             evidence = above(f"output of {name}, last call of a pass over first", growth, CALL_GROWTH)
-            found = _finding_of_bad_init_scale(case, [name], "large", (evidence, fact("calls compared", len(outputs))))
+            found = _badly_scaled(case, [name], "large", (evidence, fact("calls compared", len(outputs))))
             return replace(found, severity="warning") if began_badly(case) else found
     return None
 
 
 def _gains(case: Case) -> dict[str, float]:
-    """Return the factor by which each weight multiplies the spread of its inputs, as it was at the start."""
+    """Return the factor by which each initial weight multiplies the spread of its inputs."""
     weights = first_weights(case)
     shapes = {site.name: site.shape for site in case.sites("parameter")}
     known = np.isfinite(weights.sizes)
@@ -147,17 +140,17 @@ def _output_spread(case: Case) -> dict[str, float]:
     return {panel.sites[index].name: float(first[at]) for at, index in enumerate(wanted) if any_known[at]}
 
 
-def _finding_of_bad_init_scale(case: Case, names: list[str], how: str, evidence: tuple[Evidence, ...]) -> Found:
+def _badly_scaled(case: Case, names: list[str], how: str, evidence: tuple[Evidence, ...]) -> Found:
     return Found(
-        severity=gravity(case),
+        severity=anomaly_severity(case),
         step=1,
         sites=tuple(names[:6]),
         evidence=(*evidence, fact("weights like this", len(names))),
-        cause=f"Weights begin far too {how} for their number of inputs, first of all {names[0]}.",
+        cause=f"The initial weights are far too {how} for their number of inputs, most of all those of {names[0]}.",
     )
 
 
-ROWS_APART = Threshold(1e-5, "spread between units over the spread of all: rounding only")
+ROWS_APART = Threshold(1e-5, "spread between units over the spread of all elements: rounding only")
 
 
 @rule(
@@ -166,13 +159,13 @@ ROWS_APART = Threshold(1e-5, "spread between units over the spread of all: round
     explains=["class_imbalance_collapse", "constant_output"],
     exact=True,
     fix="Initialise it at random (kaiming_normal_, xavier_uniform_), not with a constant.",
-    refute="Train 50 steps from random weights: if the loss behaves the same, it is not this.",
+    refute="Train 50 steps from random weights: if the loss does not change, this finding is wrong.",
     since=3,
 )
 def symmetric_init(case: Case) -> Found | None:
-    """All units of a layer begin alike.
+    """All units of a layer started with the same weights.
 
-    Find weights all of whose rows were equal at the start: to a constant that is not zero, or equal to this day.
+    They are still equal, or started at a constant other than zero: residual branches, adapters and heads start at zero.
     """
     case.need_facts()
     started = [
@@ -182,24 +175,24 @@ def symmetric_init(case: Case) -> Found | None:
     ]
     together = {each.name: spread for each in started if (spread := _spread(case, each.name)) is not None}
     equal = [name for name, spread in together.items() if spread <= ROWS_APART]
-    # Zeros are how residual branches, adapters and heads begin; any other constant is a mistake.
     alike = equal or [each.name for each in started if not each.zero]
     if not alike:
         return None
     stuck = bool(equal)
     name = alike[0]
-    # One layer may be an average by design; several that begin as constants are not.
+    # One layer may be an average by design; several constant layers are not.
     several = len(alike) > 1
     return Found(
         severity="warning" if stuck or several or not is_learning_well(case) else "info",
         step=int(case.history.first_step or 0),
         sites=tuple(alike[:6]),
         evidence=(
-            fact("weights that began with all rows equal", len(alike)),
+            fact("weights that started with all rows equal", len(alike)),
             fact("spread between rows over the spread of all, now", together.get(name, float("nan"))),
         ),
-        cause=f"All units of {name} began with the same weights: they get almost the same gradient, and the layer acts "
-        "as one unit.",
+        cause=f"All units of {name} started with the same weights: they get almost the same gradient, and the layer "
+        "acts "
+        "as a single unit.",
     )
 
 
@@ -208,7 +201,7 @@ def _is_layer(parameter: ParameterFacts) -> bool:
 
 
 def _spread(case: Case, name: str) -> float | None:
-    """Return how far rows are apart after some steps that moved the weight; None if that is not known."""
+    """Return how far rows differ after some steps that moved the weight; None if that is not known."""
     track, update = case.vital(name, vitals.ROW_SPREAD), case.track(f"{name}:update")
     moved = update is None or bool((update.stat("norm") > 0).any())
     if track is None or track.steps[-1] < 2 or not moved:
@@ -216,24 +209,27 @@ def _spread(case: Case, name: str) -> float | None:
     return float(track.numbers()[-1])
 
 
+BLOCKED_STEPS = Threshold(3, "persistence: steps with gradients of exactly zero")
+
+
 @rule(
     "zero_init_blocked",
     needs=["gradient", "parameter"],
-    explains=["constant_output", "dead_relu", "dormant_units", "symmetric_init", "vanishing_gradient"],
+    explains=["constant_output", "dead_relu", "symmetric_init", "vanishing_gradient"],
     exact=True,
-    fix="Initialise at least one of them at random; only one factor of a product may begin at zero.",
-    refute="Set one of them to small random values: if the other's gradient stays zero, it is not this.",
-    since=3,
+    fix="Initialise at least one of them at random; only one factor of a product may start at zero.",
+    refute="Set one of them to small random values: if the other's gradient stays zero, this finding is wrong.",
+    since=BLOCKED_STEPS,
 )
 def zero_init_blocked(case: Case) -> Found | None:
-    """Two zeros keep each other from ever moving.
+    """Two weights that started at zero keep each other from learning.
 
-    Find weights that began at zero and have had nothing but zero gradients, two of them or more.
+    At least two have had no gradient but zero since; one zero factor is how LoRA and residual branches start.
     """
     case.need_facts()
     zero = {each.name for each in case.facts.parameters if each.zero and each.trainable and len(each.shape) >= 2}
     if len(zero) < 2:
-        return None  # one factor of zero is how LoRA and residual branches begin
+        return None
     gradients, parameters = case.panel("gradient"), case.panel("parameter")
     chosen = [at for at, site in enumerate(gradients.sites) if site.name in zero]
     if len(chosen) < 2:
@@ -244,7 +240,7 @@ def zero_init_blocked(case: Case) -> Found | None:
     blocked = [
         gradients.sites[index].name
         for at, index in enumerate(chosen)
-        if (known := largest[np.isfinite(largest[:, at]), at]).size >= 3
+        if (known := largest[np.isfinite(largest[:, at]), at]).size >= BLOCKED_STEPS
         and known.max() == 0
         and gradients.sites[index].name in still
     ]
@@ -258,12 +254,13 @@ def zero_init_blocked(case: Case) -> Found | None:
             above("weights at zero whose gradients were always zero", len(blocked), 2),
             fact("largest gradient among them", 0.0, f"{blocked[0]}:gradient abs_max"),
         ),
-        cause=f"{blocked[0]} and {blocked[1]} are both zero: the gradient of each is multiplied by the other, so that "
-        "neither ever moves.",
+        cause=f"{blocked[0]} and {blocked[1]} are both zero: the gradient of each is multiplied by the other, so "
+        "neither "
+        "ever changes.",
     )
 
 
-TWIN_STEPS = Threshold(5, "steps after which layers that began equal are still equal to the last bit")
+TWIN_STEPS = Threshold(5, "persistence: steps after which layers that started equal are still equal to the last bit")
 
 
 @rule(
@@ -272,19 +269,18 @@ TWIN_STEPS = Threshold(5, "steps after which layers that began equal are still e
     explains=["symmetric_init"],
     exact=True,
     fix=(
-        "Make each layer anew, or call reset_parameters() on each copy; copy.deepcopy and [layer] * n copy the values."
+        "Create each layer separately, or call reset_parameters() on each copy; copy.deepcopy and [layer] * n copy the "
+        "values."
     ),
-    refute="Subtract one from the other after a step: anything but zeros refutes it.",
-    since=7,
+    refute="Subtract one from the other after a step: if the result is not zero, this finding is wrong.",
+    since=TWIN_STEPS + 2,
 )
 def identical_layer_init(case: Case) -> Found | None:
-    """Layers began with the same weights and stay the same.
+    """Layers started with the same weights and remain equal.
 
-    Find trained layers with equal weights that several steps have not told apart.
-
-    Copies one behind the other part at once and do no harm. Copies side by side get the same input and the same
-    gradient, and remain one layer at the price of many. Biases whose layers are added up have the same gradient by
-    nature, such as those of the last norm and of the shortcut in every residual network.
+    Copies in sequence differ after one step and do no harm. Copies in parallel get the same input and the same
+    gradient, and stay one layer at the cost of many. Biases do not count: where the outputs of layers are added, as in
+    residual networks, their gradients are equal.
     """
     groups = {
         (each.name, *each.equal_to)
@@ -303,11 +299,11 @@ def identical_layer_init(case: Case) -> Found | None:
         rows = panel.rows[-1][[places[name] for name in names]] if names else panel.rows[-1][:0]
         twins = [name for name, row in zip(names, rows, strict=True) if row[schema.SEEN] and (row == rows[0]).all()]
         if len(twins) > 1:
-            return _finding_of_identical_layer_init(case, twins)
+            return _twins(case, twins)
     return None
 
 
-def _finding_of_identical_layer_init(case: Case, twins: list[str]) -> Found:
+def _twins(case: Case, twins: list[str]) -> Found:
     return Found(
         step=1,
         sites=tuple(twins),
@@ -315,13 +311,13 @@ def _finding_of_identical_layer_init(case: Case, twins: list[str]) -> Found:
             above("steps after which they are still equal", case.num_steps - 1, TWIN_STEPS),
             fact("layers that are the same", len(twins), f"{twins[0]}:parameter norm"),
         ),
-        cause=f"{few(twins)} began with the same weights and get the same gradients: they stay one layer in "
+        cause=f"{few(twins)} started with the same weights and get the same gradients: they stay one layer in "
         f"{len(twins)} copies.",
     )
 
 
-INITIAL_LOSS_RATIO = Threshold(2.0, "initial loss over that of a uniform guess; default layers start at 1.0 to 1.1")
-HUGE_INITIAL_LOSS_RATIO = Threshold(4.0, "logits that large are sure of wrong answers; language models start below 2")
+INITIAL_LOSS_RATIO = Threshold(2.0, "first loss over that of a uniform guess; default layers start at 1.0 to 1.1")
+HUGE_INITIAL_LOSS_RATIO = Threshold(4.0, "the same: logits are certain of wrong answers; language models start below 2")
 
 
 @rule(
@@ -329,18 +325,17 @@ HUGE_INITIAL_LOSS_RATIO = Threshold(4.0, "logits that large are sure of wrong an
     needs=["facts.losses"],
     fix=(
         "Make the initial weights of {the_last_layer} smaller (for example nn.init.normal_(w, std=0.01)), "
-        "or normalise what it is given."
+        "or normalise its input."
     ),
     refute=(
-        "Multiply the logits by 0.1 before the first step: if the loss does not come near ln(classes), the "
-        "labels are at fault."
+        "Multiply the logits by 0.1 before the first step: if the loss does not come near ln(classes), this finding is "
+        "wrong."
     ),
-    since=1,
 )
 def large_initial_loss(case: Case) -> Found | None:
     """The loss starts far above that of guessing.
 
-    Find a classifier that is sure of wrong answers before it has learnt any.
+    The classifier is certain of wrong answers before it has learnt anything.
     """
     for loss in seen_losses(case, "cross_entropy", "nll_loss"):
         expected, output = _expected(loss), loss.output
@@ -348,7 +343,7 @@ def large_initial_loss(case: Case) -> Found | None:
             continue
         ratio = float(output.numbers()[0]) / expected
         if np.isfinite(ratio) and ratio >= INITIAL_LOSS_RATIO:
-            return _finding_of_large_initial_loss(case, loss, ratio, expected)
+            return _starts_high(case, loss, ratio, expected)
     return None
 
 
@@ -359,7 +354,7 @@ def _expected(loss: SeenLoss) -> float | None:
     return math.log(facts.classes) if facts.classes and facts.classes > 1 else None
 
 
-def _finding_of_large_initial_loss(case: Case, loss: SeenLoss, ratio: float, expected: float) -> Found:
+def _starts_high(case: Case, loss: SeenLoss, ratio: float, expected: float) -> Found:
     huge = ratio >= HUGE_INITIAL_LOSS_RATIO
     head = output_module(case)
     output = loss.output
@@ -373,6 +368,6 @@ def _finding_of_large_initial_loss(case: Case, loss: SeenLoss, ratio: float, exp
             fact("loss of guessing, ln(classes)", expected),
         ),
         cause=f"The loss starts at {ratio * expected:.2f}, {ratio:.1f} times the {expected:.2f} of a guess: the first "
-        "outputs are large and wrong, and the first steps are spent on unlearning them.",
+        "outputs are large and wrong, and the first steps only undo them.",
         values={"the_last_layer": head or "the last layer"},
     )

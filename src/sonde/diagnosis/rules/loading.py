@@ -14,8 +14,11 @@ from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.data import identities, model_input
 from sonde.diagnosis.track import Values
 
-BATCH_LOOKS = Threshold(5, "batches in a row")
-BATCH_ENTROPY = Threshold(0.5, "of what a batch of that size should have: half is missing")
+BATCH_LOOKS = Threshold(5, "persistence: batches in a row")
+BATCH_ENTROPY = Threshold(0.5, "entropy of a batch's labels over what its size allows: half is missing")
+BATCH_ENTROPY_LAST = Threshold(0.8, "the same for the last batches: by then they should be mixed, if they ever are")
+BATCH_SIZE = Threshold(8, "labels of a batch: the entropy of fewer varies too much")
+LABELS_MIXED = Threshold(0.3, "nats of entropy of all labels: of less there is little to mix")
 
 
 @rule(
@@ -23,47 +26,46 @@ BATCH_ENTROPY = Threshold(0.5, "of what a batch of that size should have: half i
     needs=[vitals.LABEL_ENTROPY, vitals.RUNNING_LABEL_ENTROPY, vitals.VALID_TARGETS, "facts.losses"],
     explains=["class_imbalance_collapse", "constant_output", "exploding_gradient", "lr_too_high", "overfitting"],
     fix="Pass shuffle=True to the DataLoader, or shuffle the indices of every epoch.",
-    refute="Print the labels of three batches: if all classes come in each, they are shuffled.",
+    refute="Print the labels of three batches: if each has all classes, this finding is wrong.",
     since=BATCH_LOOKS,
 )
 def not_shuffled(case: Case) -> Found | None:
-    """Data come class by class.
+    """The data are not shuffled: batches hold only one or a few classes.
 
-    Find batches whose labels are far less mixed than the labels of all batches together.
+    The labels of a batch are far less mixed than those of all batches together.
     """
     batch = case.need_vital(vitals.LOSS, vitals.LABEL_ENTROPY)
     running = case.need_vital(vitals.LOSS, vitals.RUNNING_LABEL_ENTROPY)
     sizes = case.need_vital(vitals.LOSS, vitals.VALID_TARGETS)
     loss = case.loss_facts("cross_entropy", "nll_loss")
-    if loss is None or len(loss.target_shape) != 1:  # texts and images are streams of labels by nature
+    if loss is None or len(loss.target_shape) != 1:  # the labels of texts and images are sequences
         return None
     looks = int(BATCH_LOOKS)
     if len(batch) < looks or len(batch) != len(running) or len(batch) != len(sizes):
         return None
     size = float(np.median(sizes.numbers()))
     mixed = float(running.numbers()[-1])
-    if size < 8 or mixed < 0.3:
+    if size < BATCH_SIZE or mixed < LABELS_MIXED:
         return None
     recent = batch.numbers()[-4 * looks :]
     expected = min(mixed, float(np.log(size)))
     ratio = float(recent.mean()) / expected
-    if ratio > BATCH_ENTROPY or np.median(recent[-looks:]) > 0.8 * expected:
+    if ratio > BATCH_ENTROPY or np.median(recent[-looks:]) > BATCH_ENTROPY_LAST * expected:
         return None
     return Found(
         step=int(batch.steps[0]),
         sites=("loader",),
         evidence=(
-            below(
-                "entropy of a batch's labels over what it should be",
-                ratio,
-                BATCH_ENTROPY,
-                f"{batch.key} mean",
-            ),
+            below("entropy of a batch's labels over what it should be", ratio, BATCH_ENTROPY, f"{batch.key} mean"),
             fact("entropy of all labels so far, in nats", mixed, f"{running.key} mean"),
-            above("batches looked at", len(recent), BATCH_LOOKS),
+            above("batches compared", len(recent), BATCH_LOOKS),
         ),
-        cause="The data are not shuffled: batches hold only one or few classes each, and the model forgets the others.",
+        cause="The data are not shuffled: batches hold only one or a few classes, and the model forgets the others.",
     )
+
+
+SAME_STEPS = Threshold(10, "persistence: steps with the same batch")
+MOST_STEPS = Threshold(0.8, "share of steps, or of repetitions, that count as all but a few")
 
 
 @rule(
@@ -71,47 +73,40 @@ def not_shuffled(case: Case) -> Found | None:
     needs=[vitals.DATA_WAIT, "input"],
     explains=["duplicate_data_workers", "overfitting"],
     exact=True,
-    fix="If it is not meant, draw batches in the loop: next(iter(loader)) starts anew each time.",
-    refute="Compare two batches element by element: a difference refutes it.",
-    since=10,
+    fix="Iterate over the loader: next(iter(loader)) restarts it at each step.",
+    refute="Compare two batches element by element: if they differ, this finding is wrong.",
+    since=SAME_STEPS,
 )
 def same_batch_every_step(case: Case) -> Found | None:
-    """Every step sees the same batch.
-
-    Find a run that was fed one batch only.
-    """
+    """Every step sees the same batch."""
     track = model_input(case)
     known = identities(track)
-    if len(known) < 10 or known[0] == -1 or (known != known[0]).any():
+    if len(known) < SAME_STEPS or known[0] == -1 or (known != known[0]).any():
         return None
     loader = case.facts.loader
     length = None if loader is None else loader.settings.get("length")
     if length == 1:  # the batch is the whole set
         return None
-    # Who tests on purpose fetches the batch once; who asks the loader at every step means to get others.
+    # A deliberate test fetches the batch once; a loop that asks the loader at every step expects others.
     waits = case.vital(vitals.LOOP, vitals.DATA_WAIT)
-    asked = waits is not None and len(waits) >= 0.8 * len(known)
+    asked = waits is not None and len(waits) >= MOST_STEPS * len(known)
     return Found(
         severity="warning" if asked else "info",
         step=int(track.steps[0]),
         sites=("loader",),
         evidence=(
-            above("steps with the same batch", len(known), 10, f"{track.key} mean"),
+            above("steps with the same batch", len(known), SAME_STEPS, f"{track.key} mean"),
             fact("steps at which the loader was asked for a batch", 0 if waits is None else len(waits)),
         ),
-        cause="Every step asks the loader and gets the same batch: it is started anew each time."
+        cause="Every step asks the loader and gets the same batch: the loader is restarted each time."
         if asked
-        else "Every step sees the same batch, as in full-batch training or when testing whether it can be learnt.",
+        else "Every step sees the same batch, as in full-batch training or an overfitting test.",
     )
 
 
-DRAWN_SHARE = Threshold(0.2, "different rows over what even drawing from the whole data would give")
-
-
-# These draw every sample once: where rows repeat then, the data has copies.
+DRAWN_SHARE = Threshold(0.2, "distinct rows over what uniform sampling from the whole data would give")
+# These draw every sample once: if rows repeat, the data has copies.
 _COMPLETE = ("RandomSampler", "SequentialSampler", "DistributedSampler")
-
-
 _COUNTED = 1024
 
 
@@ -120,21 +115,17 @@ _COUNTED = 1024
     needs=[vitals.DISTINCT_ROWS, "input"],
     explains=["duplicate_data_workers", "overfitting", "same_batch_every_step"],
     fix="Give WeightedRandomSampler a weight for each sample (class_weights[labels]), not one for each class.",
-    refute="Collect the indices of one epoch: if most of the data is among them, it is wrong.",
-    since=10,
+    refute="Collect the indices of one epoch: if they cover most of the data, this finding is wrong.",
 )
 def sampler_draws_few(case: Case) -> Found | None:
-    """The sampler draws few samples of many, again and again.
-
-    Find far fewer different rows than even drawing from a data set of that size would give.
-    """
+    """The sampler draws the same few samples again and again."""
     loader = case.facts.loader
     length = None if loader is None else loader.settings.get("dataset_length")
     if loader is None or not isinstance(length, int) or loader.settings.get("sampler") in _COMPLETE:
         return None
     track = model_input(case)
     distinct = float(case.need_vital(track.name, vitals.DISTINCT_ROWS).numbers()[-1])
-    # Drawing n times from N, each as likely as the others, meets N (1 - (1 - 1/N)^n) different ones.
+    # Drawing uniformly n times from N gives N (1 - (1 - 1/N)^n) distinct samples on average.
     expected = -length * math.expm1(_COUNTED * math.log1p(-1 / length)) if length > 1 else 1.0
     if distinct >= DRAWN_SHARE * expected:
         return None
@@ -142,8 +133,8 @@ def sampler_draws_few(case: Case) -> Found | None:
         step=1,
         sites=("loader",),
         evidence=(
-            below("different rows over what even drawing gives", distinct / expected, DRAWN_SHARE),
-            fact(f"different rows among the first {_COUNTED} or so", distinct),
+            below("distinct rows over what uniform sampling gives", distinct / expected, DRAWN_SHARE),
+            fact(f"distinct rows among the first {_COUNTED} or so", distinct),
             fact("samples in the data", length),
         ),
         cause=f"{loader.settings.get('sampler')} draws the same {distinct:.0f} samples again and again, of {length}: "
@@ -151,25 +142,23 @@ def sampler_draws_few(case: Case) -> Found | None:
     )
 
 
-DUPLICATE_SHARE = Threshold(0.3, "of the batches equal to one of the few before")
+DUPLICATE_SHARE = Threshold(0.3, "share of batches that equal one of the few before; 0 where data is split")
+DUPLICATE_BATCHES = Threshold(8, "batches to compare")
 
 
 @rule(
     "duplicate_data_workers",
     needs=["input"],
     exact=True,
-    fix="Share the data out in __iter__ by torch.utils.data.get_worker_info(): worker k takes every n-th item.",
-    refute="Count how often each sample comes in one epoch: once each refutes it.",
-    since=8,
+    fix="Split the data in __iter__ by torch.utils.data.get_worker_info(): worker k takes every n-th item.",
+    refute="Count how often each sample comes in one epoch: if each comes once, this finding is wrong.",
+    since=DUPLICATE_BATCHES,
 )
 def duplicate_data_workers(case: Case) -> Found | None:
-    """Every worker of the loader delivers the same data.
-
-    Find batches that equal one of the few before them, again and again, though not all are the same.
-    """
+    """Every worker of the loader delivers the same data."""
     track = model_input(case).last(64)
     known = identities(track)
-    if len(known) < 8 or (known == -1).any() or len(set(known.tolist())) <= 2:
+    if len(known) < DUPLICATE_BATCHES or (known == -1).any() or len(set(known.tolist())) <= 2:
         return None
     workers = _workers(case)
     reach = max(1, workers - 1) if workers else 3
@@ -183,15 +172,10 @@ def duplicate_data_workers(case: Case) -> Found | None:
         step=int(track.steps[repeats][0]),
         sites=("loader",),
         evidence=(
-            above(
-                "share of batches equal to one of the few before",
-                share,
-                DUPLICATE_SHARE,
-                f"{track.key} mean",
-            ),
+            above("share of batches that equal one of the few before", share, DUPLICATE_SHARE, f"{track.key} mean"),
             fact("workers of the loader", float(workers) if workers else float("nan")),
         ),
-        cause="Batches come several times: each worker of the loader goes through the whole iterable dataset.",
+        cause="Batches come several times: each worker of the loader iterates over the whole dataset.",
     )
 
 
@@ -204,17 +188,14 @@ def _workers(case: Case) -> int:
     "worker_rng_identical",
     exact=True,
     fix=(
-        "Seed it per worker in worker_init_fn, or make the generator in __iter__ or __getitem__ from "
+        "Seed it per worker in worker_init_fn, or create the generator in __iter__ or __getitem__ from "
         "torch.initial_seed()."
     ),
-    refute="Return a random number from __getitem__: if those of two workers differ, they are seeded apart.",
+    refute="Return a random number from __getitem__: if those of two workers differ, this finding is wrong.",
     since=0,
 )
 def worker_rng_identical(case: Case) -> Found | None:
-    """Workers draw the same random numbers.
-
-    Find a generator that lives in the dataset and is copied, with its state, into several workers.
-    """
+    """Workers of the loader draw the same random numbers."""
     loader = case.facts.loader
     if loader is None:
         raise NotMeasured("the data loader")
@@ -222,7 +203,7 @@ def worker_rng_identical(case: Case) -> Found | None:
     if not loader.settings.get("generator_in_dataset") or not isinstance(workers, int) or workers < 2:
         return None
     if loader.settings.get("worker_init_fn"):
-        return None  # most likely it seeds the generators
+        return None  # it probably seeds the generators
     return Found(
         step=0,
         sites=("loader",),
@@ -236,22 +217,22 @@ def worker_rng_identical(case: Case) -> Found | None:
 
 
 SPIKE_MADS = Threshold(10.0, "median absolute deviations above the median of the losses around it")
-SPIKE_RATIO = Threshold(2.0, "times the median: small losses have small deviations")
+SPIKE_RATIO = Threshold(2.0, "loss over that median: small losses have small deviations")
+SPIKE_FLOOR = Threshold(1e-3, "least deviation over the median: losses that hardly vary have none to measure by")
+SPIKE_LOSSES = Threshold(20, "losses: of fewer the spread is not known")
+SPIKE_WARNS = Threshold(3, "persistence: spikes with the same batch that are worth a warning")
 
 
 @rule(
     "bad_batch_spike",
     needs=["input"],
     explains=["exploding_gradient"],
-    fix="Look at its samples: wrong labels, broken files, other units.",
-    refute="Compute the loss of each of its samples with the present weights: none far above the rest refutes it.",
-    since=20,
+    fix="Inspect its samples for wrong labels, broken files or other units.",
+    refute="Compute the loss of each of its samples: if none is far above the rest, this finding is wrong.",
+    since=SPIKE_LOSSES,
 )
 def bad_batch_spike(case: Case) -> Found | None:
-    """One batch hurts each time it comes.
-
-    Find spikes of the loss that come with the very same batch, every time.
-    """
+    """The loss spikes each time the same batch comes."""
     found = case.loss()
     if found is None:
         raise NotMeasured("the loss")
@@ -263,25 +244,25 @@ def bad_batch_spike(case: Case) -> Found | None:
         return None
     batch, times = hit.most_common(1)[0]
     shown = [step for step, each in batches.items() if each == batch]
-    if times < 2 or times < 0.8 * len(shown):
+    if times < 2 or times < MOST_STEPS * len(shown):
         return None
     return Found(
-        severity="warning" if times >= 3 else "info",
+        severity="warning" if times >= SPIKE_WARNS else "info",
         step=min(shown),
         sites=("loader",),
         evidence=(
             above("spikes of the loss with the same batch", times, 2, "loss:scalar mean"),
             fact("times that batch was shown", len(shown)),
         ),
-        cause=f"One batch is bad: the loss leaps each time it comes (steps {', '.join(map(str, sorted(shown)[:4]))}).",
+        cause=f"The loss spikes each time the same batch comes (steps {', '.join(map(str, sorted(shown)[:4]))}).",
         data={"steps": sorted(shown)[:16]},
     )
 
 
 def spike_flags(losses: Values) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Say which losses stand far above those around them."""
+    """Return which losses are far above those around them."""
     flags = np.zeros(len(losses), np.bool_)
-    if len(losses) < 20:
+    if len(losses) < SPIKE_LOSSES:
         return flags
     width = 25
     padded = np.pad(losses, width, mode="reflect" if len(losses) > width else "edge")
@@ -289,17 +270,15 @@ def spike_flags(losses: Values) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_
     middle = np.median(around, axis=1)
     spread = np.median(np.abs(around - middle[:, None]), axis=1)
     with np.errstate(invalid="ignore"):
-        high = losses > middle + SPIKE_MADS * np.maximum(spread, 1e-3 * np.abs(middle))
+        high = losses > middle + SPIKE_MADS * np.maximum(spread, SPIKE_FLOOR * np.abs(middle))
         result: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] = high & (losses > SPIKE_RATIO * np.abs(middle))
     return result
 
 
-WAIT_STEPS = Threshold(30, "steps")
-WAIT_SECONDS = Threshold(0.02, "seconds a step: below, the waiting is of a tiny program's own making")
-WAIT_SHARE = Threshold(0.3, "of the step's time spent waiting for data")
-WAIT_MOSTLY = Threshold(0.5, "of the time: a loop that waits longer than it works is worth a warning")
-
-
+WAIT_STEPS = Threshold(30, "persistence: steps")
+WAIT_SECONDS = Threshold(0.02, "seconds per step: below, the wait is the fixed cost of a tiny program")
+WAIT_SHARE = Threshold(0.3, "share of the step's time spent waiting for data")
+WAIT_MOSTLY = Threshold(0.5, "the same: a loop that waits longer than it works is worth a warning")
 QUARTERS: Final = 4
 
 
@@ -307,13 +286,13 @@ QUARTERS: Final = 4
     "starved_loader",
     needs=[vitals.DATA_WAIT, vitals.STEP_TIME],
     fix="Use more workers (num_workers=4, persistent_workers=True), cache decoded samples, or prepare them once.",
-    refute="Train on one batch kept in memory: if steps are as slow, it is not the loader.",
+    refute="Train on one batch kept in memory: if steps are as slow, this finding is wrong.",
     since=WAIT_STEPS,
 )
 def starved_loader(case: Case) -> Found | None:
     """Training waits for its data.
 
-    Find a loop that spends a good part of its time waiting for the loader, in every quarter of the last steps.
+    A good part of the time goes into waiting for the loader, in every quarter of the last steps.
     """
     waits = case.need_vital(vitals.LOOP, vitals.DATA_WAIT).last(64)
     times = case.need_vital(vitals.LOOP, vitals.STEP_TIME).last(64)
@@ -332,7 +311,7 @@ def starved_loader(case: Case) -> Found | None:
         sites=("loader",),
         evidence=(
             above("share of the step spent waiting for data", share, WAIT_SHARE, f"{waits.key} mean"),
-            above("seconds of waiting a step", each, WAIT_SECONDS),
+            above("seconds of waiting per step", each, WAIT_SECONDS),
             fact("workers of the loader", workers if isinstance(workers, int) else float("nan")),
         ),
         cause=f"The loop waits for its data for {share:.0%} of the time.",
@@ -340,7 +319,7 @@ def starved_loader(case: Case) -> Found | None:
 
 
 def _share(waited: Values, took: Values) -> float:
-    """Return the share of the time that was waited, without the longest waits: a busy machine makes a few."""
+    """Return the share of time spent waiting, without the longest waits: a busy machine causes a few."""
     usual = np.argsort(waited)[: len(waited) - max(1, len(waited) // 8)]
     total = float(took[usual].sum())
     return float(waited[usual].sum()) / total if total > 0 else 0.0

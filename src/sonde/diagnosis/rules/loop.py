@@ -18,14 +18,9 @@ from sonde.diagnosis.track import Panel, Track
 from sonde.facts import OptimizerFacts
 from sonde.records import Evidence, Severity
 
-LEFTOVER_SHARE = Threshold(0.5, "exact relation: any parameter left over counts; half keeps partial clearing out")
-LEFTOVER_STEPS = Threshold(3, "persistence: once may be meant, three times in a row is a habit")
-
-
-_MISSING_ZERO_GRAD_RECENT: Final = 64
-
-
-MOST: Final = 0.5
+LEFTOVER_SHARE = Threshold(0.5, "share of parameters: exact for each; half leaves out optimizers that clear some")
+LEFTOVER_STEPS = Threshold(3, "persistence: once may be intended, three times in a row is not")
+LEFTOVER_MOST = Threshold(0.5, "share of the last 64 steps: clearing once an epoch is as wrong as never")
 
 
 @rule(
@@ -36,26 +31,23 @@ MOST: Final = 0.5
     exact=True,
     fix="Call optimizer.zero_grad() once per step, before loss.backward().",
     refute=(
-        "Compare p.grad after backward with that of a fresh copy of the model on the same batch: equal "
-        "gradients refute it."
+        "Compare p.grad after backward with that of a fresh copy of the model on the same batch: if they are equal, "
+        "this "
+        "finding is wrong."
     ),
-    since=3,
+    since=LEFTOVER_STEPS,
 )
 def missing_zero_grad(case: Case) -> Found | None:
-    """Gradients of earlier steps are added to those of this one.
-
-    Find an optimizer whose gradients were not cleared between most of its steps, several times in a row.
-    """
+    """Gradients are not cleared between steps, so each step applies the sum of all before."""
     tracks = case.vitals(vitals.LEFTOVER)
     if not tracks:
         raise NotMeasured("optimizer:vital.leftover")
     for track in tracks:
-        # Clearing once an epoch is as wrong as never: the stretches between count.
-        track = track.last(_MISSING_ZERO_GRAD_RECENT)
+        track = track.last(64)
         shares = track.numbers()
         left_over = shares >= LEFTOVER_SHARE
         longest = longest_run(left_over)
-        if longest >= LEFTOVER_STEPS and left_over.mean() > MOST:
+        if longest >= LEFTOVER_STEPS and left_over.mean() > LEFTOVER_MOST:
             return Found(
                 step=int(track.steps[left_over][0]),
                 sites=(track.name,),
@@ -68,14 +60,15 @@ def missing_zero_grad(case: Case) -> Found | None:
                     ),
                     above("steps in a row", longest, LEFTOVER_STEPS),
                 ),
-                cause=f"Gradients are not cleared between steps: each step of {track.name} applies the "
-                "sum of those before.",
+                cause=f"Gradients are not cleared between steps: each step of {track.name} applies the sum of those "
+                "before.",
             )
     return None
 
 
 CLEARED_STEPS = Threshold(2, "persistence: a step without any gradient after a backward pass, twice in a row")
-THROWN_STEPS = Threshold(5, "persistence: steps that had the gradient of the last of several passes only")
+THROWN_STEPS = Threshold(5, "persistence: steps that had only the gradient of the last of several passes")
+THROWN_MOST = Threshold(0.8, "share of steps with several passes: a loop that accumulates does so at nearly every step")
 
 
 @rule(
@@ -83,27 +76,25 @@ THROWN_STEPS = Threshold(5, "persistence: steps that had the gradient of the las
     needs=[vitals.BACKWARDS_SEEN, vitals.NO_GRADIENT, vitals.THROWN_AWAY, "facts.input_gradient"],
     explains=[*NOT_TRAINED, "graph_break_detach", "optimizer_step_noop", "unused_parameters"],
     exact=True,
-    fix="Move optimizer.zero_grad() in front of loss.backward(), or behind optimizer.step().",
-    refute="Print p.grad of any parameter on the line before optimizer.step(): a gradient there refutes it.",
-    since=2,
+    fix="Move optimizer.zero_grad() before loss.backward(), or after optimizer.step().",
+    refute="Print p.grad of any parameter on the line before optimizer.step(): if it is set, this finding is wrong.",
+    since=CLEARED_STEPS,
 )
 def zero_grad_misplaced(case: Case) -> Found | None:
-    """Gradients are cleared between the backward pass and the step.
+    """Gradients are cleared after the backward pass, before the optimizer steps.
 
-    Find an optimizer that has no gradient at all when it steps, though a backward pass reached its parameters.
-
-    Or one that has the gradient of the last of several passes only, time and again.
+    Or between the backward passes of one step, so that only the last one counts.
     """
-    found = (_look_at(case, optimizer) for optimizer in need_optimizers(case))
-    return next((finding for finding in found if finding is not None), None) or _thrown_away(case)
+    found = (_cleared(case, optimizer) for optimizer in need_optimizers(case))
+    return next((each for each in found if each is not None), None) or _thrown_away(case)
 
 
-def _look_at(case: Case, optimizer: OptimizerFacts) -> Found | None:
+def _cleared(case: Case, optimizer: OptimizerFacts) -> Found | None:
     missing = case.need_vital(optimizer.name, vitals.NO_GRADIENT)
     backwards = case.vital(optimizer.name, vitals.BACKWARDS_SEEN)
     if backwards is None:
         raise NotMeasured(f"{optimizer.name}:vital.backwards_seen")
-    # Where two optimizers hold the same parameters, one clears what the other's backward pass has left.
+    # Where two optimizers hold the same parameters, one clears what the backward pass of the other left.
     if any(len(case.parameters[name].owners) > 1 for name in held(optimizer) if name in case.parameters):
         return None
     trainable = sum(case.parameters[name].trainable for name in set(held(optimizer)) if name in case.parameters)
@@ -131,31 +122,32 @@ def _look_at(case: Case, optimizer: OptimizerFacts) -> Found | None:
 def _thrown_away(case: Case) -> Found | None:
     optimizers = need_optimizers(case)
     if len(optimizers) != 1 or case.facts.input_gradient:
-        return None  # another one's passes may reach it; or a gradient of the input is what the first pass is for
+        return None  # passes for another optimizer, or for the gradient of an input, may come between
     name = optimizers[0].name
     thrown, passes = case.vital(name, vitals.THROWN_AWAY), case.vital(name, vitals.BACKWARDS_SEEN)
     if thrown is None or passes is None:
         return None
     lost = thrown.numbers() == 1
-    if run_length(lost) < THROWN_STEPS or len(thrown) < 0.8 * len(passes):
+    if run_length(lost) < THROWN_STEPS or len(thrown) < THROWN_MOST * len(passes):
         return None
     return Found(
         severity="warning",
         step=int(thrown.steps[len(lost) - run_length(lost)]),
         sites=(name,),
         evidence=(
-            above("steps in a row that had the last backward pass only", run_length(lost), THROWN_STEPS),
+            above("steps in a row that had only the last backward pass", run_length(lost), THROWN_STEPS),
             fact("backward passes before a step", float(passes.numbers()[-1]), f"{passes.key} mean"),
         ),
         cause=f"Gradients are cleared between the {passes.numbers()[-1]:.0f} backward passes of a step: {name} applies "
-        "that of the last one, and the others are computed for nothing.",
-        fix="To gather gradients, call optimizer.zero_grad() once after optimizer.step(), not before each backward().",
-        refute="Print p.grad before each loss.backward(): if only the first is None or zero, it is wrong.",
+        "only the last one, and the others are wasted.",
+        fix="To accumulate gradients, call optimizer.zero_grad() once after optimizer.step(), not before each "
+        "backward().",
+        refute="Print p.grad before each loss.backward(): if only the first is None or zero, this finding is wrong.",
     )
 
 
-IDLE_STEPS = Threshold(50, "steps of other optimizers while one never steps; pre-training phases are longer or planned")
-NEVER_STEPPED = Threshold(5, "backward passes before a run ended without one step; more than usual accumulation")
+IDLE_STEPS = Threshold(50, "persistence: steps of other optimizers while one never steps")
+NEVER_STEPPED = Threshold(5, "backward passes of a run that ended without a step; more than usual accumulation")
 
 
 @rule(
@@ -164,14 +156,11 @@ NEVER_STEPPED = Threshold(5, "backward passes before a run ended without one ste
     explains=[*NOT_TRAINED],
     exact=True,
     fix="Call {optimizer}.step() after loss.backward().",
-    refute="Put a print into the branch that calls step(): if it is reached, this is wrong.",
+    refute="Print something where step() is called: if it is printed, this finding is wrong.",
     since=0,
 )
 def step_not_called(case: Case) -> Found | None:
-    """An optimizer never steps.
-
-    Find an optimizer that was never asked to step by the end of the run, or while others stepped for long.
-    """
+    """An optimizer never steps, though backward passes run."""
     optimizers = need_optimizers(case)
     stepped = {track.name for track in case.vitals(vitals.BACKWARDS_SEEN)}
     idle = [each for each in optimizers if each.name not in stepped]
@@ -191,7 +180,7 @@ def _nobody_steps(case: Case, idle: list[OptimizerFacts]) -> Found | None:
         raise NotMeasured("(loop):vital.backwards")
     written = case.vital(vitals.LOOP, vitals.WRITTEN)
     if written is not None and written.numbers()[-1] > 0:
-        return None  # somebody steps whom nobody watches
+        return None  # an optimizer that is not watched steps
     passes = float(track.numbers().sum())
     if not case.final or passes < NEVER_STEPPED:
         return None
@@ -206,12 +195,13 @@ def _never_stepped(optimizer: OptimizerFacts, severity: Severity, *evidence: Evi
         sites=(optimizer.name,),
         evidence=evidence,
         cause=f"{optimizer.name} has never stepped: {few(held(optimizer))} "
-        + by_number(held(optimizer), "stays as it was drawn.", "stay as they were drawn."),
+        + by_number(held(optimizer), "keeps its initial values.", "keep their initial values."),
         values={"optimizer": optimizer.name},
     )
 
 
-DOUBLE_STEPS = Threshold(4, "two rounds of two steps")
+DOUBLE_STEPS = Threshold(4, "persistence: two rounds of two steps")
+DOUBLE_SHARE = Threshold(0.4, "share of steps without a backward pass: every second one, with room for an odd start")
 
 
 @rule(
@@ -224,15 +214,13 @@ DOUBLE_STEPS = Threshold(4, "two rounds of two steps")
         "end of the loop."
     ),
     refute=(
-        "Count calls of loss.backward() and of optimizer.step() over an epoch: equal counts, or fewer steps, refute it."
+        "Count the calls of loss.backward() and of optimizer.step() over an epoch: if there are not more steps, this "
+        "finding is wrong."
     ),
-    since=4,
+    since=DOUBLE_STEPS,
 )
 def double_step(case: Case) -> Found | None:
-    """The optimizer steps twice with the same gradients.
-
-    Find steps that no backward pass came before, taken with the gradients of the step before, time and again.
-    """
+    """The optimizer steps twice with the same gradients."""
     sizes = {optimizer.name: len(set(held(optimizer))) for optimizer in need_optimizers(case)}
     tracks = case.vitals(vitals.BACKWARDS_SEEN)
     if not tracks:
@@ -241,15 +229,15 @@ def double_step(case: Case) -> Found | None:
         recent = track.last(int(DOUBLE_STEPS))
         again = recent.numbers() == 0
         # All zero means that backward passes are not seen here at all, as with some compiled loops.
-        if len(recent) < DOUBLE_STEPS or not 0.4 < again.mean() < 1:
+        if len(recent) < DOUBLE_STEPS or not DOUBLE_SHARE < again.mean() < 1:
             continue
         if _has_gradients(case, recent, again, sizes.get(track.name, 0)):
-            return _finding_of_double_step(case, track, float(again.mean()))
+            return _repeats(track, float(again.mean()))
     return None
 
 
 def _has_gradients(case: Case, recent: Track, again: NDArray[np.bool_], size: int) -> bool:
-    """Say whether there was something to step with: a step after clearing does nothing."""
+    """Return whether those steps had gradients: a step after clearing does nothing."""
     missing = case.vital(recent.name, vitals.NO_GRADIENT)
     if missing is None:
         return False
@@ -257,27 +245,23 @@ def _has_gradients(case: Case, recent: Track, again: NDArray[np.bool_], size: in
     return all(bare.get(step, size) < size for step in recent.steps[again].tolist())
 
 
-def _finding_of_double_step(case: Case, track: Track, share: float) -> Found:
+def _repeats(track: Track, share: float) -> Found:
     empty = track.numbers() == 0
     return Found(
         step=int(track.steps[empty][0]),
         sites=(track.name,),
         evidence=(
-            above("share of the last steps that no backward pass came before", share, 0.4, f"{track.key} mean"),
+            above("share of the last steps without a backward pass", share, DOUBLE_SHARE, f"{track.key} mean"),
             below("backward passes before such a step", 0, 0),
             fact("such steps so far", int(empty.sum())),
         ),
-        cause=f"{track.name} steps more than once with the same gradients: every other step repeats the one before.",
+        cause=f"{track.name} steps more than once with the same gradients: every other step repeats the previous one.",
     )
 
 
-NOOP_STEPS = Threshold(3, "persistence: a weight that is bitwise the same after three steps in a row")
-NOOP_RELATIVE_STEP = Threshold(1e-6, "float32 resolves 1.2e-7 of a weight: a larger step must show")
-
-
-_OPTIMIZER_STEP_NOOP_RECENT: Final = 8
-
-
+NOOP_STEPS = Threshold(3, "persistence: steps in a row after which a weight is bitwise the same")
+NOOP_RELATIVE_STEP = Threshold(1e-6, "step over weight: float32 resolves 1.2e-7, so a larger step must show")
+_RECENT: Final = 8
 _COARSE: Final = ("bfloat16", "float16", "float8")
 
 
@@ -287,22 +271,16 @@ _COARSE: Final = ("bfloat16", "float16", "float8")
     explains=[*NOT_TRAINED],
     exact=True,
     fix=(
-        "See that step() writes to the model's own tensors (p.add_(...), not p = p + ...) and that no hook or "
-        "wrapper holds the update back; update torch if the device's kernel is at fault."
+        "Check that step() writes to the model's own tensors (p.add_(...), not p = p + ...) and that no hook or "
+        "wrapper prevents the update; update torch if the device's kernel is at fault."
     ),
-    refute="Copy one of them, call optimizer.step(), and compare: a difference refutes it.",
-    since=3,
+    refute="Copy one of them, call optimizer.step(), and compare: if they differ, this finding is wrong.",
+    since=NOOP_STEPS,
 )
 def optimizer_step_noop(case: Case) -> Found | None:
-    """Steps change nothing, though there are gradients and a learning rate.
-
-    Find weights that are bitwise the same after each of the last steps of their optimizer.
-    """
+    """Optimizer steps leave weights bitwise unchanged, despite gradients and a learning rate."""
     optimizers = need_optimizers(case)
-    updates, gradients = (
-        case.panel("update", last=_OPTIMIZER_STEP_NOOP_RECENT),
-        case.panel("gradient", last=_OPTIMIZER_STEP_NOOP_RECENT),
-    )
+    updates, gradients = case.panel("update", last=_RECENT), case.panel("gradient", last=_RECENT)
     if not updates.sites or not gradients.sites:
         raise NotMeasured("updates and gradients")
     stuck = _stuck(case, updates, gradients)
@@ -319,7 +297,7 @@ def optimizer_step_noop(case: Case) -> Found | None:
             and _would_show(rates.get(name), 1.0 if adaptive else stuck[name], sizes.get(name))
         ]
         if mine and not optimizer.traits.searches:  # a line search may find nothing better
-            return _finding_of_optimizer_step_noop(case, optimizer, mine)
+            return _unchanged(case, optimizer, mine)
     return None
 
 
@@ -346,71 +324,61 @@ def _stuck(case: Case, updates: Panel, gradients: Panel) -> dict[str, float]:
 
 def _sizes(case: Case) -> dict[str, float]:
     """Return by parameter the largest magnitude of its last reading."""
-    panel = case.panel("parameter", last=_OPTIMIZER_STEP_NOOP_RECENT)
+    panel = case.panel("parameter", last=_RECENT)
     largest = panel.stat("abs_max")
     at = np.where(panel.read, np.arange(len(panel))[:, None], -1).max(axis=0, initial=-1)
     return {name: float(largest[at[i], i]) for i, name in enumerate(panel.names) if at[i] >= 0}
 
 
 def _would_show(rate: float | None, pull: float, size: float | None) -> bool:
-    """Say whether a step of the present length would show in the weight's own precision."""
+    """Return whether a step of the present length would change a float32 weight of this size."""
     return rate is not None and size is not None and rate * pull > NOOP_RELATIVE_STEP * size
 
 
-def _finding_of_optimizer_step_noop(case: Case, optimizer: OptimizerFacts, names: list[str]) -> Found:
+def _unchanged(case: Case, optimizer: OptimizerFacts, names: list[str]) -> Found:
     rates = recent_rates(case, 1)
     return Found(
         severity="critical" if len(names) == len(held(optimizer)) else "warning",
         step=max(1, case.step - int(NOOP_STEPS) + 1),
         sites=(optimizer.name, *names),
         evidence=(
-            above("steps in a row that left every element as it was", NOOP_STEPS, 3),
+            above("steps in a row that changed no element", NOOP_STEPS, NOOP_STEPS),
             fact("learning rate", rates.get(names[0], float("nan"))),
             fact("parameters", len(names), f"{names[0]}:update norm"),
         ),
         cause=f"{optimizer.name} steps with gradients and a learning rate of {rates.get(names[0], 0):g}, but "
-        f"{few(names)} {by_number(names, 'stays', 'stay')} the same to the last bit.",
+        f"{few(names)} {by_number(names, 'stays', 'stay')} bitwise the same.",
     )
 
 
-LEAK_BYTES = Threshold(32 << 20, "less than this is the noise of allocators and readers")
-LEAK_SHARE = Threshold(0.05, "of the resident memory after warming up; allocators round and caches fill by less")
-
-
+LEAK_BYTES = Threshold(32 << 20, "bytes: allocators and caches vary by less")
+LEAK_SHARE = Threshold(0.05, "growth over the memory after warm-up: allocators round and caches fill by less")
+LEAK_STEPS = Threshold(50, "steps: a slope over fewer is uncertain")
 _RSS = "process.rss"
-
-
 _MEMORIES = ("cuda.allocated", _RSS)
-
-
 _OWN = "process.sonde"
-
-
 _MIB = 1 << 20
 
 
 @rule(
     "retained_graph_leak",
     fix=(
-        "Add up loss.item() or loss.detach(), not loss; do not append outputs to a list without .detach(); "
+        "Sum up loss.item() or loss.detach(), not loss; do not append outputs to a list without .detach(); "
         "look for retain_graph=True and create_graph=True."
     ),
-    refute=("Train on one batch without keeping any result: if memory still grows, the graph is not what is kept."),
-    since=50,
+    refute="Train on one batch without keeping any result: if memory still grows, this finding is wrong.",
+    since=LEAK_STEPS,
 )
 def retained_graph_leak(case: Case) -> Found | None:
-    """Memory grows with every step.
-
-    Find memory that grows steadily after warming up, by more than caches and readers do.
-    """
+    """Memory grows with every step, as when losses are kept with their graphs."""
     curves = [(name, curve) for name in _names(case) if (curve := case.scalar(name)) is not None]
     if not curves:
         raise NotMeasured("process.rss")
     for name, (steps, values) in curves:
         own = case.scalar(_OWN) if name == _RSS else None
-        if own is not None:  # what Sonde holds grows within its bounds as the first steps come in
+        if own is not None:  # what Sonde holds grows within its bounds during the first steps
             values = less(steps, values, *own)
-        # A slope over all pairs of points is dear; a curve that has not risen needs none.
+        # A slope over all pairs of points is expensive; a curve that has not risen needs none.
         if np.nanmax(values) - np.nanmin(values) < LEAK_BYTES:
             continue
         found = growth(steps.astype(np.float64), values)
@@ -426,8 +394,9 @@ def retained_graph_leak(case: Case) -> Found | None:
                     above("growth over memory at the start", share, LEAK_SHARE),
                     fact("MiB per step", found.per_step / _MIB),
                 ),
-                cause=f"Memory ({name}) grows by {found.per_step / _MIB:.2f} MiB with every step: something keeps what "
-                "steps leave behind, most often losses with their graphs.",
+                cause=f"Memory ({name}) grows by {found.per_step / _MIB:.2f} MiB with every step: something is kept "
+                "from "
+                "each step, most often the loss with its graph.",
             )
     return None
 

@@ -20,25 +20,25 @@ NORMS: Final = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A module that behaves differently in training, in the mode it ran in last."""
+    """The mode that a module with different behaviour in training last ran in."""
 
     name: str
     kind: str
     training: float
-    """1 if it was in training mode, 0 if not, something between if it was both within a step."""
+    """1 if it was in training mode, 0 if not, in between if it ran in both within a step."""
     since: int
-    """The step from which on it was so."""
+    """The first step in that mode."""
     root: float | None
-    """The same of the model it belongs to."""
+    """The mode of the model it belongs to."""
 
     @property
     def is_norm(self) -> bool:
-        """Whether it normalises by the batch or by what it remembers."""
+        """Whether it normalises by the batch or by running statistics."""
         return self.kind.startswith(NORMS)
 
 
 def modes(case: Case, phase: Phase) -> list[Mode]:
-    """Return the mode of all modules that care, which ran in a phase.
+    """Return the modes of the modules that ran in a phase and behave differently in training.
 
     Raises:
         NotMeasured: No module's mode is known.
@@ -57,7 +57,7 @@ def modes(case: Case, phase: Phase) -> list[Mode]:
             while held > 0 and values[held - 1] == values[-1]:
                 held -= 1
             known[site.name] = (float(values[-1]), int(steps[held]))
-    roots = {name for name in known if not _cares(case, name)}
+    roots = {name for name in known if not _depends_on_mode(case, name)}
     return [
         Mode(name, case.modules[name].kind, training, since, _root_of(name, roots, known))
         for name, (training, since) in known.items()
@@ -65,13 +65,13 @@ def modes(case: Case, phase: Phase) -> list[Mode]:
     ]
 
 
-def _cares(case: Case, name: str) -> bool:
+def _depends_on_mode(case: Case, name: str) -> bool:
     module = case.modules.get(name)
     if module is None:
         return False
     if "Dropout" in module.kind:
         return bool(module.settings.get("p", 1))
-    # Without a memory of its own a norm does the same in both modes.
+    # Without running statistics a norm does the same in both modes.
     return module.kind.startswith(NORMS) and module.settings.get("track_running_stats", True) is not False
 
 
@@ -89,15 +89,13 @@ MODE_STEPS = Threshold(3, "persistence: steps trained in evaluation mode")
     explains=["overfitting"],
     exact=True,
     fix="Call model.train() before the training loop, and again after every evaluation.",
-    refute="Print model.training where the training pass begins: True refutes it.",
-    since=3,
+    refute="Print model.training where the training pass begins: if it is True, this finding is wrong.",
+    since=MODE_STEPS,
 )
 def eval_mode_in_training(case: Case) -> Found | None:
     """The model trains in evaluation mode.
 
-    Find steps of a model in evaluation mode, of which a part that is trained would behave differently.
-
-    Batch norms that are kept in evaluation mode inside a model in training mode are so on purpose.
+    Batch norms in evaluation mode inside a model in training mode are intended.
     """
     known = modes(case, "train")
     off = [mode for mode in known if mode.training == 0 and mode.root in (0, None) and _is_trained(case, mode)]
@@ -114,12 +112,12 @@ def eval_mode_in_training(case: Case) -> Found | None:
         sites=tuple(names),
         evidence=(
             below("training flag of these modules in training passes", 0, 0, f"{names[0]}:vital.training mean"),
-            above("steps trained like that", steps, MODE_STEPS),
+            above("steps trained in this mode", steps, MODE_STEPS),
             fact("modules", len(names)),
         ),
         cause=f"The model trains in evaluation mode {when}: {few(names)} "
         + (
-            by_number(names, "uses and keeps", "use and keep") + " old statistics instead of the batch's."
+            by_number(names, "uses", "use") + " running statistics instead of those of the batch."
             if off[0].is_norm
             else by_number(names, "does", "do") + " not drop anything."
         ),
@@ -127,7 +125,7 @@ def eval_mode_in_training(case: Case) -> Found | None:
 
 
 def _is_trained(case: Case, mode: Mode) -> bool:
-    """Say whether a module is meant to learn: a norm whose own weights are frozen is not."""
+    """Return whether a module should learn: a norm with frozen weights should not."""
     own = [each for name, each in case.parameters.items() if module_of(name) == mode.name]
     return not mode.is_norm or not own or any(each.trainable for each in own)
 
@@ -138,15 +136,15 @@ def _is_trained(case: Case, mode: Mode) -> bool:
     explains=["overfitting", "train_val_preproc_mismatch"],
     exact=True,
     fix="Call model.eval() before evaluating, and model.train() after it.",
-    refute="Evaluate the same batch twice: equal results, and running statistics that do not move, refute it.",
-    since=1,
+    refute=(
+        "Evaluate the same batch twice: if the results are equal and running statistics do not change, this finding is "
+        "wrong."
+    ),
 )
 def train_mode_in_eval(case: Case) -> Found | None:
     """Evaluation runs in training mode.
 
-    Find evaluation passes of a model that is in training mode as a whole.
-
-    Dropout alone in training mode, inside a model in evaluation mode, is how uncertainty is sampled.
+    Dropout in training mode inside a model in evaluation mode is intended: it samples uncertainty.
     """
     on = [mode for mode in modes(case, "eval") if mode.training == 1 and mode.root in (1, None)]
     if not on or (on[0].root is None and not any(mode.is_norm for mode in on)):
@@ -162,18 +160,13 @@ def train_mode_in_eval(case: Case) -> Found | None:
         step=since,
         sites=tuple(names),
         evidence=(
-            above(
-                "training flag of these modules in passes without gradients",
-                1,
-                1,
-                f"{names[0]}:vital.training@eval mean",
-            ),
+            above("training flag in passes without gradients", 1, 1, f"{names[0]}:vital.training@eval mean"),
             above("such passes", passes, 2),
             fact("batch norms that learn from evaluation data", len(norms)),
         ),
         cause=f"Evaluation runs in training mode: {few(names)} "
         + (
-            by_number(names, "takes its statistics from, and remembers,", "take their statistics from, and remember,")
+            by_number(names, "uses and updates its statistics with", "use and update their statistics with")
             + " evaluation batches."
             if norms
             else by_number(names, "drops", "drop") + " values at random."
@@ -186,8 +179,8 @@ def _passes(case: Case, name: str, since: int) -> float:
     return 0.0 if track is None else float(track.since(since).rows[:, schema.SEEN].sum())
 
 
-FEW_PER_CHANNEL = Threshold(8, "values per channel below which a batch's variance is off by half")
-TOO_FEW_PER_CHANNEL = Threshold(4, "values per channel; with two, every output is +1 or -1")
+FEW_PER_CHANNEL = Threshold(8, "values per channel: of fewer, the variance is off by half")
+TOO_FEW_PER_CHANNEL = Threshold(4, "the same; with two, every output is +1 or -1")
 
 
 @rule(
@@ -195,14 +188,11 @@ TOO_FEW_PER_CHANNEL = Threshold(4, "values per channel; with two, every output i
     needs=[vitals.TRAINING],
     explains=["overfitting"],
     fix="Use larger batches, or GroupNorm or LayerNorm, which do not depend on the batch.",
-    refute="Compare the loss of one batch in train() and eval() mode: about equal losses refute it.",
+    refute="Compare the loss of one batch in train() and eval() mode: if they are about equal, this finding is wrong.",
     since=2,
 )
 def batchnorm_small_batch(case: Case) -> Found | None:
-    """Batch norms see too few values per channel.
-
-    Find batch norms in training mode that normalise by a handful of values.
-    """
+    """Batch norms get too few values per channel."""
     thin: dict[str, float] = {}
     norms = [mode for mode in modes(case, "train") if mode.kind.startswith("BatchNorm") and mode.training > 0]
     for mode in norms:
@@ -228,23 +218,23 @@ def batchnorm_small_batch(case: Case) -> Found | None:
             fact("batch norms", len(thin)),
         ),
         cause=f"{few(list(thin))} {by_number(list(thin), 'normalises', 'normalise')} by only {least:g} values per "
-        "channel: statistics of so few are mostly noise, and evaluation uses quite other ones.",
+        "channel: their statistics are mostly noise, and evaluation uses different ones.",
     )
+
+
+MOMENTUM_HIGH = Threshold(0.9, "momentum: torch's is the share of the new batch; Keras' 0.9 is torch's 0.1")
 
 
 @rule(
     "batchnorm_stats_stale",
     explains=["overfitting"],
     exact=True,
-    fix="Use momentum=0.1, which is torch's default; it is the share of the new batch, not of the old.",
-    refute="Print running_mean after some steps: anything but its first value refutes it.",
+    fix="Use momentum=0.1, torch's default; it is the share of the new batch, not of the running statistics.",
+    refute="Print running_mean after some steps: if it has changed from its initial value, this finding is wrong.",
     since=0,
 )
 def batchnorm_stats_stale(case: Case) -> Found | None:
-    """Running statistics of batch norms never move.
-
-    Find batch norms with a momentum of 0, which never learn, or near 1, which forget all but the last batch.
-    """
+    """Running statistics of batch norms are never updated, or only reflect the last batch."""
     case.need_facts()
     norms = [
         (name, momentum)
@@ -254,7 +244,7 @@ def batchnorm_stats_stale(case: Case) -> Found | None:
         and isinstance(momentum := module.settings.get("momentum"), int | float)
     ]
     still = [name for name, momentum in norms if momentum == 0]
-    hasty = [name for name, momentum in norms if momentum >= 0.9]
+    hasty = [name for name, momentum in norms if momentum >= MOMENTUM_HIGH]
     if still:
         return Found(
             severity="warning",
@@ -269,11 +259,14 @@ def batchnorm_stats_stale(case: Case) -> Found | None:
             severity="info",
             step=0,
             sites=tuple(hasty),
-            evidence=(above("momentum", max(value for _, value in norms), 0.9), fact("batch norms", len(hasty))),
+            evidence=(
+                above("momentum", max(value for _, value in norms), MOMENTUM_HIGH),
+                fact("batch norms", len(hasty)),
+            ),
             cause=f"{few(hasty)} {by_number(hasty, 'has', 'have')} a momentum near 1: in torch it is the share "
-            "of the new batch, so evaluation uses little but the last batch.",
+            "of the new batch, so evaluation uses hardly more than the last batch.",
             fix="Use momentum=0.1 (Keras' 0.9 is torch's 0.1).",
-            refute="If the last batch is meant to decide, it is fine.",
+            refute="If evaluation should use the last batch, this finding is wrong.",
         )
     return None
 
@@ -285,19 +278,17 @@ _OF_TORCH = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "
     "dropout_ignores_mode",
     needs=[vitals.DROPPED, vitals.TRAINING],
     exact=True,
-    fix="Write F.dropout(x, p, training=self.training), or use nn.Dropout, which knows the mode.",
+    fix="Write F.dropout(x, p, training=self.training), or use nn.Dropout, which follows the mode.",
     refute=(
-        "Call the model twice on the same input in eval() mode: equal outputs refute it. If you mean to sample, "
-        "it is fine."
+        "Call the model twice on the same input in eval() mode: if the outputs are equal, or sampling is intended, "
+        "this "
+        "finding is wrong."
     ),
-    since=1,
 )
 def dropout_ignores_mode(case: Case) -> Found | None:
-    """Dropout drops in evaluation too.
+    """Dropout is active in evaluation mode.
 
-    Find values that F.dropout dropped in evaluation passes of a model in evaluation mode.
-
-    Who writes a dropout module of their own that ignores the mode means to sample.
+    A dropout module of the user's own that ignores the mode is intended: it samples.
     """
     dropped = case.vital(vitals.LOOP, vitals.DROPPED, "eval")
     mode = case.curve(f"{MODEL}:vital.training@eval")
@@ -313,7 +304,7 @@ def dropout_ignores_mode(case: Case) -> Found | None:
             above("evaluations in which values were dropped", len(later), 1, f"{dropped.key} mean"),
             below("training flag of the model meanwhile", 0, 0, f"{MODEL}:vital.training@eval mean"),
         ),
-        cause="The model is in evaluation mode, but dropout still drops values: F.dropout is called without the mode.",
+        cause="The model is in evaluation mode, but dropout is active: F.dropout is called without training=....",
     )
 
 
@@ -321,23 +312,18 @@ def _is_own_dropout(module: ModuleFacts) -> bool:
     return "dropout" in module.kind.lower() and module.kind not in _OF_TORCH and module.name != MODEL
 
 
-DROPPED_SHARE = Threshold(
-    0.8, "of the units dropped; usual recipes drop 0.1 to 0.5, and the original paper at most 0.8"
-)
+DROPPED_SHARE = Threshold(0.8, "share of units dropped: 0.1 to 0.5 is usual, 0.8 the most in Srivastava et al. 2014")
 
 
 @rule(
     "dropout_too_high",
-    explains=["dormant_units", "loss_oscillation"],
-    fix="Write p={keep:.2g} if {share:.2g} was meant to be kept; usual are 0.1 to 0.5.",
-    refute="Train 200 steps with p=0.2: if the loss falls no further, it was not the dropout.",
+    explains=["loss_oscillation"],
+    fix="Write p={keep:.2g} if a share of {share:.2g} should be kept; 0.1 to 0.5 is usual.",
+    refute="Train 200 steps with p=0.2: if the loss does not fall further, this finding is wrong.",
     since=PATIENCE,
 )
 def dropout_too_high(case: Case) -> Found | None:
-    """Dropout leaves too little to learn from.
-
-    Find dropouts that drop nearly everything, in a run that does not learn well all the same.
-    """
+    """Dropout drops nearly all units, and the run does not learn well."""
     ran = set(case.need_facts().order)
     high = [each for each in case.facts.modules if each.name in ran and _share(each) >= DROPPED_SHARE]
     if not high:
@@ -350,8 +336,8 @@ def dropout_too_high(case: Case) -> Found | None:
         sites=tuple(names),
         evidence=(
             above("share of the units that are dropped", share, DROPPED_SHARE),
-            fact("dropouts like that", len(names)),
-            fact("part of the first loss that is left", case.learning.recent / (case.learning.initial or float("nan"))),
+            fact("dropouts like this", len(names)),
+            fact("loss over the first loss", case.learning.recent / (case.learning.initial or float("nan"))),
         ),
         cause=f"{few(names)} {by_number(names, 'drops', 'drop')} {share:.0%} of all units in training: p is the share "
         "to drop, not the share to keep.",

@@ -196,7 +196,7 @@ def _spreads(case: Case, step: int) -> bool:
     return any(site.quantity in ("output", "gradient", "update", "parameter") for site in spread)
 
 
-FLOAT16_NEAR_LIMIT = Threshold(0.9 * 65504, "float16 ends at 65504")
+FLOAT16_NEAR_LIMIT = Threshold(0.9 * 65504, "magnitude of an output: float16 overflows above 65504")
 
 
 @rule(
@@ -208,14 +208,10 @@ FLOAT16_NEAR_LIMIT = Threshold(0.9 * 65504, "float16 ends at 65504")
         "Use bfloat16, run this layer outside autocast, or make its values smaller: average instead of summing, "
         "normalise its input."
     ),
-    refute="Run the same batch in float32: if its outputs stay well below 65504, something else overflows.",
-    since=1,
+    refute="Run the same batch in float32: if its outputs stay well below 65504, this finding is wrong.",
 )
 def fp16_overflow(case: Case) -> Found | None:
-    """Numbers are too large for float16.
-
-    Find outputs in float16 that are infinite, or nearly at the end of what it can hold.
-    """
+    """Outputs overflow float16, or come near its limit."""
     panel = case.panel("output")
     chosen = [at for at, site in enumerate(panel.sites) if site.dtype == "float16"]
     if not chosen:
@@ -235,17 +231,18 @@ def fp16_overflow(case: Case) -> Found | None:
         sites=tuple(dict.fromkeys(names)),
         evidence=(
             above("largest finite output", float(largest[:, at].max()), 0.0, f"{names[0]}:output abs_max"),
-            fact("the largest number float16 holds", 65504.0),
+            fact("largest number in float16", 65504.0),
             fact("infinite numbers", float(panel.rows[:, at, [schema.POS_INF, schema.NEG_INF]].sum())),
         ),
-        cause=f"The output of {few(names)} {'exceeds' if over else 'comes near'} 65504, the end of float16"
+        cause=f"The output of {few(names)} {'exceeds' if over else 'comes near'} 65504, the largest number in float16"
         + (", and becomes infinite." if over else "."),
         data={TOLD_FROM: READINGS},
     )
 
 
-UNDERFLOW_SHARE = Threshold(0.5, "zeros among the gradients of weights; in float32 the same layers have none")
-FLOAT16_SMALLEST_NORMAL = Threshold(2.0**-14, "below it float16 loses digits, and below 2**-24 everything")
+UNDERFLOW_SHARE = Threshold(0.5, "share of zeros among the gradients of a weight; the same layers have none in float32")
+UNDERFLOW_STEPS = Threshold(5, "persistence: steps")
+FLOAT16_SMALLEST_NORMAL = Threshold(2.0**-14, "gradient: below, float16 loses digits, and below 2**-24 everything")
 
 
 @rule(
@@ -253,14 +250,11 @@ FLOAT16_SMALLEST_NORMAL = Threshold(2.0**-14, "below it float16 loses digits, an
     needs=["gradient"],
     explains=[*NOT_TRAINED],
     fix="Use torch.amp.GradScaler, or bfloat16.",
-    refute="Compute the gradients of one batch in float32: if as many are zero, it is not the precision.",
-    since=5,
+    refute="Compute the gradients of one batch in float32: if as many are zero, this finding is wrong.",
+    since=UNDERFLOW_STEPS,
 )
 def grad_underflow(case: Case) -> Found | None:
-    """Gradients are too small for float16.
-
-    Find weights trained in float16 without a scaler, most of whose gradients are exactly zero.
-    """
+    """Gradients underflow to zero in float16."""
     if case.facts.scaler or case.scalar("scaler.scale") is not None:
         return None
     panel = case.panel("gradient")
@@ -274,9 +268,8 @@ def grad_underflow(case: Case) -> Found | None:
     panel = panel.pick(chosen)
     zeros = panel.stat("zero_share")
     alive = panel.stat("abs_max") > 0
-    shares = np.array(
-        [np.median(column[ok]) if ok.sum() >= 5 else 0.0 for column, ok in zip(zeros.T, alive.T, strict=True)]
-    )
+    pairs = zip(zeros.T, alive.T, strict=True)
+    shares = np.array([np.median(column[ok]) if ok.sum() >= UNDERFLOW_STEPS else 0.0 for column, ok in pairs])
     shares[_are_gone(case, panel, alive)] = 1.0
     lost = [(panel.names[at], float(share)) for at, share in enumerate(shares) if share >= UNDERFLOW_SHARE]
     if not lost:
@@ -286,38 +279,32 @@ def grad_underflow(case: Case) -> Found | None:
         step=int(panel.steps[0]),
         sites=tuple(names),
         evidence=(
-            above(
-                "share of gradients that are exactly 0",
-                lost[0][1],
-                UNDERFLOW_SHARE,
-                f"{names[0]}:gradient zero_share",
-            ),
-            fact("smallest number float16 holds", 2.0**-24),
+            above("share of gradients that are 0", lost[0][1], UNDERFLOW_SHARE, f"{names[0]}:gradient zero_share"),
+            fact("smallest number in float16", 2.0**-24),
             fact("weights", len(names)),
         ),
         cause=f"Gradients of {few(names)} are computed in float16 without a gradient scaler: {lost[0][1]:.0%} of them "
-        "are too small for it and become 0.",
+        "underflow to 0.",
     )
 
 
 def _are_gone(case: Case, panel: Panel, alive: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Say which weights never have a gradient, where those of all others are so small that float16 hardly holds them.
+    """Return which weights never have a gradient, where those of all others are near the limit of float16.
 
-    A layer may also be dead; but that leaves the gradients of the layers behind it as large as they were.
+    A dead layer has no gradient either, but those of the layers after it are as large as usual.
     """
-    losses = case.loss()
-    if losses is None or not (losses[1][-5:] > 0).all() or len(panel.steps) < 5:
+    losses, steps = case.loss(), int(UNDERFLOW_STEPS)
+    if losses is None or not (losses[1][-steps:] > 0).all() or len(panel.steps) < steps:
         return np.zeros(len(panel.sites), np.bool_)
-    largest = panel.stat("abs_max")[-5:]
-    gone = np.asarray(panel.read[-5:].all(axis=0) & ~alive[-5:].any(axis=0), np.bool_)
+    largest = panel.stat("abs_max")[-steps:]
+    gone = np.asarray(panel.read[-steps:].all(axis=0) & ~alive[-steps:].any(axis=0), np.bool_)
     tiny = not (largest > FLOAT16_SMALLEST_NORMAL).any()
     return gone if tiny else np.zeros(len(panel.sites), np.bool_)
 
 
-STALL_STEPS = Threshold(20, "persistence")
-STALL_SHARE = Threshold(0.75, "elements a step leaves as they were; 40 to 60 % are usual in bfloat16")
-
-
+STALL_STEPS = Threshold(20, "persistence: steps")
+STALL_SHARE = Threshold(0.75, "share of elements that a step leaves unchanged; 0.4 to 0.6 is usual in bfloat16")
+STALL_DECAYED = Threshold(0.3, "rate over its highest: short steps at the end of a schedule are intended")
 _COARSE = ("bfloat16", "float16")
 
 
@@ -329,14 +316,11 @@ _COARSE = ("bfloat16", "float16")
         "Keep the weights in float32 and use autocast for the passes, or an optimizer with float32 master weights "
         "or stochastic rounding."
     ),
-    refute="Take the same step on a float32 copy: if as many elements stay the same, the gradient is at fault.",
-    since=20,
+    refute="Take the same step on a float32 copy: if as many elements stay unchanged, this finding is wrong.",
+    since=STALL_STEPS,
 )
 def low_precision_stall(case: Case) -> Found | None:
-    """Steps are too short for the precision of the weights.
-
-    Find weights in bfloat16 or float16 of which hardly an element changes in a step, for many steps.
-    """
+    """Steps are too short for the precision of the weights: most elements round back."""
     panel = case.panel("update", last=int(STALL_STEPS))
     rates = recent_rates(case, int(STALL_STEPS))
     chosen = [
@@ -363,43 +347,36 @@ def low_precision_stall(case: Case) -> Found | None:
     if len(stuck) * 2 < len(chosen) or not stuck:
         return None
     names = [name for name, _ in stuck]
-    if _is_passing(case, names[0]):
+    if _is_scheduled(case, names[0]):
         return None
-    learning = is_learning_well(case)
     return Found(
-        severity="info" if learning else "warning",
+        severity="info" if is_learning_well(case) else "warning",
         step=int(panel.steps[0]),
         sites=tuple(names),
         evidence=(
-            above(
-                "share of elements a step leaves as they were",
-                stuck[0][1],
-                STALL_SHARE,
-                f"{names[0]}:update zero_share",
-            ),
+            above("share of unchanged elements", stuck[0][1], STALL_SHARE, f"{names[0]}:update zero_share"),
             above("steps in a row", STALL_STEPS, STALL_STEPS),
             fact("learning rate", rates[names[0]]),
         ),
         cause=f"Steps are too short for the precision of {few(names)}: {stuck[0][1]:.0%} of "
-        f"{by_number(names, 'its', 'their')} elements round back "
-        "to what they were.",
+        f"{by_number(names, 'its', 'their')} elements round back to what they were.",
     )
 
 
-def _is_passing(case: Case, name: str) -> bool:
-    """Say whether the steps are short because the schedule is just starting or ending."""
+def _is_scheduled(case: Case, name: str) -> bool:
+    """Return whether steps are short because the schedule is just starting or ending."""
     for optimizer in case.facts.optimizers:
         for index, group in enumerate(optimizer.groups):
             curve = case.learning_rate(optimizer.name, index)
             if name in group.parameters and curve is not None:
                 recent = curve[1][-int(STALL_STEPS) :]
-                return bool(recent[-1] > recent[0] or recent[-1] < 0.3 * curve[1].max())
+                return bool(recent[-1] > recent[0] or recent[-1] < STALL_DECAYED * curve[1].max())
     return False
 
 
-SKIP_WINDOW = Threshold(30, "steps over which held-back ones are counted, so that calibration is over")
-SCALE_FLOOR = Threshold(1.0, "a scale below 1 means that gradients overflow without any scaling")
-SKIPPED_SHARE = Threshold(0.2, "calibration skips a few steps at the start and one in 2000 later")
+SCALE_FLOOR = Threshold(1.0, "scale: below, gradients overflow even without scaling")
+SKIPPED_SHARE = Threshold(0.2, "share of skipped steps: calibration skips a few at the start and one in 2000 later")
+SKIP_WINDOW = Threshold(30, "steps over which skipped ones are counted, after as many for calibration")
 
 
 @rule(
@@ -409,14 +386,13 @@ SKIPPED_SHARE = Threshold(0.2, "calibration skips a few steps at the start and o
         "Find the layer whose gradients are not finite first (sonde show RUN --step N); use bfloat16, a smaller "
         "learning rate, or clip after scaler.unscale_(optimizer)."
     ),
-    refute="Train some steps in float32: finite gradients point at float16, others at the model.",
+    refute=(
+        "Print scaler.get_scale() at every step: if it stays above 1 and steps are not skipped, this finding is wrong."
+    ),
     since=5,
 )
 def loss_scale_collapse(case: Case) -> Found | None:
-    """The gradient scaler finds no scale that fits.
-
-    Find a scale below 1, or steps that are held back long after the scale should have settled.
-    """
+    """The gradient scaler finds no scale without overflow."""
     curve = case.scalar("scaler.scale")
     if curve is None:
         if case.facts.scaler:
@@ -428,20 +404,20 @@ def loss_scale_collapse(case: Case) -> Found | None:
     skipped = float(np.isin(recent, case.history.skipped_steps()).mean()) if len(recent) == window else 0.0
     settled = case.num_steps >= 2 * window
     if scales[-1] < SCALE_FLOOR:
-        return _finding(case, steps, scales, below("scale now", scales[-1], SCALE_FLOOR, "scaler.scale:scalar mean"))
+        return _no_scale(steps, scales, below("scale now", scales[-1], SCALE_FLOOR, "scaler.scale:scalar mean"))
     if settled and skipped > SKIPPED_SHARE:
-        return _finding(case, steps, scales, above("share of late steps held back", skipped, SKIPPED_SHARE))
+        return _no_scale(steps, scales, above("share of late steps that were skipped", skipped, SKIPPED_SHARE))
     return None
 
 
-def _finding(case: Case, steps: NDArray[np.int64], scales: Values, why: Evidence) -> Found:
+def _no_scale(steps: NDArray[np.int64], scales: Values, why: Evidence) -> Found:
     falls = np.flatnonzero(np.diff(scales) < 0)
     return Found(
         step=int(steps[falls[0] + 1]) if len(falls) else None,
         sites=("scaler",),
         evidence=(why, fact("scale at the start", float(scales[0])), fact("times it was lowered", len(falls))),
         cause=f"Gradients are infinite or NaN whatever the scale: it has fallen from {scales[0]:g} to {scales[-1]:g} "
-        "and steps are held back.",
+        "and steps are skipped.",
     )
 
 
@@ -453,15 +429,12 @@ _LOWERED = ("Linear", "Conv1d", "Conv2d", "Conv3d")
     needs=["output"],
     severity="info",
     exact=True,
-    fix="Move the whole forward pass and the loss into the autocast block, unless they are kept out on purpose.",
-    refute="Print the dtype of their output inside the block.",
+    fix="Move the whole forward pass and the loss into the autocast block, unless they are left out on purpose.",
+    refute="Print the dtype of their output inside the block: if it is not float32, this finding is wrong.",
     since=2,
 )
 def autocast_missing(case: Case) -> Found | None:
-    """Layers run in float32 though autocast is on.
-
-    Find layers that autocast would run in low precision and whose output is float32 all the same.
-    """
+    """Layers run in float32 though autocast is on."""
     if not case.need_facts().autocast:
         return None
     layers = [site for site in case.sites("output") if site.kind in _LOWERED and site.same_as is None]
@@ -473,5 +446,5 @@ def autocast_missing(case: Case) -> Found | None:
         sites=tuple(dict.fromkeys(full)),
         evidence=(fact("layers with float32 outputs", len(set(full))), fact("layers of such classes", len(layers))),
         cause=f"Autocast to {case.facts.autocast} is on, but {few(full)} "
-        + by_number(full, "returns float32: it runs outside of it.", "return float32: they run outside of it."),
+        + by_number(full, "returns float32: it runs outside of autocast.", "return float32: they run outside of it."),
     )

@@ -21,12 +21,14 @@ from sonde.diagnosis.weights import first_weights
 from sonde.facts import LIKELIHOOD
 from sonde.records import Evidence
 
+LOSS_ZERO = Threshold(1e-12, "loss: a ratio to less is rounding")
+
 
 def root_ratios(case: Case) -> Values | None:
-    """Return, for the last steps, the number that was differentiated over the loss; None if it cannot be told.
+    """Return what `backward()` was called on over the loss, for the last steps; None if that is not known.
 
-    1 if `backward()` was called on the loss itself, 1/k if it was divided by k, -1 if its sign was turned. Where one
-    step has several losses, or a scaler multiplies them, nothing can be said.
+    1 if it was called on the loss itself, 1/k if the loss was divided by k, -1 if its sign was flipped. It is not known
+    where a step has several losses, or a scaler multiplies them.
     """
     root = case.vital(vitals.LOOP, vitals.ROOT)
     loss = case.track(f"{vitals.LOSS}:output")
@@ -40,12 +42,12 @@ def root_ratios(case: Case) -> Values | None:
         return None
     steps, at, of = np.intersect1d(root.steps, loss.steps, return_indices=True)
     losses, roots = loss.numbers()[of], root.numbers()[at]
-    known = np.isfinite(losses) & np.isfinite(roots) & (np.abs(losses) > 1e-12)
+    known = np.isfinite(losses) & np.isfinite(roots) & (np.abs(losses) > LOSS_ZERO)
     return roots[known] / losses[known] if len(steps) and known.any() else None
 
 
 def _is_divided_by_hand(case: Case, kind: str) -> bool:
-    """Say whether the loss is known only by the number that was differentiated, which is not a plain mean or sum."""
+    """Return whether the loss is known only by the number that was differentiated, neither a plain mean nor a sum."""
     facts = case.loss_facts(kind)
     if facts is None or facts.settings.get("by_hand") is not True:
         return False
@@ -53,28 +55,24 @@ def _is_divided_by_hand(case: Case, kind: str) -> bool:
 
 
 def root_ratio(case: Case) -> float | None:
-    """Return the middle of `root_ratios`."""
+    """Return the median of `root_ratios`."""
     ratios = root_ratios(case)
     return None if ratios is None else float(np.median(ratios))
 
 
-SCORE_LOST = Threshold(0.3, "of a score that only ever should rise, lost since the start while the loss did not rise")
-FALLING_BELOW = Threshold(10.0, "a negative loss many times as large as the loss at the start")
-
-
-# Losses that are 0 at best: whoever lowers their negative seeks the worst.
+SCORE_LOST = Threshold(0.3, "share of a score that should rise, lost since the start while the loss did not rise")
+FALLING_BELOW = Threshold(10.0, "a negative loss over the size of the first loss")
+FALLING_FASTER = Threshold(2.0, "fall in the later part over the fall in the first: ever faster, without a floor")
+FALLING_LOSSES = Threshold(20, "losses: fewer do not show whether the fall gets faster")
+# Losses that are 0 at best: minimising their negative seeks the worst.
 _NEVER_NEGATIVE = ("cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "nll_loss",
                    "binary_cross_entropy", "binary_cross_entropy_with_logits")  # fmt: skip
-
-
-# Numbers that people log because they should rise.
+# Logged numbers that should rise.
 _SCORE: Final = re.compile(
     r"(^|[^a-z])(acc|accuracy|auc|bleu|dice|f1|hits|iou|map|psnr|r2|recall|return|returns|reward|rewards|score|ssim|top1)"
     r"([^a-z]|$)",
     re.IGNORECASE,
 )
-
-
 _NO_SCORE: Final = re.compile("loss|error", re.IGNORECASE)
 
 
@@ -85,18 +83,17 @@ _NO_SCORE: Final = re.compile("loss|error", re.IGNORECASE)
     severity="critical",
     exact=True,
     fix=(
-        "Minimise the loss itself; for a likelihood or a reward minimise its negative. Look for a minus that is "
-        "missing or one too many before .backward()."
+        "Minimise the loss itself; for a likelihood or a reward minimise its negative. Look for a missing or extra "
+        "minus "
+        "before .backward()."
     ),
-    refute="Take one small step on a batch: if the loss on that batch gets better, the sign is right.",
-    since=2,
+    refute="Take one small step on a batch: if the loss on that batch improves, this finding is wrong.",
+    since=LOSS_LOOKS,
 )
 def loss_sign_flipped(case: Case) -> Found | None:
-    """The loss is made larger instead of smaller.
+    """The loss is maximised instead of minimised.
 
-    Find backward passes of a negative loss, or a loss that falls without end.
-
-    In a game of several optimizers one of them raises what another lowers.
+    Not judged with several optimizers: in adversarial training one maximises what another minimises.
     """
     if len(case.facts.optimizers) > 1:
         return None
@@ -104,27 +101,22 @@ def loss_sign_flipped(case: Case) -> Found | None:
     if ratios is not None and case.loss_facts(*_NEVER_NEGATIVE) is not None:
         recent = ratios[-3:]
         if len(recent) >= LOSS_LOOKS and bool((recent < 0).all()):
-            turned = below(
-                "what backward() was called on, over the loss", float(recent.mean()), 0.0, "(loop):vital.root mean"
-            )
-            return _wrong_sign(turned)
+            ratio, series = float(recent.mean()), "(loop):vital.root mean"
+            return _wrong_sign(below("what backward() was called on, over the loss", ratio, 0.0, series))
         return None
     if case.loss_facts(LIKELIHOOD) is not None:
-        return _wrong_sign(fact("log-probabilities that are made small, not large", 1))
+        return _wrong_sign(fact("log-probabilities that are minimised", 1))
     fallen = _fallen_score(case)
     if fallen is not None:
         return _wrong_sign(*fallen)
     curve = case.loss()
     if curve is None:
         raise NotMeasured("a loss")
-    return _falls_without_end(case, curve[1])
+    return _falls_without_end(curve[1])
 
 
 def _fallen_score(case: Case) -> tuple[Evidence, ...] | None:
-    """Return what shows that a logged score has fallen far below its start while the loss has not risen.
-
-    Such a number should rise; then what is made small is not what is wanted small.
-    """
+    """Return evidence that a logged score, which should rise, has fallen while the loss has not risen."""
     if case.learning.state in ("worse", "broken"):
         return None
     for name in case.scalars():
@@ -134,7 +126,6 @@ def _fallen_score(case: Case) -> tuple[Evidence, ...] | None:
         values = curve[1]
         start, now = float(values[:3].max()), float(np.median(values[-max(3, len(values) // 5) :]))
         lost = (start - now) / start if start > 0 else 0.0
-        # It falls as a good loss does.
         if lost >= SCORE_LOST and judge(values).state == "improving":
             return (
                 above(f"share of {name} lost since the start", lost, SCORE_LOST, f"{name}:scalar mean"),
@@ -144,10 +135,10 @@ def _fallen_score(case: Case) -> tuple[Evidence, ...] | None:
     return None
 
 
-def _falls_without_end(case: Case, losses: Values) -> Found | None:
-    """Tell a loss that runs away below zero, ever faster, from one that may be negative, as a likelihood is."""
+def _falls_without_end(losses: Values) -> Found | None:
+    """Find a loss that falls below zero ever faster; a likelihood may be negative, but has a floor."""
     losses = losses[np.isfinite(losses)]
-    if len(losses) < 20:
+    if len(losses) < FALLING_LOSSES:
         return None
     quarter = len(losses) // 4
     ends = np.array([np.median(part) for part in (losses[:3], losses[quarter : 2 * quarter], losses[-quarter:])])
@@ -155,11 +146,11 @@ def _falls_without_end(case: Case, losses: Values) -> Found | None:
     if ends[2] >= -FALLING_BELOW * scale:
         return None
     falls = ends[:-1] - ends[1:]
-    if falls[1] < 2 * falls[0] or falls[0] <= 0:
+    if falls[1] < FALLING_FASTER * falls[0] or falls[0] <= 0:
         return None
     evidence = (
         below("loss now", float(ends[2]), -FALLING_BELOW * scale),
-        above("fall of late over the fall at first", float(falls[1] / falls[0]), 2.0),
+        above("fall in the later part over the fall in the first", float(falls[1] / falls[0]), FALLING_FASTER),
         fact("loss at the start", float(ends[0])),
     )
     return _wrong_sign(*evidence)
@@ -170,53 +161,42 @@ def _wrong_sign(*evidence: Evidence) -> Found:
         step=1,
         sites=(vitals.LOSS,),
         evidence=evidence,
-        cause="Training makes the loss worse on purpose: what is differentiated has the wrong sign.",
+        cause="Training makes the loss worse: what is differentiated has the wrong sign.",
     )
 
 
-AUX_SHARE = Threshold(
-    10.0, "the total over the loss within it, in the first steps: nine parts of ten are something else"
-)
-
-
-_FIRST = 3
-
-
-_AUX_LOSS_DOMINATES_STEPS = 60
-
-
-_CONSTANT = 1.5
-
-
-_GUESSING = 0.95  # of the loss of a guess that knows nothing of its input
+AUX_SHARE = Threshold(10.0, "total over the loss within it, in the first steps: 90 % of it is something else")
+AUX_FIRST = Threshold(3, "persistence: first steps that are compared")
+AUX_STEPS = Threshold(60, "steps in which the loss could have fallen")
+AUX_FALLS = Threshold(1.5, "that ratio at first over now: a constant factor before the loss would not change")
+AUX_GUESSING = Threshold(0.95, "loss over that of a guess that ignores the input")
 
 
 @rule(
     "aux_loss_dominates",
     needs=[vitals.ROOT, "facts.losses"],
     fix=(
-        "Give the added term (KL, penalty, balance) a smaller weight, or reduce it as the loss is reduced: a mean "
-        "beside a mean, not a sum; or raise its weight slowly."
+        "Give the added term (KL, penalty, load balancing) a smaller weight, use the same reduction for both (a mean "
+        "and a mean, not a sum), or raise its weight slowly."
     ),
-    refute="Train 100 steps without the added term: if the loss does not fall then either, it is not this.",
-    since=_AUX_LOSS_DOMINATES_STEPS,
+    refute="Train 100 steps without the added term: if the loss does not fall either, this finding is wrong.",
+    since=AUX_STEPS,
 )
 def aux_loss_dominates(case: Case) -> Found | None:
-    """An added term drowns the loss it was added to.
+    """An added term dominates the loss.
 
-    Find a total that is many times the loss it holds, falls, and leaves that loss at that of a guess.
+    The total is many times the loss within it and falls, while that loss stays at the level of a guess.
     """
     ratios, loss = root_ratios(case), case.curve(f"{vitals.LOSS}:output")
     if ratios is None or loss is None:
-        raise NotMeasured("what backward() was called on, beside a loss function of torch")
-    if len(ratios) < 2 * _FIRST or len(loss[1]) < _AUX_LOSS_DOMINATES_STEPS:
+        raise NotMeasured("what backward() was called on, and a loss function of torch")
+    if len(ratios) < 2 * AUX_FIRST or len(loss[1]) < AUX_STEPS:
         return None
-    first, now = float(ratios[:_FIRST].min()), float(ratios[-1])
-    # A plain factor before the loss stays what it is; a term of its own changes by itself.
-    if first < AUX_SHARE or now > first / _CONSTANT:
+    first, now = float(ratios[: int(AUX_FIRST)].min()), float(ratios[-1])
+    if first < AUX_SHARE or now > first / AUX_FALLS:
         return None
     learning, chance = judge(loss[1]), chance_loss(case)
-    if not learning.failed and (chance is None or learning.recent < _GUESSING * chance):
+    if not learning.failed and (chance is None or learning.recent < AUX_GUESSING * chance):
         return None
     kind = next((each.kind for each in case.facts.losses), "loss")
     return Found(
@@ -228,8 +208,8 @@ def aux_loss_dominates(case: Case) -> Found | None:
             fact(f"{kind} of the first steps", learning.initial, f"{vitals.LOSS}:output mean"),
             fact(f"{kind} now", learning.recent),
         ),
-        cause=f"What is trained is mostly not the {kind}: at the start the total was {first:.0f} times as large. "
-        f"Training has brought the rest down, and the {kind} is no better than a guess that ignores the input.",
+        cause=f"Most of what is minimised is not the {kind}: at the start the total was {first:.0f} times as large. "
+        f"Training has reduced the rest, and the {kind} is no better than a guess that ignores the input.",
     )
 
 
@@ -238,28 +218,26 @@ def aux_loss_dominates(case: Case) -> Found | None:
     needs=["facts.bootstrapped"],
     explains=[*NOT_TRAINED, "target_scale"],
     exact=True,
-    fix="Compute the target under torch.no_grad(), or detach() it; usual is a copy of the model for it.",
-    refute="If both sides are meant to move, as in residual-gradient methods, this is wrong.",
-    since=1,
+    fix="Compute the target under torch.no_grad(), or detach() it; a target network is common.",
+    refute="If both sides should get gradients, as in residual-gradient methods, this finding is wrong.",
 )
 def target_not_detached(case: Case) -> Found | None:
-    """The target of the loss takes part in the gradient.
-
-    Find a loss whose target is data plus a multiple of what the model says, and is differentiated like its input.
-    """
+    """Gradients flow into the target of the loss, which contains the model's own output."""
     kind = case.need_facts().bootstrapped
     if not kind:
         return None
     return Found(
         step=1,
         sites=(vitals.LOSS, "(loop)"),
-        evidence=(fact("sides of the loss that a gradient flows into", 2),),
-        cause=f"The target of the loss ({kind}) is made of data and of the model's own output, and the gradient flows "
-        "into it as well: instead of the output coming to the target, both meet halfway.",
+        evidence=(fact("sides of the loss that get gradients", 2),),
+        cause=f"The target of the loss ({kind}) contains the model's own output, and the gradient flows into it as "
+        "well: "
+        "instead of the output approaching the target, both meet halfway.",
     )
 
 
-SUM_UPDATE_RATIO = Threshold(0.03, "a step of 3 % of the weights: thirty times the usual thousandth")
+SUM_UPDATE_RATIO = Threshold(0.03, "step over weight: thirty times the usual thousandth")
+SUM_DIVIDED = Threshold(0.5, "what backward() was called on over the sum: below, the sum is divided later")
 
 
 @rule(
@@ -267,15 +245,13 @@ SUM_UPDATE_RATIO = Threshold(0.03, "a step of 3 % of the weights: thirty times t
     needs=[vitals.ROOT, "gradient", "parameter", "update", "facts.losses"],
     explains=[*ANY_STATISTIC],
     fix="Use reduction='mean', or divide the learning rate by the batch size.",
-    refute="Train with half the batch size: if steps keep their length, the sum is divided somewhere.",
+    refute="Train with half the batch size: if steps keep their length, this finding is wrong.",
     since=3,
 )
 def wrong_loss_reduction(case: Case) -> Found | None:
-    """The loss is summed over the batch where a mean was meant.
+    """The loss is summed over the batch, and steps are too long.
 
-    Find a summed loss that nobody divides, and steps that are too long for it.
-
-    Where the optimizer's step does not grow with the gradient, or the sum is divided later, a sum does no harm.
+    A sum does no harm where it is divided later, or where the optimizer's step does not grow with the gradient.
     """
     summed = [loss for loss in seen_losses(case) if _is_sum(loss)]
     if not summed or all(optimizer.traits.adaptive for optimizer in need_optimizers(case)):
@@ -283,7 +259,7 @@ def wrong_loss_reduction(case: Case) -> Found | None:
     loss = summed[0]
     batch = loss.facts.input_shape[0] if loss.facts is not None and loss.facts.input_shape else 1
     ratio = root_ratio(case)
-    if batch < 2 or (ratio is not None and ratio < 0.5):
+    if batch < 2 or (ratio is not None and ratio < SUM_DIVIDED):
         return None
     pace = first_weights(case).pace()
     if not len(pace) or float(np.max(pace[:10])) < SUM_UPDATE_RATIO:
@@ -293,11 +269,11 @@ def wrong_loss_reduction(case: Case) -> Found | None:
         step=1,
         sites=(vitals.LOSS,),
         evidence=(
-            above("largest early step as a part of the weights", float(np.max(pace[:10])), SUM_UPDATE_RATIO),
-            above("samples that are added up", batch, 2),
+            above("largest early step over the weights", float(np.max(pace[:10])), SUM_UPDATE_RATIO),
+            above("samples that are summed", batch, 2),
             fact("loss at the start", float("nan") if output is None else float(output.numbers()[0])),
         ),
-        cause=f"{loss.kind} adds up the {batch} samples of a batch instead of averaging them: gradients, and with them "
+        cause=f"{loss.kind} sums over the {batch} samples of a batch instead of averaging: gradients, and with them "
         f"steps, are {batch} times as large.",
     )
 
@@ -306,7 +282,8 @@ def _is_sum(loss: SeenLoss) -> bool:
     return loss.facts is not None and loss.facts.settings.get("reduction") == "sum"
 
 
-ROOT_RATIO = Threshold(0.9, "backward on the loss itself gives 1; divided by the number of micro-batches 0.5 or less")
+ROOT_RATIO = Threshold(0.9, "what backward() was called on over the loss: 1 undivided, 0.5 or less if divided")
+ROOT_PASSES = Threshold(3, "passes per step: two may be sharpness-aware training, which does not accumulate")
 
 
 @rule(
@@ -315,16 +292,16 @@ ROOT_RATIO = Threshold(0.9, "backward on the loss itself gives 1; divided by the
     explains=[*ANY_STATISTIC],
     exact=True,
     fix="Call (loss / {passes:g}).backward(), or divide the learning rate by {passes:g}.",
-    refute=("Compare the gradient norm of a step with that of one pass over the same samples: equal norms refute it."),
-    since=2,
+    refute=(
+        "Compare the gradient norm of a step with that of one pass over the same samples: if they are equal, this "
+        "finding is wrong."
+    ),
+    since=LOSS_LOOKS,
 )
 def accumulation_not_scaled(case: Case) -> Found | None:
     """Gradients are accumulated without dividing the loss.
 
-    Find several passes and backward passes per step with a loss that is differentiated as it is.
-
-    With several optimizers, parts of a game are added up on purpose; a sum that is asked for needs no division. An
-    optimizer that searches along a line runs as many passes as it likes and adds nothing up.
+    Not judged with several optimizers, a summed loss, or an optimizer that runs a line search.
     """
     optimizers = need_optimizers(case)
     if any(optimizer.traits.searches for optimizer in optimizers):
@@ -343,28 +320,26 @@ def accumulation_not_scaled(case: Case) -> Found | None:
     is_mean = loss is not None and len(kinds) == 1 and loss.settings.get("reduction", "mean") == "mean"
     if not is_mean or abs(ratio) < ROOT_RATIO:
         return None
-    # Two passes per step may be one that looks ahead, as sharpness-aware training does, which adds nothing up.
-    harmless = optimizers[0].traits.adaptive or times < 3
+    harmless = optimizers[0].traits.adaptive or times < ROOT_PASSES
     return Found(
         severity="info" if harmless else "warning",
-        step=int(backwards.steps[0]) if case.step > 60 else 1,
+        step=int(backwards.steps[0]),
         sites=(vitals.LOSS,),
         evidence=(
             above("backward passes per step", times, 2, f"{backwards.key} mean"),
             above("what backward() was called on, over the loss", ratio, ROOT_RATIO),
             fact("what it would be if divided", 1 / times),
         ),
-        cause=f"Each step adds up {times:g} backward passes of the whole loss: gradients are {times:g} times as large "
-        "as those of one batch of that size.",
+        cause=f"Each step sums {times:g} backward passes of the undivided loss: gradients are {times:g} times as "
+        "large as "
+        "those of one batch of that size." + (" Here the scale of gradients matters little." if harmless else ""),
         values={"passes": times},
     )
 
 
-UNEQUAL_TARGETS = Threshold(1.5, "most targets that count over fewest, among the micro-batches of a step")
+UNEQUAL_TARGETS = Threshold(1.5, "most over fewest valid targets among the micro-batches of a step")
 UNEQUAL_GRAVE = Threshold(3.0, "the same: a target in one micro-batch weighs three times one in another")
-
-
-_TOKEN_MEAN_OF_MEANS_STEPS = 2
+UNEQUAL_STEPS = Threshold(2, "persistence: steps with several micro-batches")
 
 
 @rule(
@@ -375,14 +350,11 @@ _TOKEN_MEAN_OF_MEANS_STEPS = 2
         "Compute the loss with reduction='sum' in each micro-batch and divide by the number of targets of the "
         "whole step."
     ),
-    refute="Count the targets that are not ignore_index in each micro-batch: equal numbers refute it.",
-    since=_TOKEN_MEAN_OF_MEANS_STEPS,
+    refute="Count the targets that are not ignore_index in each micro-batch: if they are equal, this finding is wrong.",
+    since=UNEQUAL_STEPS,
 )
 def token_mean_of_means(case: Case) -> Found | None:
-    """Micro-batches count alike though they hold different numbers of targets.
-
-    Find accumulated means over numbers of targets that differ within a step.
-    """
+    """Micro-batches weigh the same though they have different numbers of targets."""
     valid = case.need_vital(vitals.LOSS, vitals.VALID_TARGETS)
     backwards = case.need_vital(vitals.LOOP, vitals.BACKWARDS)
     loss = case.loss_facts("cross_entropy", "nll_loss")
@@ -392,7 +364,7 @@ def token_mean_of_means(case: Case) -> Found | None:
     if times < 2 or loss.settings.get("reduction", "mean") != "mean" or len(case.facts.optimizers) > 1:
         return None
     rows = valid.rows[(valid.rows[:, schema.COUNT] > 1) & (valid.rows[:, schema.MIN] > 0)]
-    if len(rows) < _TOKEN_MEAN_OF_MEANS_STEPS:
+    if len(rows) < UNEQUAL_STEPS:
         return None
     ratio = float(np.median(rows[:, schema.MAX] / rows[:, schema.MIN]))
     if ratio < UNEQUAL_TARGETS:
@@ -402,9 +374,9 @@ def token_mean_of_means(case: Case) -> Found | None:
         step=int(valid.steps[0]),
         sites=(vitals.LOSS,),
         evidence=(
-            above("most targets of a micro-batch over fewest, within a step", ratio, UNEQUAL_TARGETS),
+            above("most over fewest valid targets of the micro-batches of a step", ratio, UNEQUAL_TARGETS),
             above("backward passes per step", times, 2, f"{backwards.key} mean"),
         ),
-        cause=f"Each step averages {times:g} means that were taken over different numbers of targets: a target in a "
-        f"short micro-batch weighs up to {ratio:.1f} times one in a long one.",
+        cause=f"Each step averages {times:g} means over different numbers of targets: a target in a small micro-batch "
+        f"weighs up to {ratio:.1f} times one in a large one.",
     )

@@ -10,16 +10,18 @@ from numpy.typing import NDArray
 from sonde import vitals
 from sonde.core import statistics
 from sonde.diagnosis.case import Case, NotMeasured, run_length
-from sonde.diagnosis.outlook import gravity, is_failing, is_learning_well
+from sonde.diagnosis.outlook import anomaly_severity, is_failing, is_learning_well
 from sonde.diagnosis.ownership import held
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, few, rule
 from sonde.diagnosis.symptoms import NOT_FINITE, TOO_FAR
-from sonde.diagnosis.track import Panel, Track
+from sonde.diagnosis.track import Panel, Track, Values
 from sonde.diagnosis.weights import Weights, first_weights, last_weights
 from sonde.facts import GroupFacts, OptimizerFacts
 from sonde.records import Severity
 
-APPLIED_OVER_LIMIT = Threshold(1.05, "gradients that were clipped never exceed the limit by more than rounding")
+APPLIED_OVER_LIMIT = Threshold(1.05, "norm over limit: clipped gradients exceed it by no more than rounding")
+CLIP_STEPS = Threshold(3, "persistence: steps in which clipping came at the wrong moment")
+CLIP_MOST = Threshold(0.8, "share of steps: nearly all that could show it")
 
 
 @rule(
@@ -28,14 +30,14 @@ APPLIED_OVER_LIMIT = Threshold(1.05, "gradients that were clipped never exceed t
     explains=[*NOT_FINITE, "exploding_gradient", "lr_too_high"],
     exact=True,
     fix="Call clip_grad_norm_ between loss.backward() and optimizer.step().",
-    refute="Print the norm of all gradients right before optimizer.step(): never above max_norm refutes it.",
-    since=4,
+    refute=(
+        "Print the norm of all gradients right before optimizer.step(): if it is never above max_norm, this finding is "
+        "wrong."
+    ),
+    since=CLIP_STEPS + 1,
 )
 def clip_after_step(case: Case) -> Found | None:
-    """Gradients are clipped when they have been used already.
-
-    Find clipping that measures the very gradients that a step has applied whole, or none at all, several times.
-    """
+    """Gradients are clipped after the step has used them, or before the backward pass."""
     norms = case.vitals(vitals.CLIP_NORM)
     gradients = case.panel("gradient")
     if not norms or not gradients.sites:
@@ -44,10 +46,11 @@ def clip_after_step(case: Case) -> Found | None:
         return None
     applied = np.sqrt(np.nansum(gradients.stat("norm") ** 2, axis=1))
     by_step = dict(zip(gradients.steps.tolist(), applied.tolist(), strict=True))
-    return _judge_of_clip_after_step(case, norms[0].last(32), by_step) or _too_early(case, norms[0].last(32), by_step)
+    return _too_late(case, norms[0].last(32), by_step) or _too_early(case, norms[0].last(32), by_step)
 
 
-def _judge_of_clip_after_step(case: Case, norms: Track, applied: dict[int, float]) -> Found | None:
+def _too_late(case: Case, norms: Track, applied: dict[int, float]) -> Found | None:
+    """Find clipping that measured the gradients that a step had applied unclipped."""
     limits = case.vital(norms.name, vitals.CLIP_MAX)
     if limits is None:
         return None
@@ -55,31 +58,26 @@ def _judge_of_clip_after_step(case: Case, norms: Track, applied: dict[int, float
     same = _used_whole(norms, applied, 0) | _used_whole(norms, applied, -1)
     over = norms.numbers() > APPLIED_OVER_LIMIT * limit
     late = same & over
-    # Where clipping comes first, the gradients that a step finds never exceed the limit.
-    if late.sum() < 3 or late.sum() < 0.8 * over.sum():
+    # Where clipping comes first, the gradients of a step never exceed the limit.
+    if late.sum() < CLIP_STEPS or late.sum() < CLIP_MOST * over.sum():
         return None
     ratio = float(np.median(norms.numbers()[late])) / limit
     return Found(
         step=int(norms.steps[late][0]),
         sites=(norms.name,),
         evidence=(
-            above(
-                "norm of the applied gradients over the limit",
-                ratio,
-                APPLIED_OVER_LIMIT,
-                f"{norms.key} mean",
-            ),
-            above("steps that applied gradients before they were clipped", int(late.sum()), 3),
+            above("norm of the applied gradients over the limit", ratio, APPLIED_OVER_LIMIT, f"{norms.key} mean"),
+            above("steps that applied gradients before they were clipped", int(late.sum()), CLIP_STEPS),
         ),
         cause="Gradients are clipped after optimizer.step() has used them: clipping has no effect.",
     )
 
 
 def _too_early(case: Case, norms: Track, applied: dict[int, float]) -> Found | None:
-    """Find clipping that met no gradient, in steps that had one: it came before the backward pass."""
+    """Find clipping that found no gradient, in steps that had one."""
     used = np.array([applied.get(step, np.nan) for step in norms.steps.tolist()])
     early = (norms.numbers() == 0) & (used > 0)
-    if early.sum() < 3 or early.sum() < 0.8 * len(norms):
+    if early.sum() < CLIP_STEPS or early.sum() < CLIP_MOST * len(norms):
         return None
     limits = case.vital(norms.name, vitals.CLIP_MAX)
     limit = float("nan") if limits is None else float(np.median(limits.numbers()))
@@ -90,11 +88,11 @@ def _too_early(case: Case, norms: Track, applied: dict[int, float]) -> Found | N
             below("norm of what was clipped", 0, 0, f"{norms.key} mean"),
             fact("norm of the gradients that were applied then", float(np.nanmedian(used[early]))),
             fact("norm to clip to", limit),
-            above("steps in which it was so", int(early.sum()), 3),
+            above("steps like this", int(early.sum()), CLIP_STEPS),
         ),
-        cause="Gradients are clipped before loss.backward() has made them: there is nothing to clip, and the step "
-        "applies them whole.",
-        refute="Print what clip_grad_norm_ returns: anything but 0 refutes it.",
+        cause="Gradients are clipped before loss.backward() computes them: there is nothing to clip, and the step "
+        "applies them unclipped.",
+        refute="Print what clip_grad_norm_ returns: if it is not 0, this finding is wrong.",
     )
 
 
@@ -105,39 +103,34 @@ def _used_whole(norms: Track, applied: dict[int, float], shift: int) -> NDArray[
 
 
 CLIP_LOOKS = Threshold(30, "updates to judge by")
-CLIPPED_FACTOR = Threshold(3.0, "norm over limit: below this, clipping changes the step's length little")
-CLIPPED_SHARE = Threshold(0.5, "Google's tuning playbook: if more than half of the updates are clipped, cut the rate")
-CLIPPED_GRAVE = Threshold(10.0, "norm over limit: steps are ten times shorter than the learning rate says")
-CLIPPED_PACE = Threshold(1e-3, "update over weight that steps of a usual length have; clipped ones are shorter")
+CLIPPED_SHARE = Threshold(0.5, "share of updates that are clipped; Google's tuning playbook lowers the rate above it")
+CLIPPED_FACTOR = Threshold(3.0, "norm over limit: below, clipping hardly changes the length of a step")
+CLIPPED_GRAVE = Threshold(10.0, "norm over limit: steps are ten times shorter than the learning rate implies")
+CLIPPED_PACE = Threshold(1e-3, "update over weight of usual steps; clipped ones are shorter")
 
 
 @rule(
     "clip_always_active",
     needs=[vitals.CLIP_MAX, vitals.CLIP_NORM, "gradient", "parameter", "update"],
     explains=["lr_too_low"],
-    fix=("Raise max_norm to about {typical:.3g} (nine of ten norms lie below), or lower the learning rate instead."),
-    refute="Train with the limit raised a hundredfold: if the loss behaves the same, clipping is not to blame.",
+    fix="Raise max_norm to about {typical:.3g} (90 % of the norms are lower), or lower the learning rate instead.",
+    refute="Train with the limit raised a hundredfold: if the loss does not change, this finding is wrong.",
     since=CLIP_LOOKS,
 )
 def clip_always_active(case: Case) -> Found | None:
-    """Gradients are clipped at nearly every step.
-
-    Find an optimizer most of whose gradients exceed the limit, by much.
-    """
+    """Gradients are clipped at nearly every step."""
     norms = case.vitals(vitals.CLIP_NORM)
     if not norms:
         raise NotMeasured("optimizer:vital.clip_norm")
     for track in norms:
         limits = case.vital(track.name, vitals.CLIP_MAX)
-        if (
-            limits is not None
-            and (found := _judge_of_clip_always_active(case, track.last(100), limits.last(100))) is not None
-        ):
+        found = None if limits is None else _far_above(case, track.last(100), limits.last(100))
+        if found is not None:
             return found
     return None
 
 
-def _judge_of_clip_always_active(case: Case, norms: Track, limits: Track) -> Found | None:
+def _far_above(case: Case, norms: Track, limits: Track) -> Found | None:
     limit = float(np.median(limits.numbers()))
     values = norms.numbers()
     if len(values) < CLIP_LOOKS or not (np.isfinite(limit) and limit > 0):
@@ -148,7 +141,7 @@ def _judge_of_clip_always_active(case: Case, norms: Track, limits: Track) -> Fou
         return None
     typical = float(np.nanquantile(values[np.isfinite(values)], 0.9)) if np.isfinite(values).any() else float("nan")
     return Found(
-        severity=_severity(case, norms.name, factor),
+        severity=_severity_of_clipping(case, norms.name, factor),
         step=int(norms.steps[values > limit][0]),
         sites=(norms.name,),
         evidence=(
@@ -156,20 +149,20 @@ def _judge_of_clip_always_active(case: Case, norms: Track, limits: Track) -> Fou
             above("median norm over the limit", factor, CLIPPED_FACTOR, f"{norms.key} mean"),
         ),
         cause=f"Gradients are clipped at almost every step: the limit of {limit:.3g} is {factor:.0f} times below the "
-        "usual norm, so every step has the same short length.",
+        "usual norm, so all steps have the same short length.",
         values={"typical": typical},
     )
 
 
-def _severity(case: Case, name: str, factor: float) -> Severity:
-    # Adam divides by the gradient's own size: clipping by a constant factor cancels out.
+def _severity_of_clipping(case: Case, name: str, factor: float) -> Severity:
+    # Adam divides by the size of the gradient: clipping by a constant factor cancels out.
     adaptive = any(each.traits.adaptive for each in case.facts.optimizers if each.name == name)
     short = factor >= CLIPPED_GRAVE and not adaptive
     return "warning" if short and (is_failing(case) or _crawls(case)) else "info"
 
 
 def _crawls(case: Case) -> bool:
-    """Say whether steps are short, and the loss is far from where it could be expected by now."""
+    """Return whether steps are short and the loss has not fallen far after many of them."""
     try:
         pace = last_weights(case).pace()
     except NotMeasured:
@@ -185,51 +178,43 @@ def _crawls(case: Case) -> bool:
     explains=["clip_always_active", "lr_too_low"],
     exact=True,
     fix="Call scaler.unscale_(optimizer) before clip_grad_norm_.",
-    refute="Print what clip_grad_norm_ returns: if it does not grow with scaler.get_scale(), it is fine.",
-    since=3,
+    refute="Print what clip_grad_norm_ returns: if it does not grow with scaler.get_scale(), this finding is wrong.",
+    since=CLIP_STEPS,
 )
 def clip_before_unscale(case: Case) -> Found | None:
-    """Gradients are clipped while they are still multiplied by the loss scale.
-
-    Find clipping of scaled gradients, three times in a row.
-    """
+    """Gradients are clipped while they are still multiplied by the loss scale."""
     tracks = case.vitals(vitals.SCALED_CLIP)
     if not tracks:
         raise NotMeasured("optimizer:vital.scaled_clip")
     for track in tracks:
         scaled = track.numbers() == 1
-        if run_length(scaled) >= 3:
+        if run_length(scaled) >= CLIP_STEPS:
             norms = case.vital(track.name, vitals.CLIP_NORM)
             return Found(
                 step=int(track.steps[scaled][0]),
                 sites=(track.name,),
                 evidence=(
-                    above(
-                        "times in a row that scaled gradients were clipped", run_length(scaled), 3, f"{track.key} mean"
-                    ),
+                    above("steps in a row that clipped scaled gradients", run_length(scaled), CLIP_STEPS, track.key),
                     fact("norm that was clipped", float("nan") if norms is None else norms.numbers()[-1]),
                 ),
                 cause="Gradients are clipped before they are unscaled: the limit is compared with a norm that is "
-                "thousands of times too large, so that the step that is left is thousands of times too short.",
+                "thousands of times too large, so the step becomes thousands of times too short.",
             )
     return None
 
 
-DECAY_ON_NORMS = Threshold(0.02, "above AdamW's own default, so that somebody chose it")
+DECAY_ON_NORMS = Threshold(0.02, "weight decay above AdamW's default, so it was chosen")
 
 
 @rule(
     "weight_decay_on_norm_bias",
     severity="info",
     fix="Give the optimizer two groups: matrices with weight decay, biases and norms with 0.",
-    refute="Train with two groups: if the result is the same, it does not matter for this model.",
+    refute="Train with two groups: if the result does not change, this finding is wrong.",
     since=0,
 )
 def weight_decay_on_norm_bias(case: Case) -> Found | None:
-    """Weight decay pulls the scales of norms towards zero.
-
-    Find scales of norms that are pulled to zero by a decay that somebody chose.
-    """
+    """Weight decay pulls the scales of norms towards zero."""
     case.need_facts()
     for optimizer in case.facts.optimizers:
         for group in optimizer.groups:
@@ -255,9 +240,10 @@ def _is_norm(case: Case, name: str) -> bool:
     return parameter is not None and "Norm" in parameter.kind and len(parameter.shape) == 1
 
 
-DECAY_LEFT = Threshold(0.3, "of a weight's first size left: decay in balance with gradients takes less")
-DECAY_SHARE = Threshold(0.5, "of the weights: one layer may shrink because it is not needed")
-DECAY_GRADIENT = Threshold(3.0, "pull of the decay over the gradient: the weights go where the decay wants them")
+DECAY_LEFT = Threshold(0.3, "size of a weight over its first size: decay in balance with gradients leaves more")
+DECAY_SHARE = Threshold(0.5, "share of weights: one layer may shrink because it is not needed")
+DECAY_GRADIENT = Threshold(3.0, "pull of the decay over the gradient: the decay decides where weights go")
+DECAY_STEPS = Threshold(20, "steps in which weights shrink")
 
 
 @rule(
@@ -265,13 +251,13 @@ DECAY_GRADIENT = Threshold(3.0, "pull of the decay over the gradient: the weight
     needs=["gradient", "parameter", "update"],
     explains=[*TOO_FAR, "class_imbalance_collapse", "lr_too_high", "lr_too_low"],
     fix="Divide weight_decay by 100 or more; 1e-4 is usual for SGD, 0.01 for AdamW.",
-    refute="Train 100 steps with weight_decay=0: if the loss does not fall then either, it was not the decay.",
-    since=20,
+    refute="Train 100 steps with weight_decay=0: if the loss does not fall either, this finding is wrong.",
+    since=DECAY_STEPS,
 )
 def weight_decay_too_large(case: Case) -> Found | None:
-    """Weight decay leaves nothing of the weights.
+    """Weight decay pulls the weights to zero faster than gradients can hold them.
 
-    Find weights that have shrunk as far as the decay, by its own numbers, must shrink them, in a run that fails.
+    The weights have shrunk as far as the decay alone must shrink them, in a run that does not learn.
     """
     if case.loss() is None:
         raise NotMeasured("the loss")
@@ -288,7 +274,7 @@ def weight_decay_too_large(case: Case) -> Found | None:
                 continue
             if is_failing(case):
                 names = [first.names[index] for index, is_gone in zip(chosen, gone.tolist(), strict=True) if is_gone]
-                return _finding(case, optimizer, decay, float(np.median(left)), names)
+                return _shrunk(optimizer, decay, float(np.median(left)), names)
     return None
 
 
@@ -297,17 +283,18 @@ def _number(group: GroupFacts, name: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _left(first: Weights, last: Weights, chosen: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Return what is left of the size that each weight had."""
+def _left(first: Weights, last: Weights, chosen: list[int]) -> Values:
+    """Return the size of each weight over its first size."""
     before, now = first.sizes[0, chosen], last.sizes[-1, chosen]
-    return np.divide(now, before, out=np.ones(len(chosen)), where=before > 0)
+    result: Values = np.divide(now, before, out=np.ones(len(chosen)), where=before > 0)
+    return result
 
 
 def _must_shrink(case: Case, optimizer: OptimizerFacts, at: int, first: Weights, chosen: list[int]) -> bool:
-    """Say whether the decay alone takes the weights that far within the steps so far.
+    """Return whether the decay alone shrinks the weights that far within the steps so far.
 
-    Plain descent and decoupled decay multiply a weight by 1 - rate * decay at each step, momentum adds to that. Where
-    the decay is a part of a gradient that is scaled to the same size anyway, it counts by its share of the gradient.
+    Plain descent and decoupled decay multiply a weight by 1 - rate * decay at each step, and momentum adds to that.
+    Where the decay is part of a gradient that is normalised, its share of the gradient counts.
     """
     group = optimizer.groups[at]
     decay = _number(group, "weight_decay")
@@ -324,51 +311,50 @@ def _must_shrink(case: Case, optimizer: OptimizerFacts, at: int, first: Weights,
     return each * case.num_steps >= -math.log(DECAY_LEFT)
 
 
-def _finding(case: Case, optimizer: OptimizerFacts, decay: float, left: float, names: list[str]) -> Found:
+def _shrunk(optimizer: OptimizerFacts, decay: float, left: float, names: list[str]) -> Found:
     return Found(
         step=1,
         sites=(optimizer.name, *names[:8]),
         evidence=(
             below("size of the weights over what it was, median", left, DECAY_LEFT, f"{names[0]} rms"),
             fact("weight decay", decay),
-            fact("weights that have shrunk like that", len(names)),
+            fact("weights that have shrunk this far", len(names)),
         ),
         cause=f"A weight decay of {decay:g} pulls weights to zero faster than gradients can hold them: {few(names)} "
         f"have {left:.0%} of their size left, and the loss does not fall.",
     )
 
 
-EPS_OVER_GRADIENT = Threshold(10.0, "eps ten times the gradient's size: Adam becomes plain descent at lr/eps")
+EPS_OVER_GRADIENT = Threshold(10.0, "eps over the size of the gradient: Adam becomes plain descent at lr / eps")
+EPS_USUAL = Threshold(1e-7, "eps: ten times the default, so it was chosen")
+EPS_STEPS = Threshold(20, "steps over which the gradient is measured")
 
 
 @rule(
     "adam_eps_too_large",
     needs=["gradient", "parameter", "update"],
     explains=["lr_too_low"],
-    fix="Use eps=1e-8, or raise the learning rate if the large eps is meant.",
-    refute="Train with eps=1e-8: if the loss falls no faster, eps was not the reason.",
-    since=20,
+    fix="Use eps=1e-8, or raise the learning rate if the large eps is intended.",
+    refute="Train with eps=1e-8: if the loss does not fall faster, this finding is wrong.",
+    since=EPS_STEPS,
 )
 def adam_eps_too_large(case: Case) -> Found | None:
-    """Adam's eps drowns the gradient.
-
-    Find an adaptive optimizer whose eps is many times the size of the gradients it divides by.
-    """
+    """Adam's eps is many times the size of the gradients."""
     case.need_facts()
     settings = [
         group.settings for optimizer in case.facts.optimizers if optimizer.traits.adam for group in optimizer.groups
     ]
     eps = max((value for each in settings if isinstance(value := each.get("eps"), float)), default=0.0)
-    if eps <= 1e-7:
+    if eps <= EPS_USUAL:
         return None
     weights = last_weights(case)
-    sizes = weights.gradients[-20:]
+    sizes = weights.gradients[-int(EPS_STEPS) :]
     known = sizes[np.isfinite(sizes) & (sizes > 0)]
     ratio = eps / float(np.median(known)) if len(known) else 0.0
     if ratio < EPS_OVER_GRADIENT:
         return None
     return Found(
-        severity=gravity(case),
+        severity=anomaly_severity(case),
         step=int(weights.steps[0]),
         sites=("optimizer",),
         evidence=(
@@ -379,7 +365,7 @@ def adam_eps_too_large(case: Case) -> Found | None:
     )
 
 
-EPS_ROUNDS_TO_ZERO = Threshold(2.98e-8, "half of float16's smallest number, 2**-24: anything below rounds to 0")
+EPS_ROUNDS_TO_ZERO = Threshold(2.0**-25, "eps: half of float16's smallest number, below which it rounds to 0")
 
 
 @rule(
@@ -388,14 +374,11 @@ EPS_ROUNDS_TO_ZERO = Threshold(2.98e-8, "half of float16's smallest number, 2**-
     severity="critical",
     exact=True,
     fix="Keep the parameters in float32 and use autocast, or set eps=1e-4.",
-    refute="Run one step with a gradient of zeros: if the parameters stay finite, eps is large enough.",
+    refute="Run one step with a gradient of zeros: if the parameters stay finite, this finding is wrong.",
     since=0,
 )
 def adam_eps_too_small(case: Case) -> Found | None:
-    """Adam's eps is zero in float16.
-
-    Find float16 parameters whose optimizer adds an eps that rounds to 0 before it divides.
-    """
+    """Adam's eps rounds to zero in float16."""
     case.need_facts()
     for optimizer in case.facts.optimizers:
         for group in optimizer.groups:
@@ -409,8 +392,9 @@ def adam_eps_too_small(case: Case) -> Found | None:
                         below("eps", eps, EPS_ROUNDS_TO_ZERO),
                         fact("parameters in float16", len(halves)),
                     ),
-                    cause=f"{optimizer.kind} works in float16, where eps={eps:g} is 0: a gradient of 0 makes it "
-                    "divide 0 by 0.",
+                    cause=f"{optimizer.kind} computes in float16, where eps={eps:g} rounds to 0: for a gradient of 0 "
+                    "it "
+                    "divides 0 by 0.",
                 )
     return None
 
@@ -427,24 +411,24 @@ def _is_half(case: Case, name: str) -> bool:
     severity="critical",
     exact=True,
     fix=(
-        "Leave fused=True out for SGD with momentum, or begin with a scale that does not overflow, such as "
+        "Remove fused=True for SGD with momentum, or start with a scale that does not overflow, such as "
         "GradScaler(init_scale=1024)."
     ),
     refute="Set fused=False: if step {step} still makes the weights non-finite, this finding is wrong.",
     since=2,
 )
 def momentum_never_filled(case: Case) -> Found | None:
-    """A fused SGD used momentum that was never filled.
+    """A fused SGD used uninitialised momentum, because the scaler skipped its first step.
 
-    Find weights that the first step of a fused SGD has spoilt with finite gradients, after steps it had skipped.
+    Its first step made weights non-finite with finite gradients.
     """
     fused = [each for each in case.need_facts().optimizers if each.traits.late_momentum]
     if not fused:
         raise NotMeasured("a fused SGD with momentum")
-    return next((found for each in fused if (found := _check_one(case, each)) is not None), None)
+    return next((found for each in fused if (found := _spoilt(case, each)) is not None), None)
 
 
-def _check_one(case: Case, optimizer: OptimizerFacts) -> Found | None:
+def _spoilt(case: Case, optimizer: OptimizerFacts) -> Found | None:
     flag = case.track(f"{optimizer.name}.found_inf:scalar")
     if flag is None or case.history.first_step not in (0, 1) or int(flag.steps[0]) != 1:
         return None
@@ -461,11 +445,12 @@ def _check_one(case: Case, optimizer: OptimizerFacts) -> Found | None:
         step=step,
         sites=(optimizer.name, *bad[:4]),
         evidence=(
-            fact("steps that were skipped before the first that was taken", skipped, f"{flag.key} mean"),
-            fact("parameters that it made non-finite, with gradients that were finite", len(bad)),
+            fact("steps that were skipped before the first", skipped, f"{flag.key} mean"),
+            fact("parameters that became non-finite with finite gradients", len(bad)),
         ),
-        cause=f"{optimizer.name} is a fused SGD whose first step was skipped by the gradient scaler. Torch makes its "
-        f"momentum then but fills it only in a step that is taken: step {step} added what the memory happened to hold.",
+        cause=f"{optimizer.name} is a fused SGD whose first step was skipped by the gradient scaler. Torch allocates "
+        "its "
+        f"momentum then but fills it only in a step that is taken: step {step} added uninitialised memory.",
         values={"step": step},
     )
 

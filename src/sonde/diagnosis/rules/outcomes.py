@@ -16,59 +16,53 @@ from sonde.diagnosis.rules.loading import SPIKE_RATIO, spike_flags
 from sonde.diagnosis.seen_loss import seen_losses
 from sonde.diagnosis.track import Values
 
-_COMPARED: Final = 20
-"""Readings from the beginning and from the end."""
-
-
-_ERRORS: Final = 4.0
-"""Standard errors by which the two must differ: by luck once in ten thousand times."""
-
-
+MOVED_LOOKS = Threshold(20, "readings from the beginning and from the end that are compared")
+MOVED_ERRORS = Threshold(4.0, "standard errors between the two: by chance once in ten thousand times")
 _REGRESSIONS: Final = ("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss")
 
 
 def targets_move(case: Case) -> bool:
-    """Say whether the targets of a regression have another mean or spread than they had at the beginning.
-
-    Those of bootstrapped values, as in Q-learning, have.
-    """
+    """Return whether the mean or spread of a regression's targets has changed, as for bootstrapped values."""
     try:
         losses = seen_losses(case, *_REGRESSIONS)
     except NotMeasured:
         return False
+    looks = int(MOVED_LOOKS)
     targets = [loss.target for loss in losses]
     return any(
-        _differ(target.stat(name)[:_COMPARED], target.stat(name)[-_COMPARED:])
+        _differ(target.stat(name)[:looks], target.stat(name)[-looks:])
         for target in targets
-        if target is not None and len(target) >= 2 * _COMPARED
+        if target is not None and len(target) >= 2 * looks
         for name in ("mean", "std")
     )
 
 
 def _differ(first: Values, last: Values) -> bool:
     error = np.sqrt(first.var(ddof=1) / len(first) + last.var(ddof=1) / len(last))
-    return bool(abs(last.mean() - first.mean()) > _ERRORS * error)
+    return bool(abs(last.mean() - first.mean()) > MOVED_ERRORS * error)
 
 
 NOT_LEARNING_STEPS = Threshold(100, "losses without progress since the start")
-NOISY_LOSS = Threshold(0.3, "of the first loss: where as much could be learnt unnoticed, nothing can be said")
-LEARNT = Threshold(0.02, "of the loss of guessing that a noisy loss must lie below it to have learnt, for certain")
+NOISY_LOSS = Threshold(0.3, "uncertainty of the loss over the first: more progress could go unnoticed")
+TRAINED = Threshold(0.3, "first loss over that of guessing: the model started out trained")
+LEARNT = Threshold(0.02, "a noisy loss must be this share below chance to count as learning")
 
 
 @rule(
     "not_learning",
     outcome=True,
     fix=(
-        "Run sonde.checkup: can the model learn one batch by heart? If not, look at the model and the loss; if so, "
-        "at the data and the learning rate."
+        "Run sonde.checkup: can the model overfit one batch? If not, look at the model and the loss; if so, at the "
+        "data "
+        "and the learning rate."
     ),
-    refute="Train on: if the loss falls later, it was a plateau.",
+    refute="Train longer: if the loss falls later, this finding is wrong.",
     since=NOT_LEARNING_STEPS,
 )
 def not_learning(case: Case) -> Found | None:
-    """The loss never fell.
+    """The loss has not fallen since the start.
 
-    Find a run whose loss is where it began; some tasks have a plateau, so it is grave only when the run is over.
+    Some tasks start with a plateau, so it is a warning only when the run is over.
     """
     if case.loss() is None:
         raise NotMeasured("the loss")
@@ -77,13 +71,11 @@ def not_learning(case: Case) -> Found | None:
         return None
     chance = chance_loss(case)
     if learning.margin > NOISY_LOSS * abs(learning.initial):
-        return None  # even a good part of the loss could have gone without being noticed
-    if learning.initial == 0 or (chance is not None and learning.initial < 0.3 * chance):
-        return None  # it began well trained
-    if is_better_than_guessing(case, LEARNT):
-        return None  # there is little to learn, and it was learnt
-    if loss_divergence.find(case) is not None:
-        return None  # it is not where it began, it has left that behind
+        return None
+    if learning.initial == 0 or (chance is not None and learning.initial < TRAINED * chance):
+        return None
+    if is_better_than_guessing(case, LEARNT) or loss_divergence.find(case) is not None:
+        return None
     return Found(
         severity="warning" if case.final and not targets_move(case) else "info",
         step=1,
@@ -93,11 +85,14 @@ def not_learning(case: Case) -> Found | None:
             fact("level of the first losses", learning.initial),
             fact("level of the last losses", learning.recent),
         ),
-        cause="The model has not learnt anything: the loss is where it began, and no cause was found.",
+        cause="The model has not learnt anything: the loss has not fallen since the start, and no cause was found.",
     )
 
 
 PLATEAU_STEPS = Threshold(200, "losses without progress")
+PLATEAU_LEVEL = Threshold(0.5, "loss over the first loss: below, most was learnt before")
+PLATEAU_PROGRESS = Threshold(0.01, "fall over the first loss within those steps")
+PLATEAU_NOISE = Threshold(1 / 3, "fall over the noise of the loss: less is not progress")
 
 
 @rule(
@@ -105,24 +100,21 @@ PLATEAU_STEPS = Threshold(200, "losses without progress")
     outcome=True,
     severity="info",
     fix="Change the learning rate (both ways), widen the model, or look at the samples with the highest loss.",
-    refute="Train twice as long: if it falls again, it was a passing plateau.",
+    refute="Train twice as long: if the loss falls again, this finding is wrong.",
     since=2 * PLATEAU_STEPS,
 )
 def loss_plateau(case: Case) -> Found | None:
-    """The loss has stopped falling early.
-
-    Find a loss that fell at first, not far, and has stood still since.
-    """
+    """The loss has stopped falling at a high level."""
     found = case.loss()
     if found is None:
         raise NotMeasured("the loss")
     learning, (steps, losses) = case.learning, found
     wait = int(PLATEAU_STEPS)
-    if learning.state != "improving" or len(losses) < 2 * wait or learning.recent < 0.5 * learning.initial:
+    if learning.state != "improving" or len(losses) < 2 * wait or learning.recent < PLATEAU_LEVEL * learning.initial:
         return None
     older, newer = losses[-wait : -wait // 2], losses[-wait // 2 :]
     progress = float(np.median(older) - np.median(newer))
-    if progress > max(0.01 * abs(learning.initial), learning.noise / 3):
+    if progress > max(PLATEAU_PROGRESS * abs(learning.initial), PLATEAU_NOISE * learning.noise):
         return None
     return Found(
         step=int(steps[-wait]),
@@ -131,11 +123,11 @@ def loss_plateau(case: Case) -> Found | None:
             above("losses without progress", wait, PLATEAU_STEPS, "loss:scalar mean"),
             fact("level now over the first", learning.recent / learning.initial),
         ),
-        cause="The loss stands still at a high level.",
+        cause="The loss has stopped falling at a high level.",
     )
 
 
-UNDERFIT = Threshold(0.8, "of the first loss left at the end")
+UNDERFIT = Threshold(0.8, "loss over the first loss at the end")
 
 
 @rule(
@@ -143,15 +135,11 @@ UNDERFIT = Threshold(0.8, "of the first loss left at the end")
     outcome=True,
     severity="info",
     fix="Train longer, raise the learning rate, or widen the model.",
-    refute="Compare with the best loss that is possible: labels may be noisy.",
-    since=1,
+    refute="Compare with the best possible loss: if labels are so noisy that it is near, this finding is wrong.",
     final=True,
 )
 def underfitting(case: Case) -> Found | None:
-    """The run ended with most of its loss left.
-
-    Find a run that is over and has learnt only a little.
-    """
+    """The run ended after learning only a little."""
     if case.loss() is None:
         raise NotMeasured("the loss")
     learning = case.learning
@@ -163,29 +151,28 @@ def underfitting(case: Case) -> Found | None:
     return Found(
         sites=("(loop)",),
         evidence=(
-            above("part of the first loss that is left", left, UNDERFIT, "loss:scalar mean"),
+            above("loss over the first loss", left, UNDERFIT, "loss:scalar mean"),
             fact("losses", learning.points),
         ),
-        cause="The run ended with most of its loss left: the model is too small, the training too short, or too slow.",
+        cause="The loss fell only a little: the model is too small, or the training too short or too slow.",
     )
 
 
-DIVERGED = Threshold(FAR_ABOVE, "times the best level reached")
-DIVERGED_STEPS = Threshold(20, "losses in a row above it")
+DIVERGED = Threshold(FAR_ABOVE, "loss over its best level")
+DIVERGED_STEPS = Threshold(20, "persistence: losses in a row")
 
 
 @rule(
     "loss_divergence",
     outcome=True,
-    fix="Lower the learning rate, clip gradients, and look at the batch at which it began.",
-    refute="Go on from a checkpoint before it began: if the loss keeps falling, it was a passing disturbance.",
+    fix="Lower the learning rate, clip gradients, and look at the batch at which it started.",
+    refute="Continue from a checkpoint before it started: if the loss keeps falling, this finding is wrong.",
     since=10,
 )
 def loss_divergence(case: Case) -> Found | None:
-    """The loss gets worse and worse.
+    """The loss diverges: it has been far above its best level for long.
 
-    Find a loss that has left its best level for long, or note one that rises for certain; `nan_in_loss` is about one
-    that is NaN or infinite.
+    A loss that rises beyond its scatter is worth a note. `nan_in_loss` covers losses that are NaN or infinite.
     """
     found = case.loss()
     if found is None:
@@ -208,7 +195,7 @@ def loss_divergence(case: Case) -> Found | None:
         step=int(steps[-away]),
         sites=("(loop)",),
         evidence=evidence,
-        cause="The loss diverges: it is far above where it has been before.",
+        cause="The loss diverges: it is far above its best level.",
     )
 
 
@@ -228,7 +215,11 @@ def _rises(case: Case) -> Found | None:
     )
 
 
-OSCILLATION = Threshold(0.4, "spread from one step to the next over the level of the loss")
+OSCILLATION = Threshold(0.4, "change from one step to the next over the level of the loss, median")
+OSCILLATION_STEPS = Threshold(40, "losses")
+OSCILLATION_LEVEL = Threshold(0.2, "loss over the first loss: small losses vary by a large share")
+OSCILLATION_TURNS = Threshold(0.5, "share of steps at which a rise turns into a fall or back")
+OSCILLATION_FALL = Threshold(0.9, "last losses over those before: it still falls")
 
 
 @rule(
@@ -236,27 +227,26 @@ OSCILLATION = Threshold(0.4, "spread from one step to the next over the level of
     outcome=True,
     severity="info",
     fix="Lower the learning rate or the momentum, or use larger batches.",
-    refute="Average the loss over an epoch: if the averages fall, the swings are only noise between batches.",
-    since=40,
+    refute="Average the loss over an epoch: if the averages fall, this finding is wrong.",
+    since=OSCILLATION_STEPS,
 )
 def loss_oscillation(case: Case) -> Found | None:
-    """The loss swings from step to step.
-
-    Find a loss that does not fall any more and swings by a large part of its level, up and down in turns or regularly.
-    """
+    """The loss oscillates without falling any further."""
     found = case.loss()
     if found is None:
         raise NotMeasured("the loss")
     learning, losses = case.learning, found[1][-64:]
-    if learning.state in ("unknown", "broken") or len(losses) < 40 or learning.recent <= 0.2 * learning.initial:
+    if learning.state in ("unknown", "broken") or len(losses) < OSCILLATION_STEPS:
+        return None
+    if learning.recent <= OSCILLATION_LEVEL * learning.initial:
         return None
     changes = np.diff(losses)
     level = float(np.median(np.abs(losses)))
     swing = float(np.median(np.abs(changes))) / level if level > 0 else 0.0
     turns = float((np.sign(changes[1:]) != np.sign(changes[:-1])).mean())
-    falling = np.median(losses[-20:]) < 0.9 * np.median(losses[:20])
+    falling = np.median(losses[-20:]) < OSCILLATION_FALL * np.median(losses[:20])
     regular = case.dynamics.state == "oscillating"
-    if not regular and (swing < OSCILLATION or turns < 0.5 or falling):
+    if not regular and (swing < OSCILLATION or turns < OSCILLATION_TURNS or falling):
         return None
     return Found(
         step=int(found[0][-64:][0]),
@@ -264,26 +254,27 @@ def loss_oscillation(case: Case) -> Found | None:
         evidence=(
             above("regularity of the swings", case.dynamics.regularity, REGULAR, "loss:scalar mean")
             if regular
-            else above("swing from step to step over the level of the loss", swing, OSCILLATION, "loss:scalar mean"),
-            below("level of the last losses over the first", learning.recent / learning.initial, 10),
+            else above("change from step to step over the level", swing, OSCILLATION, "loss:scalar mean"),
+            fact("level of the last losses over the first", learning.recent / learning.initial),
         ),
-        cause="The loss swings up and down without getting better.",
+        cause="The loss oscillates without falling any further.",
     )
+
+
+SPIKES_MOST = Threshold(0.05, "share of losses: more spikes are a heavy-tailed loss, not events")
+SPIKES_STEPS = Threshold(40, "losses")
 
 
 @rule(
     "loss_spike",
     outcome=True,
     severity="info",
-    fix="Clip gradients to the norm that nine of ten stay below, and look at the batches of these steps.",
-    refute="Repeat the step from a checkpoint: if the leap is gone, the batch is not to blame.",
-    since=40,
+    fix="Clip gradients to the norm that 90 % stay below, and look at the batches of these steps.",
+    refute="Repeat the step from a checkpoint: if the loss does not spike, its batch is not the reason.",
+    since=SPIKES_STEPS,
 )
 def loss_spike(case: Case) -> Found | None:
-    """The loss leaps for a moment.
-
-    Find single losses far above those around them.
-    """
+    """The loss spikes at single steps."""
     found = case.loss()
     if found is None:
         raise NotMeasured("the loss")
@@ -293,7 +284,7 @@ def loss_spike(case: Case) -> Found | None:
     spikes = spike_flags(losses)
     spikes[:10] = False
     count = int(spikes.sum())
-    if not 1 <= count <= 0.05 * len(losses):  # more of them are the nature of a heavy-tailed loss
+    if not 1 <= count <= SPIKES_MOST * len(losses):
         return None
     worst = int(np.argmax(np.where(spikes, losses, -np.inf)))
     ratio = float(losses[worst] / np.median(losses))
@@ -304,32 +295,27 @@ def loss_spike(case: Case) -> Found | None:
             above("highest of them over the median loss", ratio, SPIKE_RATIO, "loss:scalar mean"),
             fact("spikes", count),
         ),
-        cause=f"The loss leaps at {count} of {len(losses)} steps and comes back.",
+        cause=f"The loss spikes at {count} of {len(losses)} steps and recovers.",
         data={"steps": steps[spikes][:16].tolist()},
     )
 
 
-OVERFIT_EVALS = Threshold(3, "evaluations in a row above the best")
-OVERFIT_RISE = Threshold(1.1, "times the best validation loss")
-OVERFIT_GRAVE = Threshold(1.5, "times the best validation loss")
-BY_HEART = Threshold(0.01, "training loss over validation loss: what is trained on is known by heart")
-NOT_MORE = Threshold(0.5, "of the loss of guessing, in validation: what was learnt by heart helps with nothing else")
-
-
+OVERFIT_EVALS = Threshold(3, "persistence: evaluations in a row above the best")
+OVERFIT_RISE = Threshold(1.1, "validation loss over its best: more than its scatter")
+OVERFIT_GRAVE = Threshold(1.5, "the same: worth a warning")
+MEMORISED = Threshold(0.01, "training loss over validation loss: the training data is memorised")
+NOT_MORE = Threshold(0.5, "validation loss over that of guessing: what was memorised does not generalise")
 Steps = NDArray[np.int64]
 
 
 @rule(
     "overfitting",
     fix="Stop at the best evaluation, add weight decay, dropout or augmentation, or get more data.",
-    refute="Evaluate on fresh samples: if they do not get worse, the validation set is too small to tell.",
-    since=5,
+    refute="Evaluate on new samples: if their loss does not rise, this finding is wrong.",
+    since=OVERFIT_EVALS + 2,
 )
 def overfitting(case: Case) -> Found | None:
-    """The model learns its training data by heart.
-
-    Find a validation loss that rises while the training loss falls, or stays high while that goes to nothing.
-    """
+    """The model overfits: the validation loss rises or stays high while the training loss falls."""
     found = _validation(case)
     training = case.loss()
     if found is None or training is None:
@@ -340,8 +326,8 @@ def overfitting(case: Case) -> Found | None:
     if len(values) < wait + 2 or not np.isfinite(values).all() or values[best] <= 0:
         return None
     rising = run_length(values > OVERFIT_RISE * values[best])
-    if (by_heart := _by_heart(case, name, steps, values)) is not None:
-        return by_heart
+    if (memorised := _memorised(case, name, steps, values)) is not None:
+        return memorised
     if rising < wait or values[-1] <= values[-wait - 1]:
         return None
     at_best = training[1][training[0] <= steps[best]][-10:]
@@ -358,32 +344,32 @@ def overfitting(case: Case) -> Found | None:
             above("evaluations in a row above the best", rising, OVERFIT_EVALS),
             fact("training loss over that at the best evaluation", float(np.median(now) / np.median(at_best))),
         ),
-        cause=f"The model overfits since step {int(steps[best])}: better on what it trains on, worse on the rest.",
+        cause=f"The model overfits since step {int(steps[best])}: better on training data, worse on validation data.",
     )
 
 
-def _by_heart(case: Case, name: str, steps: Steps, values: Values) -> Found | None:
-    """Find training data known by heart, and a validation loss that no longer falls, nearer to guessing than to 0."""
+def _memorised(case: Case, name: str, steps: Steps, values: Values) -> Found | None:
+    """Find memorised training data and a validation loss that no longer falls, nearer to guessing than to 0."""
     wait, chance = int(OVERFIT_EVALS), chance_loss(case)
     if chance is None or chance <= 0 or not is_averaged(case) or int(np.argmin(values)) >= len(values) - wait:
         return None
     level = float(np.median(values[-wait:]))
     ratio = case.learning.recent / level
-    if not (ratio <= BY_HEART and level >= NOT_MORE * chance):
+    if not (ratio <= MEMORISED and level >= NOT_MORE * chance):
         return None
     return Found(
         severity="warning",
         step=int(steps[int(np.argmin(values))]),
         sites=("(model)",),
         evidence=(
-            below("training loss over validation loss", ratio, BY_HEART, f"{name} mean"),
+            below("training loss over validation loss", ratio, MEMORISED, f"{name} mean"),
             above("validation loss over that of guessing", level / chance, NOT_MORE, f"{name} mean"),
         ),
-        cause="The model knows its training data by heart and little else: the training loss is almost nothing, and "
-        "the validation loss has stopped falling far above it.",
-        fix="Get more data, or check that all of it is read; add augmentation, dropout or weight decay, or take a "
+        cause="The model has memorised its training data: the training loss is almost 0, and the validation loss has "
+        "stopped falling far above it.",
+        fix="Get more data, or check that all of it is read; add augmentation, dropout or weight decay, or use a "
         "smaller model.",
-        refute="Evaluate on fresh samples: a loss near that of training refutes it.",
+        refute="Evaluate on new samples: if their loss is near that of training, this finding is wrong.",
     )
 
 

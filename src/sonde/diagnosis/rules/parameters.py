@@ -29,7 +29,7 @@ from sonde.records import Evidence, Severity
 
 @dataclass(frozen=True, slots=True)
 class Unreached:
-    """Trainable, owned parameters that never had a gradient, and the modules of which some parameter had one."""
+    """Trainable parameters of an optimizer that never had a gradient, and the modules that had one."""
 
     names: tuple[str, ...]
     steps: dict[str, int]
@@ -38,28 +38,28 @@ class Unreached:
     """Modules with a parameter of their own, or below them, that had a gradient."""
     first_step: int
 
-    def has_live_kin(self, case: Case, name: str) -> bool:
-        """Say whether another parameter of the same module had a gradient: then the module is not cut off."""
+    def is_in_live_module(self, case: Case, name: str) -> bool:
+        """Return whether another parameter of the same module had a gradient."""
         return runner_of(case, name) in self.live
 
 
 def unreached(case: Case) -> Unreached:
-    """Return what the backward pass never reached.
+    """Return the parameters that the backward pass never reached, though their optimizer stepped.
 
     Raises:
         NotMeasured: Optimizers or updates are not known.
 
     """
-    return case.once("unreached", lambda: _find(case))
+    return case.once("unreached", lambda: _find_unreached(case))
 
 
-def _find(case: Case) -> Unreached:
+def _find_unreached(case: Case) -> Unreached:
     steps = own_steps(case)
     reached = {site.name for site in case.sites("gradient")}
     names = []
     for optimizer in need_optimizers(case):
         mine = [name for name in held(optimizer) if name in case.parameters and case.parameters[name].trainable]
-        # If none at all has a gradient though backward passes reached them, the loop is at fault and not the graph.
+        # If none has a gradient though backward passes reached them, the loop is at fault, not the graph.
         if any(name in reached for name in mine) or _is_never_reached(case, optimizer.name):
             names += [name for name in mine if name not in reached and steps.get(name, 0) > 0]
     live: set[str] = set()
@@ -77,7 +77,7 @@ def _is_never_reached(case: Case, optimizer: str) -> bool:
     return backwards is not None and not backwards.numbers().any()
 
 
-ORPHAN_STEPS = Threshold(2, "persistence: a gradient that nobody applies, in two steps")
+ORPHAN_STEPS = Threshold(2, "persistence: steps with a gradient that no optimizer applies")
 
 
 @rule(
@@ -87,20 +87,17 @@ ORPHAN_STEPS = Threshold(2, "persistence: a gradient that nobody applies, in two
     exact=True,
     fix=(
         "Build the optimizer after the model is complete, from model.parameters(), or add them with "
-        "optimizer.add_param_group(...). If they are meant to stay as they are, call requires_grad_(False) on them."
+        "optimizer.add_param_group(...). If they should not be trained, call requires_grad_(False) on them."
     ),
-    refute="Compare one of them before and after optimizer.step(): a change refutes it.",
-    since=2,
+    refute="Compare one of them before and after optimizer.step(): if it has changed, this finding is wrong.",
+    since=ORPHAN_STEPS,
 )
 def params_not_in_optimizer(case: Case) -> Found | None:
-    """Parameters get gradients that no optimizer applies.
-
-    Find trainable parameters with gradients whose values nobody changes.
-    """
+    """Parameters get gradients, but no optimizer holds them."""
     need_optimizers(case)
     if case.facts.hidden:
         tensors = [each.name for each in case.facts.hidden if each.tensor]
-        return _no_parameters(case, tensors) if len(tensors) == len(case.facts.hidden) else _out_of_sight(case)
+        return _plain_tensors(tensors) if len(tensors) == len(case.facts.hidden) else _in_plain_list(case)
     panel = case.panel("gradient")
     alive = (panel.read & (statistics.norm(panel.rows) > 0)).sum(axis=0)
     counts = dict(zip(panel.names, alive.tolist(), strict=True))
@@ -114,10 +111,8 @@ def params_not_in_optimizer(case: Case) -> Found | None:
         return None
     last = case.track(f"{orphans[0]}:gradient")
     share = share_of(case, orphans)
-    head = output_module(case)
-    severity: Severity = "critical" if any(module_of(name) == head for name in orphans) else "warning"
     return Found(
-        severity=severity,
+        severity="critical" if _is_head(case, orphans) else "warning",
         step=int(last.steps[0]) if last is not None else None,
         sites=tuple(orphans),
         evidence=(
@@ -134,7 +129,7 @@ def params_not_in_optimizer(case: Case) -> Found | None:
     )
 
 
-def _no_parameters(case: Case, names: list[str]) -> Found:
+def _plain_tensors(names: list[str]) -> Found:
     return Found(
         severity="warning",
         step=1,
@@ -142,13 +137,13 @@ def _no_parameters(case: Case, names: list[str]) -> Found:
         evidence=(fact("plain tensors of modules that get gradients and never change", len(names)),),
         cause=f"{few(names)} {by_number(names, 'is a plain tensor', 'are plain tensors')} with requires_grad, not "
         f"nn.Parameter: {by_number(names, 'it gets', 'they get')} gradients, but model.parameters() does not list "
-        f"{by_number(names, 'it', 'them')}, so no optimizer moves {by_number(names, 'it', 'them')}.",
-        fix="Write nn.Parameter(...) around what is to be learnt, and build the optimizer after that; what is to stay "
-        "as it is goes to register_buffer.",
+        f"{by_number(names, 'it', 'them')}, so no optimizer updates {by_number(names, 'it', 'them')}.",
+        fix="Wrap what should be learnt in nn.Parameter(...), and build the optimizer after that; use register_buffer "
+        "for what should not change.",
     )
 
 
-def _out_of_sight(case: Case) -> Found:
+def _in_plain_list(case: Case) -> Found:
     names = [each.name for each in case.facts.hidden]
     keeper = names[0].split(".")[0]
     return Found(
@@ -156,17 +151,23 @@ def _out_of_sight(case: Case) -> Found:
         step=1,
         sites=tuple(names),
         evidence=(fact("parameters that get gradients, but that model.parameters() does not list", len(names)),),
-        cause=f"{few(names)} {by_number(names, 'stands', 'stand')} in a plain list or dict ({keeper}), which torch "
-        f"does not look into: {by_number(names, 'it gets', 'they get')} gradients, but no optimizer has "
-        f"{by_number(names, 'it', 'them')}, nor has state_dict().",
+        cause=f"{few(names)} {by_number(names, 'is', 'are')} in a plain list or dict ({keeper}), which torch does not "
+        f"register: {by_number(names, 'it gets', 'they get')} gradients, but neither the optimizer nor state_dict() "
+        "has "
+        f"{by_number(names, 'it', 'them')}.",
         fix="Use nn.ModuleList, nn.ModuleDict or nn.ParameterList instead of the plain list or dict, and build the "
         "optimizer after that.",
-        refute="Print len(list(model.parameters())): if these are counted, it is wrong.",
+        refute="Print len(list(model.parameters())): if these are counted, this finding is wrong.",
     )
 
 
+def _is_head(case: Case, names: list[str]) -> bool:
+    """Return whether any of these parameters belongs to the output layer."""
+    return any(module_of(name) == output_module(case) for name in names)
+
+
 def _is_changed(case: Case, name: str) -> bool:
-    """Say whether a parameter was written to after the run began: then somebody trains it whom we do not know."""
+    """Return whether a parameter has changed since the start: then something that is not watched trains it."""
     track = case.track(f"{name}:parameter")
     return track is not None and len(track) > 1 and bool(np.any(np.diff(track.rows, axis=0) != 0))
 
@@ -176,46 +177,42 @@ def _is_changed(case: Case, name: str) -> bool:
     explains=[*NOT_TRAINED, "params_not_in_optimizer", "step_not_called"],
     exact=True,
     fix=(
-        "Make the optimizer after the last change to the model: after replacing layers, loading, copying, "
-        ".to(...) or wrapping it."
+        "Create the optimizer after the last change to the model: after replacing layers, loading, copying, .to(...) "
+        "or "
+        "wrapping it."
     ),
     refute=(
-        "If {{id(p) for g in optimizer.param_groups for p in g['params']}} has the id of every parameter of "
-        "the model, it is wrong."
+        "Compare id(p) of all parameters in optimizer.param_groups with those of model.parameters(): if they are the "
+        "same, this finding is wrong."
     ),
-    since=1,
 )
 def stale_params_in_optimizer(case: Case) -> Found | None:
     """The optimizer holds parameters that the model no longer has.
 
-    Find strangers in an optimizer while parameters of the model have no optimizer.
-
-    Strangers alone prove nothing: a loss with weights of its own, or a model that is not watched, is trained too.
+    And parameters of the model have no optimizer: foreign parameters alone may belong to a loss, or to another model.
     """
     facts = case.need_facts()
     orphans = [each.name for each in facts.parameters if each.trainable and not each.owners]
     shapes = [str(tuple(case.parameters[name].shape)) for name in orphans]
     for optimizer in facts.optimizers:
         same = sum(shape in shapes for shape in optimizer.foreign)
-        # Swapped in part, some of the model is still held; swapped as a whole, the shapes agree.
+        # If a part was replaced, the rest is still held; if all was replaced, the shapes are equal.
         if not orphans or not optimizer.foreign or not (held(optimizer) or same == len(shapes)):
             continue
         whole = not held(optimizer)
         return Found(
-            severity="critical"
-            if whole or any(module_of(name) == output_module(case) for name in orphans)
-            else "warning",
+            severity="critical" if whole or _is_head(case, orphans) else "warning",
             step=0,
             sites=(optimizer.name, *orphans),
             evidence=(
                 above("parameters it holds that the model does not have", len(optimizer.foreign), 1),
                 above("trainable parameters of the model that no optimizer holds", len(orphans), 1),
-                fact("of the strangers, those with the shape of such a parameter", same),
+                fact("of the former, those with the shape of one of the latter", same),
             ),
             cause=f"{optimizer.name} holds {len(optimizer.foreign)} parameter(s) that the model does not have (shapes "
             f"{few(optimizer.foreign)}), while {few(orphans)} "
             + by_number(orphans, "has no optimizer: it was", "have no optimizer: they were")
-            + " replaced after it was made.",
+            + " replaced after the optimizer was created.",
         )
     return None
 
@@ -226,28 +223,24 @@ def stale_params_in_optimizer(case: Case) -> Found | None:
     explains=["exploding_gradient", "loss_divergence", "lr_too_high"],
     exact=True,
     fix=(
-        "Give each optimizer its own part of the model: encoder.parameters() to one, decoder.parameters() to the other."
+        "List each parameter once, as model.parameters() does; tied weights have two names but are one parameter. Give "
+        "each optimizer its own part of the model."
     ),
-    refute="If the two never step with the same gradients, as when they take turns, this is wrong.",
+    refute=(
+        "Compare the ids of all parameters in optimizer.param_groups: if none occurs twice, this finding is wrong."
+    ),
     since=0,
 )
 def duplicate_param_in_groups(case: Case) -> Found | None:
-    """An optimizer holds a parameter more than once.
-
-    Find a parameter that is moved twice with one gradient: by one optimizer that has it twice, or by two.
-    """
+    """A parameter is updated twice with one gradient: it is held twice, by one optimizer or by two."""
     for optimizer in case.need_facts().optimizers:
         if optimizer.duplicates:
             return Found(
                 step=0,
                 sites=(optimizer.name, *optimizer.duplicates),
                 evidence=(above("parameters held more than once", len(optimizer.duplicates), 1),),
-                cause=f"{optimizer.name} holds {few(optimizer.duplicates)} more than once: each step moves "
+                cause=f"{optimizer.name} holds {few(optimizer.duplicates)} more than once: each step updates "
                 + by_number(optimizer.duplicates, "it twice.", "them twice."),
-                fix="Make the list of parameters from a dict by id, or from model.parameters(), which has each once; "
-                "tied weights have two names and are one parameter.",
-                refute="If len(ids) == len(set(ids)) for the ids of all parameters in optimizer.param_groups, it is "
-                "wrong.",
             )
     return _shared(case)
 
@@ -265,7 +258,10 @@ def _shared(case: Case) -> Found | None:
             above("parameters that more than one optimizer holds", len(names), 1),
             fact("optimizers that step after one backward pass", len(owners)),
         ),
-        cause=f"{few(owners)} both hold {few(names)}, and both step after the same backward pass: it is moved twice.",
+        cause=f"{few(owners)} both hold {few(names)}, and both step after the same backward pass: it is updated twice.",
+        fix="Give each optimizer its own part of the model: encoder.parameters() to one, decoder.parameters() to the "
+        "other.",
+        refute="If the two never step with the same gradients, as when they alternate, this finding is wrong.",
     )
 
 
@@ -285,19 +281,16 @@ class _Reason:
     explains=[*NOT_TRAINED, "bad_init_scale"],
     exact=True,
     fix=(
-        "Call .requires_grad_(True) on them before training; if they are meant to be frozen, leave them out of the "
+        "Call .requires_grad_(True) on them before training; if they should be frozen, do not pass them to the "
         "optimizer."
     ),
-    refute="If they were meant to stay as they are, this is wrong.",
-    since=1,
+    refute="If they should not be trained, this finding is wrong.",
 )
 def frozen_by_mistake(case: Case) -> Found | None:
-    """Parameters were handed to the optimizer but cannot be trained.
+    """The optimizer holds frozen parameters that should be trained.
 
-    Find frozen parameters in an optimizer that nobody freezes on purpose.
-
-    A frozen backbone is usual. What is not: an output layer that is frozen, weights that are frozen as they were drawn,
-    and a model in which only norms can be trained.
+    A frozen backbone is common. A frozen output layer, frozen random weights, or a model of which only norms can be
+    trained are not.
     """
     optimizers = need_optimizers(case)
     names = [name for optimizer in optimizers for name in held(optimizer) if name in case.parameters]
@@ -331,16 +324,17 @@ def _reason(case: Case, frozen: list[str], free: list[str]) -> _Reason | None:
     kinds = {case.parameters[name].kind for name in free}
     if kinds and all("Norm" in kind for kind in kinds):
         return _Reason(frozen, "are frozen and only norms can be trained", "warning")
-    # A parameter that a module of the user's makes without a gradient, such as a fixed encoding, is meant so.
+    # A parameter that a user's module creates without a gradient, such as a fixed encoding, is intended.
     layers = tuple(name for name in frozen if case.parameters[name].kind.startswith(_LAYERS))
     fresh = fresh_parameters(case, layers)
     if fresh:
-        return _Reason(fresh, "are frozen as they were drawn at random", "warning")
+        return _Reason(fresh, "are frozen with their random initial values", "warning")
     return None
 
 
-BROKEN_STEPS = Threshold(5, "persistence: steps of its own optimizer without a gradient")
-EXTRACTOR_SHARE = Threshold(0.1, "of all trainable elements; a model whose features are used is most of what runs")
+BROKEN_STEPS = Threshold(5, "persistence: steps of its optimizer without a gradient")
+BROKEN_MOST = Threshold(0.5, "share of trainable elements: most of the model does not learn")
+EXTRACTOR_SHARE = Threshold(0.1, "share of trainable elements: a trained feature extractor is a large part of a model")
 
 
 @rule(
@@ -349,46 +343,38 @@ EXTRACTOR_SHARE = Threshold(0.1, "of all trainable elements; a model whose featu
     explains=[*NOT_TRAINED],
     exact=True,
     fix=(
-        "Look behind {last} for .detach(), .data, .item(), .numpy(), torch.no_grad() or a new torch.tensor(...) "
-        "made from its output, and remove it."
+        "Look after {last} for .detach(), .data, .item(), .numpy(), torch.no_grad() or a new torch.tensor(...) made "
+        "from its output, and remove it."
     ),
     refute=(
-        "Call the model once and print requires_grad of that module's output where it is used: if it is True up "
-        "to the loss, the graph is whole."
+        "Print requires_grad of that module's output and of what is computed from it: if it is True up to the loss, "
+        "this finding is wrong."
     ),
-    since=5,
+    since=BROKEN_STEPS,
 )
 def graph_break_detach(case: Case) -> Found | None:
-    """A module runs, but the backward pass never reaches its parameters.
-
-    Find parameters without a gradient in modules that ran and of which no parameter gets one.
-    """
+    """A module runs, but the backward pass never reaches its parameters."""
     modules = ran(case)
     lost = unreached(case)
-    names = [name for name in lost.names if runner_of(case, name) in modules and not lost.has_live_kin(case, name)]
+    names = [name for name in lost.names if runner_of(case, name) in modules and not lost.is_in_live_module(case, name)]
     names = [name for name in names if lost.steps[name] >= BROKEN_STEPS]
     if not names:
         return None
     share = share_of(case, names)
-    # Features of a trained model are often computed under no_grad on purpose; weights as drawn are not, nor is a part
-    # that is small beside the rest.
-    drawn = fresh_parameters(case, tuple(names)) or not any(len(case.parameters[name].shape) > 1 for name in names)
-    meant = not drawn and share >= EXTRACTOR_SHARE
+    # Features of a trained model are often computed under no_grad on purpose; those of random weights are not.
+    random = fresh_parameters(case, tuple(names)) or not any(len(case.parameters[name].shape) > 1 for name in names)
+    intended = not random and share >= EXTRACTOR_SHARE
     last = _last_in_order(case, names)
     return Found(
-        severity="info" if meant else ("critical" if share > 0.5 else "warning"),
+        severity="info" if intended else ("critical" if share > BROKEN_MOST else "warning"),
         step=lost.first_step,
         sites=tuple(names),
         evidence=(
-            above(
-                "steps of their optimizer without any gradient",
-                min(lost.steps[name] for name in names),
-                BROKEN_STEPS,
-            ),
+            above("steps without any gradient", min(lost.steps[name] for name in names), BROKEN_STEPS),
             fact("parameters", len(names)),
             fact("their share of all trainable elements", share),
         ),
-        cause=f"The backward pass never reaches {few(names)}, though the module runs: the graph is cut behind {last}.",
+        cause=f"The backward pass never reaches {few(names)}, though the module runs: the graph is cut after {last}.",
         data={"behind": last},
         values={"last": last},
     )
@@ -399,27 +385,24 @@ def _last_in_order(case: Case, names: list[str]) -> str:
     return next((module for module in reversed(case.facts.order) if module in cut), sorted(cut)[-1])
 
 
-UNUSED_SHARE = Threshold(0.02, "poolers and spare heads of published models stay below 1 % of the weights")
-UNUSED_STEPS = Threshold(10, "persistence: multi-task loops and routed experts take turns within fewer steps")
-ROUTED_STEPS = Threshold(64, "modules with siblings that ran may be routed to; the longest stretch that is compared")
+UNUSED_SHARE = Threshold(0.02, "share of trainable elements; spare heads of published models stay below 0.01")
+UNUSED_STEPS = Threshold(10, "persistence: multi-task loops and routed experts alternate within fewer steps")
+ROUTED_STEPS = Threshold(64, "the same for modules whose siblings ran, which may be routed to")
 
 
 @rule(
     "unused_parameters",
     needs=[vitals.BACKWARDS_SEEN, "gradient", "update"],
     exact=True,
-    fix="Use the layer in forward(), or delete it. Look for a layer that is called twice where two were meant.",
+    fix="Use the layer in forward(), or delete it. Look for a layer that is called twice instead of two layers.",
     refute="Set {name} to zeros and run the same batch in eval mode: if the output changes, this finding is wrong.",
-    since=10,
+    since=UNUSED_STEPS,
 )
 def unused_parameters(case: Case) -> Found | None:
-    """No training pass uses these parameters.
-
-    Find parameters without a gradient whose module never ran, or whose module uses its other parameters only.
-    """
+    """Parameters are never used in training: they never get a gradient."""
     modules = ran(case)
     lost = unreached(case)
-    names = [name for name in lost.names if runner_of(case, name) not in modules or lost.has_live_kin(case, name)]
+    names = [name for name in lost.names if runner_of(case, name) not in modules or lost.is_in_live_module(case, name)]
     names = [name for name in names if lost.steps[name] >= _patience(case, name, modules)]
     if not names:
         return None
@@ -440,7 +423,7 @@ def unused_parameters(case: Case) -> Found | None:
 
 
 def _patience(case: Case, name: str, modules: frozenset[str]) -> float:
-    """Experts and heads that are taken in turns have siblings that ran; they get more time."""
+    """Return how many steps to wait: experts and heads that alternate have siblings that ran."""
     family = module_of(name).rpartition(".")[0]
     is_listed = case.modules.get(family) is not None and case.modules[family].kind in ("ModuleList", "ModuleDict")
     kin = f"{family}." if is_listed else "\0"
@@ -454,17 +437,15 @@ def _patience(case: Case, name: str, modules: frozenset[str]) -> float:
     exact=True,
     fix=(
         "Assign the parameter itself, as in head.weight = embedding.weight, not a copy of its values ({copy} is a "
-        "clone); do it again after anything that makes new parameters."
+        "clone); do it again after anything that creates new parameters."
     ),
-    refute="If a.data_ptr() == b.data_ptr() for the two, they are tied.",
-    since=1,
+    refute="Compare data_ptr() of the two: if they are equal, this finding is wrong.",
 )
 def tied_weights_broken(case: Case) -> Found | None:
-    """Weights that were meant to be one tensor are two.
+    """Tied weights are two separate tensors.
 
-    Find two weights that the model's settings call one, or that are equal though of layers of another class.
-
-    Layers of the same class that are equal are copies of a block, which is how torch makes its encoders.
+    The model's config ties them, or they are equal in layers of different classes. Equal layers of the same class are
+    copies of a block, as in torch's encoders.
     """
     facts = case.need_facts()
     pairs = list(facts.tied)
@@ -480,7 +461,7 @@ def tied_weights_broken(case: Case) -> Found | None:
         step=0,
         sites=(one, two),
         evidence=(above("pairs of weights that are equal in separate memory", len(pairs), 1), *_drift(case, one, two)),
-        cause=f"{one} and {two} began as copies but are two tensors: tied weights drift apart as they train.",
+        cause=f"{one} and {two} started as copies but are separate tensors: they drift apart in training.",
         values={"copy": two},
     )
 
@@ -491,23 +472,21 @@ def _drift(case: Case, one: str, two: str) -> tuple[Evidence, ...]:
         return ()
     norms = [float(statistics.norm(track.rows[-1])) for track in tracks if track is not None]
     apart = abs(norms[0] - norms[1]) / max(norms[0], norms[1], np.finfo(float).tiny)
-    return (fact("difference of their norms by now, as a part of the larger", apart, f"{one}:parameter norm"),)
+    return (fact("difference of their norms over the larger, now", apart, f"{one}:parameter norm"),)
 
 
 @rule(
     "ema_not_updated",
     needs=["parameter", "update"],
     exact=True,
-    fix="Use a decay below 1 (0.999), and see that average.lerp_(weight, 1 - decay) gets the current weights.",
-    refute="Compare the copy with what it was at the start: a difference refutes it.",
-    since=10,
+    fix="Use a decay below 1 (0.999), and check that average.lerp_(weight, 1 - decay) gets the current weights.",
+    refute="Compare the copy with its initial values: if they differ, this finding is wrong.",
+    since=UNUSED_STEPS,
 )
 def ema_not_updated(case: Case) -> Found | None:
-    """A moving average of the weights does not move.
+    """A moving average of the weights is written to but never changes.
 
-    Find copies of trained weights that are written to step by step and stay what they were.
-
-    A copy that nobody writes to is meant to stay, as a teacher is.
+    A copy that is not written to is intended, such as a fixed teacher.
     """
     copies = [each for each in case.need_facts().parameters if each.equal_to and not each.owners and not each.trainable]
     copies = [each for each in copies if _is_rewritten(case, each.name)]
@@ -524,7 +503,7 @@ def ema_not_updated(case: Case) -> Found | None:
         evidence=(
             above("times it was written to", 0 if track is None else len(track) - 1, UNUSED_STEPS),
             fact("change since the start", 0.0, f"{names[0]}:parameter norm"),
-            fact("copies like that", len(names)),
+            fact("copies like this", len(names)),
         ),
         cause=f"{few(names)} "
         + by_number(

@@ -12,7 +12,7 @@ from sonde.diagnosis.rule import Found, Threshold, above, fact, rule
 from sonde.store import Run
 from sonde.store.series import ALL_COLUMNS
 
-TOLERANCE = Threshold(1e-5, "of the weight's size; ranks may round a mean differently, but never by this much")
+TOLERANCE = Threshold(1e-5, "difference over the weight: ranks may round a mean differently, but by less")
 MAX_PARAMETERS: Final = 64
 """How many parameters are compared: replicas that drift apart do so everywhere."""
 
@@ -23,14 +23,14 @@ MAX_PARAMETERS: Final = 64
     exact=True,
     fix=(
         "Call the DistributedDataParallel wrapper instead of the module inside it, wrap the model after moving it "
-        "to its device and dtype, and clip or change gradients on all ranks alike."
+        "to its device and dtype, and clip or change gradients in the same way on all ranks."
     ),
-    refute="Gather one parameter from all ranks after a step: equal values refute it.",
+    refute="Gather one parameter from all ranks after a step: if the values are equal, this finding is wrong.",
 )
 def ddp_replicas_diverge(case: Case) -> Found | None:
-    """Replicas of the model do not hold the same weights any more.
+    """The replicas of the model have different weights.
 
-    Find parameters that differ between ranks. Only the files of all ranks together can tell.
+    Judged from the files of all ranks, not while the run is recorded.
     """
     if case.replicas is None:
         raise NotMeasured("parameters of more than one rank")
@@ -41,18 +41,18 @@ def ddp_replicas_diverge(case: Case) -> Found | None:
         step=first.step,
         sites=tuple(drift.name for drift in case.replicas[:8]),
         evidence=(
-            above("difference between ranks, as a part of the weight, when it began", first.first, TOLERANCE),
+            above("difference between ranks over the weight, when it began", first.first, TOLERANCE),
             above("difference between ranks at the end", first.last, TOLERANCE, f"{first.name}:parameter mean"),
             fact("parameters that differ", len(case.replicas)),
         ),
-        cause=f"The replicas drift apart: after step {first.step} {first.name} is not the same on all ranks.",
+        cause=f"The replicas diverge: after step {first.step} {first.name} is not the same on all ranks.",
     )
 
 
 def compare_ranks(run: Run) -> list[Drift] | None:
     """Return the parameters that differ between ranks, the earliest first; None if there is nothing to compare.
 
-    Shards are no replicas: a parameter whose ranks hold different numbers of elements is left alone.
+    Shards are not replicas: a parameter whose ranks hold different numbers of elements is skipped.
     """
     if len(run.ranks) < 2:
         return None
@@ -70,7 +70,7 @@ def compare_ranks(run: Run) -> list[Drift] | None:
         compared = True
         apart = np.max([_apart(rows[0], row) for row in rows[1:]], axis=0)
         differs = np.flatnonzero(apart > TOLERANCE)
-        # At step 0 replicas may differ on purpose: the wrapper copies rank 0's weights when it is made.
+        # At step 0 replicas may differ: the wrapper copies the weights of rank 0 when it is created.
         differs = differs[steps[differs] > 0]
         if len(differs):
             at = differs[0]
@@ -79,7 +79,7 @@ def compare_ranks(run: Run) -> list[Drift] | None:
 
 
 def _apart(left: schema.Rows, right: schema.Rows) -> schema.Rows:
-    """Return how far two rows are apart, as a part of their size."""
+    """Return the largest difference between two rows over their size."""
     size = np.maximum(np.maximum(np.abs(left[:, schema.MIN]), np.abs(left[:, schema.MAX])), 1e-30)
     columns = [schema.MIN, schema.MAX, schema.MEAN]
     distance: schema.Rows = np.abs(left[:, columns] - right[:, columns]).max(1) / size

@@ -15,10 +15,10 @@ from sonde.diagnosis.track import Values
 from sonde.diagnosis.weights import Weights, first_weights, last_weights
 from sonde.records import Evidence, Severity
 
-PACE_HIGH = Threshold(0.1, "a healthy step moves a weight by about a thousandth of its size; a tenth is a leap")
+PACE_HIGH = Threshold(0.1, "update over weight: a usual step has about a thousandth")
+PACE_HIGH_WORSE = Threshold(0.03, "the same where the loss rises above its start")
 PACE_STEPS = Threshold(3, "persistence: one long first step is common with Adam")
-OVERSHOOT = Threshold(1.5, "times the first loss; random labels or a dead loss never rise above where they began")
-PACE_HIGH_WORSE = Threshold(0.03, "with a loss above its start, a third of that is enough to blame the step length")
+OVERSHOOT = Threshold(1.5, "highest loss over the first: with random labels or a constant output it does not rise")
 
 
 @rule(
@@ -26,14 +26,11 @@ PACE_HIGH_WORSE = Threshold(0.03, "with a loss above its start, a third of that 
     needs=["gradient", "parameter", "update"],
     explains=[*TOO_FAR],
     fix="Divide the learning rate by 10 (or find one with sonde.checkup), or warm it up.",
-    refute="Train 100 steps at a tenth of the rate: if the loss does not fall then either, it was not the rate.",
+    refute="Train 100 steps at a tenth of the rate: if the loss does not fall either, this finding is wrong.",
     since=8,
 )
 def lr_too_high(case: Case) -> Found | None:
-    """Steps are so long that the loss does not fall.
-
-    Find weights that move by a large part of their size at each step while the loss gets nowhere.
-    """
+    """The learning rate is too high: steps are long, and the loss does not fall."""
     found = case.loss()
     if found is None:
         raise NotMeasured("the loss")
@@ -43,7 +40,7 @@ def lr_too_high(case: Case) -> Found | None:
     early, late = first.pace(), last_weights(case).pace()
     if not len(early):
         raise NotMeasured("updates")
-    if case.learning.state == "broken" and not _was_out_of_order(found[1], early):
+    if case.learning.state == "broken" and not _was_failing_before(found[1], early):
         return None
     leaps = _count(early, PACE_HIGH)
     overshoot = _overshoot(found[1])
@@ -58,11 +55,10 @@ def lr_too_high(case: Case) -> Found | None:
     return None
 
 
-def _was_out_of_order(losses: Values, early: Values) -> bool:
-    """Say whether something was wrong before the loss broke: only then can the step length be what broke it.
+def _was_failing_before(losses: Values, early: Values) -> bool:
+    """Return whether the loss was rising before it became NaN: only then can long steps be the reason.
 
-    A loss that fell until an odd batch made it NaN had no trouble with the length of its steps. One that broke at once,
-    after a step longer than the weights themselves, gave no other sign.
+    A loss that became NaN at once, after a step longer than the weights themselves, counts too.
     """
     bad = np.flatnonzero(~np.isfinite(losses))
     before = losses[: bad[0]] if len(bad) else losses
@@ -101,36 +97,36 @@ def _too_long(case: Case, first: Weights, evidence: tuple[Evidence, ...]) -> Fou
         step=int(first.steps[0]),
         sites=("optimizer", *(first.names[index] for index in fastest)),
         evidence=evidence,
-        cause=f"The learning rate is too high: steps move weights by a large part of their size{at}, and the loss "
+        cause=f"The learning rate is too high: steps change weights by a large share of their size{at}, and the loss "
         "does not fall.",
     )
 
 
-PACE_LOW_STEPS = Threshold(40, "long enough to be past a short warm-up")
-PACE_VERY_LOW = Threshold(1e-5, "so slow that a weight moves by a tenth in ten thousand steps")
-PACE_LOW = Threshold(1e-4, "rule of thumb: log10 of the update ratio lies between -4 and -1 in runs that learn")
-PACE_SLOW = Threshold(1e-3, "the pace of a healthy step: enough to blame it where the loss does fall, only slowly")
+PACE_LOW_STEPS = Threshold(40, "persistence: steps, longer than a short warm-up")
+PACE_VERY_LOW = Threshold(1e-5, "update over weight: a weight changes by a tenth in ten thousand steps")
+PACE_LOW = Threshold(1e-4, "the same; as a rule of thumb its log10 lies between -4 and -1 in runs that learn")
+PACE_SLOW = Threshold(1e-3, "the same where the loss falls, but slowly, at the level of guessing")
+PULL_LOW = Threshold(1e-6, "gradient over weight: below, there is no gradient to follow, which is another fault")
+WARM_UP = Threshold(1.05, "rate over that ten steps before: still rising")
+RATE_DECAYED = Threshold(0.1, "rate over its highest: lowered by a schedule")
 
 
 @rule(
     "lr_too_low",
     needs=["gradient", "parameter", "update"],
     fix="Raise the learning rate tenfold until the loss moves; sonde.checkup suggests one.",
-    refute="Train 100 steps at 100 times the rate: if the loss stays put then too, it was not the rate.",
+    refute="Train 100 steps at 100 times the rate: if the loss does not change either, this finding is wrong.",
     since=PACE_LOW_STEPS,
 )
 def lr_too_low(case: Case) -> Found | None:
-    """Steps are so short that nothing changes.
-
-    Find weights that hardly move for many steps though they have gradients, with a loss that stays where it was.
-    """
+    """The learning rate is too low: weights hardly change, and the loss does not fall."""
     if case.loss() is None:
         raise NotMeasured("the loss")
     weights = last_weights(case)
     pace = weights.fastest()
-    if len(pace) < PACE_LOW_STEPS or not _stays_put(case) or _is_scheduled(case):
+    if len(pace) < PACE_LOW_STEPS or case.learning.state not in ("flat", "worse") or _is_scheduled(case):
         return None
-    # A model that begins well trained may rest: then the loss is far below guessing.
+    # A model that starts out trained hardly changes either, but its loss is far below that of guessing.
     known = chance_loss(case) is not None
     limit = PACE_VERY_LOW
     if known and is_near_chance(case):
@@ -140,7 +136,7 @@ def lr_too_low(case: Case) -> Found | None:
     if highest >= limit or not np.nanmax(np.nan_to_num(gradients)) > 0:
         return None
     alive = float(np.nanmax(gradients))
-    if alive < 1e-6:  # there is nothing to step along: that is another disease
+    if alive < PULL_LOW:
         return None
     rate = case.learning_rate()
     return Found(
@@ -151,42 +147,27 @@ def lr_too_low(case: Case) -> Found | None:
             fact("gradient of the last weight over its size", alive, f"{weights.names[-1]}:gradient rms"),
             fact("learning rate", float("nan") if rate is None else float(rate[1][-1])),
         ),
-        cause="The learning rate is too low: steps change the weights by almost nothing, and the loss stays put.",
+        cause="The learning rate is too low: steps hardly change the weights, and the loss does not fall.",
     )
 
 
-def _stays_put(case: Case) -> bool:
-    """Say whether the loss does not fall. That it seems to rise is chance, where steps are that short."""
-    return case.learning.state in ("flat", "worse")
-
-
 def _is_scheduled(case: Case) -> bool:
-    """Say whether the rate is on its way: rising in a warm-up, or far below what it was before."""
+    """Return whether the rate is rising in a warm-up, or was lowered by a schedule."""
     rate = case.learning_rate()
     if rate is None or len(rate[1]) < 2:
         return False
     values = rate[1]
     before = values[max(0, len(values) - 11)]
-    return bool(values[-1] > before * 1.05 or values[-1] < 0.1 * values.max())
+    return bool(values[-1] > WARM_UP * before or values[-1] < RATE_DECAYED * values.max())
 
 
-LR_COLLAPSED = Threshold(1e-3, "times the highest: the last two percent of a cosine lie below, no more")
-LR_COLLAPSED_STEPS = Threshold(6, "persistence")
-LR_COLLAPSED_SHARE = Threshold(0.1, "of the run: five times what the end of a cosine takes")
-LR_USEFUL_STEPS = Threshold(300, "a schedule that ends this early was made for epochs, not batches")
-
-
-_CUTS = 3
-
-
-_EPOCHS = (
-    "it is stepped once a batch, but was made for epochs.",
-    "Call scheduler.step() once per epoch, outside the batch loop, or give the schedule its length in steps.",
-)
-
-
-_RISE = (
-    "it waits for a number that rises (mode='max') and is given one that falls, such as the loss.",
+LR_COLLAPSED = Threshold(1e-3, "rate over its highest: below it lie only the last two percent of a cosine")
+LR_COLLAPSED_STEPS = Threshold(6, "persistence: steps")
+LR_COLLAPSED_SHARE = Threshold(0.1, "share of the run: five times the end of a cosine")
+LR_USEFUL_STEPS = Threshold(300, "steps until then: a schedule this short was made for epochs, not batches")
+LR_CUTS = Threshold(3, "persistence: cuts of the rate at equal distances")
+_PLATEAU_OF_A_LOSS = (
+    "it waits for a number that rises (mode='max') and gets one that falls, such as the loss.",
     "Write mode='min' for a loss; mode='max' is for accuracies and other scores.",
 )
 
@@ -194,15 +175,12 @@ _RISE = (
 @rule(
     "lr_schedule_collapse",
     explains=["lr_too_low"],
-    fix=("Call scheduler.step() once per epoch, outside the batch loop, or give the schedule its length in steps."),
-    refute="Print the learning rate of the last epoch you planned: if it is meant to be this low, it is fine.",
-    since=10,
+    fix="Call scheduler.step() once per epoch, outside the batch loop, or give the schedule its length in steps.",
+    refute="Print the learning rate of the last epoch you planned: if it should be this low, this finding is wrong.",
+    since=LR_COLLAPSED_STEPS,
 )
 def lr_schedule_collapse(case: Case) -> Found | None:
-    """The learning rate is used up long before the training is over.
-
-    Find a rate that fell to almost nothing early and stays there while training goes on.
-    """
+    """The schedule lowers the learning rate to almost nothing early in the training."""
     rate = case.learning_rate()
     if rate is None:
         raise NotMeasured("learning rates")
@@ -211,7 +189,7 @@ def lr_schedule_collapse(case: Case) -> Found | None:
     if not peak > 0:
         return None
     gone = values <= LR_COLLAPSED * peak
-    since_peak = np.arange(len(values)) > int(values.argmax())  # a warm-up begins at nothing
+    since_peak = np.arange(len(values)) > int(values.argmax())  # a warm-up starts near 0
     idle = run_length(gone & since_peak)
     if idle < LR_COLLAPSED_STEPS:
         return None
@@ -220,23 +198,20 @@ def lr_schedule_collapse(case: Case) -> Found | None:
     share = (total - useful) / total
     if share < LR_COLLAPSED_SHARE or useful > LR_USEFUL_STEPS:
         return None
-    why, cure = _RISE if _waits_for_a_rise(case) else _EPOCHS
+    why, fix = "it is stepped once per batch, but was made for epochs.", ""
+    if _waits_for_a_rise(case):
+        why, fix = _PLATEAU_OF_A_LOSS
     return Found(
         severity=_severity(case, int(steps[start])),
         step=int(steps[start]),
         sites=("scheduler", "optimizer"),
         evidence=(
-            below(
-                "learning rate over its highest",
-                values[-1] / peak,
-                LR_COLLAPSED,
-                "optimizer.group0.lr:scalar mean",
-            ),
+            below("learning rate over its highest", values[-1] / peak, LR_COLLAPSED, "optimizer.group0.lr:scalar mean"),
             above("share of the run spent at that rate", share, LR_COLLAPSED_SHARE),
-            fact("steps until the rate was gone", useful),
+            fact("steps until then", useful),
         ),
-        cause=f"The schedule has used up the learning rate after {useful} steps: {why}",
-        fix=cure,
+        cause=f"The schedule has lowered the learning rate to almost nothing after {useful} steps: {why}",
+        fix=fix,
     )
 
 
@@ -244,12 +219,12 @@ def _severity(case: Case, gone: int) -> Severity:
     scheduler = case.facts.scheduler
     if scheduler is None or scheduler.kind != "ReduceLROnPlateau" or _waits_for_a_rise(case):
         return "warning"
-    # This scheduler lowers the rate because the loss stands still: then it is the result of something else.
+    # This scheduler lowers the rate because the loss does not fall, which has another cause then.
     return "warning" if case.learning.failed or _was_falling(case, gone) else "info"
 
 
 def _was_falling(case: Case, gone: int) -> bool:
-    """Say whether the loss was on its way down while the rate was used up, and then stayed where it was."""
+    """Return whether the loss was falling until the rate was gone, and stopped then."""
     found = case.loss()
     if found is None or is_learning_well(case):
         return False
@@ -258,24 +233,21 @@ def _was_falling(case: Case, gone: int) -> bool:
 
 
 def _waits_for_a_rise(case: Case) -> bool:
-    """Say whether the scheduler waits for its number to rise and has never seen it rise, while the loss fell.
-
-    Then it cuts the rate at equal distances from the start on: it is given a loss.
-    """
+    """Return whether a scheduler with mode='max' gets a loss: it cuts the rate at equal distances from the start on."""
     scheduler, rate = case.facts.scheduler, case.learning_rate()
     if scheduler is None or scheduler.settings.get("mode") != "max" or rate is None:
         return False
     cuts = rate[0][1:][rate[1][1:] < rate[1][:-1]]
-    if len(cuts) < _CUTS or case.learning.state != "improving":
+    if len(cuts) < LR_CUTS or case.learning.state != "improving":
         return False
     distances = np.diff(cuts)
     first = cuts[0] - rate[0][0]
     return bool(distances.max() <= distances.min() + 1 and first <= 2 * distances.min())
 
 
-SCHEDULER_IDLE_STEPS = Threshold(30, "steps without a call of a scheduler that is made for every step")
-
-
+SCHEDULER_IDLE_STEPS = Threshold(30, "persistence: steps without a call of the scheduler")
+SCHEDULER_EPOCHS = Threshold(3, "epochs: a scheduler that counts epochs should have been called by then")
+SCHEDULER_HELD_LOW = Threshold(0.5, "rate over its initial value: held at the start of a warm-up")
 _PER_STEP: Final = frozenset({"OneCycleLR", "CyclicLR"})
 
 
@@ -283,15 +255,12 @@ _PER_STEP: Final = frozenset({"OneCycleLR", "CyclicLR"})
     "scheduler_never_called",
     explains=["lr_too_high", "lr_too_low"],
     exact=True,
-    fix="Call scheduler.step() after optimizer.step(), once per batch or per epoch as the schedule was made.",
-    refute="Print scheduler.last_epoch at the end of an epoch: if it has risen, the scheduler is called.",
+    fix="Call scheduler.step() after optimizer.step(), once per batch or per epoch as the schedule requires.",
+    refute="Print scheduler.last_epoch at the end of an epoch: if it has risen, this finding is wrong.",
     since=SCHEDULER_IDLE_STEPS,
 )
 def scheduler_never_called(case: Case) -> Found | None:
-    """A scheduler was made and is never stepped.
-
-    Find a scheduler whose counter has not moved when it should have.
-    """
+    """A scheduler was created but is never stepped."""
     counter = case.scalar("scheduler.last_epoch")
     if counter is None:
         raise NotMeasured("scheduler.last_epoch")
@@ -309,7 +278,7 @@ def scheduler_never_called(case: Case) -> Found | None:
             fact("calls of scheduler.step() so far", 0, "scheduler.last_epoch:scalar mean"),
             above("optimizer steps", taken, SCHEDULER_IDLE_STEPS),
         ),
-        cause="The learning-rate scheduler is never stepped: the rate stays where the scheduler put it at the start.",
+        cause="The learning-rate scheduler is never stepped: the rate stays at its initial value.",
     )
 
 
@@ -321,30 +290,27 @@ def _should_have_been_called(case: Case, taken: int) -> bool:
         return True
     length = None if loader is None else loader.settings.get("length")
     epochs = sum(event.event_type == "epoch" for event in case.events)
-    several = epochs >= 3 or (isinstance(length, int) and length > 0 and taken > 2 * length + 1)
+    several = epochs >= SCHEDULER_EPOCHS or (isinstance(length, int) and length > 0 and taken > 2 * length + 1)
     return several or case.final
 
 
 def _is_held_low(case: Case) -> bool:
-    """Say whether the rate waits at the foot of a warm-up."""
+    """Return whether the rate is held at the start of a warm-up."""
     rate = case.learning_rate()
     group = next((group for optimizer in case.facts.optimizers for group in optimizer.groups), None)
     initial = None if group is None else group.settings.get("initial_lr")
-    return rate is not None and isinstance(initial, float) and rate[1][-1] < 0.5 * initial
+    return rate is not None and isinstance(initial, float) and rate[1][-1] < SCHEDULER_HELD_LOW * initial
 
 
 @rule(
     "scheduler_before_optimizer",
     exact=True,
     fix="Call optimizer.step() first, then scheduler.step().",
-    refute="Print scheduler.last_epoch right after the first optimizer.step(): 0 refutes it.",
+    refute="Print scheduler.last_epoch right after the first optimizer.step(): if it is 0, this finding is wrong.",
     since=2,
 )
 def scheduler_before_optimizer(case: Case) -> Found | None:
-    """The scheduler is stepped before the optimizer.
-
-    Find a scheduler whose counter had risen before the first step of the optimizer was over.
-    """
+    """The scheduler is stepped before the optimizer."""
     counter = case.scalar("scheduler.last_epoch")
     scheduler = case.facts.scheduler
     if counter is None or scheduler is None:
@@ -361,47 +327,4 @@ def scheduler_before_optimizer(case: Case) -> Found | None:
             above("the same at the end of the first step", counts[0], 1, "scheduler.last_epoch:scalar mean"),
         ),
         cause="scheduler.step() is called before optimizer.step(): the first value of the schedule is never used.",
-    )
-
-
-EARLY_RISE = Threshold(1.3, "times the first loss, within the first steps, before it falls")
-
-
-_FIRST: Final = 20
-
-
-@rule(
-    "missing_warmup",
-    severity="info",
-    fix="Raise the learning rate from 0 over the first hundreds of steps (torch.optim.lr_scheduler.LinearLR).",
-    refute="Train 100 steps with a warm-up: if the loss rises at first all the same, it is not the cause.",
-    since=2 * _FIRST,
-)
-def missing_warmup(case: Case) -> Found | None:
-    """A transformer is thrown off by its first steps.
-
-    Find attention trained by Adam at full rate from the start, with a loss that first rises and then recovers.
-    """
-    found = case.loss()
-    rate = case.learning_rate()
-    if found is None or rate is None:
-        raise NotMeasured("the loss and the learning rate")
-    adaptive = any(optimizer.traits.adam for optimizer in case.facts.optimizers)
-    attends = any("Attention" in module.kind or "Transformer" in module.kind for module in case.facts.modules)
-    if not (adaptive and attends) or is_failing(case) or len(found[1]) < 2 * _FIRST:
-        return None
-    losses, rates = found[1], rate[1]
-    highest = float(np.nanmax(losses[1:_FIRST])) / abs(float(losses[0]) or 1.0)
-    constant = rates[:_FIRST].max() <= rates[0] * 1.01
-    above_start = int((losses[:_FIRST] > losses[0] * 1.1).sum())
-    if highest < EARLY_RISE or not constant or above_start < 3:
-        return None
-    return Found(
-        step=int(found[0][1]),
-        sites=("optimizer",),
-        evidence=(
-            above("highest of the first losses over the first", highest, EARLY_RISE, "loss:scalar mean"),
-            fact("steps above the first loss", above_start),
-        ),
-        cause="There is no warm-up: Adam's first steps at the full rate throw the attention off, and time is lost.",
     )

@@ -2,81 +2,81 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde import schema, vitals
-from sonde.core import statistics
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.ownership import held
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.track import Panel, Track, Values
 from sonde.diagnosis.weights import is_weight
 from sonde.facts import OptimizerFacts
 from sonde.records import Evidence, Site
 
-FRESH_STEP_EVENNESS = Threshold(0.97, "rms over largest element of an update: Adam's first step moves all alike")
-FRESH_STEP_WEIGHTS = Threshold(0.8, "share of weights for which that holds")
+EVEN_UPDATE = Threshold(0.97, "mean over largest magnitude of an update: 1 at Adam's first step, about 0.2 later")
+EVEN_SIZE = Threshold(0.03, "distance of that mean from the learning rate: eps and weight decay change it a little")
+EVEN_WEIGHTS = Threshold(0.9, "share of weights for which both hold")
+EVEN_ELEMENTS = Threshold(16, "elements of a weight that moved: fewer may be equal by chance")
 
 
-def fresh_steps(case: Case) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the remembered steps of Adam-like optimizers, and whether each looks like the first.
+def fresh_steps(case: Case, optimizer: OptimizerFacts) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the remembered steps of an optimizer like Adam, and whether each looks like its first.
+
+    Adam's first step moves every element by the learning rate, whatever its gradient. Later steps do not, unless its
+    state was lost.
 
     Raises:
-        NotMeasured: Updates are not recorded, or the optimizer is not of this family.
+        NotMeasured: Updates or learning rates are not recorded, or the optimizer is not like Adam.
 
     """
-    names = {
-        name: (optimizer.name, index)
-        for optimizer in case.need_facts().optimizers
-        if optimizer.traits.even_first_step
-        for index, group in enumerate(optimizer.groups)
-        for name in group.parameters
-    }
-    if not names:
-        raise NotMeasured("updates of an optimizer of Adam's family")
-    parts = [_look(case, panel, names) for panel in (case.first_panel("update"), case.panel("update"))]
-    if not any(len(steps) for steps, _ in parts):
-        raise NotMeasured("updates")
+    if not optimizer.traits.even_first_step:
+        raise NotMeasured("an optimizer like Adam")
+    groups = {name: index for index, group in enumerate(optimizer.groups) for name in group.parameters}
     found: dict[int, bool] = {}
-    for steps, fresh in parts:
-        found |= dict(zip(steps.tolist(), fresh.tolist(), strict=True))
-    ordered = sorted(found)
-    return np.array(ordered, np.int64), np.array([found[step] for step in ordered], np.bool_)
+    for panel in (case.first_panel("update"), case.panel("update")):
+        chosen = [at for at, site in enumerate(panel.sites) if site.name in groups and _is_telling(case, site)]
+        if len(chosen) > 1:
+            panel = panel.pick(chosen)
+            rates = [_rates(case, optimizer.name, groups[name], panel.steps) for name in panel.names]
+            found |= _look_fresh(panel, np.stack(rates, axis=1))
+    if not found:
+        raise NotMeasured("updates")
+    steps = sorted(found)
+    return np.array(steps, np.int64), np.array([found[step] for step in steps], np.bool_)
 
 
-def _look(case: Case, panel: Panel, names: dict[str, tuple[str, int]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    chosen = [at for at, site in enumerate(panel.sites) if is_weight(site) and site.name in names]
-    if not chosen:
-        return np.zeros(0, np.int64), np.zeros(0, np.bool_)
-    panel = panel.pick(chosen)
-    rates = np.stack([_rates(case, *names[name], panel.steps) for name in panel.names], axis=1)
+def _look_fresh(panel: Panel, rates: Values) -> dict[int, bool]:
+    """Return by step whether nearly all weights moved evenly, by the learning rate."""
     moved = panel.column(schema.COUNT) - panel.column(schema.ZERO)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        size = statistics.norm(panel.rows) / np.sqrt(moved)
-        even = (size / statistics.abs_max(panel.rows) >= FRESH_STEP_EVENNESS) & (np.abs(size / rates - 1) < 0.1)
-    read = panel.read & (moved > 0)
-    counted = read.sum(axis=1)
-    share = np.divide((even & read).sum(axis=1), counted, out=np.zeros(len(panel)), where=counted > 0)
-    kept = counted > 0
-    return panel.steps[kept], share[kept] >= FRESH_STEP_WEIGHTS
+    usable = (moved >= EVEN_ELEMENTS) & panel.read
+    typical = np.divide(panel.column(schema.ABS_SUM), moved, out=np.zeros_like(moved), where=moved > 0)
+    even = typical >= EVEN_UPDATE * np.nan_to_num(panel.stat("abs_max"), nan=np.inf)
+    off = np.abs(np.divide(typical, rates, out=np.zeros_like(typical), where=rates > 0) - 1)
+    counted = usable.sum(axis=1)
+    fresh = (even & (off < EVEN_SIZE) & usable).sum(axis=1) >= EVEN_WEIGHTS * counted
+    read = panel.read.any(axis=1)
+    return dict(zip(panel.steps[read].tolist(), (fresh & (counted > 1))[read].tolist(), strict=True))
 
 
-def _rates(case: Case, optimizer: str, group: int, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+def _rates(case: Case, optimizer: str, group: int, steps: NDArray[np.int64]) -> Values:
     found = case.learning_rate(optimizer, group)
     if found is None:
-        return np.full(len(steps), np.nan)
+        raise NotMeasured(f"{optimizer}'s learning rate")
     at = np.clip(np.searchsorted(found[0], steps), 0, len(found[0]) - 1)
-    result: NDArray[np.float64] = np.where(found[0][at] == steps, found[1][at], np.nan)
+    result: Values = np.where(found[0][at] == steps, found[1][at], 0.0)
     return result
+
+
+def _is_telling(case: Case, site: Site) -> bool:
+    """Return whether even updates of a weight mean something: units that started equal get equal gradients."""
+    facts = case.parameters.get(site.name)
+    return is_weight(site) and (facts is None or not (facts.equal_rows or facts.constant))
 
 
 def boundaries(case: Case) -> tuple[int, ...]:
     """Return the first step of each attempt after the first."""
     first = case.history.first_step
-    # A session that takes a run up again begins with a later step than 1.
+    # A session that resumes a run starts with a later step than 1.
     found = [first] if first is not None and first > 1 else []
     for event in case.events:
         if event.event_type != "resumed":
@@ -89,6 +89,10 @@ def boundaries(case: Case) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
+FRESH_LATER = Threshold(0.5, "share of the next five steps that look fresh too")
+RATE_JUMP = Threshold(2.0, "learning rate after resuming over before: a schedule that restarted")
+
+
 @rule(
     "resume_incomplete",
     needs=["update"],
@@ -99,43 +103,38 @@ def boundaries(case: Case) -> tuple[int, ...]:
         "model's."
     ),
     refute=(
-        "Print optimizer.state_dict()['state'] and scheduler.last_epoch right after loading: if they hold what "
-        "they held before, it is wrong."
+        "Print optimizer.state_dict()['state'] and scheduler.last_epoch right after loading: if they are as before, "
+        "this finding is wrong."
     ),
-    since=1,
 )
 def resume_incomplete(case: Case) -> Found | None:
-    """A run was taken up again without all of its state.
-
-    Find an optimizer, a schedule or a scaler that began anew where the run was taken up again.
-    """
+    """A run was resumed without the state of its optimizer or scheduler."""
     for start in boundaries(case):
         lost = [*_optimizer(case, start), *_counter(case, start), *_rate(case, start)]
         if lost:
-            return _finding_of_resume_incomplete(case, start, lost)
+            names = list(dict.fromkeys(name for name, _ in lost))
+            return Found(
+                step=start,
+                sites=tuple(names),
+                evidence=tuple(evidence for _, evidence in lost),
+                cause=f"The run was resumed at step {start} without the state of its {' and '.join(names)}.",
+            )
     return None
 
 
-def _finding_of_resume_incomplete(case: Case, start: int, lost: list[tuple[str, Evidence]]) -> Found:
-    names = list(dict.fromkeys(name for name, _ in lost))
-    return Found(
-        step=start,
-        sites=tuple(names),
-        evidence=tuple(evidence for _, evidence in lost),
-        cause=f"The run was taken up again at step {start} without the state of its {' and '.join(names)}.",
-    )
-
-
 def _optimizer(case: Case, start: int) -> list[tuple[str, Evidence]]:
+    moved = fact("weights moved by just the learning rate, as by a fresh optimizer, in step", start)
+    return [("optimizer", moved)] if any(_is_fresh_at(case, each, start) for each in case.facts.optimizers) else []
+
+
+def _is_fresh_at(case: Case, optimizer: OptimizerFacts, start: int) -> bool:
     try:
-        steps, fresh = fresh_steps(case)
+        steps, fresh = fresh_steps(case, optimizer)
     except NotMeasured:
-        return []
-    at = np.flatnonzero(steps == start)
-    later = fresh[steps > start][:5]
-    if not len(at) or not fresh[at[0]] or (len(later) and later.mean() > 0.5):
-        return []
-    return [("optimizer", fact("weights moved by just the learning rate, as by a fresh optimizer, in step", start))]
+        return False
+    at, later = np.flatnonzero(steps == start), fresh[steps > start][:5]
+    # An optimizer that steps by the sign looks fresh at every step.
+    return bool(len(at) and fresh[at[0]] and not (len(later) and later.mean() > FRESH_LATER))
 
 
 def _counter(case: Case, start: int) -> list[tuple[str, Evidence]]:
@@ -150,7 +149,7 @@ def _counter(case: Case, start: int) -> list[tuple[str, Evidence]]:
 def _rate(case: Case, start: int) -> list[tuple[str, Evidence]]:
     before, after = _around(case, "optimizer.group0.lr", start)
     counted = case.scalar("scheduler.last_epoch") is not None
-    if before is None or after is None or not counted or after <= 2 * before:
+    if before is None or after is None or not counted or after <= RATE_JUMP * before:
         return []
     return [("scheduler", fact(f"learning rate after it was {before:g}", after, "optimizer.group0.lr:scalar mean"))]
 
@@ -164,64 +163,60 @@ def _around(case: Case, name: str, start: int) -> tuple[float | None, float | No
     return (float(earlier[-1]) if len(earlier) else None), (float(later[0]) if len(later) else None)
 
 
-EVEN_UPDATE = Threshold(0.97, "mean over largest magnitude of an update: 1 at Adam's first step, about 0.2 later")
-
-
-FIRST_STEPS: Final = 3
-
-
-RATE_MARGIN: Final = 0.03  # eps and weight decay take a little from the first step
+FIRST_STEPS = Threshold(3, "steps: an optimizer's own first steps are those of a fresh state")
+FRESH_MOST = Threshold(0.2, "share of steps that look fresh: optimizers that step by the sign always do")
 
 
 @rule(
     "momentum_state_stale",
     needs=[vitals.STATE_STEPS, vitals.WRITTEN, "update"],
     exact=True,
-    fix="Make the optimizer once, before the loop, and step that one; hand the same one to sonde.watch.",
-    refute="Print id(optimizer) in every step: if it stays the same, and is the one handed in, it is not this.",
-    since=1,
+    fix="Create the optimizer once, before the loop, and load its state_dict when resuming.",
+    refute="Print optimizer.state[p]['step'] around that step: if it continues to count, this finding is wrong.",
     lasting=True,
 )
 def momentum_state_stale(case: Case) -> Found | None:
-    """The optimizer has lost its memory on the way.
+    """An optimizer has lost its state during the run.
 
-    Find an Adam whose memory counts fewer steps than before, or that moves as only a fresh one does.
+    Adam's state counts fewer steps than before, or it moves weights as only a fresh one does.
     """
     written = case.vital(vitals.LOOP, vitals.WRITTEN)
     if case.final and written is not None and written.numbers()[-1] > 0 and case.facts.optimizers:
         return _another_steps(case, float(written.numbers()[-1]))
     if not any(optimizer.traits.adam for optimizer in case.facts.optimizers):
-        raise NotMeasured("an optimizer of Adam's kind")
-    return next((found for each in case.facts.optimizers if (found := _check_one(case, each)) is not None), None)
+        raise NotMeasured("an optimizer like Adam")
+    return next((found for each in case.facts.optimizers if (found := _restarted(case, each)) is not None), None)
 
 
 def _another_steps(case: Case, written: float) -> Found:
-    """Say that the weights are changed, but not by the optimizer that is watched."""
+    """Return that the weights change, but not through the optimizer that is watched."""
     optimizer = case.facts.optimizers[0]
     return Found(
         step=1,
         sites=(optimizer.name,),
         evidence=(above("parameters that were written to", written, 1), fact(f"steps of {optimizer.name}", 0)),
-        cause=f"{optimizer.name} has never stepped, yet the weights change: another optimizer does it. If it is made "
-        "inside the loop, its moments are lost each time.",
+        cause=f"{optimizer.name} has never stepped, yet the weights change: another optimizer steps. If it is created "
+        "inside the loop, its state is lost each time.",
+        fix="Create the optimizer once, before the loop, step that one, and pass it to sonde.watch.",
+        refute="Print id(optimizer) in every step: if it is always that of the watched one, this finding is wrong.",
     )
 
 
-def _check_one(case: Case, optimizer: OptimizerFacts) -> Found | None:
+def _restarted(case: Case, optimizer: OptimizerFacts) -> Found | None:
     counted = case.vital(optimizer.name, vitals.STATE_STEPS)
     if counted is not None and len(counted) > 1:
-        return _look_at_count(case, optimizer, counted)
-    return _look_at_updates(case, optimizer)
+        return _count_fell(optimizer, counted)
+    return _moves_afresh(case, optimizer) if optimizer.traits.even_first_step else None
 
 
-def _look_at_count(case: Case, optimizer: OptimizerFacts, counted: Track) -> Found | None:
-    """Find a memory that counts fewer steps than it did before."""
+def _count_fell(optimizer: OptimizerFacts, counted: Track) -> Found | None:
+    """Find a state that counts fewer steps than before."""
     numbers = counted.numbers()
     lost = np.flatnonzero(np.diff(numbers) < 0)
     if not len(lost):
         return None
     at = int(lost[0])
-    return _began_anew(
+    return _lost_state(
         optimizer,
         int(counted.steps[at + 1]),
         below("steps its memory counts then", numbers[at + 1], numbers[at], f"{counted.key} mean"),
@@ -229,69 +224,22 @@ def _look_at_count(case: Case, optimizer: OptimizerFacts, counted: Track) -> Fou
     )
 
 
-def _look_at_updates(case: Case, optimizer: OptimizerFacts) -> Found | None:
-    """Find updates that only a fresh memory makes, where it does not say itself how old it is."""
-    panel = case.panel("update")
-    mine = set(held(optimizer))
-    chosen = [at for at, site in enumerate(panel.sites) if site.name in mine and _is_telling(case, site)]
-    if not optimizer.traits.adam or len(chosen) < 2:
-        return None
-    panel = panel.pick(chosen)
-    moved = panel.column(schema.COUNT) - panel.column(schema.ZERO)
-    usable = (moved >= 16) & panel.read
-    typical = np.divide(panel.column(schema.ABS_SUM), moved, out=np.zeros_like(moved), where=moved > 0)
-    even = usable & (typical >= EVEN_UPDATE * np.nan_to_num(panel.stat("abs_max"), nan=np.inf))
-    fresh = (even.sum(axis=1) >= 0.9 * usable.sum(axis=1)) & (usable.sum(axis=1) >= 2)
-    fresh &= _moves_by_the_rate(case, optimizer, panel.steps, typical, usable)
-    # Its own first steps are those of a fresh state: an optimizer may join in late, or not step each time.
-    fresh &= np.cumsum(panel.read.any(axis=1)) > FIRST_STEPS
+def _moves_afresh(case: Case, optimizer: OptimizerFacts) -> Found | None:
+    """Find steps that only a fresh state makes, where the state does not count its steps."""
+    steps, fresh = fresh_steps(case, optimizer)
+    recent = steps >= case.recent_steps[0]
+    fresh = fresh & recent & (np.arange(len(steps)) >= FIRST_STEPS)
     count = int(fresh.sum())
-    if not count or count > 0.2 * panel.read.any(axis=1).sum():  # optimizers of signs always move like this
+    if not count or count > FRESH_MOST * recent.sum():
         return None
-    return _began_anew(
-        optimizer,
-        int(panel.steps[fresh][0]),
-        above(
-            "typical update over the largest, at that step",
-            _ratio(typical, panel.stat("abs_max"), fresh),
-            EVEN_UPDATE,
-        ),
-        fact("such steps among the last", count),
-    )
+    moved = fact("weights moved by just the learning rate, as by a fresh optimizer, in step", int(steps[fresh][0]))
+    return _lost_state(optimizer, int(steps[fresh][0]), moved, fact("such steps among the last", count))
 
 
-def _began_anew(optimizer: OptimizerFacts, step: int, *evidence: Evidence) -> Found:
+def _lost_state(optimizer: OptimizerFacts, step: int, *evidence: Evidence) -> Found:
     return Found(
         step=step,
         sites=(optimizer.name,),
         evidence=evidence,
-        cause=f"{optimizer.kind} began anew at step {step}: its moments were lost, as if it had just been made.",
-        fix="Make the optimizer once, before the loop, and load its state_dict when resuming.",
-        refute="Print optimizer.state[p]['step'] around that step: if it goes on counting, nothing was lost.",
+        cause=f"{optimizer.kind} restarted at step {step}: its state was lost, as if it had just been created.",
     )
-
-
-def _moves_by_the_rate(
-    case: Case, optimizer: OptimizerFacts, steps: NDArray[np.int64], typical: Values, usable: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """Say for each step whether elements moved by just the learning rate: the first step of Adam, and no other."""
-    rates = case.learning_rate(optimizer.name)
-    if rates is None:
-        raise NotMeasured(f"{optimizer.name}'s learning rate")
-    rate = rates[1][np.clip(np.searchsorted(rates[0], steps), 0, len(rates[1]) - 1)]
-    counted = usable.sum(axis=1)
-    length = np.divide((typical * usable).sum(axis=1), counted, out=np.zeros(len(counted)), where=counted > 0)
-    off = np.abs(np.divide(length, rate, out=np.zeros_like(length), where=rate > 0) - 1)
-    result: NDArray[np.bool_] = off < RATE_MARGIN
-    return result
-
-
-def _is_telling(case: Case, site: Site) -> bool:
-    """Say whether equal updates of a weight mean something: units that began equal get equal gradients."""
-    facts = case.parameters.get(site.name)
-    return len(site.shape) >= 2 and (facts is None or not (facts.equal_rows or facts.constant))
-
-
-def _ratio(typical: Values, largest: Values, fresh: NDArray[np.bool_]) -> float:
-    known = typical[fresh] / np.where(largest[fresh] > 0, largest[fresh], np.nan)
-    return float(np.nanmedian(known))

@@ -11,7 +11,7 @@ import numpy as np
 from sonde import schema, vitals
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM
-from sonde.diagnosis.outlook import chance_loss, gravity, is_near_chance
+from sonde.diagnosis.outlook import anomaly_severity, chance_loss, is_near_chance
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.activations import OUTPUT_SPREAD
 from sonde.diagnosis.rules.rates import PACE_LOW
@@ -21,16 +21,10 @@ from sonde.diagnosis.track import Track
 from sonde.diagnosis.weights import last_weights
 from sonde.records import Evidence, Severity
 
-SAME_TARGET_STEPS = Threshold(20, "steps in which all targets are one number: more than a class in order takes, mostly")
-
-
+SAME_TARGET_STEPS = Threshold(20, "persistence: steps in which all targets are one number; a sorted class takes fewer")
 _REGRESSIONS = ("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss")
-
-
 _BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
-
-
-# What a layer or its activation returns. Anything else, such as a residual that is to become 0, was computed from it.
+# What layers and activations return. A loss of anything else, such as a residual, may have a constant target.
 _LAYERS = ("", "addmm", "convolution", "mm", "relu", "sigmoid", "softplus", "tanh")
 
 
@@ -39,22 +33,19 @@ _LAYERS = ("", "addmm", "convolution", "mm", "relu", "sigmoid", "softplus", "tan
     needs=["facts.losses"],
     explains=[*NOT_TRAINED, "output_range_mismatch", "saturated_activation", "target_scale"],
     exact=True,
-    fix="Look at how targets are read and cast: .long() makes 0 of all fractions, and // of what is smaller.",
-    refute="Print the targets of a few batches: two different numbers refute it.",
+    fix="Check how targets are read and cast: .long() turns fractions into 0, as does // for small numbers.",
+    refute="Print the targets of a few batches: if they hold two different numbers, this finding is wrong.",
     since=SAME_TARGET_STEPS,
 )
 def constant_target(case: Case) -> Found | None:
-    """All targets are the same number.
-
-    Find a loss that holds the model's own output against one and the same number, in every batch of the run.
-    """
+    """All targets are the same number, in every batch of the run."""
     losses = [loss for loss in seen_losses(case, *_REGRESSIONS, *_BINARY) if loss.target is not None]
     known = case.facts.losses
-    # In a game of two each side has targets of its own. Where there are several losses, one may be a pull to zero.
+    # In adversarial training each side has its own targets. Of several losses, one may pull towards zero.
     if len(losses) != 1 or len(known) != 1 or len(case.facts.optimizers) > 1 or known[0].made_by not in _LAYERS:
         return None
     target = losses[0].target
-    # Samples that come class by class have equal targets for a while.
+    # Sorted samples have equal targets for a while.
     if target is None or (losses[0].kind in _BINARY and not case.final) or not _is_constant(target):
         return None
     number = float(target.rows[-1, schema.MAX])
@@ -63,9 +54,9 @@ def constant_target(case: Case) -> Found | None:
         sites=(vitals.LOSS, "loader"),
         evidence=(
             above("steps in which all targets were the same", len(target), SAME_TARGET_STEPS, target.key),
-            fact("the number they were", number),
+            fact("that number", number),
         ),
-        cause=f"Every target is {number:g}: the model can only learn to answer with that.",
+        cause=f"Every target is {number:g}: the model can only learn this constant.",
     )
 
 
@@ -76,9 +67,10 @@ def _is_constant(target: Track) -> bool:
     return enough and not bad.any() and bool(np.all(low == high[0]) and np.all(high == high[0]))
 
 
-TARGET_STD = Threshold(100.0, "standard deviation of a target of real numbers")
+TARGET_STD = Threshold(100.0, "standard deviation of a target of real numbers; outputs of a fresh layer have about 1")
 TARGET_OFFSET = Threshold(10.0, "distance of the target from zero in standard deviations")
-TARGET_REACH = Threshold(30.0, "size of the target over that of the model's first outputs: they must grow thirtyfold")
+TARGET_MEAN = Threshold(10.0, "distance of the target from zero: a fresh layer learns a smaller one in a few steps")
+TARGET_REACH = Threshold(30.0, "size of the target over that of the first outputs: they must grow thirtyfold")
 
 
 @rule(
@@ -86,14 +78,11 @@ TARGET_REACH = Threshold(30.0, "size of the target over that of the model's firs
     needs=["facts.losses"],
     explains=[*BADLY_SCALED],
     fix="Train on (y - y.mean()) / y.std() and scale predictions back, or set the last bias to the mean.",
-    refute="Train 50 steps on the standardised target: if the loss falls no faster, it is not this.",
+    refute="Train 50 steps on the standardised target: if the loss does not fall faster, this finding is wrong.",
     since=3,
 )
 def target_scale(case: Case) -> Found | None:
-    """The target of a regression is huge or far from zero.
-
-    Find targets of real numbers whose spread or distance from zero is far from what a fresh layer puts out.
-    """
+    """The targets of a regression are huge or far from zero."""
     if case.loss_facts("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss") is None:
         raise NotMeasured("a loss of real numbers")
     target = case.track(f"{vitals.LOSS}:input.target")
@@ -103,24 +92,24 @@ def target_scale(case: Case) -> Found | None:
     offset = abs(mean) / std if std > 0 else 0.0
     if std >= TARGET_STD:
         worst = above("standard deviation of the target", std, TARGET_STD, f"{target.key} std")
-    elif offset >= TARGET_OFFSET and abs(mean) >= 10:
+    elif offset >= TARGET_OFFSET and abs(mean) >= TARGET_MEAN:
         worst = above("distance of the target from zero in standard deviations", offset, TARGET_OFFSET)
-    elif (reach := _reach(case, mean, std)) >= TARGET_REACH and gravity(case) == "warning":
+    elif (reach := _reach(case, mean, std)) >= TARGET_REACH and anomaly_severity(case) == "warning":
         worst = above("size of the target over that of the first outputs", reach, TARGET_REACH)
     else:
         return None
     return Found(
-        severity=gravity(case),
+        severity=anomaly_severity(case),
         step=int(target.steps[0]),
         sites=("loader", "loss_fn"),
         evidence=(worst, fact("mean of the target", mean, f"{target.key} mean")),
-        cause="The target is badly scaled: a fresh model puts out numbers near 0, and gradients are as large as the "
+        cause="The target is badly scaled: a fresh model returns numbers near 0, and gradients are as large as the "
         "distance.",
     )
 
 
 def _reach(case: Case, mean: float, std: float) -> float:
-    """Return how many times as large as the model's first outputs the target is; 0 if that is not known."""
+    """Return the size of the target over that of the model's first outputs; 0 if that is not known."""
     outputs = case.track(f"{vitals.LOSS}:input.input")
     first = float(outputs.stat("rms")[0]) if outputs is not None and len(outputs) else 0.0
     size = float(np.hypot(mean, std))
@@ -137,21 +126,20 @@ _SAID: Final = re.compile(r"Target (-?\d+) is out of bounds|t >= 0 && t < n_clas
     severity="critical",
     exact=True,
     fix="Make the last layer as wide as the highest label plus one, or map labels to 0 ... C-1.",
-    refute="Print the smallest and the largest label and the width of the output: a fit refutes it.",
+    refute="Print the smallest and largest label and the width of the output: if they fit, this finding is wrong.",
     since=0,
 )
 def label_out_of_range(case: Case) -> Found | None:
-    """A label is no class of the model.
-
-    Find class labels below 0 or beyond the last class, or the error that they raise.
-    """
+    """A label is outside the model's class range."""
     evidence = _from_error(case) or _from_values(case)
     if evidence is None:
         return None
     return Found(
         sites=("loss_fn", "loader"),
         evidence=evidence,
-        cause="A label is no class of the model: the output layer has too few classes, or labels do not begin at 0.",
+        cause="A label is outside the model's class range: the output layer has too few classes, or labels do not "
+        "start "
+        "at 0.",
     )
 
 
@@ -180,13 +168,11 @@ def _from_values(case: Case) -> tuple[Evidence, ...] | None:
     return None
 
 
-MISMATCH_STEPS = Threshold(60, "steps at a healthy pace without any progress")
-MISMATCH_SIGMAS = Threshold(
-    3.0, "standard errors above chance that neighbours' agreement must reach to show a relation"
-)
-MISMATCH_LOSS = Threshold(0.95, "of the entropy of the labels: nothing but their frequency was learnt")
-
-
+MISMATCH_STEPS = Threshold(60, "steps of a usual length without any progress")
+MISMATCH_WORDS = Threshold(2.5, "times as many steps for tokens: counts of words say less about a text than pixels do")
+MISMATCH_LOSS = Threshold(0.95, "loss over the entropy of the labels: only their frequency was learnt")
+MISMATCH_SIGMAS = Threshold(3.0, "standard errors above chance: less agreement of neighbours shows no relation")
+MISMATCH_CHANCE = Threshold(0.9, "agreement by chance: where labels are mostly equal, neighbours say little")
 _PATIENCE_WITH_WORDS = 2.5
 
 
@@ -203,22 +189,22 @@ _PATIENCE_WITH_WORDS = 2.5
     ],
     explains=["constant_output", "lr_too_high", "overfitting"],
     fix="Check where inputs and labels are shuffled, sorted or filtered: both need the same indices.",
-    refute="Look at twenty samples with their labels: if they are right, it is not this.",
+    refute="Look at twenty samples with their labels: if they are right, this finding is wrong.",
     since=MISMATCH_STEPS,
 )
 def label_shuffle_mismatch(case: Case) -> Found | None:
     """Labels do not belong to their inputs.
 
-    Find inputs whose nearest neighbours agree no more than by chance, and a loss that stays at guessing.
+    Nearest neighbours have equal labels no more often than by chance, and the loss stays at that of guessing.
     """
     agreement = case.need_vital(vitals.LOSS, vitals.NEIGHBOUR_AGREEMENT)
     counts = case.need_vital(vitals.LOSS, vitals.LABEL_COUNTS)
-    patience = MISMATCH_STEPS * (_PATIENCE_WITH_WORDS if _reads_words(case) else 1)
+    patience = MISMATCH_STEPS * (MISMATCH_WORDS if _reads_words(case) else 1)
     if case.learning.points < patience or not _is_stuck(case):
         return None
     samples = float(agreement.stat("count")[-1])
     share, chance = float(agreement.numbers()[-1]), _chance(counts.rows)
-    if not 0 < chance < 0.9 or _says_one_thing(case):
+    if not 0 < chance < MISMATCH_CHANCE or _answers_alike(case):
         return None
     sigma = math.sqrt(chance * (1 - chance) / max(samples, 1))
     limit = chance + MISMATCH_SIGMAS * sigma
@@ -233,13 +219,14 @@ def label_shuffle_mismatch(case: Case) -> Found | None:
             fact("the same by chance", chance),
             above("loss over the entropy of the labels", learning.recent / entropy, MISMATCH_LOSS),
         ),
-        cause="Labels do not belong to their inputs: samples that look alike agree no more than by chance, and the "
-        "model learns nothing but how frequent labels are.",
+        cause="Labels do not belong to their inputs: similar samples have equal labels no more often than by chance, "
+        "and "
+        "the model learns only how frequent labels are.",
     )
 
 
-def _says_one_thing(case: Case) -> bool:
-    """Say whether the model gave all samples one answer from the first step on: then it cannot tell them apart."""
+def _answers_alike(case: Case) -> bool:
+    """Return whether the model gave all samples the same answer from the first step on."""
     spread = case.vital(vitals.LOSS, vitals.SAMPLE_SPREAD)
     inputs = case.track(f"{vitals.LOSS}:input.input")
     if spread is None or inputs is None:
@@ -249,7 +236,7 @@ def _says_one_thing(case: Case) -> bool:
 
 
 def _reads_words(case: Case) -> bool:
-    """Say whether the model is given whole numbers: counting words says less of a text than pixels say of a picture."""
+    """Return whether the model reads tokens."""
     first = next((site for site in case.sites("input") if site.name != vitals.LOSS), None)
     return first is not None and "int" in first.dtype
 
@@ -261,7 +248,7 @@ def _is_stuck(case: Case) -> bool:
 
 
 def _chance(rows: schema.Rows) -> float:
-    """Return how often two labels are equal, without the bias of small batches."""
+    """Return how often two labels are equal by chance, without the bias of small batches."""
     classes, mean = rows[:, schema.COUNT], rows[:, schema.MEAN]
     totals = classes * mean
     squares = rows[:, schema.M2] + classes * mean**2
@@ -272,24 +259,22 @@ def _chance(rows: schema.Rows) -> float:
     return float((squares - totals).sum() / (totals * (totals - 1)).sum())
 
 
-IMBALANCE_STEPS = Threshold(50, "steps in which it could have learnt better")
-IMBALANCE_ENTROPY = Threshold(0.33, "nats: the entropy of two classes at 9 to 1")
+IMBALANCE_STEPS = Threshold(50, "steps in which the model could have learnt the other classes")
+IMBALANCE_ENTROPY = Threshold(0.33, "nats of label entropy: two classes at 9 to 1")
+IMBALANCE_LOSS = Threshold(0.5, "loss over the entropy of the labels: below, rare classes were learnt")
 PREDICTED_ENTROPY = Threshold(1e-3, "nats: all answers of a batch are the same class")
 
 
 @rule(
     "class_imbalance_collapse",
     needs=[vitals.LABEL_COUNTS, vitals.PREDICTED_ENTROPY, vitals.RUNNING_LABEL_ENTROPY, "facts.losses"],
-    explains=["constant_output", "dormant_units"],
+    explains=["constant_output"],
     fix="Weight the loss (nn.CrossEntropyLoss(weight=...)), use a WeightedRandomSampler, and look at recall.",
-    refute="Compute the recall of the rare class: above 0 refutes it.",
+    refute="Compute the recall of the rare class: if it is above 0, this finding is wrong.",
     since=IMBALANCE_STEPS,
 )
 def class_imbalance_collapse(case: Case) -> Found | None:
-    """The model always answers with the most frequent class.
-
-    Find very uneven labels and a model that, after many steps, still answers with one class only.
-    """
+    """The model always answers with the most frequent class."""
     labels = case.need_vital(vitals.LOSS, vitals.RUNNING_LABEL_ENTROPY)
     predicted = case.need_vital(vitals.LOSS, vitals.PREDICTED_ENTROPY)
     loss = case.loss_facts("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -303,8 +288,9 @@ def class_imbalance_collapse(case: Case) -> Found | None:
         return None
     counts = case.vital(vitals.LOSS, vitals.LABEL_COUNTS)
     rows = None if counts is None else counts.stat("max") / (counts.stat("mean") * counts.stat("count"))
+    weighted = bool(loss.settings.get("weighted"))
     return Found(
-        severity=_severity(case, entropy, weighted=bool(loss.settings.get("weighted"))),
+        severity=_severity(case, entropy, weighted=weighted),
         step=int(predicted.steps[-len(late)]),
         sites=("loader", "loss_fn"),
         evidence=(
@@ -313,18 +299,16 @@ def class_imbalance_collapse(case: Case) -> Found | None:
             fact("share of the most frequent label", float("nan") if rows is None else float(np.median(rows))),
         ),
         cause="One class is so frequent that the model always answers with it: high accuracy, nothing learnt."
-        + (" The weights of the loss do not make up for it." if loss.settings.get("weighted") else ""),
-        fix="Make the weights of classes fall with their number (1 / count, not count), and look at recall."
-        if loss.settings.get("weighted")
-        else "",
+        + (" The weights of the loss do not compensate for it." if weighted else ""),
+        fix="Give rare classes larger weights (1 / count, not count), and look at recall." if weighted else "",
     )
 
 
 def _severity(case: Case, entropy: float, *, weighted: bool) -> Severity:
     learning = case.learning
-    if weighted:  # somebody meant rare classes to count, and what the loss is says nothing about the labels
-        return "warning" if learning.points else "info"
-    return "warning" if learning.points and learning.recent >= 0.5 * entropy else "info"
+    # A weighted loss shows that rare classes matter, and cannot be compared with the entropy of the labels.
+    high = weighted or learning.recent >= IMBALANCE_LOSS * entropy
+    return "warning" if learning.points and high else "info"
 
 
 @rule(
@@ -333,18 +317,15 @@ def _severity(case: Case, entropy: float, *, weighted: bool) -> Severity:
     explains=[*NOT_FINITE, "dead_relu", "lr_too_high"],
     exact=True,
     fix=(
-        "Leave such samples out when the data is made, or skip the batch; reduction='sum' divided by "
-        "max(1, number of valid targets) is safe too."
+        "Drop such samples from the data, or skip the batch; reduction='sum' divided by max(1, number of valid "
+        "targets) "
+        "is safe too."
     ),
-    refute="Count targets != ignore_index in that batch: any refutes it.",
-    since=1,
+    refute="Count targets != ignore_index in that batch: if there is any, this finding is wrong.",
     lasting=True,
 )
 def empty_target(case: Case) -> Found | None:
-    """A batch has no target that counts.
-
-    Find a batch whose targets are all ignore_index: the mean over none of them is not a number.
-    """
+    """A batch has no valid target: all are ignore_index, and their mean is NaN."""
     tracks = case.vitals(vitals.VALID_TARGETS)
     if not tracks:
         raise NotMeasured("loss_fn:vital.valid_targets")
@@ -360,8 +341,8 @@ def empty_target(case: Case) -> Found | None:
             step=step,
             sites=("loader", vitals.LOSS),
             evidence=(
-                below("targets of the batch that count", 0, 0, f"{track.key} mean"),
-                fact("such batches among those looked at", int(empty.sum())),
+                below("valid targets of the batch", 0, 0, f"{track.key} mean"),
+                fact("such batches among those sampled", int(empty.sum())),
             ),
             cause=f"In step {step} every target of the batch is ignore_index: the loss averages over nothing"
             + (", which is NaN." if broken else "."),
@@ -370,42 +351,38 @@ def empty_target(case: Case) -> Found | None:
     return None
 
 
-COUNTED_SHARE = Threshold(0.5, "of the targets that are padding and count: more than about words, the loss is about it")
-VALID_SHARE = Threshold(0.5, "of the targets that count")
-
-
-_LOOKS = 3
+COUNTED_SHARE = Threshold(0.5, "share of targets that are padding and count: most of the loss comes from padding")
+COUNTED_LOOKS = Threshold(3, "persistence: batches sampled")
+VALID_SHARE = Threshold(0.5, "share of targets that count: most of the work is wasted")
+VALID_LOOKS = Threshold(5, "persistence: batches sampled")
 
 
 @rule(
     "padding_dominates",
     needs=[vitals.COUNTED_PADDING, vitals.VALID_TARGETS, "facts.losses"],
-    fix="Sort samples by length into buckets, or pack several sequences into one row.",
-    refute="Count the targets that are not ignore_index in a few batches: more than half refutes it.",
-    since=3,
+    fix="Pass the label of padding to the loss as ignore_index; bucket samples by length, or pack sequences into rows.",
+    refute="Count the targets that are padding in a few batches: if they are less than half, this finding is wrong.",
+    since=COUNTED_LOOKS,
 )
 def padding_dominates(case: Case) -> Found | None:
-    """Batches are mostly padding.
-
-    Find batches that are mostly padding: it counts in the loss, or most targets do not count.
-    """
+    """Batches are mostly padding, which counts in the loss or wastes the work."""
     counted = case.vital(vitals.LOSS, vitals.COUNTED_PADDING)
-    if counted is not None and len(counted) >= _LOOKS:
+    if counted is not None and len(counted) >= COUNTED_LOOKS:
         share = float(np.median(counted.numbers()))
         if share > COUNTED_SHARE:
-            return _counts(case, counted, share)
+            return _padding_counts(counted, share)
     valid = case.need_vital(vitals.LOSS, vitals.VALID_TARGETS)
     loss = case.loss_facts("cross_entropy", "nll_loss")
-    if loss is None or len(valid) < 5 or len(loss.target_shape) < 1:
+    if loss is None or len(valid) < VALID_LOOKS or len(loss.target_shape) < 1:
         return None
     target = case.track(f"{vitals.LOSS}:input.target")
     if target is None:
         return None
-    # A step may have several batches, of which only some were looked at.
+    # A step may have several batches, of which only some were sampled.
     each = target.stat("count") / np.maximum(target.rows[:, schema.SEEN], 1)
     counts = dict(zip(target.steps.tolist(), each.tolist(), strict=True))
     shares = [n / counts[step] for step, n in zip(valid.steps.tolist(), valid.numbers(), strict=True) if step in counts]
-    # Of large targets only a part is counted; then the share cannot be told.
+    # Of large targets only a part is counted; then the share is not known.
     share = float(np.median(shares)) if shares else float("nan")
     if not 0 < share < VALID_SHARE:
         return None
@@ -415,23 +392,24 @@ def padding_dominates(case: Case) -> Found | None:
         sites=("loader", "loss_fn"),
         evidence=(
             below("share of targets that count", share, VALID_SHARE, f"{valid.key} mean"),
-            fact("batches looked at", len(valid)),
+            fact("batches sampled", len(valid)),
         ),
         cause=f"Only {share:.0%} of the targets count: most of every batch is padding, and most of the work is wasted.",
+        fix="Bucket samples by length, or pack several sequences into one row.",
     )
 
 
-def _counts(case: Case, counted: Track, share: float) -> Found:
+def _padding_counts(counted: Track, share: float) -> Found:
     return Found(
         severity="warning",
         step=int(counted.steps[0]),
         sites=("loss_fn", "loader"),
         evidence=(
-            above("share of the targets that are padding and count", share, COUNTED_SHARE, counted.key),
-            fact("batches looked at", len(counted)),
+            above("share of targets that are padding and count", share, COUNTED_SHARE, counted.key),
+            fact("batches sampled", len(counted)),
         ),
-        cause=f"{share:.0%} of what the loss averages over is padding: rows end in one and the same token, which "
-        "always has the same label. The model is praised for padding, and the rest is diluted.",
-        fix="Give the label of padding to the loss as ignore_index, or set those targets to -100.",
-        refute="Count the targets where the input is padding: less than half refutes it.",
+        cause=f"{share:.0%} of what the loss averages over is padding: rows end in the same token, which always has "
+        "the "
+        "same label. The model is rewarded for predicting padding, and the rest is diluted.",
+        fix="Pass the label of padding to the loss as ignore_index, or set those targets to -100.",
     )
