@@ -6,6 +6,7 @@ import logging
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM, is_better_told, is_earlier
@@ -16,6 +17,9 @@ from sonde.diagnosis.rules import RULES
 from sonde.records import Finding
 
 logger = logging.getLogger("sonde")
+
+
+_LOOK_EVERY: Final = 25
 
 
 @dataclass
@@ -37,6 +41,14 @@ class Doctor:
         """Take a finding that was made elsewhere, such as the first bad operation; it counts like a rule's."""
         confidence = confidence_of(finding.kind, finding.severity)
         self._given[finding.kind] = finding if confidence is None else replace(finding, confidence=confidence)
+
+    def look_if_due(self, case: Case, count: int) -> None:
+        """Look after the `count`-th step of a recording: at each of the first ten, and then at every 25th.
+
+        Exact relations show in the first steps; the later looks find what has passed by the end.
+        """
+        if count <= 10 or count % _LOOK_EVERY == 0:
+            self.look(case)
 
     def look(self, case: Case) -> list[Finding]:
         """Return what is wrong now, best first, with symptoms folded under their causes."""

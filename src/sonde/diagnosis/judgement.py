@@ -65,7 +65,6 @@ _SCORES: Final[dict[Severity, tuple[float, float]]] = {
     "warning": (0.7, 0.4),
     "info": (0.95, 0.75),
 }
-_LOOK_EVERY: Final = 25
 MOMENT_HISTORY = Threshold(10, "values before it: the first steps of a training are unlike the rest")
 VALUE_EXTREME = Threshold(1e10, "largest magnitude: a product of four such numbers is beyond float32's 3.4e38")
 LEVEL_VALUES = Threshold(5, "values whose median is a level: one odd step is not a decline")
@@ -167,14 +166,11 @@ def judge_curves(curves: Curves) -> Judgement:
     sites, rows = _sites_and_rows(curves)
     doctor, case = Doctor(), Case()
     case.take_sites(sites)
-    found: list[Finding] = []
     for count, step in enumerate(sorted(rows), 1):
         case.history.put(_block(step, rows[step]))
-        if count % _LOOK_EVERY == 0 or count <= 10:
-            doctor.look(case)
+        doctor.look_if_due(case, count)
     case.final = curves.finished
-    if rows:
-        found = doctor.look(case)
+    found = doctor.look(case) if rows else []
     return Judgement(findings=tuple(found), symptoms=tuple(doctor.found), steps=len(rows))
 
 

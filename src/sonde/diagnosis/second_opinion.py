@@ -23,7 +23,6 @@ START: Final = 512
 WINDOWS: Final = 24
 WINDOW: Final = 48
 END: Final = 256
-_LOOK_EVERY: Final = 25
 _MOST_READINGS: Final = 200_000
 """How many readings may be gone through to mark the rows of a table: about a second."""
 _JUDGED: Final[WeakKeyDictionary[Run, tuple[Finding, ...]]] = WeakKeyDictionary()
@@ -79,13 +78,11 @@ def diagnose(run: Run | str | Path, *, rank: int | None = None) -> Diagnosis:
     case.take_sites(run.sites)
     waiting = sorted(run.events, key=_step_of)
     steps = choose_steps(run.steps)
-    found: list[Finding] = []
     for count, step in enumerate(steps.tolist(), 1):
         while waiting and _step_of(waiting[0]) <= step:
             case.take_event(waiting.pop(0))
         case.history.put(run.block(step, rank=rank))
-        if count % _LOOK_EVERY == 0 or count <= 10:
-            found = doctor.look(case)
+        doctor.look_if_due(case, count)
     for event in waiting:
         case.take_event(event)
     case.final = run.status != "live"
