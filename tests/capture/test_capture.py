@@ -180,7 +180,7 @@ def test_a_full_queue_blocks_and_then_drops(tmp_path, make, gate):
     gate.set()
     with pytest.raises(RunError, match="3 captures could not be written; the first, of datapoint 2: there is no room"):
         capture.seal(PATIENCE_S)
-    assert capture.take_lost() == [2, 3, 4]
+    assert list(capture.take_lost()) == [2, 3, 4]
     assert list(load_debug_outputs(tmp_path)) == [0, 1]
 
 
@@ -230,7 +230,7 @@ def test_a_slow_disk_slows_the_caller_and_loses_nothing(tmp_path, slow):
     assert slow.capture.seal(), "50,000 seconds, of which none passed without progress for more than 50"
     assert slow.now == 1000 * 50.0
     assert slow.most_pending <= 20_000
-    assert (slow.capture.written, slow.capture.dropped, slow.capture.take_lost()) == (1000, 0, [])
+    assert (slow.capture.written, slow.capture.dropped, slow.capture.take_lost()) == (1000, 0, {})
     assert list(load_debug_outputs(tmp_path)) == list(range(1000))
 
 
@@ -275,7 +275,7 @@ def test_a_large_capture_gets_the_time_that_it_needs(tmp_path, make, gate):
     gate.set()
     waiting.join(PATIENCE_S)
     assert sealed == [True]
-    assert capture.take_lost() == []
+    assert capture.take_lost() == {}
 
 
 def test_captures_added_while_spilled_ones_move_to_their_folder_keep_their_order(tmp_path, make, monkeypatch):
@@ -369,7 +369,7 @@ def test_a_disk_that_is_full_when_a_page_is_finished_loses_nothing(tmp_path, mak
     with pytest.raises(OSError, match="No space left") if on_error == "raise" else contextlib.nullcontext():
         capture.seal()
     assert ("No space left on device" in caplog.text) == (on_error == "isolate")
-    assert capture.take_lost() == []
+    assert capture.take_lost() == {}
     assert load_debug_outputs(tmp_path)[0]["x"].tolist() == [1, 1]
 
 

@@ -205,7 +205,8 @@ def test_scores_list_the_captures_that_a_full_disk_refused(tmp_path, monkeypatch
         assert list(trainer.run()) == [0, 1]
     (warning,) = warnings_of(caplog)
     assert "The capture of datapoint 4 could not be written: OSError: [Errno 28] No space left on device" in warning
-    assert trainer.scores.captures == {"complete": False, "missing": [4, 7]}
+    error = "OSError: [Errno 28] No space left on device"
+    assert trainer.scores.captures == {"complete": False, "missing": [4, 7], "errors": {"writer": error}}
     assert 4 not in load_debug_outputs(tmp_path / "run" / "epoch_1" / "debugger")
     with pytest.raises(sonde.RunError, match="2 captures could not be written; the first, of datapoint 4: OSError"):
         evaluator_of(tmp_path / "loud", described(options={"on_error": "raise"})).run()

@@ -186,8 +186,9 @@ class Capture(Worker):
             may_wait = self.on_full == "block" and self._writer is not None
             if self._put(item, self.stall_timeout_s if may_wait else 0.0):
                 return True
-            self._drop([item.datapoint])
-            self._note(Failure(item.datapoint, f"there is no room: {self._pending_bytes:,} bytes wait", ""))
+            why = f"there is no room: {self._pending_bytes:,} bytes wait"
+            self._drop([item.datapoint], why)
+            self._note(Failure(item.datapoint, why, ""))
             return False
 
     def flush(self, timeout_s: float | None = None) -> bool:
@@ -213,10 +214,10 @@ class Capture(Worker):
                 raise RunError(f"{self.num_pending} captures wait, and none was written for {limit:g} s.")
         return done
 
-    def take_lost(self) -> list[Datapoint]:
-        """Return the datapoints whose captures were dropped or could not be written since this was last called."""
+    def take_lost(self) -> dict[Datapoint, str]:
+        """Return the datapoints whose captures were lost since this was last called, each with the reason."""
         with self._changed:
-            lost, self._lost = self._lost, []
+            lost, self._lost = self._lost, {}
         return lost
 
     def keep_only(
@@ -294,12 +295,12 @@ class Capture(Worker):
             try:
                 return self.seal(timeout_s)
             finally:
-                self._drop(self._forget())
+                self._drop(self._forget(), "no folder was set")
                 with self._taken_back_spill():
                     pass
                 with self._changed:
                     self._closed = True
-                    self._drop(self._forget())
+                    self._drop(self._forget(), "no folder was set")
                 living.discard(self)
                 self._join(min(self._limit(timeout_s), threading.TIMEOUT_MAX))
 
@@ -332,7 +333,7 @@ class Capture(Worker):
         if writer is not None:
             writer.close()
         elif spilling is not None:
-            self._drop(list(spilling.datapoints))
+            self._drop(list(spilling.datapoints), "the writer of the temporary folder has stalled")
             logger.warning("%d captures are lost: the thread that writes %s has stalled.", self.dropped, spill)
         try:
             yield writer.folder if writer is not None else None
@@ -355,7 +356,7 @@ class Capture(Worker):
         # What did not reach this folder must not end up in the next one.
         left = self._forget()
         if left:
-            self._drop(left)
+            self._drop(left, f"nothing was written for {stall_timeout_s:g} s")
             logger.warning(
                 "%d captures of %s were dropped: none was written for %g s.", len(left), folder, stall_timeout_s
             )
@@ -378,11 +379,11 @@ class Capture(Worker):
     def _limit(self, timeout_s: float | None) -> float:
         return self.stall_timeout_s if timeout_s is None else timeout_s
 
-    def _drop(self, datapoints: Sequence[Datapoint]) -> None:
+    def _drop(self, datapoints: Sequence[Datapoint], why: str) -> None:
         """Count captures that are given up."""
         with self._changed:
             self.dropped += len(datapoints)
-            self._lost += datapoints
+            self._lost |= dict.fromkeys(datapoints, why)
 
     # The process
 

@@ -53,7 +53,7 @@ class Worker:
         """The first of them."""
         self._queue: deque[Item] = deque()
         self._pending_bytes = 0
-        self._lost: list[Datapoint] = []
+        self._lost: dict[Datapoint, str] = {}
         self._unraised: list[Failure] = []
         self._writer: PageWriter | None = None
         self._fetcher = Fetcher()
@@ -180,7 +180,7 @@ class Worker:
                     self.written += 1
                 else:
                     self.failed += 1
-                    self._lost.append(failure.datapoint)
+                    self._lost[failure.datapoint] = failure.error
                     self._note(failure)
                 del item
                 self._changed.notify_all()

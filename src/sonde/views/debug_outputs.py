@@ -14,10 +14,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from sonde.analysis import Values
 from sonde.errors import OptionError
 from sonde.store import BatchValue
 from sonde.views.document import Document, Figures, Section, Table
-from sonde.views.figures.curves import Values, as_values
+from sonde.views.figures.curves import as_values
 from sonde.views.figures.library import Figure, graph_objects, subplots
 from sonde.views.figures.theme import DIVERGING, SEQUENTIAL, Theme, empty, finish
 from sonde.views.notebook import DocumentView

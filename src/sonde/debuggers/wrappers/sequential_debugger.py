@@ -225,10 +225,13 @@ class SequentialDebugger(BaseDebugger):
         """Return what is not in the captures since the last call; empty if they are complete.
 
         `missing` lists the samples without a capture, `failed` by debugger the samples that it failed on, and `errors`
-        the first error of each.
+        the first error of each, and of the `writer`.
         """
         failed, errors = self._isolation.take_failed()
-        missing = [*self._capture.take_lost(), *failed.get(type(self).__name__, [])]
+        lost = self._capture.take_lost()
+        missing = [*lost, *failed.get(type(self).__name__, [])]
+        if lost:
+            errors["writer"] = next(iter(lost.values()))
         found = {"missing": missing, "failed": failed, "errors": errors}
         return {key: value for key, value in found.items() if value}
 
