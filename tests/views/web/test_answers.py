@@ -44,7 +44,19 @@ def test_the_same_name_in_two_folders_is_two_runs(tmp_path):
 
 
 def test_an_empty_folder_has_no_runs(tmp_path):
-    assert client_of(tmp_path).get("/api/runs").json() == {"roots": [str(tmp_path.resolve())], "runs": []}
+    assert client_of(tmp_path).get("/api/runs").json() == {
+        "roots": [str(tmp_path.resolve())],
+        "runs": [],
+        "notices": [],
+    }
+
+
+@pytest.mark.parametrize("place", ["debugger", "epoch_4/debugger", "experiment/epoch_4/debugger"])
+def test_pickled_pages_of_an_older_tool_come_with_the_command_that_converts_them(tmp_path, place):
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "page_0.pkl").write_bytes(b"not to be opened")
+    (notice,) = client_of(tmp_path).get("/api/runs").json()["notices"]
+    assert f"sonde import-pages {tmp_path / place} {tmp_path / place} --trust" in notice
 
 
 def test_the_overview_says_what_the_run_says(client, folder):

@@ -29,17 +29,15 @@ def load_debug_outputs(folder: str | Path, *, tensors: Literal["numpy", "torch"]
     path = Path(folder)
     if not path.is_dir():
         raise RunNotFound(f"There is no folder {path}. Captures lie in `debugger` or `epoch_N/debugger` of a run.")
-    found = DebugOutputs(path, restore=to_torch if tensors == "torch" else None)
-    notice = _notice_of_pickles(path)
-    if notice and not found:
+    if notice := notice_of_pickles(path):
         raise RunNotFound(notice)
-    return found
+    return DebugOutputs(path, restore=to_torch if tensors == "torch" else None)
 
 
-def _notice_of_pickles(folder: Path) -> str:
-    """Return how to read the pickled pages of a folder, if it holds any."""
+def notice_of_pickles(folder: Path) -> str:
+    """Return how to read the pickled pages of a folder, if it holds no others."""
     pickled = names.pickled_pages(folder)
-    if not pickled:
+    if not pickled or names.list_pages(folder):
         return ""
     pages = pickled[0] if len(pickled) == 1 else f"{pickled[0]} to {pickled[-1]}"
     return (
@@ -74,7 +72,7 @@ class DebugOutputs(Mapping[Datapoint, Mapping[str, Any]]):
             for folder in names.rank_folders(self.folder) if self._ranks else [self.folder]:
                 for page in names.list_pages(folder):
                     self._take(folder, page)
-            if not self._pages and (notice := _notice_of_pickles(self.folder)):
+            if notice := notice_of_pickles(self.folder):
                 self.problems.append(notice)
             ordered = sorted(self._where.items(), key=lambda item: (isinstance(item[0], str), item[0]))
             self._where = dict(ordered)

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from starlette.routing import Route
 
 from sonde.analysis import find_loss, thin
+from sonde.store.pages.reader import notice_of_pickles
 from sonde.views.document import ranked
 from sonde.views.terminal.numbers import short
 from sonde.views.web.answers import Query, plain_route, run_route
 from sonde.views.web.library import Library, Listed, OpenRun
 
 _SPARK_POINTS = 120
+_PICKLED = ("", "*/", "*/epoch_*/")
+_MOST_NOTICES = 5
 
 
 def routes(library: Library) -> list[Route]:
     """Return the routes of the page *Runs*."""
     return [
-        plain_route("runs", lambda query: {"roots": [str(root) for root in library.roots],
-                                           "runs": [_row(each) for each in library.list()]}),
+        plain_route("runs", lambda query: _runs(library)),
         run_route(library, "card", _card),
-    ]  # fmt: skip
+    ]
+
+
+def _runs(library: Library) -> dict[str, Any]:
+    rows = [_row(each) for each in library.list()]
+    notices = [] if rows else [each for root in library.roots for each in _notices(root)]
+    return {"roots": [str(root) for root in library.roots], "runs": rows, "notices": notices}
+
+
+def _notices(root: Path) -> list[str]:
+    """Return how to read what an older tool wrote below a folder."""
+    found = (page.parent for depth in _PICKLED for page in root.glob(f"{depth}debugger/page_0.pkl"))
+    return list(filter(None, map(notice_of_pickles, islice(found, _MOST_NOTICES))))
 
 
 def _row(listed: Listed) -> dict[str, Any]:

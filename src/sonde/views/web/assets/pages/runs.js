@@ -99,6 +99,7 @@ export async function show(place, context) {
     if (!rows.length) {
       replace(place, h("div", { class: "empty" }, h("h1", {}, "No runs yet"),
         h("p", {}, `Nothing was recorded below ${answer.roots.join(", ")}.`),
+        (answer.notices ?? []).map((text) => h("p", { class: "problem" }, text)),
         h("p", {}, "Create one with ", h("code", {}, "sonde.watch(model, optimizer, run=\"runs/first\")"), ". This page shows it as soon as it is there.")));
       return;
     }
