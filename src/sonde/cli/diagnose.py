@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sonde.store import Run
 
 EXAMPLES = """
-sonde diagnose runs/first  # the findings, gravest first
+sonde diagnose runs/first  # the findings, most severe first
 sonde diagnose runs/first --all  # notes and unknowns in full
 sonde diagnose runs/first --json | jq .findings  # for programs
 sonde diagnose runs/first && echo sound  # for scripts
@@ -26,7 +26,7 @@ All = Annotated[bool, typer.Option("--all", help="Show notes in full, and all th
 
 
 def diagnose(run: RunPath, everything: All = False, width: Width = None, json: AsJson = False) -> None:
-    """Say what is wrong with a run, why, and how to mend it.
+    """Report what is wrong with a run, why, and how to fix it.
 
     Names the cause, the evidence, a fix, and a test that would refute it. Judges the run from its files, finished or
     not. Exits with 0 if nothing is wrong (notes do not count), with 1 if there are warnings, the training failed or a
@@ -53,7 +53,7 @@ def diagnose(run: RunPath, everything: All = False, width: Width = None, json: A
 
 
 def exit_code(severity: Severity | None) -> int:
-    """Return what to exit with, by the gravest finding.
+    """Return what to exit with, by the most severe finding.
 
     >>> exit_code("info"), exit_code("warning"), exit_code("critical")
     (0, 1, 2)

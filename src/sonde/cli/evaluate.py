@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 sonde eval --config-filepath examples/digits_eval_config.py
-sonde eval --config-filepath F --checkpoint runs/first/epoch_4/checkpoint.pt  # another one
+sonde eval --config-filepath F --checkpoint runs/first/epoch_4/checkpoint.pt  # another checkpoint
 """
 
 Checkpoint = Annotated[
     Path | None,
     typer.Option("--checkpoint", metavar="FILE", help="The checkpoint, instead of the config's checkpoint_filepath."),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an evaluation that is in the work_dir.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing evaluation in the work_dir.")]
 
 
 def evaluate(

@@ -1,4 +1,4 @@
-"""`sonde export RUN`: take the numbers of a run elsewhere."""
+"""`sonde export RUN`: export the numbers of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 sonde export runs/first --to parquet --out first.parquet  # everything
 sonde export runs/first --to csv --out g.csv --stat norm  # a part
-sonde export runs/first --to csv --out - | head  # to look at
+sonde export runs/first --to csv --out - | head  # a first look
 sonde export runs/first --to tensorboard --out logs/first  # then: tensorboard --logdir logs
 sonde export runs/first --to site --out first-site  # the viewer as plain files; open index.html
 """
@@ -55,7 +55,7 @@ Stats = Annotated[
     list[str] | None,
     typer.Option("--stat", metavar="NAME", help="Only this statistic; repeat for several. One of: {statistics}."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 
 
 def export(
@@ -67,12 +67,11 @@ def export(
     force: Force = False,
     json: AsJson = False,
 ) -> None:
-    """Take the numbers of a run elsewhere: CSV, Parquet, TensorBoard.
+    """Export the numbers of a run: CSV, Parquet, JSON, TensorBoard.
 
-    One long table with a row for each site and step, and a column for each statistic. Sites are read one after the
-    other and in windows of steps, so memory stays small however long the run is. For TensorBoard it is a folder with an
-    event file: curves, and histograms of magnitudes. A site is a folder with the viewer in it, which opens from disk or
-    a file server without Sonde.
+    CSV, Parquet and JSON hold one long table: a row for each site and step, a column for each statistic. It is written
+    in parts, so memory stays small however long the run is. tensorboard writes a folder with an event file: curves, and
+    histograms of magnitudes. site writes the viewer as a folder of plain files, which opens without Sonde.
     """
     from sonde.cli.answer import print_json
     from sonde.cli.export_formats import open_writer, replacing

@@ -4,11 +4,11 @@ Exit codes:
 
     0   done
     1   found something: `verify` found damage, `tail` saw the run end before it finished
-    2   wrong use, or a run that cannot be used
+    2   invalid arguments, or a run that cannot be read
     130 interrupted
     143 `train` and `eval`: told to end by SIGTERM
 
-`diagnose` speaks with its exit code: 0 nothing, 1 warnings, 2 something critical. There wrong use is 3.
+`diagnose` reports its result in the exit code: 0 nothing wrong, 1 warnings, 2 something critical, 3 invalid arguments.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ClickError: Any = typer.BadParameter.__mro__[2]
 
 
 class _ReaderLeft(Exception):
-    """Whoever read our output has closed it, as `head` does when it has enough."""
+    """The reader of our output has closed it, as `head` does when it has enough."""
 
 
 class Verbs(TyperGroup):

@@ -42,18 +42,20 @@ def print_group_help(group: Any, ctx: Any) -> None:
     verbs = {name: group.get_command(ctx, name) for name in group.list_commands(ctx)}
     options = [each for each in group.get_params(ctx) if each.param_type_name == "option"]
     sections: dict[str, Iterable[tuple[str, str]]] = {
-        "verbs that read runs": [(name, _first_line(verbs[name].help)) for name in verbs if name not in _ACTING],
-        "verbs that act": [(name, _first_line(verbs[name].help)) for name in verbs if name in _ACTING],
+        "commands that read runs": [(name, _first_line(verbs[name].help)) for name in verbs if name not in _ACTING],
+        "commands that run code or change files": [
+            (name, _first_line(verbs[name].help)) for name in verbs if name in _ACTING
+        ],
         "options": [_option(each, ctx) for each in options],
         "examples": _examples(group.epilog),
         "exit codes": [
             ("0", "done"),
             ("1", "found something: damage in a run, or a run that failed"),
-            ("2", "wrong use, or a run that cannot be used"),
-            ("", "diagnose: 0 sound, 1 warnings, 2 something critical, 3 wrong use"),
+            ("2", "invalid arguments, or a run that cannot be read"),
+            ("", "diagnose: 0 nothing wrong, 1 warnings, 2 something critical, 3 invalid arguments"),
         ],
     }
-    _print_page(f"{ctx.command_path} VERB [OPTIONS]", group.help or "", sections)
+    _print_page(f"{ctx.command_path} COMMAND [OPTIONS]", group.help or "", sections)
 
 
 def _print_page(usage: str, text: str, sections: dict[str, Iterable[tuple[str, str]]]) -> None:

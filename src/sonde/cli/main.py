@@ -32,8 +32,8 @@ from sonde.cli.help import Verb
 
 _HELP = """See inside a neural network while it trains.
 
-Runs are recorded in Python with sonde.watch, or by train and eval from a config. Most verbs read them, also while they
-are written, on any machine and without torch.
+Runs are recorded in Python with sonde.watch, or by train and eval from a config. Most commands read runs, also while
+they are written, on any machine and without torch.
 """
 
 _EXAMPLES = """

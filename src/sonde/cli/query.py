@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 sonde query runs/digits "loss > 0.5"  # in the last epoch, the worst first
-sonde query runs/digits "label in (3, 5) and accuracy == 0"  # mistaken digits
+sonde query runs/digits "label in (3, 5) and accuracy == 0"  # misclassified digits
 sonde query runs/digits "percentile(loss) >= 99"  # the highest hundredth
 sonde query runs/digits "rank(loss) <= 5 and epoch >= 2"  # in several epochs
 """
@@ -29,13 +29,13 @@ Expression = Annotated[
 At = Annotated[
     str | None, typer.Option("--epoch", metavar="N", help="An epoch, or test or eval; by default the last with scores.")
 ]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="How many lines to print; JSON has them all.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="How many rows to print; --json prints all.")]
 
 
 def query(
     run: RunPath, expression: Expression, epoch: At = None, limit: Limit = 20, width: Width = None, json: AsJson = False
 ) -> None:
-    """Pick samples of a run by their scores, labels and predictions.
+    """Select samples of a run by their scores, labels and predictions.
 
     Scores come from sonde train and sonde eval; labels and predictions are known of the samples that were kept
     (`save_samples`). A comparison with what is not known is false. The viewer takes the same expressions.

@@ -45,7 +45,7 @@ Out = Annotated[
         "--out", metavar="FILE", help="The file to write, - for standard output; by default named after the run."
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 
 
 def report(run: RunPath, form: Form = None, out: Out = None, force: Force = False) -> None:

@@ -1,4 +1,4 @@
-"""`sonde resume RUN`: let a paused training go on."""
+"""`sonde resume RUN`: resume a paused training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ sonde resume runs/first
 
 
 def resume(run: RunPath, json: AsJson = False) -> None:
-    """Let a training go on that a hook has paused.
+    """Resume a training that a hook has paused.
 
     A paused training waits for the file paused.json in its run to disappear; this takes it away. A run that is not
     paused is left alone.

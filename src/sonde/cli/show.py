@@ -20,11 +20,11 @@ EXAMPLES = """
 sonde show runs/first  # the summary page
 sonde show runs/first --site '*:gradient'  # every gradient, worst first
 sonde show runs/first --site head.weight:gradient  # one site in full
-sonde show runs/first --stat ratio --last 100  # update ratios of late
+sonde show runs/first --stat ratio --last 100  # recent update ratios
 sonde show runs/first --step 310  # every site at one step
 """
 
-Step = Annotated[int | None, typer.Option("--step", metavar="N", help="What every site read at one step.")]
+Step = Annotated[int | None, typer.Option("--step", metavar="N", help="All readings of one step.")]
 Rows = Annotated[int, typer.Option("--rows", min=0, metavar="N", help="Show at most N sites; 0 shows all.")]
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 EXAMPLES = """
 sonde tail runs/first  # until it ends
 sonde tail runs/first --once  # where it stands now
-sonde tail runs/first --site head.weight:gradient --stat norm  # with a value of your choice
+sonde tail runs/first --site head.weight:gradient --stat norm  # with a statistic of your choice
 """
 
-Interval = Annotated[float, typer.Option("--interval", min=0.05, metavar="SECONDS", help="How often to look.")]
-Once = Annotated[bool, typer.Option("--once", help="Print where the run stands, and stop.")]
+Interval = Annotated[float, typer.Option("--interval", min=0.05, metavar="SECONDS", help="Time between updates.")]
+Once = Annotated[bool, typer.Option("--once", help="Print the current state and stop.")]
 
 
 def tail(
@@ -37,11 +37,11 @@ def tail(
     width: Width = None,
     json: AsJson = False,
 ) -> None:
-    """Follow a run as it trains, a line at a time.
+    """Follow a run as it trains, line by line.
 
-    Each line is about the steps since the last look: loss, learning rate, what is not finite, the worst layer; beside
-    it stand new events and findings. Ends when the run does: with 0 when it finished, with 1 when it did not.
-    Ctrl-C stops following; the run goes on.
+    Each line covers the steps since the previous one: loss, learning rate, non-finite values, the worst layer, new
+    events and findings. Exits with 0 when the run has finished, with 1 when it ended in another way. Ctrl-C stops
+    following and does not affect the training.
     """
     from sonde.analysis import Newspaper
     from sonde.cli.opening import open_run

@@ -19,27 +19,25 @@ EXAMPLES = """
 sonde top runs/first  # while it trains, or long after
 """
 
-Interval = Annotated[float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="How often to look.")]
+Interval = Annotated[float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Time between updates.")]
 
 
 def top(run: RunPath, interval: Interval = 1.0) -> None:
-    """Watch a run on the whole screen, live.
+    """Watch a run live, on the whole screen.
 
     Pages for loss, findings, worst layers, gradient flow, time, memory and events. Keys 1 to 6 or left and right choose
-    a page, up and down scroll, p holds still, q leaves. The run goes on.
+    a page, up and down scroll, p pauses, q quits. Training is not affected.
     """
     from sonde.cli.opening import open_run
 
     opened = open_run(run)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise OptionError(
-            f"sonde top draws on a terminal, and this is none. Use: sonde show {run}, or sonde tail {run}"
-        )
+        raise OptionError(f"sonde top needs a terminal. Use: sonde show {run}, or sonde tail {run}")
     watch(opened, interval)
 
 
 def watch(run: Run, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
-    """Draw until the user leaves."""
+    """Draw until the user quits."""
     from sonde.cli.keys import Keyboard
     from sonde.views.terminal import Look, make_console
     from sonde.views.terminal.top import Screen, View, read_top

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 sonde train --config-filepath examples/digits_config.py
-sonde train --config-filepath examples/digits_config.py --resume  # after it broke off
+sonde train --config-filepath examples/digits_config.py --resume  # continue an interrupted run
 """
 
 _LOSS_SECONDS = 0.1  # reading a loss waits for the device, so it is read this seldom
@@ -36,10 +36,11 @@ ConfigFile = Annotated[
     ),
 ]
 WorkDir = Annotated[
-    Path | None, typer.Option("--work-dir", metavar="DIR", help="Where to write, instead of the config's work_dir.")
+    Path | None,
+    typer.Option("--work-dir", metavar="DIR", help="The folder to write to, instead of the config's work_dir."),
 ]
-Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="Where to run: cpu, cuda, cuda:1.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the work_dir.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="The device: cpu, cuda, cuda:1.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the work_dir.")]
 
 
 def train(
@@ -52,7 +53,7 @@ def train(
     """Train the model that a config describes.
 
     A Python config is run: use your own, or read it first. The work_dir becomes a run that all other verbs read, also
-    while it trains. Ctrl-C and SIGTERM interrupt it: what was recorded is written, and --resume goes on.
+    while it trains. Ctrl-C and SIGTERM interrupt it: what was recorded is written, and --resume continues.
     """
     from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console

@@ -18,17 +18,21 @@ sonde view runs --host 0.0.0.0 --allow-others  # for colleagues; they need the t
 Roots = Annotated[
     list[Path], typer.Argument(metavar="RUN_OR_DIR...", help="Runs, or folders with runs below.", show_default=False)
 ]
-Port = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="The port; 0 takes any that is free.")]
-Host = Annotated[str, typer.Option("--host", help="Where to listen; by default only this machine gets through.")]
-Others = Annotated[bool, typer.Option("--allow-others", help="Let other machines in; needed with their --host.")]
+Port = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="The port; 0 picks a free one.")]
+Host = Annotated[
+    str, typer.Option("--host", help="The address to listen on; by default only this machine can connect.")
+]
+Others = Annotated[
+    bool, typer.Option("--allow-others", help="Let other machines connect; required when --host is not this machine.")
+]
 Names = Annotated[
     list[str] | None,
-    typer.Option("--name", metavar="NAME", help="A further name that browsers use for it, as behind a proxy."),
+    typer.Option("--name", metavar="NAME", help="Another host name that browsers use, for example behind a proxy."),
 ]
-NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Print the address and open nothing.")]
+NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Print the address without opening a browser.")]
 Token = Annotated[
     str | None,
-    typer.Option("--read-only-token", metavar="TOKEN", help="Use this token; by default a new one each time."),
+    typer.Option("--read-only-token", metavar="TOKEN", help="The access token; by default a new one each time."),
 ]
 
 
@@ -43,8 +47,8 @@ def view(
 ) -> None:
     """Show runs in the browser, live while they train.
 
-    Findings, layers, samples, comparisons. Nothing leaves this machine. Whoever opens the page needs its token, can
-    only read, and sees only the folders named here.
+    Findings, layers, samples, comparisons. Nothing leaves this machine. The pages are read-only, need the token in the
+    printed address, and show only the folders named here.
     """
     for root in roots:
         if not root.is_dir():
@@ -56,7 +60,7 @@ def view(
             raise
         raise MissingExtra(error.name or "starlette", "view", "The viewer") from None
     if not is_loopback(host) and not others:
-        raise OptionError(f"--host {host} lets other machines in. Add --allow-others if that is what you want.")
+        raise OptionError(f"--host {host} lets other machines connect. Add --allow-others if that is what you want.")
     place = take_place(host, port, token=token)
 
     def tell() -> None:

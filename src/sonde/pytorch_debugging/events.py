@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import inspect
 import logging
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, TypeVar, overload
@@ -13,6 +12,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 import numpy as np
 from torch import Tensor
 
+from sonde import strict_json
 from sonde.probes.readings import readings_of
 from sonde.records import Reading, Severity
 
@@ -156,10 +156,8 @@ def plain(value: Any, depth: int = MAX_DEPTH) -> Any:
     >>> plain({"loss": float("nan"), "shape": (2, 3)})
     {'loss': 'nan', 'shape': [2, 3]}
     """
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
+    if value is None or isinstance(value, bool | int | float):
+        return strict_json.plain(value)
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT else f"{value[: MAX_TEXT // 2]} ... {value[-MAX_TEXT // 2 :]}"
     if isinstance(value, Tensor):
