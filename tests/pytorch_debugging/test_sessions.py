@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from tests.pytorch_debugging.conftest import batch, kinds, small_model
@@ -204,8 +207,9 @@ def test_a_profile_has_stacks_though_anomaly_detection_could_be_used_elsewhere(m
     assert any(event.get("cat") == "python_function" for event in events)
 
 
-@pytest.mark.parametrize("anomaly", [False, True])
-def test_the_values_that_adam_reads_itself_are_not_blamed_on_the_user(make, anomaly):
+@pytest.mark.parametrize(("anomaly", "kernel"), [(False, ""), (True, ""), (True, "torch")])
+def test_the_values_that_adam_and_sonde_read_are_not_blamed_on_the_user(make, anomaly, kernel, monkeypatch):
+    monkeypatch.setenv("SONDE_KERNEL", kernel)
     debugger, model = make(enable_profiling=True), small_model()
     with debugger.anomaly_detection(enabled=anomaly), debugger.profiling():
         train(model, optimizer=torch.optim.Adam(model.parameters(), foreach=False))
@@ -252,6 +256,21 @@ def test_memory_that_no_tensor_stands_for_is_found_too(make):
         kept = bytearray(200 << 20)
     assert "excessive_memory_detected" in kinds(debugger)
     assert len(kept) == 200 << 20
+
+
+def test_what_a_library_may_have_allocated_when_it_was_loaded_is_not_blamed_on_the_block(make, tmp_path):
+    source = next(Path(msgspec.__file__).parent.glob("*.so"))
+    library = shutil.copy(source, tmp_path / "mine.so")
+    debugger = make(enable_memory_tracking=True)
+    with debugger.memory_tracking():
+        ctypes.PyDLL(library)
+        kept = bytearray(200 << 20)
+    assert "excessive_memory_detected" not in kinds(debugger)
+    with debugger.memory_tracking():
+        ctypes.PyDLL(shutil.copy(source, tmp_path / "other.so"))
+        tensor = torch.ones(200 << 20, dtype=torch.uint8)
+    assert "excessive_memory_detected" in kinds(debugger), "what tensors hold is known all the same"
+    assert len(kept) == len(tensor)
 
 
 def test_a_block_that_gives_its_memory_back_is_left_alone(make):

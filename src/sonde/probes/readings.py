@@ -6,10 +6,11 @@ Asking waits for the device, since the caller wants the numbers now. What a sess
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from sonde.stats import kernel_for
 from sonde.stats.protocol import Arena, Kernel
 
 _ROWS_PER_ARENA: Final = 256
+OWN_RANGE: Final = "sonde: reading"
+"""The range around Sonde's own operators in a profile."""
 
 _kept_kernel = functools.cache(kernel_for)
 
@@ -62,6 +65,10 @@ class Tally:
 
     def add_all(self, tensors: list[Tensor]) -> list[int]:
         """Measure tensors now, in one pass for each device; return the indices of their readings."""
+        with _own_range():
+            return self._add_all(tensors)
+
+    def _add_all(self, tensors: list[Tensor]) -> list[int]:
         first = len(self._places)
         self._places += [(tensor.device, -1, -1) for tensor in tensors]
         by_device: dict[torch.device, list[int]] = {}
@@ -81,7 +88,8 @@ class Tally:
 
     def readings(self) -> list[Reading | None]:
         """Return all readings in order, waiting for the devices; None for a tensor that has no memory to read."""
-        arrived = {device: self._fetch(shelf) for device, shelf in self._shelves.items()}
+        with _own_range():
+            arrived = {device: self._fetch(shelf) for device, shelf in self._shelves.items()}
         found: list[Reading | None] = []
         for device, arena, row in self._places:
             rows, bins = arrived[device][arena] if arena >= 0 else (None, None)
@@ -103,6 +111,13 @@ class Tally:
             kernel = kernel_for(device) if device.type == "cpu" else _kept_kernel(device)
             shelf = self._shelves[device] = _Shelf(kernel)
         return shelf
+
+
+def _own_range() -> contextlib.AbstractContextManager[Any]:
+    """Mark operators as Sonde's while a profiler runs, so that it does not report them as the program's."""
+    if torch._C._autograd._profiler_enabled():
+        return torch.profiler.record_function(OWN_RANGE)
+    return contextlib.nullcontext()
 
 
 def readings_of(tensors: Mapping[str, Tensor], *, histogram: bool = True) -> dict[str, Reading]:

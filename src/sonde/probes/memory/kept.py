@@ -6,8 +6,10 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -62,6 +64,7 @@ class KeptWatch:
     def __init__(self, held: Mapping[str, int], own_bytes: Callable[[], int]) -> None:
         self._before = set(_storages(live_tensors()))
         self._counters = _counters(held)
+        self._libraries = _loaded_libraries()
         self._own_bytes = own_bytes
         self._own_before = own_bytes()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -79,10 +82,12 @@ class KeptWatch:
         new = {key: each for key, each in storages.items() if key not in self._before}
         kept = {key: each for key, each in new.items() if key not in needed}
         counters, found = _counters(held), []
-        for place in counters or {_place(device): 0 for device, _, _ in new}:
+        if _loaded_libraries() != self._libraries:
+            counters.pop("process", None)  # what libraries allocate when they are loaded is not the program's
+        for place in counters.keys() | {_place(device) for device, _, _ in new}:
             mine = {key: each for key, each in kept.items() if _place(key[0]) == place}
             excess = sum(size for _, _, size in mine)
-            if place in self._counters:
+            if place in self._counters and place in counters:
                 # Counters also know memory that no Python object stands for, such as a graph's.
                 excess = counters[place] - self._counters[place]
                 excess -= sum(size for device, _, size in new.keys() & needed if _place(device) == place)
@@ -109,10 +114,20 @@ class KeptWatch:
 
 
 def _counters(held: Mapping[str, int]) -> dict[str, int]:
-    heap = heap_bytes()
-    return {place: size for place, size in held.items() if place != "process"} | (
-        {} if heap is None else {"process": heap}
-    )
+    """Return exact counts of allocated bytes by place."""
+    found = {place: size for place, size in held.items() if place != "process"}
+    # CUDA loads kernels when they are first used, hundreds of megabytes of the host's memory.
+    heap = None if torch.cuda.is_initialized() else heap_bytes()  # type: ignore[no-untyped-call] # torch
+    return found if heap is None else found | {"process": heap}
+
+
+def _loaded_libraries() -> set[str]:
+    """Return the shared libraries of this process; empty where the system does not list them."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {name for line in lines if ".so" in (name := line.rpartition(" ")[2])}
 
 
 def _place(device: str) -> str:

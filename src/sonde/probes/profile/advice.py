@@ -178,7 +178,7 @@ def host_syncs(tree: ProfileTree) -> list[HostSync]:
     waited = {id(wait.operator) for wait in tree.waits if wait.operator is not None}
     for call in tree.calls:
         waits = id(call) in waited
-        if (waits or call.name in _ASKING) and not _is_torchs_own(call):
+        if (waits or call.name in _ASKING) and not _is_not_the_users(call):
             found.setdefault((_what(call), _line(call.stack)), []).append((call.duration_ns, waits))
     for wait in tree.waits:
         if wait.operator is None:
@@ -187,10 +187,13 @@ def host_syncs(tree: ProfileTree) -> list[HostSync]:
     return sorted(syncs, key=lambda sync: (-sync.calls, sync.where))
 
 
-def _is_torchs_own(call: OperatorCall) -> bool:
-    """Return whether torch itself reads the value: a step counter, a sampler's seed, anomaly mode's search for NaN."""
-    if not call.stack:
-        return call.by_torch
+def _is_not_the_users(call: OperatorCall) -> bool:
+    """Return whether torch itself reads the value: a step counter, a sampler's seed, anomaly mode's search for NaN.
+
+    What Sonde reads is not the user's either.
+    """
+    if call.by_sonde or not call.stack:
+        return call.by_sonde or call.by_torch
     nearest = next((frame.file for frame in call.stack if frame.file), "")
     return nearest.startswith(("torch/optim", "torch/utils/data")) and not call.cuda_ns
 

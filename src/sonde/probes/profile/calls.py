@@ -15,7 +15,7 @@ from sonde.probes.profile.module_times import ModuleTime
 
 # --------------------------------------------------------------------------------
 # A profile as torch leaves it, read once into plain records: which operator ran, how long, called from which line.
-
+from sonde.probes.readings import OWN_RANGE
 
 _PYTHON: Final = (_EventType.PyCall, _EventType.PyCCall)
 # Ranges that torch itself names around its optimizers and its backward passes.
@@ -62,6 +62,8 @@ class OperatorCall:
     """The operator around this one; empty if there is none."""
     by_torch: bool = False
     """It runs inside an optimizer's step or the backward engine."""
+    by_sonde: bool = False
+    """It reads statistics for Sonde."""
     self_bytes: int = 0
     cuda_ns: int = 0
     self_cuda_ns: int = 0
@@ -134,7 +136,8 @@ def _call(event: Any) -> OperatorCall:
         stack=stack,
         builtin=builtin,
         parent=_operator_around(event),
-        by_torch=_is_by_torch(event),
+        by_torch=_is_inside(event, _TORCHS_RANGES),
+        by_sonde=_is_inside(event, (OWN_RANGE,)),
         self_bytes=sum(child.extra_fields.alloc_size for child in event.children if child.tag == _EventType.Allocation),
     )
 
@@ -144,10 +147,10 @@ def _operator_around(event: Any) -> str:
     return parent.name if parent is not None and parent.tag == _EventType.TorchOp and _is_operator(parent) else ""
 
 
-def _is_by_torch(event: Any) -> bool:
+def _is_inside(event: Any, ranges: tuple[str, ...]) -> bool:
     above = event.parent
     while above is not None:
-        if above.tag == _EventType.TorchOp and above.name.startswith(_TORCHS_RANGES):
+        if above.tag == _EventType.TorchOp and above.name.startswith(ranges):
             return True
         above = above.parent
     return False
