@@ -18,16 +18,18 @@ from types import CodeType, FunctionType
 from sonde.diagnosis.reliability import confidence_of
 from sonde.diagnosis.rule import Rule, Threshold
 from sonde.diagnosis.rules import RULES
+from sonde.sensors.catalogue import SENSORS
 
 FOLDER = Path(__file__).parent / "findings"
-NOT_PAGES = ("README.md", "thresholds.md")
+NOT_PAGES = ("README.md", "thresholds.md", "sensors.md")
 INDEX = """# Findings
 
 What `sonde diagnose`, `session.findings` and `run.findings` can say, by kind. Every finding names the cause, where and
 since when, the numbers it rests on, a fix, and a test that would refute it. What a run has not measured is not judged.
 
 *Exact* findings rest on a relation that holds or does not, such as a weight without a gradient; the others compare
-statistics with [thresholds](thresholds.md). *Confidence* is how often a warning of that kind named the right cause in
+statistics with [thresholds](thresholds.md). What is measured for them, and what that costs, is on the page of
+[sensors](sensors.md). *Confidence* is how often a warning of that kind named the right cause in
 the benchmark of faulty programs (`benchmarks/rule_table.py`), for few programs drawn towards one half. It is empty for
 kinds that the benchmark does not have, and for those that are only worth a note.
 """
@@ -35,6 +37,12 @@ THRESHOLDS = """# Thresholds
 
 Every number that a rule compares with, and where it comes from. Exact relations need none. Where a threshold is a
 matter of judgement, it is relative to the run's own history or to other layers.
+"""
+SENSOR_PAGE = """# Sensors
+
+What is measured for the rules beyond the statistics of tensors, when, and what a look costs. A sensor is attached only
+if a rule or a view wants one of its signals, and only in a session that diagnoses. `benchmarks/vitals.py` measures the
+time of each. Its schedule counts what its description says: steps, passes or calls.
 """
 
 
@@ -71,6 +79,21 @@ def thresholds() -> str:
     return "\n".join(parts)
 
 
+def sensors() -> str:
+    """Return the page of sensors: for each theme what its sensors produce, when and at which cost."""
+    parts = [SENSOR_PAGE]
+    for theme in sorted({kind.__module__.rpartition(".")[2] for kind in SENSORS}):
+        rows = [
+            f"| {_cell(_summary(kind))} | {', '.join(f'`{each}`' for each in kind.produces)} "
+            f"| `{_cell(kind.when.text)}` | {_cell(kind.cost)} |"
+            for kind in SENSORS
+            if kind.__module__.endswith(f".{theme}")
+        ]
+        head = "| sensor | produces | when | a look costs |\n|---|---|---|---|"
+        parts.append("\n".join([f"## {theme.capitalize()}", "", head, *rows, ""]))
+    return "\n".join(parts)
+
+
 def page_of(rule: Rule, text: str) -> str:
     """Return the page of a rule with what is generated in it made anew."""
     sections = (section.partition("\n") for section in text.split("\n## ")[1:])
@@ -89,7 +112,11 @@ def everything() -> dict[Path, str]:
     """Return the text of all files that are generated, whole or in part."""
     known = {page.stem: page for page in pages()}
     made = {known[rule.kind]: page_of(rule, known[rule.kind].read_text()) for rule in RULES if rule.kind in known}
-    return made | {FOLDER / "README.md": index(), FOLDER / "thresholds.md": thresholds()}
+    return made | {
+        FOLDER / "README.md": index(),
+        FOLDER / "thresholds.md": thresholds(),
+        FOLDER / "sensors.md": sensors(),
+    }
 
 
 def thresholds_of(rule: Rule) -> dict[str, Threshold]:
@@ -126,6 +153,10 @@ def _themes() -> Iterator[tuple[str, list[Rule]]]:
 
 def _about(theme: str) -> str:
     return (import_module(f"sonde.diagnosis.rules.{theme}").__doc__ or "").partition("\n")[0]
+
+
+def _summary(kind: type) -> str:
+    return f"**{kind.__name__}** " + (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def _fix(rule: Rule) -> Iterator[str]:

@@ -151,6 +151,9 @@ REPEATED_ROWS: Final = "repeated_rows"
 DISTINCT_ROWS: Final = "distinct_rows"
 """How many different rows there are among the first 1,024 or so of training. Written once."""
 
+SHOWN: Final = frozenset({UNIT_GRADIENT})
+"""Signals that are shown or read by `sonde.debug`, though no rule needs them."""
+
 
 def time_of(phase: str) -> str:
     """Return the name of the vital that holds the seconds of a part of the step."""

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from sonde import schema
 from sonde.arguments import mapping, whole_number, with_methods
 from sonde.diagnosis.monitor import Monitor
+from sonde.diagnosis.rules import WANTED
 from sonde.errors import OptionError
 from sonde.forensics.watcher import GuardAction
 from sonde.forensics.wiring import Forensics, ForensicsOptions
@@ -40,6 +41,7 @@ from sonde.session import HandFedSession, IdleSession, Session
 from sonde.store import RunWriter
 from sonde.store.runs import place_of
 from sonde.version import VERSION
+from sonde.vitals import SHOWN
 
 logger = logging.getLogger("sonde")
 
@@ -229,7 +231,7 @@ def watch(
             plan,
             chosen.helpers,
             extensions=Extensions(
-                sensors=Sensors if plan.diagnose else None,
+                sensors=functools.partial(Sensors, wanted=WANTED | SHOWN) if plan.diagnose else None,
                 forensics=functools.partial(Forensics, options=forensics),
                 judge=Monitor if plan.diagnose else None,
             ),

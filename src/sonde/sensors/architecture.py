@@ -48,7 +48,7 @@ _MASKS: Final = ("attn_mask", "attn_bias")
 
 
 class ModuleOrder(Sensor):
-    """The order of leaf modules, which hands a tensor to which, and the dtype of autocast, in the first passes."""
+    """The order of leaf modules, which hands a tensor to which, and the dtype of autocast. Counts rounds."""
 
     produces = ("facts.order", "facts.edges", "facts.autocast")
     when = first(2)
@@ -98,7 +98,7 @@ class ModuleOrder(Sensor):
 class CarriedStates(Sensor):
     """Recurrent modules that begin with the state they ended with in the step before, found without reading it.
 
-    A state that is handed on after `detach()` lies at the same place in memory.
+    A state that is handed on after `detach()` lies at the same place in memory. Counts rounds.
     """
 
     produces = ("facts.carried",)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any, Final
 
@@ -31,8 +31,6 @@ from sonde.sensors.sensor import Backward, Clip, Context, Graph, PassInputs, Sen
 from sonde.sensors.tensors import is_plain
 from sonde.vitals import LOSS
 
-TRACED_ROUNDS: Final = 2
-"""Recorded rounds of the loop in which all leaf modules are looked at."""
 # What `clip_grad_norm_` calls once it knows the norm. Where a version of torch lacks it, clipping is not seen.
 _CLIPPING: Final = OverridableFunction(clip_grad, "_clip_grads_with_norm_")
 _CLIP_ARGUMENTS: Final = ("parameters", "max_norm", "total_norm")
@@ -44,17 +42,16 @@ class Sensors:
     `wanted` holds signals, quantities and facts (as `facts.name`); None attaches every sensor.
     """
 
-    def __init__(self, watched: Watched, wanted: Collection[str] | None = None) -> None:
-        self.is_tracing = True
-        """Whether all leaf modules are looked at."""
+    def __init__(self, watched: Watched, wanted: Set[str] | None = None) -> None:
         self.looked_at: dict[int, bool | None] = {}
         """Keys of modules whose calls are reported; with a mode, training calls made in that mode are left out."""
         self._watched = watched
         self._guard = watched.guard
         self._book = FactBook()
         self._context = Context(watched, Signals(watched.packer), self._book, {}, {}, self.looked_at, set())
-        chosen = [kind for kind in SENSORS if wanted is None or not wanted_nothing(kind, wanted)]
-        self._sensors: list[Sensor] = [kind(self._context) for kind in chosen]
+        self._sensors: list[Sensor] = [
+            kind(self._context) for kind in SENSORS if wanted is None or not wanted.isdisjoint(kind.produces)
+        ]
         self._belonging = Belonging(watched.models.values())
         self._losses = LossCalls(
             watched.packer,
@@ -68,13 +65,17 @@ class Sensors:
         self._spans: Spans | None = Spans()
         self._sizes: dict[str, int] = {}
         self._forwards = self._forwards_by_hand = self._passes_before = 0
-        self._rounds = self._looks = 0
+        self._steps_traced = self._looks = 0
         self._is_prepared = False
         self._process = os.getpid()
         self._handles: list[Handle] = []
         self._keep_output = self._guard.wrap("losses", self._see_output)
         self._choose_moments()
         self._choose_modules(watched.modules)
+        moments = ("on_traced_enter", "on_traced_call", "on_graph")
+        self._tracing = [each for each in self._sensors if any(_overrides(each, moment) for moment in moments)]
+        self.is_tracing = bool(self._tracing)
+        """Whether all leaf modules are looked at, in the first rounds of the loop."""
         wrap = self._guard.wrap
         self.begin_pass = wrap("model inputs", self._begin_pass)
         self.end_pass = wrap("model inputs", self._end_pass)
@@ -100,7 +101,7 @@ class Sensors:
 
     def _listeners(self, moment: str) -> tuple[Guarded, ...]:
         """Return the sensors' methods for a moment, guarded; those that do not override it are left out."""
-        chosen = [each for each in self._sensors if getattr(type(each), moment) is not getattr(Sensor, moment)]
+        chosen = [each for each in self._sensors if _overrides(each, moment)]
         return tuple(self._guard.wrap(type(each).__name__, getattr(each, moment)) for each in chosen)
 
     def _choose_modules(self, modules: list[WatchedModule]) -> None:
@@ -113,7 +114,7 @@ class Sensors:
         for entry in modules:
             if entry.is_root:
                 self._keep_outputs_of(entry.key)
-        for sensor in (each for each in self._sensors if type(each).on_call is not Sensor.on_call):
+        for sensor in (each for each in self._sensors if _overrides(each, "on_call")):
             on_call = self._guard.wrap(type(sensor).__name__, sensor.on_call)
             keys = {each.key for each in modules if (each.wanted or each.is_root) and sensor.looks_at(each)}
             for key in keys:
@@ -174,7 +175,7 @@ class Sensors:
             self.end_step()
         remove_all(self._handles)
         self._sensors = []
-        self._calls, self._sampled, self._spans = {}, [], None
+        self._calls, self._sampled, self._tracing, self._spans = {}, [], [], None
         self._choose_moments()
         self._context.owners.clear()
         self._belonging.forget()
@@ -338,11 +339,11 @@ class Sensors:
                     self.looked_at.pop(key, None)
 
     def _end_round(self) -> None:
-        self._rounds += self.is_tracing
-        if self._rounds >= TRACED_ROUNDS * max(1, len(self._sizes)):
-            self.is_tracing = False
+        if self.is_tracing:
+            self._steps_traced += 1
+            number = self._steps_traced // max(1, len(self._sizes))
+            self.is_tracing = any(each.when(number) for each in self._tracing)
 
 
-def wanted_nothing(kind: type[Sensor], wanted: Collection[str]) -> bool:
-    """Return whether nothing that a sensor produces is wanted."""
-    return not any(signal in wanted for signal in kind.produces)
+def _overrides(sensor: Sensor, moment: str) -> bool:
+    return getattr(type(sensor), moment) is not getattr(Sensor, moment)
