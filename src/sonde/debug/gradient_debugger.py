@@ -169,14 +169,14 @@ class GradientDebugger:
             at = self._step_of(layer) if step is None else step
             self.record_point(layer, self._point(layer, values, mean, std, at))
 
-    def record_point(self, layer: str, point: GradientPoint) -> None:
-        """Record a summary of a layer's gradient."""
+    def record_point(self, layer: str, point: GradientPoint, *, check: bool = True) -> None:
+        """Record a summary of a layer's gradient; `check` compares it with the steps before it, for alerts."""
         known = self._layers.get(layer)
         if known is None:
             known = self._layers[layer] = LayerGradients(layer, self.max_history)
             self._forget_oldest()
         self.step = max(self.step, point.step)
-        if known.add(point):
+        if known.add(point) and check:
             self._alerts.update(layer, {problem: self._alert(known, problem) for problem in self._problems_now(known)})
 
     def record_activations(self, layer: str, activations: Any) -> None:

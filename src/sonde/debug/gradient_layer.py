@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from sonde.debug.numbers import as_array
 from sonde.diagnosis.dynamics import Dynamics, classify
-from sonde.diagnosis.judgement import Moment, Verdict, gradients_now, silence_now
+from sonde.diagnosis.judgement import MOMENT_WINDOW, Moment, Verdict, gradients_now, silence_now
 from sonde.records import Reading
 
 Problem = Literal["nonfinite", "no_gradient", "exploding", "vanishing", "oscillating"]
@@ -25,6 +26,8 @@ PROBLEMS: Final[dict[Verdict, Problem]] = {
     "vanishing": "vanishing",
 }
 """By verdict: the word this package uses for it."""
+_RECENT: Final = MOMENT_WINDOW + 10
+"""How many of the last steps a check of the last one needs."""
 _CHECK_SWING_EVERY: Final = 10
 _ACTIVITY_LOOKS: Final = 20
 
@@ -123,11 +126,13 @@ class LayerGradients:
 
     def moment(self, limits: GradientThresholds) -> Moment:
         """Compare the last norm with the norms before it, and with the limits that the user has set."""
-        return gradients_now(self.norms().tolist(), low=limits.vanishing, high=limits.exploding)
+        recent = itertools.islice(self.points, max(0, len(self.points) - _RECENT), None)
+        return gradients_now([point.known_norm for point in recent], low=limits.vanishing, high=limits.exploding)
 
     def silence(self, step: int) -> Moment:
         """Judge whether there has been no gradient for many steps."""
-        return silence_now([point.norm for point in self.points], missing=step - self.points[-1].step)
+        recent = itertools.islice(self.points, max(0, len(self.points) - _RECENT), None)
+        return silence_now([point.norm for point in recent], missing=step - self.points[-1].step)
 
 
 def trend_of(dynamics: Dynamics) -> Trend:

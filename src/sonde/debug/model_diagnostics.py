@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sonde.debug.alerts import AlertBook, DiagnosticAlert, make_finding
 from sonde.debug.numbers import as_number
 from sonde.diagnosis.dynamics import Fit, Stability, State, classify, judge_fit
-from sonde.diagnosis.judgement import Curves, Moment, Word, health, judge_curves, level_now, loss_now, units_now
+from sonde.diagnosis.judgement import Moment, ScalarJudge, Word, health, level_now, loss_now, units_now
 from sonde.errors import OptionError
 from sonde.records import Finding, Severity
 
@@ -26,9 +26,6 @@ _MAX_METRICS: Final = 10_000
 _MAX_LAYERS: Final = 10_000
 _RECENT: Final = 200
 """How many of the last metrics a single step is compared with."""
-_JUDGE_AGAIN: Final = 1.2
-"""The doctor looks at the whole curve when it has grown by this factor, so that all looks cost no more than a few."""
-_JUDGE_FIRST: Final = 10
 _WORDS: Final = {
     "loss_divergence": "diverging",
     "not_learning": "plateau",
@@ -180,9 +177,7 @@ class ModelDiagnostics:
         self._recent: dict[str, deque[float]] = {}
         self._layers: OrderedDict[str, LayerActivationStats] = OrderedDict()
         self._alerts = AlertBook[DiagnosticAlert](on_alert)
-        self._total = 0
-        self._judge_at = _JUDGE_FIRST
-        self._judged: tuple[int, tuple[Finding, ...]] = (0, ())
+        self._start_judging()
 
     # ------------------------------------------------------------------ recording
 
@@ -226,7 +221,12 @@ class ModelDiagnostics:
         for store in (self._metrics, self._recent, self._layers):
             store.clear()
         self._alerts.clear()
-        self._total, self._judge_at, self._judged = 0, _JUDGE_FIRST, (0, ())
+        self._start_judging()
+
+    def _start_judging(self) -> None:
+        self._doctor = ScalarJudge()
+        self._total = self._last_step = 0
+        self._judged: tuple[int, tuple[Finding, ...]] = (0, ())
 
     # ------------------------------------------------------------------ asking
 
@@ -253,13 +253,7 @@ class ModelDiagnostics:
     def judge(self) -> tuple[Finding, ...]:
         """Ask the doctor about the metrics: the rules that `sonde.diagnose` uses for a run."""
         if self._judged[0] != self._total:
-            steps = list(self.losses())
-            scalars = {
-                "val_loss": self._by_step("validation_loss", steps),
-                "process.rss": {step: mb * 2**20 for step, mb in self._by_step("memory_usage_mb", steps).items()},
-            }
-            curves = Curves(losses=self.losses(), scalars={name: curve for name, curve in scalars.items() if curve})
-            self._judged = (self._total, judge_curves(curves).findings)
+            self._judged = (self._total, self._doctor.look())
         return self._judged[1]
 
     def analyze_training_dynamics(self) -> TrainingDynamics:
@@ -319,10 +313,6 @@ class ModelDiagnostics:
 
     # ------------------------------------------------------------------ how
 
-    def _by_step(self, name: str, steps: list[int]) -> dict[int, float]:
-        values = ((step, getattr(metrics, name)) for step, metrics in zip(steps, self._metrics, strict=False))
-        return {step: value for step, value in values if value is not None}
-
     def _fit(self) -> Fit:
         """Judge by those records that hold both losses: without validation data nothing can be said."""
         both = [m for m in self._metrics if m.validation_loss is not None]
@@ -347,10 +337,12 @@ class ModelDiagnostics:
         return self._recent.setdefault(name, deque(maxlen=_RECENT))
 
     def _check_curve(self, metrics: ModelPerformanceMetrics) -> None:
-        """Ask the doctor about the whole curve, at ever longer intervals."""
-        if self._total < self._judge_at:
+        """Ask the doctor about the whole curve now and then. Its steps rise across epochs."""
+        self._last_step = max(self._last_step + 1, metrics.training_step)
+        memory = None if metrics.memory_usage_mb is None else metrics.memory_usage_mb * 2**20
+        known = {"loss": metrics.loss, "val_loss": metrics.validation_loss, "process.rss": memory}
+        if not self._doctor.add(self._last_step, {name: value for name, value in known.items() if value is not None}):
             return
-        self._judge_at = max(self._total + _JUDGE_FIRST, int(self._total * _JUDGE_AGAIN))
         found = {finding.kind: finding for finding in self.judge() if finding.severity != "info"}
         now = {kind: DiagnosticAlert(_named(finding, _WORDS.get(kind, kind))) for kind, finding in found.items()}
         now.pop("nan_in_loss", None)  # reported at its step

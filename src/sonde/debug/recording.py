@@ -158,12 +158,7 @@ class Feed:
             numbers, self._numbers = list(self._numbers), deque(maxlen=_MAX_NUMBERS)
             sites, units = dict(self._sites), dict(self._units)
         for step in steps:
-            for number, row in zip(step.sites.tolist(), step.rows, strict=True):
-                site = sites[number]
-                if site.quantity == "gradient":
-                    gradients.record_point(site.name, GradientPoint.of(Reading(row, step=step.step), step.step))
-                else:
-                    inspector.update_time_series(site.key, float(row[schema.MEAN]), Reading(row).std)
+            self._hand_over(step, sites, inspector, gradients, check=step is steps[-1])
         for number, loss in losses.items():
             diagnostics.record_performance(ModelPerformanceMetrics(training_step=number, loss=loss))
         for name, value in numbers:
@@ -173,6 +168,25 @@ class Feed:
                 profiler.record_time(name, value)
         for activity in _activity(sites, units):
             gradients.record_units(activity)
+
+    @staticmethod
+    def _hand_over(
+        step: _Step, sites: Mapping[int, Site], inspector: TensorInspector, gradients: GradientDebugger, *, check: bool
+    ) -> None:
+        numbers = {name: statistics.compute(name, step.rows).tolist() for name in ("norm", "mean", "std", "nonfinite")}
+        points = zip(step.sites.tolist(), step.rows, *numbers.values(), strict=True)
+        for number, row, norm, mean, std, bad in points:
+            site = sites[number]
+            spread = None if math.isnan(std) else std
+            if site.quantity == "gradient":
+                known = None if math.isnan(mean) else mean
+                reading = Reading(row, step=step.step)
+                point = GradientPoint(
+                    step=step.step, norm=norm, mean=known, std=spread, nonfinite=int(bad), reading=reading
+                )
+                gradients.record_point(site.name, point, check=check or bad > 0)
+            elif not math.isnan(mean):
+                inspector.update_time_series(site.key, mean, spread)
 
     def _take_loop(self, block: Block) -> None:
         """Keep the seconds of the step's phases and the memory of the process."""
@@ -190,21 +204,14 @@ class Feed:
     def _take_numbers(self, block: Block) -> None:
         at = int(np.searchsorted(block.sites, -1 if self._loss_site is None else self._loss_site))
         if self._loss_site is not None and at < len(block.sites) and int(block.sites[at]) == self._loss_site:
-            self.last_loss = loss = _number(block.rows[at])
+            row = block.rows[at]
+            self.last_loss = loss = math.nan if row[schema.NAN] else float(statistics.compute("value", row))
             if len(self._losses) < _MAX_LOSSES:
                 self._losses[block.step] = loss
         chosen = np.isin(block.sites, self._gradients)
         if chosen.any():
             norms = statistics.compute("norm", block.rows[chosen])
             self.last_gradient_norm = float(np.sqrt(np.nansum(norms**2)))
-
-
-def _number(row: Rows) -> float:
-    """Return the one number that a row stands for, finite or not."""
-    if row[schema.NAN] or (row[schema.POS_INF] and row[schema.NEG_INF]):
-        return math.nan
-    infinite = row[schema.POS_INF] - row[schema.NEG_INF]
-    return math.copysign(math.inf, infinite) if infinite else float(row[schema.MEAN])
 
 
 def _activity(sites: Mapping[int, Site], units: Mapping[int, Rows]) -> Iterator[UnitActivity]:

@@ -22,6 +22,11 @@ logger = logging.getLogger("sonde")
 _LOOK_EVERY: Final = 25
 
 
+def is_due(count: int) -> bool:
+    """Return whether to look after the `count`-th step of a recording: at each of the first ten, then at every 25th."""
+    return count <= 10 or count % _LOOK_EVERY == 0
+
+
 @dataclass
 class Doctor:
     """Remembers since when each finding has held. One doctor per run."""
@@ -43,11 +48,11 @@ class Doctor:
         self._given[finding.kind] = finding if confidence is None else replace(finding, confidence=confidence)
 
     def look_if_due(self, case: Case, count: int) -> None:
-        """Look after the `count`-th step of a recording: at each of the first ten, and then at every 25th.
+        """Look after the `count`-th step of a recording if that `is_due`.
 
         Exact relations show in the first steps; the later looks find what has passed by the end.
         """
-        if count <= 10 or count % _LOOK_EVERY == 0:
+        if is_due(count):
             self.look(case)
 
     def look(self, case: Case) -> list[Finding]:

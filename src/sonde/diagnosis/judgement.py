@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sonde import schema, vitals
 from sonde.core.robust import MAD_TO_STD, mad
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.doctor import Doctor
+from sonde.diagnosis.doctor import Doctor, is_due
 from sonde.diagnosis.rule import Threshold
 from sonde.diagnosis.rules.activations import ACTIVATION_GROWTH, ACTIVATION_HIGH, DEAD_SHARE, SATURATED_SHARE
 from sonde.diagnosis.rules.data import INPUT_SHIFT
@@ -172,6 +172,38 @@ def judge_curves(curves: Curves) -> Judgement:
     case.final = curves.finished
     found = doctor.look(case) if rows else []
     return Judgement(findings=tuple(found), symptoms=tuple(doctor.found), steps=len(rows))
+
+
+class ScalarJudge:
+    """Asks the doctor about logged numbers while they come in, in the rhythm of `judge_curves`.
+
+    >>> judge = ScalarJudge()
+    >>> for step, loss in enumerate([2.0] * 20 + [math.nan], 1):
+    ...     is_look = judge.add(step, {"loss": loss})
+    >>> [finding.kind for finding in judge.look()]
+    ['nan_in_loss']
+    """
+
+    def __init__(self) -> None:
+        self._doctor, self._case = Doctor(), Case()
+        self._sites: dict[str, Site] = {}
+        self._steps = 0
+
+    def add(self, step: int, scalars: Mapping[str, float]) -> bool:
+        """Add the numbers of a step and return whether it is one to look at; steps must rise."""
+        new = [name for name in scalars if name not in self._sites]
+        for number, name in enumerate(new, len(self._sites)):
+            self._sites[name] = Site(id=number, name=name, quantity="scalar")
+        self._case.take_sites([self._sites[name] for name in new])
+        self._case.history.put(
+            _block(step, {self._sites[name].id: schema.row_of_value(value) for name, value in scalars.items()})
+        )
+        self._steps += 1
+        return is_due(self._steps)
+
+    def look(self) -> tuple[Finding, ...]:
+        """Return what is wrong as of now, best first."""
+        return tuple(self._doctor.look(self._case))
 
 
 def _is_of(name: str, site: str) -> bool:
