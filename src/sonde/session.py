@@ -22,6 +22,7 @@ from sonde import schema
 from sonde.arguments import mapping, whole_number, with_methods
 from sonde.errors import ClosedError, OptionError
 from sonde.outcome import message_of, outcome_of
+from sonde.record.governor import Cost
 from sonde.record.pipeline import Pipeline
 from sonde.records import QUANTITIES, Finding, Quantity, Reading, Sink, summarise
 
@@ -72,6 +73,11 @@ class Session:
         return self._pipeline.held_bytes()
 
     @property
+    def cost(self) -> Cost | None:
+        """What recording costs, as a share of a step's own time, and what was thinned to keep within the budget."""
+        return self._pipeline.governor.cost()
+
+    @property
     def findings(self) -> list[Finding]:
         """What is wrong with the run as far as is known, most severe first; complete once the session is closed."""
         return [] if self._pipeline.judge is None else self._pipeline.judge.findings
@@ -91,7 +97,11 @@ class Session:
                         f"log({name}=...) takes single numbers; this tensor has shape {tuple(value.shape)}. "
                         f"Use session.record({name!r}, tensor) for its statistics."
                     )
-                self._pipeline.packer.see(self._pipeline.scalar_site(name), value.detach())
+                site = self._pipeline.scalar_site(name)
+                if value.is_cpu and not value.is_meta:
+                    self._pipeline.packer.put(site, float(value.detach()))  # there is no device to wait for
+                else:
+                    self._pipeline.packer.see(site, value.detach())
             else:
                 self._pipeline.packer.put(self._pipeline.scalar_site(name), _number(name, value))
 
@@ -172,6 +182,7 @@ class Session:
             return
         self._closed = True
         try:
+            self._pipeline.guard.wrap("the cost", self._pipeline.note_final_cost)()
             self._pipeline.detach()
             self._pipeline.guard.wrap("the last step", self._pipeline.packer.ship_rest)()
             # If a device refused its rows, this has been noted meanwhile; what is left needs no device.
@@ -247,6 +258,7 @@ class IdleSession(Session):
     current_step = 0
     dropped_steps = 0
     held_bytes = 0
+    cost = None
 
     @property
     def findings(self) -> list[Finding]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import os
 import time
 import weakref
@@ -47,8 +48,29 @@ logger = logging.getLogger("sonde")
 
 Models = nn.Module | Mapping[str, nn.Module]
 
+DEFAULT_BUDGET: Final = 0.05
+_BUDGET_VARIABLE: Final = "SONDE_BUDGET"
+
 _watchers: weakref.WeakKeyDictionary[nn.Module, Callable[[], Session | None]] = weakref.WeakKeyDictionary()
 """By model: the session that watches it, held weakly."""
+
+
+def _default_budget() -> float | None:
+    text = os.environ.get(_BUDGET_VARIABLE, "").strip().lower()
+    if text == "none":
+        return None
+    try:
+        return _checked_budget(float(text)) if text else DEFAULT_BUDGET
+    except ValueError as error:
+        raise OptionError(f"{_BUDGET_VARIABLE}={text!r} takes a share such as 0.05, or none.") from error
+
+
+def _checked_budget(budget: Any) -> float | None:
+    if budget is None:
+        return None
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < math.inf:
+        raise OptionError(f"budget={budget!r} takes a share of the training's time such as 0.05, or None for no bound.")
+    return float(budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +90,11 @@ class RecordingOptions:
     """Calls of one module within a step beyond this many share the last call's site."""
     max_memory_mb: int = 1024
     """Bound of what the session holds: steps not yet written, and a copy of the parameters for updates."""
+    budget: float | None = field(default_factory=_default_budget)
+    """How much longer recording may make the training, as a share of its own time: beyond the first 24 steps Sonde
+    measures what it costs and records less often where that is more, what only the diagnosis needs first, then outputs,
+    parameters and gradients last. None records everything always. The environment variable SONDE_BUDGET (a number, or
+    none) changes the default of 0.05."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +142,7 @@ class Keywords(TypedDict, total=False):
     histogram: bool
     max_calls: int
     max_memory_mb: int
+    budget: float | None
     loss_fn: Any
     loader: Any
     scheduler: Any
@@ -196,7 +224,7 @@ def watch(
         options: A set of options to share between programs.
         **keywords: Single options; they take precedence over `options`. `help(sonde.Options)` explains the groups:
 
-            what is recorded: what, where, every, histogram, max_calls, max_memory_mb
+            what is recorded: what, where, every, histogram, max_calls, max_memory_mb, budget
             objects of the loop: loss_fn, loader, scheduler, scaler
             how the run is written: resume, start_step, max_disk_mb, rank, config
             what happens when something looks wrong: diagnose, guard, bundles, max_bundle_mb
@@ -357,6 +385,7 @@ def _plan(models: dict[str, nn.Module], options: Options) -> Plan:
         on_error=options.on_error,
         max_memory_bytes=whole_number("max_memory_mb", recording.max_memory_mb) << 20,
         max_calls=whole_number("max_calls", recording.max_calls),
+        budget=_checked_budget(recording.budget),
         diagnose=bool(options.diagnosis.diagnose),
     )
 
@@ -383,6 +412,7 @@ def _header(models: dict[str, nn.Module], optimizers: list[Optimizer], plan: Pla
         "where": plan.where.text,
         "every": plan.when.text,
         "histogram": plan.histogram,
+        "budget": plan.budget,
     }
     described = options.helpers.describe() | {"optimizers": [type(each).__name__ for each in optimizers]}
     return RunHeader(

@@ -28,7 +28,7 @@ def pipe():
         book,
         ArenaPool(1 << 20),
         kernel_for,
-        lambda packet: sent.append(packet) or True,
+        lambda packets: sent.extend(packets) or True,
         clock=FakeClock(),
         histogram=True,
         expected_sites=4,
@@ -106,6 +106,7 @@ def test_logs_after_a_step_belong_to_it_and_later_ones_to_the_next(pipe):
     packer.put(site, 2.0)
     packer.end_step()
     packer.begin()
+    packer.ship()
     assert [(packet.step, packet.numbers) for packet in sent] == [(0, [(site, 1.0)]), (1, [(site, 2.0)])]
 
 
@@ -193,7 +194,7 @@ def test_the_worker_refuses_more_than_it_can_hold(monkeypatch):
 
     book = SiteBook([Site(id=0, name="a", quantity="scalar")])
     worker = Worker(Slow(), ArenaPool(1), book, histogram=True, clock=FakeClock())
-    accepted = [worker.send(Packet(step, numbers=[(0, 1.0)])) for step in range(10)]
+    accepted = [worker.send([Packet(step, numbers=[(0, 1.0)])]) for step in range(10)]
     assert accepted.count(True) <= 5
     assert not accepted[-1]
     gate.set()

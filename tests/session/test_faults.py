@@ -161,7 +161,7 @@ def test_steps_are_dropped_counted_and_told_when_the_writer_lags(setup, tmp_path
     run = sonde.open_run(tmp_path / "run")
     told = [event for event in run.events if event.event_type == "steps_dropped"]
     assert sum(event.data["steps"] for event in told) == session.dropped_steps
-    assert len(run.series("loss:scalar", "mean").steps) + session.dropped_steps == 212
+    assert len(run.series("loss:scalar", "mean").steps) == 212  # logged numbers need no room of the recorder
     assert len(run.series("0.weight:gradient", "norm").steps) <= 212 - dropped
 
 

@@ -26,7 +26,13 @@ def test_a_keyword_takes_precedence_over_shared_options(tmp_path):
     shared = sonde.Options().replace(what=["gradients"], every=5, config={"lr": 0.1}, diagnose=False)
     sonde.watch(tiny_mlp(), run=tmp_path / "run", options=shared, every=7).close()
     header = sonde.open_run(tmp_path / "run").header
-    assert header.config["watch"] == {"what": ["gradients"], "where": "*", "every": "every(7)", "histogram": True}
+    assert header.config["watch"] == {
+        "what": ["gradients"],
+        "where": "*",
+        "every": "every(7)",
+        "histogram": True,
+        "budget": None,
+    }
     assert header.config["user"] == {"lr": 0.1}
     assert shared.recording.every == 5
 

@@ -120,6 +120,8 @@ class RunFacts:
     num_problems: int
     nbytes: int
     created: float
+    cost: str = ""
+    """What recording cost, and what was recorded less often to keep within the budget."""
 
 
 def facts_of(run: Run) -> RunFacts:
@@ -146,6 +148,7 @@ def facts_of(run: Run) -> RunFacts:
         num_problems=len(run.problems),
         nbytes=int(run.nbytes),
         created=run.header.created,
+        cost=next((event.message for event in reversed(run.events) if event.event_type in ("cost", "budget")), ""),
     )
 
 

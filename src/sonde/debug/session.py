@@ -422,6 +422,7 @@ class DebugSession:
             histogram=self.config.histogram,
             diagnose=self.config.enable_model_diagnostics,
             rank=place.write_as,
+            budget=None,  # how often to look is the user's choice here
         )
 
     def _leave(self, place: Place) -> None:

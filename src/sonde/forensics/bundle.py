@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import platform
+import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -405,7 +406,8 @@ def _random_to(state: RandomState, tensors: dict[str, Tensor]) -> dict[str, Any]
     tensors["random.cpu"] = state.cpu
     for index, each in state.cuda.items():
         tensors[f"random.cuda.{index}"] = each
-    version, words, gauss = state.python
+    # Passes that drew no number of Python's need no state of its generator: any will do.
+    version, words, gauss = state.python or random.getstate()
     plain: dict[str, Any] = {"cuda": sorted(state.cuda), "python": [version, list(words), gauss]}
     if state.numpy is not None:
         name, keys, position, has_gauss, cached = state.numpy

@@ -44,6 +44,8 @@ from sonde.schema import Rows
 # outputs, up to 64 MB in all, the last pass first: they would have been freed.
 
 
+# Passes without a random number of Python's or numpy's after which those generators are no longer kept.
+_PASSES_TO_TRUST: Final = 16
 # Micro-batches of one step that are kept at most; beyond them the oldest goes.
 MAX_PASSES: Final = 8
 # What the inputs of all passes but the last may weigh together; beyond it the oldest pass goes.
@@ -62,20 +64,35 @@ class RandomState:
     numpy: Any
 
     @classmethod
-    def now(cls, device: torch.device | None = None) -> RandomState:
-        """Take the states, on one device besides the CPU. A CUDA generator's is kept by the host: nothing waits."""
+    def now(cls, device: torch.device | None = None, *, of_torch_only: bool = False) -> RandomState:
+        """Take the states, on one device besides the CPU. A CUDA generator's is kept by the host: nothing waits.
+
+        With `of_torch_only` those of Python and numpy are left out, which take ten times as long to copy.
+        """
         cuda = {}
         if device is not None and device.type == "cuda" and device.index is not None:
             cuda = {device.index: torch.cuda.default_generators[device.index].get_state()}
+        if of_torch_only:
+            return cls(torch.get_rng_state(), cuda, None, None)
         numpy_state = np.random.get_state() if "numpy.random" in sys.modules else None
         return cls(torch.get_rng_state(), cuda, random.getstate(), numpy_state)
+
+    def is_torch_only_since(self) -> bool:
+        """Return whether no random number of Python's or numpy's was drawn since these states were taken."""
+        if self.python != random.getstate():
+            return False
+        if self.numpy is None:
+            return "numpy.random" not in sys.modules
+        now: Any = np.random.get_state()
+        return bool(np.array_equal(self.numpy[1], now[1])) and self.numpy[2:] == now[2:]
 
     def put(self) -> None:
         """Make these the states of the generators."""
         torch.set_rng_state(self.cpu)
         for index, state in self.cuda.items():
             torch.cuda.set_rng_state(state, index)
-        random.setstate(self.python)
+        if self.python is not None:
+            random.setstate(self.python)
         if self.numpy is not None:
             np.random.set_state(self.numpy)
 
@@ -149,6 +166,8 @@ class Keeper:
 
     def __init__(self, guard: Guard = UNGUARDED) -> None:
         self.passes: list[KeptPass] = []
+        self._torch_only = 0
+        """Passes in a row that drew no random number of Python's or numpy's."""
         self._take = guard.wrap("keeping gradients", self._take_gradient)
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], step: int) -> None:
@@ -156,7 +175,8 @@ class Keeper:
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         if device.type == "meta":
             return  # it computes no values that could go bad
-        kept = KeptPass(model, step, RandomState.now(device), Precision.now(device.type), current_line())
+        states = RandomState.now(device, of_torch_only=self._torch_only >= _PASSES_TO_TRUST)
+        kept = KeptPass(model, step, states, Precision.now(device.type), current_line())
         kept.versions = _versions(unpack(args))
         self.passes = [*self._earlier(), kept]
 
@@ -170,6 +190,8 @@ class Keeper:
         kept.args, kept.kwargs = _without_graphs((args, kwargs), kept.computed)
         kept.storages = dict(storage_of(tensor) for _, tensor in kept.inputs)
         kept.returned = True
+        if kept.random.python is not None:
+            self._torch_only = self._torch_only + 1 if kept.random.is_torch_only_since() else 0
         for index, (_, tensor) in enumerate(unpack(output)):
             kept.outputs.append(weakref.ref(tensor))
             # A leaf, such as an embedding's weight, would outlive the step and gather a hook in each.

@@ -62,9 +62,11 @@ class Forensics:
         self._clock = watched.clock
         self._bundles_left = options.max_bundles if options.bundles else 0
         self.watcher = Watcher(models, around, guard=options.guard, max_origins=options.max_origins)
-        self._passes = RootPasses(models.values(), self.watcher, guard)
+        # A guard looks at every step; else a step that is not recorded is left alone.
+        self._is_skipped = watched.is_skipped if options.guard is None else lambda: False
+        self._passes = RootPasses(models.values(), self.watcher, guard, is_wanted=lambda: not self._is_skipped())
         self._parameters = {id(parameter) for model in models.values() for parameter in model.parameters()}
-        self._before_backward = guard.wrap("looking at losses", self.watcher.before_backward)
+        self._before_backward = guard.wrap("looking at losses", self._look_at_losses)
         self._before_step = guard.wrap("looking at gradients", self.watcher.before_step)
         self._after_step = guard.wrap("looking at updates", self.watcher.after_step)
         self.after_skip = guard.wrap("looking at skipped steps", self.watcher.after_skip)
@@ -133,14 +135,20 @@ class Forensics:
         self._packer.put_event("bundle", message, {"path": str(path.relative_to(self._run)), "reason": note.reason})
         return path
 
+    def _look_at_losses(self, *args: Any) -> None:
+        if not self._is_skipped():
+            self.watcher.before_backward(*args)
+
     def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not has_closure(args, kwargs) and self._is_ours(optimizer):
+        if not self._is_skipped() and not has_closure(args, kwargs) and self._is_ours(optimizer):
             self._before_step(optimizer)
             self.watcher.stop_if_asked()
 
     def _end_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_ours(optimizer):
+        if not self._is_skipped() and self._is_ours(optimizer):
             self._after_step(optimizer)
+        if not self._is_skipped():
+            self._passes.wake()
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer holds a parameter of the watched models."""

@@ -19,14 +19,41 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-from sonde.hooks.guard import Guard, Guarded, Handle, remove_all
+from sonde.hooks.guard import Guard, Guarded, Handle
 from sonde.hooks.names import unwrap
 from sonde.hooks.torch_state import backward_id, is_capturing, is_compiling, unless_compiling
 
 Entry = TypeVar("Entry")
 _NOTHING: Final = object()
+_MARKS: Final = ("_global_forward_hooks_with_kwargs", "_global_forward_hooks_always_called")
 _Heard = dict[int, tuple[tuple["ModuleCalls[Any]", Any], ...]]
 """By the id of a module: its listeners, each with its entry."""
+
+
+class _Switch:
+    """Turns a process-wide hook off and on again, quickly: that happens in every step.
+
+    Torch keeps marks of hooks that take keyword arguments or are always called in dictionaries of their own. A mark
+    that stayed would make it call every module in the slower way.
+    """
+
+    def __init__(self, handle: RemovableHandle) -> None:
+        marks = [getattr(torch_module, name, {}) for name in _MARKS]
+        places = [handle.hooks_dict_ref(), *marks]
+        self._entries = [(place, place[handle.id]) for place in places if place is not None and handle.id in place]
+        self._id = handle.id
+        self._is_on = True
+
+    def turn(self, *, on: bool) -> None:
+        """Put the hook where torch looks for it, or take it away."""
+        if on is self._is_on:
+            return
+        self._is_on = on
+        for place, entry in self._entries:
+            if on:
+                place[self._id] = entry
+            else:
+                place.pop(self._id, None)
 
 
 class _Pair:
@@ -39,7 +66,7 @@ class _Pair:
         self._begun: _Heard = {}
         self._heard: _Heard = {}
         self._heard_by: dict[tuple[tuple[ModuleCalls[Any], bool], ...], tuple[_Heard, _Heard]] = {}
-        self._handles: list[RemovableHandle] = []
+        self._switches: list[_Switch] = []
 
     def add(self, listener: ModuleCalls[Any]) -> None:
         """Add a listener."""
@@ -64,21 +91,15 @@ class _Pair:
             self._heard_by[awake] = (begun, _put_together((each, each.entries) for each, _ in awake))
         self._begun, self._heard = self._heard_by[awake]
         wanted = bool(self._everywhere or self._heard)
-        if wanted and not self._handles:
-            self._handles = [
-                torch_module.register_module_forward_pre_hook(self._before_forward),
-                torch_module.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
+        if wanted and not self._switches:
+            self._switches = [
+                _Switch(torch_module.register_module_forward_pre_hook(self._before_forward)),
+                _Switch(
+                    torch_module.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True)
+                ),
             ]
-        elif not wanted and self._handles:
-            self._remove_hooks()
-
-    def _remove_hooks(self) -> None:
-        # Torch keeps a mark of a process-wide hook that takes keyword arguments when the hook itself is gone, and would
-        # take the slower way for ever.
-        marks = getattr(torch_module, "_global_forward_hooks_with_kwargs", {})
-        for handle in self._handles:
-            marks.pop(handle.id, None)
-        remove_all(self._handles)
+        for switch in self._switches:
+            switch.turn(on=wanted)
 
     def renew_lock(self) -> None:
         """Forget which thread holds the lock: in a forked child that thread does not exist."""
@@ -226,11 +247,19 @@ class _Here(threading.local):
 class RootPasses:
     """Reports the training passes of these models to a listener, recorded or not.
 
-    A model inside another one's pass is left out.
+    A model inside another one's pass is left out. When a pass begins that `is_wanted` refuses, nothing is reported
+    until `wake`.
     """
 
-    def __init__(self, models: Iterable[nn.Module], listener: PassListener, guard: Guard) -> None:
+    def __init__(
+        self,
+        models: Iterable[nn.Module],
+        listener: PassListener,
+        guard: Guard,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._listener = listener
+        self._is_wanted = is_wanted
         self._here = _Here()
         entries = {id(root): root for root in (unwrap(model, also_compiled=False) for model in models)}
         enter, leave, raised = (guard.wrap("keeping passes", each) for each in (self._enter, self._leave, self._raised))
@@ -240,7 +269,14 @@ class RootPasses:
         """Start listening."""
         self._calls.attach()
 
+    def wake(self) -> None:
+        """Resume reporting."""
+        self._calls.wake()
+
     def _enter(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        if not self._is_wanted():
+            self._calls.rest()
+            return
         # A forward that was interrupted leaves its model behind; its own next call shows that it is over.
         if _is_training() and self._here.model in (None, model):
             self._here.model = model

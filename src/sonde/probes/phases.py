@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 import torch
 from torch import nn
 
-from sonde.hooks.guard import UNGUARDED, Guard, Handle, remove_all
+from sonde.hooks.guard import UNGUARDED, Guard, Guarded, Handle, remove_all
 from sonde.hooks.on_call import ModuleCalls
 from sonde.hooks.replace_function import BACKWARD, LOADING
 
@@ -121,6 +121,7 @@ class LoopPhases:
         own_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.saw_loader = False
+        self._is_paused = False
         self._clock = PhaseClock(clock, on_change, own_seconds)
         self._wrap = functools.partial(guard.wrap, "step phases")
         self.begin = self._wrap(self._clock.begin)
@@ -139,18 +140,40 @@ class LoopPhases:
         return self._clock.phase
 
     def attach(self) -> None:
-        """Begin to listen."""
-        wrap, clock = self._wrap, self._clock
+        """Start listening."""
+        clock = self._clock
         self._calls.attach()
         self._handles += [
             self._calls,
             LOADING.listen(
-                before=wrap(lambda *_: self._begin_loading()),
-                end=wrap(lambda: clock.end("data_wait")),
-                after=wrap(lambda *_: clock.got_batch()),
+                before=self._unless_paused(lambda *_: self._begin_loading()),
+                end=self._unless_paused(lambda: clock.end("data_wait")),
+                after=self._unless_paused(lambda *_: clock.got_batch()),
             ),
-            BACKWARD.listen(before=wrap(lambda *_: clock.begin("backward")), end=wrap(lambda: clock.end("backward"))),
+            BACKWARD.listen(
+                before=self._unless_paused(lambda *_: clock.begin("backward")),
+                end=self._unless_paused(lambda: clock.end("backward")),
+            ),
         ]
+
+    def _unless_paused(self, action: Callable[..., None]) -> Guarded:
+        guarded = self._wrap(action)
+
+        def call(*args: Any) -> None:
+            if not self._is_paused:
+                guarded(*args)
+
+        return UNGUARDED.wrap("step phases", call)
+
+    def pause(self, paused: bool) -> None:
+        """Time nothing until it is called with False."""
+        if paused is not self._is_paused:
+            self._is_paused = paused
+            self._clock.end_step()
+            if paused:
+                self._calls.rest()
+            else:
+                self._calls.wake()
 
     def remove(self) -> None:
         """Stop listening."""

@@ -45,6 +45,10 @@ class StepVitals:
         """Begin to listen."""
         self._phases.attach()
 
+    def pause(self, paused: bool) -> None:
+        """Time no phases until it is called with False."""
+        self._phases.pause(paused)
+
     def remove(self) -> None:
         """Stop listening."""
         self._phases.remove()

@@ -57,7 +57,7 @@ class Notes:
         """Open the run and watch a model; the steps are then those of its optimizer."""
         self.close()
         self._watches = True
-        self._session = watch(model, run=self._new_folder(), rank=0, config=self._config)
+        self._session = watch(model, run=self._new_folder(), rank=0, config=self._config, budget=None)
         return self._session
 
     def event(self, event_type: str, message: str, data: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from sonde.hooks.on_backward import Reach, on_gradient
 from sonde.hooks.on_call import ModuleCalls
 from sonde.hooks.torch_state import backward_id, is_capturing
 from sonde.hooks.unpack import unpack
+from sonde.record.governor import EVERYTHING, OUTPUTS
 from sonde.records import Phase, Quantity
 from sonde.stats.outputs import ANY_MODE, Outputs, PlainOutputs, outputs_in_c
 from sonde.stats.protocol import Recorder
@@ -82,6 +83,8 @@ class _Pass(threading.local):
         """The module at which the pass began, by its key; None between passes."""
         self.phase: Phase = "train"
         self.recording = True
+        self.observed = True
+        """Whether the observer takes part in the pass."""
         self.backward_seen = 0
         self.outputs: Outputs = PlainOutputs()
         """The numbers of calls, and the last recorded output: a container may hand on its child's tensor."""
@@ -100,7 +103,7 @@ class ModuleTap:
         output_gradients: bool,
         max_calls: int,
         reach: Reach,
-        before_pass: Callable[[Phase], bool],
+        before_pass: Callable[[Phase], int],
         after_pass: Callable[[Phase], None],
         observer: PassObserver | None = None,
     ) -> None:
@@ -143,9 +146,9 @@ class ModuleTap:
         self._calls.remove()
 
     @property
-    def is_recording(self) -> bool:
-        """Whether the pass that runs, or ran last in this thread, is recorded."""
-        return self._pass.recording
+    def is_observed(self) -> bool:
+        """Whether the observer takes part in the pass that runs, or ran last in this thread."""
+        return self._pass.observed
 
     @property
     def seconds_in_c(self) -> float:
@@ -172,14 +175,14 @@ class ModuleTap:
             self._begin_pass(here)
             if observer is not None and not inside_wrapper:
                 call = here.outputs.calls(entry.key, _PHASES[here.phase])
-                observer.begin_pass(entry, call, args, here.phase, here.recording)
+                observer.begin_pass(entry, call, args, here.phase, here.observed)
             if not here.recording and here.phase == "train":
                 self._calls.rest()
                 return
             here.outermost = entry.key
             if observer is None or not observer.is_tracing:
                 self._calls.narrow()  # there is nothing to do where modules inside a pass begin
-        if observer is not None and observer.is_tracing and here.recording and here.phase == "train":
+        if observer is not None and observer.is_tracing and here.observed and here.phase == "train":
             observer.enter(entry, args)
 
     def _forget(self, entry: WatchedModule) -> None:
@@ -192,7 +195,8 @@ class ModuleTap:
     def _begin_pass(self, here: _Pass) -> None:
         here.outermost = None
         here.phase = "train" if torch.is_grad_enabled() else "eval"
-        here.recording = self._before_pass(here.phase)
+        level = self._before_pass(here.phase)
+        here.recording, here.observed = level >= OUTPUTS, level >= EVERYTHING
         if self._outputs_in_c is not None and not self._is_in_use:
             self._is_in_use = True
             here.outputs = self._outputs_in_c
@@ -233,7 +237,7 @@ class ModuleTap:
                 else:
                     for part, tensor in unpack(output):
                         self._see(here, entry, call, part, tensor)
-            observer = self._observer
+            observer = self._observer if here.observed else None
             if observer is not None and (observer.is_tracing or _is_told(entry, here.phase, observer.looked_at)):
                 observer.leave(entry, call, here.phase, args, output)
         if here.outermost == key or here.outermost is None:
@@ -245,7 +249,7 @@ class ModuleTap:
         self._calls.widen()
         if not here.recording:
             return
-        if self._observer is not None:
+        if self._observer is not None and here.observed:
             self._observer.end_pass(entry, call, kwargs, here.phase)
         self._after_pass(here.phase)
 

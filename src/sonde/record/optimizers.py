@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from sonde.hooks.guard import Guard, Handle, remove_all
 from sonde.hooks.on_step import has_closure, on_step
 from sonde.hooks.torch_state import is_capturing
+from sonde.record.governor import EVERYTHING, PARAMETERS
 from sonde.record.kinds import scale_handed_over, skip_flag
 from sonde.record.parameters import ParameterTable, WatchedParameter
 from sonde.stats.protocol import Recorder
@@ -44,6 +45,8 @@ class WatchedOptimizer:
     size: int
     steps: int = 0
     recording: bool = False
+    observed: bool = False
+    """Whether the observer takes part in the step."""
     in_step: bool = False
 
 
@@ -71,7 +74,7 @@ class OptimizerTap:
         guard: Guard,
         *,
         wants: Wants,
-        is_due: Callable[[int], bool],
+        level: Callable[[int], int],
         before_step: Callable[[], None],
         after_step: Callable[[], None],
         mark: Callable[[str], None],
@@ -83,7 +86,7 @@ class OptimizerTap:
         self._table = table
         self._recorder = recorder
         self._wants = wants
-        self._is_due = is_due
+        self._level = level
         self._before_step = before_step
         self._after_step = after_step
         self._mark = mark
@@ -135,7 +138,7 @@ class OptimizerTap:
         if watched is not None and self._wants.gradients:
             self._table.see_gradients(watched.entries)
         if watched is not None and self._observer is not None:
-            due = self._is_due(watched.steps + 1)
+            due = self._level(watched.steps + 1) >= EVERYTHING
             self._observer.before_step(watched, False, due)
             self._observer.after_step(watched, False, due)
 
@@ -163,12 +166,13 @@ class OptimizerTap:
         self._before_step()
         watched.in_step = True
         watched.steps += 1
-        watched.recording = self._is_due(watched.steps)
+        level = self._level(watched.steps)
+        watched.recording, watched.observed = level >= PARAMETERS, level >= EVERYTHING
         if watched.recording:
             self._mark("")
             self._follow_new_groups(watched)
         if self._observer is not None:
-            self._observer.before_step(watched, has_closure(args, kwargs), watched.recording)
+            self._observer.before_step(watched, has_closure(args, kwargs), watched.observed)
         if not watched.recording:
             return
         # With a closure the forward and backward happen inside the step: what `grad` holds now is of the last step.
@@ -192,7 +196,7 @@ class OptimizerTap:
             self._see_parameters(watched)
             self.see_orphans()
         if self._observer is not None:
-            self._observer.after_step(watched, has_closure(args, kwargs), watched.recording)
+            self._observer.after_step(watched, has_closure(args, kwargs), watched.observed)
         self._after_step()
 
     def _see_gradients(self, watched: WatchedOptimizer) -> None:

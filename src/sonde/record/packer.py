@@ -21,6 +21,9 @@ from sonde.stats.protocol import Kernel, LateNumbers, queue_of
 # Room for sites that turn up in the middle of a step: the first evaluation, a branch not taken before.
 SLACK_ROWS: Final = 64
 MAX_STRIDE: Final = 1024
+# How many steps with logged numbers only are handed over together, and how long the first of them waits at most.
+MOST_TOGETHER: Final = 32
+LONGEST_WAIT_S: Final = 0.25
 # Numbers and events need no arena; this many may wait in one step before more of them are dropped.
 MAX_LOOSE_ITEMS: Final = 100_000
 
@@ -40,7 +43,7 @@ class Packer:
         book: SiteBook,
         pool: ArenaPool,
         kernel_for: Callable[[torch.device], Kernel],
-        send: Callable[[Packet], bool],
+        send: Callable[[list[Packet]], bool],
         *,
         clock: Callable[[], float],
         histogram: bool,
@@ -50,6 +53,7 @@ class Packer:
         self.dropped = 0
         self.stride = 1
         self.epoch: int | None = None
+        self.level = 0
         self._book = book
         self._pool = pool
         self._kernel_for = kernel_for
@@ -66,6 +70,7 @@ class Packer:
         # Sites that were asked about last, and the places of their rows, on the device and on the host.
         self._flagged: tuple[tuple[int, ...], Tensor, Tensor] | None = None
         self._opened: Outputs | None = None
+        self._waiting: list[Packet] = []
         self._lock = threading.RLock()
 
     @property
@@ -254,6 +259,7 @@ class Packer:
         """Send what there is, ended or not; what comes later about the same step is merged with it by readers."""
         with self._lock:
             self._ship(self._packet.step, reopened=self._packet.stepped)
+            self._send_all()
 
     def ship_rest(self) -> None:
         """Send what came after the last step has ended (a last evaluation) as a part of that step."""
@@ -265,6 +271,7 @@ class Packer:
             if self._unreported:
                 self._packet.events.append(self._dropped_event(self._packet.step))
                 self._ship(self._packet.step)
+            self._send_all()
 
     def _ship(self, next_step: int, *, reopened: bool = False) -> None:
         if self._opened is not None:
@@ -287,9 +294,21 @@ class Packer:
             return
         packet.new_sites = self._book.take_new()
         packet.epoch = self.epoch
+        packet.level = self.level
         packet.time = packet.time or self._clock()
-        if not self._send(packet):
-            self._take_back(packet)
+        self._waiting.append(packet)
+        # Each hand-over wakes the worker, which takes Python's lock: steps with logged numbers only go together.
+        if packet.holds or packet.events or packet.new_sites or not packet.stepped or self._have_waited(packet.time):
+            self._send_all()
+
+    def _have_waited(self, now: float) -> bool:
+        return len(self._waiting) >= MOST_TOGETHER or not 0 <= now - self._waiting[0].time < LONGEST_WAIT_S
+
+    def _send_all(self) -> None:
+        packets, self._waiting = self._waiting, []
+        if packets and not self._send(packets):
+            for packet in packets:
+                self._take_back(packet)
 
     def _account(self, packet: Packet) -> None:
         """Count what was lost, thin out while the worker lags, and recover when it has caught up."""
@@ -298,7 +317,7 @@ class Packer:
             self.dropped += 1
             self._unreported += 1
             self.stride = min(self.stride * 2, MAX_STRIDE)
-        elif self.stride > 1 and packet.holds and self._pool.is_slack:
+        elif self.stride > 1 and packet.stepped and self._pool.is_slack:
             self.stride //= 2
         if self._unreported and packet.holds:
             packet.events.append(self._dropped_event(packet.step))

@@ -100,6 +100,8 @@ class Packet:
     events: list[Event] = field(default_factory=list)
     time: float = 0.0
     epoch: int | None = None
+    level: int = 0
+    """How much of the step is recorded; see `sonde.record.governor`."""
     skipped: bool = False
     stepped: bool = False
     """The step has ended; what still comes in before the next pass begins was said about it."""

@@ -22,8 +22,9 @@ from sonde.hooks.guard import Guard, remove_all
 from sonde.hooks.names import named_modules, named_parameters, unwrap
 from sonde.hooks.on_backward import Reach
 from sonde.probes.memory.device import DeviceMemory
-from sonde.probes.profile.cuda_timing import CudaTiming
+from sonde.probes.profile.cuda_timing import CudaTiming, StepClock
 from sonde.probes.step_vitals import StepVitals
+from sonde.record.governor import EVERYTHING, NOTHING, Cost, Governor
 from sonde.record.modules import ModuleTap, PassObserver, WatchedModule
 from sonde.record.optimizers import OptimizerTap, StepObserver, Wants
 from sonde.record.packer import Packer
@@ -96,7 +97,9 @@ class Watched:
     guard: Guard
     reach: Reach
     is_due: Callable[[Phase], bool]
-    """Returns whether the present step is recorded, in a phase."""
+    """Returns whether the present step is recorded in full, in a phase."""
+    is_skipped: Callable[[], bool]
+    """Returns whether the present step is to cost nothing; see `Governor.skips`."""
     measured: Callable[[Optimizer], list[int] | None]
     """Returns the sites of all gradients of an optimizer that is about to step; None if not all were recorded."""
     publish: Callable[[Finding], None]
@@ -167,6 +170,15 @@ class Pipeline:
             self.step_vitals = StepVitals(
                 roots, self.packer, self.guard, own_seconds=self.guard.meter.total, own_bytes=self.held_bytes
             )
+        self._govern = self.guard.wrap("budget", self._end_round)
+        self._step_clock: StepClock | None = None
+        self.governor = Governor(
+            plan.budget,
+            self._own_seconds,
+            self.worker.seconds,
+            self._note_cost,
+            explores=lambda: self._step_clock is not None,
+        )
         self._see_times = self.guard.wrap("device timing", self._see_device_times)
         self._see_memories = self.guard.wrap("device memory", self._see_device_memories)
         self._extend(self._watched(models, modules, optimizers, clock), extensions or Extensions(), steps_before or 0)
@@ -191,7 +203,8 @@ class Pipeline:
             packer=self.packer,
             guard=self.guard,
             reach=self._reach,
-            is_due=lambda phase: self._is_round_due() if phase == "train" else self._modules.is_recording,
+            is_due=lambda phase: self._round_level() >= EVERYTHING if phase == "train" else self._modules.is_observed,
+            is_skipped=lambda: self.governor.skips,
             measured=self._measured_gradients,
             publish=self.worker.publish,
             records_loss=isinstance(self._helpers.loss_fn, nn.Module) and "outputs" in self._plan.what,
@@ -236,7 +249,7 @@ class Pipeline:
                 updates="updates" in what,
                 state="optimizer_state" in what,
             ),
-            is_due=self.is_due,
+            level=self.level,
             before_step=packer.begin,
             after_step=self.end_step,
             mark=self._mark,
@@ -298,6 +311,7 @@ class Pipeline:
         kernel = kernel_for(device)
         if device.type == "cuda":
             self._timings.append(CudaTiming(device, self.packer))
+            self._step_clock = self._step_clock or StepClock(device)
             self._memories.append(DeviceMemory(device, self.packer))
         return kernel
 
@@ -317,28 +331,36 @@ class Pipeline:
         parts = (self._modules, self.optimizers, self.step_vitals, self._observer, self._scaler, self.forensics)
         remove_all([*(part for part in parts if part is not None), self._reach])
         self._timings.clear()
+        self._step_clock = None
         self._table.clear()
 
     # ------------------------------------------------------------------ what taps call
 
     def is_due(self, step: int) -> bool:
-        """Return whether a step is recorded."""
+        """Return whether a step is recorded by the user's schedule, as far as the worker keeps up."""
         return self._plan.when(step) and step % self.packer.stride == 0
 
-    def _before_pass(self, phase: Phase) -> bool:
+    def level(self, step: int) -> int:
+        """Return how much of a step is recorded: a level of `sonde.record.governor`."""
+        return self.governor.level if self.is_due(step) else NOTHING
+
+    def _before_pass(self, phase: Phase) -> int:
         self.packer.begin()
         if phase == "train":
             self._eval_passes = 0
-            due = self._is_round_due()
-            if due:
+            level = self._round_level()
+            if level:
                 self._mark("forward")
-            return due
+            return level
         self._eval_passes += 1
-        return self.is_due(self._eval_passes - 1)
+        return self.level(self._eval_passes - 1)
 
-    def _is_round_due(self) -> bool:
+    def _round_level(self) -> int:
+        return self.level(self._round())
+
+    def _round(self) -> int:
         # With several optimizers one round of the loop is several steps; sample rounds, so that all are seen.
-        return self.is_due((self.packer.step - 1) // self._num_optimizers + 1)
+        return (self.packer.step - 1) // self._num_optimizers + 1
 
     def _after_pass(self, phase: Phase) -> None:
         if phase == "train":
@@ -356,21 +378,51 @@ class Pipeline:
 
     def end_step(self, *, skipped: bool = False) -> None:
         """Take what is known at the end of a step, and send it off."""
+        if self.governor.skips:
+            self._modules.end_step()
+            self._govern()
+            self.packer.end_step(skipped=skipped or (self.forensics is not None and self.forensics.is_holding))
+            return
         self._unscale_output_gradients()
         self._see_helpers()
         if self._observer is not None:
             self._observer.end_step()
         if self._timings:
-            self._see_times(self._is_round_due())
-            self._see_memories(self._is_round_due())
+            self._see_times(bool(self._round_level()))
+            self._see_memories(bool(self._round_level()))
         if self.step_vitals is not None:
-            self.step_vitals.end_step(self._is_round_due())
+            self.step_vitals.end_step(bool(self._round_level()))
         self._modules.end_step()
         if self.forensics is not None:
             if skipped:
                 self.forensics.after_skip()
             skipped = skipped or self.forensics.is_holding
+        self._govern()
         self.packer.end_step(skipped=skipped)
+
+    def _own_seconds(self) -> float:
+        return self.guard.meter.total() + self._modules.seconds_in_c
+
+    def _end_round(self) -> None:
+        """Let the governor decide, once per round of the loop."""
+        if self.packer.step % self._num_optimizers == 0:
+            self.packer.level = self._round_level()
+            if self._step_clock is not None:
+                self._step_clock.end_step(self._round_level(), self.governor.take_duration)
+            now = self._round()
+            due, *next_due = (self.is_due(each) for each in (now, now + 1, now + 2))
+            self.governor.end_step(due=due, next_due=(next_due[0], next_due[1]), timed=self._step_clock is not None)
+            if self.step_vitals is not None:
+                self.step_vitals.pause(self.governor.skips)
+
+    def _note_cost(self, cost: Cost) -> None:
+        self.packer.put_event("budget", f"recording is adapted to the budget: {cost}", cost.to_json())
+
+    def note_final_cost(self) -> None:
+        """Write into the run what recording has cost."""
+        cost = self.governor.cost() if self._plan.budget is not None and self._has_models else None
+        if cost is not None:
+            self.packer.put_event("cost", str(cost), cost.to_json())
 
     def save_bundle(self, reason: str) -> Path:
         """Save what is needed to repeat the present step.

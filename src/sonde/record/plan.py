@@ -39,6 +39,8 @@ class Plan:
     on_error: OnError
     max_memory_bytes: int
     max_calls: int
+    budget: float | None = None
+    """The share of a step's own time that recording may add; None records everything always."""
     diagnose: bool = False
     """Whether to record the vital signs and facts that a diagnosis needs."""
 

@@ -6,7 +6,9 @@ import functools
 import logging
 import queue
 import threading
+import time
 import traceback
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -19,7 +21,9 @@ logger = logging.getLogger("sonde")
 # Packets without an arena (only numbers or events) are not bounded by the pool, so their number is.
 MAX_WAITING: Final = 8192
 _STORE: Final = "writing the run"
-_Job = Packet | Callable[[], None] | None
+_Job = list[Packet] | Callable[[], None] | None
+
+_COSTS: Final = 64  # packets of a level whose cost is averaged
 
 
 class Worker:
@@ -43,15 +47,21 @@ class Worker:
         self._sites: list[Site] = [book[number] for number in range(len(book))]
         self._last: Block | None = None
         self._reported: set[str] = set()
+        self._costs: dict[int, deque[float]] = defaultdict(functools.partial(deque, maxlen=_COSTS))
         self._thread = threading.Thread(target=self._run, name="sonde-worker", daemon=True)
         self._thread.start()
 
-    def send(self, packet: Packet) -> bool:
-        """Queue a packet without waiting; False if too many wait already."""
+    def send(self, packets: list[Packet]) -> bool:
+        """Queue packets without waiting; False if too many wait already."""
         if self._jobs.qsize() >= MAX_WAITING:
             return False
-        self._jobs.put(packet)
+        self._jobs.put(packets)
         return True
+
+    def seconds(self, level: int) -> float | None:
+        """Return the processor time that a step of a level takes on average; None if there was none."""
+        costs = list(self._costs[level])
+        return sum(costs) / len(costs) if costs else None
 
     def subscribe(self, sink: Sink) -> None:
         """Add a sink; it is told of the sites that are known already before anything else."""
@@ -101,8 +111,11 @@ class Worker:
         self._offer(self._store, self._store.close)
 
     def _do(self, job: _Job) -> None:
-        if isinstance(job, Packet):
-            self._handle(job)
+        if isinstance(job, list):
+            for packet in job:
+                began = time.thread_time()
+                self._handle(packet)
+                self._costs[packet.level].append(time.thread_time() - began)
         elif job is not None:
             job()
 

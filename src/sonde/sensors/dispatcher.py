@@ -59,6 +59,7 @@ class Sensors:
             outputs=not watched.records_loss,
             belonging=self._belonging,
             is_due=watched.is_due,
+            is_skipped=watched.is_skipped,
             on_loss=self._on_loss,
             on_facts=self._book.add_loss,
         )
@@ -198,6 +199,8 @@ class Sensors:
     # ------------------------------------------------------------------ passes
 
     def _begin_pass(self, entry: WatchedModule, call: int, args: tuple[Any, ...], phase: Phase, due: bool) -> None:
+        if self._watched.is_skipped() and phase == "train":
+            return
         if due and entry.is_root:
             self._give(entry.name, phase, call, args)
         elif due and not self._forwards:
@@ -272,7 +275,12 @@ class Sensors:
 
     def _before_backward(self, roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
         # A checkpoint that is recomputed runs a backward pass inside the one that counts.
-        if backward_id() != -1 or is_capturing() or not any(map(self._belonging.owns, roots)):
+        if (
+            self._watched.is_skipped()
+            or backward_id() != -1
+            or is_capturing()
+            or not any(map(self._belonging.owns, roots))
+        ):
             return
         self._watched.reach.settle()
         scaler = self._watched.helpers.scaler
@@ -289,6 +297,8 @@ class Sensors:
     # ------------------------------------------------------------------ steps
 
     def _before_step(self, watched: WatchedOptimizer, has_closure: bool, due: bool) -> None:
+        if self._watched.is_skipped():
+            return
         if self._sizes.get(watched.name) != watched.size:
             self._own(watched.name, watched.optimizer)
             self._book.add_optimizer(watched.name, watched.optimizer)
@@ -296,6 +306,8 @@ class Sensors:
             self._look_at_gradients(Step(watched, due))
 
     def _after_step(self, watched: WatchedOptimizer, has_closure: bool, due: bool) -> None:
+        if self._watched.is_skipped():
+            return
         step = Step(watched, due)
         if has_closure:
             self._look_at_gradients(step)

@@ -116,8 +116,8 @@ class Belonging:
 class LossCalls:
     """Records losses and what they compare, and reports how they were called.
 
-    `is_due` returns whether to look in a phase; `on_loss` takes every training call that was looked at, `on_facts` the
-    facts about it, once they are known.
+    `is_due` returns whether to look in a phase, `is_skipped` whether a training step is left alone; `on_loss` takes
+    every training call that was looked at, `on_facts` the facts about it, once they are known.
     """
 
     def __init__(
@@ -128,6 +128,7 @@ class LossCalls:
         outputs: bool,
         belonging: Belonging,
         is_due: Callable[[Phase], bool],
+        is_skipped: Callable[[], bool],
         on_loss: Callable[[LossCall], None],
         on_facts: Callable[[LossFacts], None],
     ) -> None:
@@ -136,6 +137,7 @@ class LossCalls:
         self._outputs = outputs
         self._belonging = belonging
         self._is_due = is_due
+        self._is_skipped = is_skipped
         self._on_loss = on_loss
         self._on_facts = on_facts
         self._calls: Counter[str] = Counter()
@@ -205,6 +207,8 @@ class LossCalls:
     def _see(self, function: LossFunction, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         # What cannot be differentiated where gradients are enabled is a metric, not what is trained on.
         phase: Phase = "train" if torch.is_grad_enabled() else "eval"
+        if phase == "train" and self._is_skipped():
+            return
         if backward_id() != -1 or not is_plain(output) or (phase == "train" and not output.requires_grad):
             return
         if is_capturing() or not self._is_ours(phase, output):

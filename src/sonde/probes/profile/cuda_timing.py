@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import torch
@@ -122,3 +122,24 @@ class CudaTiming:
         if site is None:
             site = self._sites[phase] = self._recorder.site(f"{self._device}.{phase}_ms", "scalar")
         return site
+
+
+class StepClock:
+    """Measures how long steps take on a device: the time between events at their ends, which nobody waits for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = EventPool(device)
+        self._waiting: deque[tuple[torch.cuda.Event, int]] = deque()
+
+    def end_step(self, level: int, take: Callable[[int, float], None]) -> None:
+        """Mark the end of a step of a level, and hand over the seconds of earlier steps that are known by now."""
+        event = self._events.record()
+        if event is None:  # captured into a graph: the device does it later, if at all
+            self._waiting.clear()
+            return
+        self._waiting.append((event, level))
+        while len(self._waiting) > 1 and self._waiting[1][0].query():  # type: ignore[no-untyped-call]
+            before, _ = self._waiting.popleft()
+            after, level = self._waiting[0]
+            take(level, before.elapsed_time(after) / 1e3)
+            self._events.give_back([before])

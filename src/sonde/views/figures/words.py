@@ -7,19 +7,18 @@ from typing import Final
 
 from sonde import schema
 from sonde.core import statistics
-from sonde.views.terminal.numbers import printable
 
 _SUPERSCRIPTS: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_MAX_CHARACTERS: Final = 2000
+_MOST_SIGNS: Final = 2000
 
 
 def safe(text: object) -> str:
-    """Return a text that Plotly shows as it is: no tags, no entities, no control characters.
+    """Return a text that Plotly shows as it is: no tags, no entities, no control signs.
 
     >>> safe("<b>layer</b>")
     '&lt;b&gt;layer&lt;/b&gt;'
     """
-    shown = printable(str(text)[:_MAX_CHARACTERS])
+    shown = "".join(sign if sign.isprintable() else " " for sign in str(text)[:_MOST_SIGNS])
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -47,7 +46,7 @@ def power(base: int, exponent: int) -> str:
 
 
 def bin_label(index: int) -> str:
-    """Return which magnitudes a histogram bin holds; the two at the ends are open.
+    """Say which magnitudes a histogram bin holds; the two at the ends are open.
 
     >>> bin_label(47), bin_label(63)
     ('2⁰ ≤ |x| < 2¹', '|x| ≥ 2¹⁶')

@@ -1,0 +1,256 @@
+"""Keep what recording costs within a share of the training's own time, by recording less often.
+
+Every step has a level: 0 records nothing, 1 parameters, gradients and updates, 2 also module outputs, 3 also what only
+the diagnosis needs. The first steps are all of level 3. Then a few steps of each level are compared: what a level costs
+is how much longer its steps take than those of level 0, and at least the time that Sonde's own clocks and its worker
+thread measured. From that follows how often each level can be afforded. What the diagnosis needs is thinned first, then
+outputs, and parameters last; nothing ever stops. Logged numbers are recorded in every step.
+
+Decisions depend on clocks only: never on a value of the training, and nothing of the training depends on them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+NOTHING, PARAMETERS, OUTPUTS, EVERYTHING = range(4)
+LEVELS: Final = (NOTHING, PARAMETERS, OUTPUTS, EVERYTHING)
+
+FULL_STEPS: Final = 24
+"""Steps at the start in which everything is recorded: most faults of a loop show there."""
+_SAMPLES: Final = 5  # steps of a level that are compared
+_KEPT: Final = 32
+_REVIEW: Final = 64  # steps between two decisions
+_MOST: Final = 1024  # the longest stride
+# How much rarer the level above may become before the level below is thinned as well.
+_RARER_EXTRAS: Final = 16
+_RARER_OUTPUTS: Final = 8
+# A looser setting is taken up again only if it would need less than this share of the budget.
+_SLACK: Final = 0.7
+_OFTEN: Final = 4  # one step in so many must be due for levels to be compared
+_LEAST_OWN: Final = 0.1  # of a step's time that is taken to be the training's own, whatever the clocks say
+
+
+@dataclass(frozen=True, slots=True)
+class Strides:
+    """One in how many steps records parameters, outputs, and what only the diagnosis needs; each divides the next."""
+
+    parameters: int = 1
+    outputs: int = 1
+    extras: int = 1
+
+    def level(self, step: int) -> int:
+        """Return the level of a step."""
+        if step % self.parameters:
+            return NOTHING
+        if step % self.outputs:
+            return PARAMETERS
+        return OUTPUTS if step % self.extras else EVERYTHING
+
+    def shares(self) -> tuple[float, ...]:
+        """Return the share of steps of each level."""
+        at_least = (1.0, 1 / self.parameters, 1 / self.outputs, 1 / self.extras, 0.0)
+        return tuple(at_least[level] - at_least[level + 1] for level in LEVELS)
+
+    def thinner(self) -> Strides:
+        """Return the next setting that records less."""
+        if self.extras < min(_RARER_EXTRAS * self.outputs, _MOST):
+            return replace(self, extras=2 * self.extras)
+        if self.outputs < min(_RARER_OUTPUTS * self.parameters, _MOST):
+            return replace(self, outputs=2 * self.outputs, extras=max(self.extras, 2 * self.outputs))
+        parameters = 2 * self.parameters
+        return Strides(parameters, max(self.outputs, parameters), max(self.extras, parameters))
+
+    def __str__(self) -> str:
+        names = {"parameters and gradients": self.parameters, "outputs": self.outputs, "diagnosis": self.extras}
+        return ", ".join(f"{name} {describe_stride(stride)}" for name, stride in names.items() if stride > 1)
+
+
+def describe_stride(stride: int) -> str:
+    """Return a stride in words.
+
+    >>> describe_stride(1), describe_stride(2), describe_stride(16)
+    ('every step', 'every 2nd step', 'every 16th step')
+    """
+    return "every step" if stride == 1 else f"every {stride}{'nd' if stride == 2 else 'th'} step"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What recording costs: seconds of a step without Sonde, and the share that Sonde adds at the present strides."""
+
+    step_seconds: float
+    share: float
+    budget: float | None
+    strides: Strides
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "step_ms": round(1e3 * self.step_seconds, 4),
+            "share": round(self.share, 4),
+            "budget": self.budget,
+            "parameters_every": self.strides.parameters,
+            "outputs_every": self.strides.outputs,
+            "diagnosis_every": self.strides.extras,
+        }
+
+    def __str__(self) -> str:
+        parts = [f"cost {100 * self.share:.1f} % of {1e3 * self.step_seconds:.3g} ms a step"]
+        if self.budget is not None:
+            parts.append(f"budget {100 * self.budget:.3g} %")
+        if str(self.strides):
+            parts.append(str(self.strides))
+        return ", ".join(parts)
+
+
+class Governor:
+    """Chooses the level of every step so that the average cost stays within the budget.
+
+    Args:
+        budget: The share of a step's own time that recording may add; None records everything always.
+        own_seconds: Returns the time spent in Sonde so far in the training thread, which waits for it.
+        worker_seconds: Returns the processor time that the worker thread needs for a step of a level, None if it has
+            had none. It runs beside the training, but takes a processor and Python's lock.
+        decided: Takes a new setting, to be named in the run.
+        explores: Whether to compare with unrecorded steps even if Sonde's clocks are within the budget: on a device,
+            work that the host does not see costs time too.
+        clock: Returns the time.
+
+    """
+
+    def __init__(
+        self,
+        budget: float | None,
+        own_seconds: Callable[[], float],
+        worker_seconds: Callable[[int], float | None],
+        decided: Callable[[Cost], None],
+        *,
+        explores: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.budget = budget
+        self.strides = Strides()
+        self._own_seconds = own_seconds
+        self._worker_seconds = worker_seconds
+        self._decided = decided
+        self._explores = explores
+        self._clock = clock
+        self.skips = False
+        """Whether the present step is to cost nothing: neither it nor the next is recorded. What compares a recorded
+        step with the one before sees both."""
+        self._steps = self._due_steps = 0
+        self._exploring: list[int] = []
+        self._next_review = FULL_STEPS
+        self._durations: dict[int, deque[float]] = {level: deque(maxlen=_KEPT) for level in LEVELS}
+        self._waited: dict[int, deque[float]] = {level: deque(maxlen=_KEPT) for level in LEVELS}
+        self._last: tuple[float, float] | None = None
+
+    @property
+    def level(self) -> int:
+        """The level of the present step, if the schedule records it at all; it stays until the step has ended."""
+        if self.budget is None or self._steps < FULL_STEPS:
+            return EVERYTHING
+        return self._exploring[-1] if self._exploring else self.strides.level(self._due_steps)
+
+    def end_step(self, *, due: bool, next_due: tuple[bool, bool] = (True, True), timed: bool = False) -> None:
+        """Take the end of a step that was `due` by the user's schedule, or not, as the next two are.
+
+        If it is `timed` elsewhere, its duration comes by `take_duration`.
+        """
+        level, now, waited = self.level if due else NOTHING, self._clock(), self._own_seconds()
+        if self._last is not None:
+            self._waited[level].append(waited - self._last[1])
+            if not timed:
+                self._durations[level].append(now - self._last[0])
+        self._last = (now, waited)
+        self._steps += 1
+        if due:
+            self._due_steps += 1
+            if self._exploring:
+                self._exploring.pop()
+        if self.budget is not None and self._steps >= self._next_review and not self._exploring:
+            self._review()
+        self.skips = self.budget is not None and not any(self._next_levels(next_due))
+
+    def _next_levels(self, due: tuple[bool, bool]) -> tuple[int, int]:
+        """Return the levels of the next two steps."""
+        first = self.level if due[0] else NOTHING
+        if not due[1] or self._exploring:
+            return first, EVERYTHING if self._exploring else NOTHING
+        return first, self.strides.level(self._due_steps + due[0])
+
+    def take_duration(self, level: int, seconds: float) -> None:
+        """Take how long a step of a level took on its device."""
+        self._durations[level].append(seconds)
+
+    # ------------------------------------------------------------------ deciding
+
+    def cost(self) -> Cost | None:
+        """Return what recording costs now; None before a few steps have ended."""
+        bare = self._bare_seconds()
+        if bare is None or bare <= 0:
+            return None
+        return Cost(bare, self._share(self.strides, bare), self.budget, self.strides)
+
+    def _bare_seconds(self) -> float | None:
+        """Return how long a step takes without Sonde: measured where steps without it are known, else by its clocks."""
+        level = NOTHING if len(self._durations[NOTHING]) >= _SAMPLES else self._level_seen_most()
+        if not self._durations[level] or not self._waited[level]:
+            return None
+        whole = statistics.median(self._durations[level])
+        return max(whole - statistics.median(self._waited[level]), _LEAST_OWN * whole)
+
+    def _level_seen_most(self) -> int:
+        return max(LEVELS, key=lambda level: len(self._durations[level]))
+
+    def _seconds(self, level: int, bare: float) -> float:
+        """Return what a step of a level costs; for a level that was not seen what the nearest one above costs."""
+        seen = next((each for each in LEVELS[level:] if self._waited[each]), None)
+        if seen is None:
+            return 0.0
+        beside = next((cost for each in LEVELS[level:] if (cost := self._worker_seconds(each)) is not None), 0.0)
+        waited = statistics.fmean(self._waited[seen])
+        if min(len(self._durations[seen]), len(self._durations[NOTHING])) >= _SAMPLES and seen != NOTHING:
+            waited = max(waited, statistics.median(self._durations[seen]) - bare)
+        return waited + beside
+
+    def _share(self, strides: Strides, bare: float) -> float:
+        costs = [self._seconds(level, bare) for level in LEVELS]
+        due = self._due_steps / max(1, self._steps)
+        average = math.fsum(share * cost for share, cost in zip(strides.shares(), costs, strict=True))
+        return (due * average + (1 - due) * costs[NOTHING]) / bare
+
+    def _review(self) -> None:
+        assert self.budget is not None
+        bare = self._bare_seconds()
+        if bare is None or bare <= 0:
+            return
+        if self._wants_to_explore(bare):
+            rounds = _SAMPLES - min(len(self._durations[level]) for level in (NOTHING, PARAMETERS, OUTPUTS))
+            self._exploring = [NOTHING, PARAMETERS, OUTPUTS] * max(1, rounds)
+            return
+        strides = Strides()
+        while self._share(strides, bare) > self.budget and strides.parameters < _MOST:
+            strides = strides.thinner()
+        is_looser = self._share(strides, bare) > self._share(self.strides, bare)
+        if is_looser and self._share(strides, bare) > _SLACK * self.budget:
+            strides = self.strides
+        if strides != self.strides:
+            self.strides = strides
+            self._decided(Cost(bare, self._share(strides, bare), self.budget, strides))
+        self._next_review = self._steps + _REVIEW
+
+    def _wants_to_explore(self, bare: float) -> bool:
+        if all(len(self._durations[level]) >= _SAMPLES for level in (NOTHING, PARAMETERS, OUTPUTS)):
+            return False
+        if _OFTEN * self._due_steps < self._steps:  # a schedule that records few steps leaves little to compare
+            return False
+        assert self.budget is not None
+        return self._explores() or self._share(Strides(), bare) > self.budget / 2
