@@ -288,6 +288,15 @@ def test_a_metric_that_falls_and_stays_low_is_reported_and_its_noise_is_not(name
     assert alert.fix
 
 
+@pytest.mark.parametrize("watched", [False, True])
+def test_an_accuracy_that_is_logged_and_falls_is_reported_at_once(watched):
+    model = tiny_mlp() if watched else None
+    with debug_session(model) as session:
+        for step in range(30):
+            session.log(accuracy=0.9 if step < 20 else 0.5)
+        assert [alert["kind"] for alert in session.alerts] == ["performance_degradation"]
+
+
 def test_a_loss_that_leaps_is_reported_at_its_step_and_one_that_falls_is_not():
     losses = 1 + np.exp(-np.arange(60) / 20) + 0.02 * np.random.default_rng(0).standard_normal(60)
     assert metrics(ModelDiagnostics(), 60, loss=losses) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,35 +22,9 @@ from sonde.hooks.names import unwrap
 _MAX_WEIGHTS: Final = 100
 _MOST_ROWS: Final = 256
 
-_SPATIAL: Final = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.MaxPool1d,
-    nn.MaxPool2d,
-    nn.MaxPool3d,
-    nn.AvgPool1d,
-    nn.AvgPool2d,
-    nn.AvgPool3d,
-)
+_SPATIAL: Final = re.compile(r"(Conv|MaxPool|AvgPool)[123]d")
 # These look at each place by itself, or only scale: they do not widen what an output sees.
-_POINTWISE: Final = (
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-)
+_POINTWISE: Final = re.compile(r"ReLU|LeakyReLU|ELU|GELU|SiLU|Sigmoid|Tanh|Identity|(Dropout|BatchNorm)([123]d)?")
 
 
 def describe_architecture(model: nn.Module, example: Any = None) -> ModelArchitectureInfo:
@@ -100,16 +75,22 @@ def receptive_field(model: nn.Module) -> tuple[int, ...] | None:
     field: list[int] | None = None
     jump: list[int] = []
     for module in _chain(model):
-        if isinstance(module, _SPATIAL):
+        if _is_a(module, _SPATIAL):
             kernel, stride, dilation = (_sizes(module, name) for name in ("kernel_size", "stride", "dilation"))
             if field is None:
                 field, jump = [1] * len(kernel), [1] * len(kernel)
             for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
                 field[axis] += (size - 1) * gap * jump[axis]
                 jump[axis] *= step
-        elif not isinstance(module, _POINTWISE):
+        elif not _is_a(module, _POINTWISE):
             break  # a flatten, an attention: places lose their meaning from here on
     return None if field is None else tuple(field)
+
+
+def _is_a(module: nn.Module, names: re.Pattern[str]) -> bool:
+    """Return whether a module is of one of torch's classes, or of one derived from them."""
+    classes = (each for each in type(module).__mro__ if each.__module__.startswith("torch.nn"))
+    return any(names.fullmatch(each.__name__) for each in classes)
 
 
 def _chain(model: nn.Sequential) -> list[nn.Module]:

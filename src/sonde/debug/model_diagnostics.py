@@ -212,6 +212,14 @@ class ModelDiagnostics:
         """Record the losses of a step."""
         self.record_performance(ModelPerformanceMetrics(training_step=step, loss=loss, validation_loss=validation_loss))
 
+    def record_metric(self, name: str, value: float) -> None:
+        """Compare a metric that should not fall with its values before: accuracy, throughput, device use."""
+        if self._enabled and name in _DECLINES:
+            kind, words = _DECLINES[name]
+            moment = level_now(words, [*self._values(name), value])
+            self._update(name, kind if moment.is_wrong else None, moment, "warning")
+            self._values(name).append(value)
+
     def increment_step(self) -> None:
         """Begin the next step."""
         self.step += 1
@@ -325,13 +333,11 @@ class ModelDiagnostics:
         loss = loss_now(metrics.loss, self._values("loss"))
         words = {"non-finite": "nan_loss" if math.isnan(metrics.loss) else "infinite_loss", "unstable": "loss_spike"}
         self._update("loss", words.get(loss.verdict), loss, "critical" if loss.verdict == "non-finite" else "warning")
-        for name, (kind, words_for) in _DECLINES.items():
+        self._values("loss").append(metrics.loss)
+        for name in _DECLINES:
             value = getattr(metrics, name)
             if value is not None:
-                moment = level_now(words_for, [*self._values(name), value])
-                self._update(name, kind if moment.is_wrong else None, moment, "warning")
-                self._values(name).append(value)
-        self._values("loss").append(metrics.loss)
+                self.record_metric(name, value)
 
     def _values(self, name: str) -> deque[float]:
         return self._recent.setdefault(name, deque(maxlen=_RECENT))

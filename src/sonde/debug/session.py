@@ -258,7 +258,8 @@ class DebugSession:
     def log(self, **scalars: Any) -> None:
         """Record single numbers of this step, such as a loss.
 
-        With a model, steps are those of its optimizer. Without one, a name that comes again begins the next step.
+        With a model, steps are those of its optimizer. Without one, a name that comes again begins the next step. An
+        `accuracy`, `throughput_samples_per_sec` or `gpu_utilization` that falls and stays low raises an alert.
 
         Raises:
             ClosedError: The session has not started, or has stopped.
@@ -269,6 +270,9 @@ class DebugSession:
             self._log_by_hand(scalars)
         elif self._recording is not None:
             self._recording.log(**scalars)
+        for name, value in scalars.items():
+            if isinstance(value, int | float):  # a tensor is not waited for
+                self._diagnostics.record_metric(name, float(value))
 
     def _log_by_hand(self, scalars: Mapping[str, Any]) -> None:
         if not self._logged.isdisjoint(scalars):
