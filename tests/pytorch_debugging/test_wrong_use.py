@@ -162,7 +162,7 @@ def test_a_loader_that_is_used_up_is_named_in_the_epoch_that_lacks_batches(tmp_p
 def test_a_batch_without_labels_is_named(tmp_path):
     options = {"log_dir": tmp_path / "logs", "checkpoint_dir": tmp_path / "runs", "log_level": "CRITICAL"}
     training = create_enhanced_training_optimizer(small_model(), [batch()[0]], **options)
-    with pytest.raises(OptionError, match=r"gave a batch without labels, and .*\(inputs, labels\)"):
+    with pytest.raises(OptionError, match=r"returned a batch without labels, which .*\(inputs, labels\)"):
         training.train()
     training.cleanup()
 
@@ -183,5 +183,5 @@ def test_a_step_without_its_parts_is_refused(make):
 
 def test_a_logger_whose_folder_is_a_file_is_refused(tmp_path):
     (tmp_path / "taken").write_text("")
-    with pytest.raises(OptionError, match="is no folder: a file is in the way"):
+    with pytest.raises(OptionError, match="is not a folder: a file is in the way"):
         TrainingLogger(tmp_path / "taken")

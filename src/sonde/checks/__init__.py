@@ -1,6 +1,6 @@
 """Checks on request: look at a model now and answer at once, which waits for the device. Nothing is recorded here."""
 
-from sonde.checks.anomaly_trace import AnomalyTraces, hear_anomaly_traces
+from sonde.checks.anomaly_trace import AnomalyTraces, collect_anomaly_traces
 from sonde.checks.calls import Call, CallTable, Seen, listen_to_calls
 from sonde.checks.model_readings import gradients, parameters, read_gradients, read_parameters, total_norm
 from sonde.checks.nonfinite import NonFinite, NonFiniteScope
@@ -13,8 +13,8 @@ __all__ = [
     "NonFinite",
     "NonFiniteScope",
     "Seen",
+    "collect_anomaly_traces",
     "gradients",
-    "hear_anomaly_traces",
     "listen_to_calls",
     "parameters",
     "read_gradients",

@@ -1,6 +1,6 @@
 """Where in the forward pass torch's anomaly mode says a NaN gradient comes from.
 
-Torch tells it in a warning, apart from the error it raises. The warning is listened to and passed on.
+Torch issues it as a warning, apart from the error it raises. The warning is collected and passed on.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class AnomalyTraces:
 
 
 @contextlib.contextmanager
-def hear_anomaly_traces() -> Iterator[AnomalyTraces]:
-    """Listen to torch's warnings about anomalies while the block runs."""
-    heard, show = AnomalyTraces(), warnings.showwarning
+def collect_anomaly_traces() -> Iterator[AnomalyTraces]:
+    """Collect torch's warnings about anomalies while the block runs."""
+    traces, show = AnomalyTraces(), warnings.showwarning
 
-    def listen(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+    def collect(message: Warning | str, *args: Any, **kwargs: Any) -> None:
         if str(message).startswith(_BEGINS):
-            heard.texts.append(str(message)[-8000:])  # the innermost lines come last
+            traces.texts.append(str(message)[-8000:])  # the innermost lines come last
         show(message, *args, **kwargs)
 
-    warnings.showwarning = listen
+    warnings.showwarning = collect
     try:
-        yield heard
+        yield traces
     finally:
-        if warnings.showwarning is listen:  # else somebody inside has put another there and not taken it back
+        if warnings.showwarning is collect:  # else code inside the block has replaced it
             warnings.showwarning = show

@@ -1,8 +1,8 @@
-"""A scope that tells where NaN and infinities come from: forward, gradients or optimizer, with module and source line.
+"""A scope that reports where NaN and infinities come from: forward, gradients or optimizer, with module and line.
 
-Torch's anomaly mode sees only NaN in the backward pass. This scope adds the rest: every torch function of the thread is
-looked at as it returns, every module output, every parameter's gradient as it is accumulated, and the parameters after
-every optimizer step. That is slow and waits for the device each time: it is for looking, not for training.
+Torch's anomaly mode finds only NaN in the backward pass. This scope also checks the result of every torch function of
+the thread, every module output, every parameter's gradient when it is accumulated, and the parameters after every
+optimizer step. That is slow and waits for the device each time: use it to find a fault, not to train.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sonde.records import Reading
 
 Place = Literal["forward", "gradient", "optimizer"]
 MAX_SIGHTINGS: Final = 64
-"""Sightings kept and told; what comes after is the same trouble spreading, and is only counted."""
+"""Places that are reported; what comes after is the same trouble spreading, and is only counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class NonFiniteScope:
     def __init__(self, report: Callable[[NonFinite], None]) -> None:
         self.sightings = 0
         self.spread = 0
-        """Gradients that were not finite because of what had been told before."""
+        """Gradients that were not finite because of what was reported before."""
         self._report = report
         self._guard = Guard("isolate", warn_of_fault)
         self._here = _Here()
@@ -84,12 +84,12 @@ class NonFiniteScope:
         self._names: dict[int, tuple[str, str]] = {}
         self._parameters: dict[int, tuple[str, str]] = {}
         self._call_lines: dict[str, str] = {}
-        self._told: set[tuple[str, ...]] = set()
-        self._told_modules: set[str] = set()
+        self._reported_places: set[tuple[str, ...]] = set()
+        self._reported_modules: set[str] = set()
         self._bad_parameters: set[str] = set()
         self._checked: set[int] = set()
         self._in_trouble = False
-        """Something was told since the last optimizer step, so gradients that are not finite follow from it."""
+        """Something was reported since the last optimizer step, so gradients that are not finite follow from it."""
         self._calls: ModuleCalls[nn.Module] = ModuleCalls(
             None,
             self._guard.wrap("looking at module calls", self._enter),
@@ -113,7 +113,7 @@ class NonFiniteScope:
         self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call] # torch
         remove_all(self._handles)
         self._known_roots.clear()
-        self._report = _nobody  # whoever listened may go now, though this object is part of a cycle
+        self._report = _ignore  # lets the receiver be freed, though this object is part of a cycle
 
     # ------------------------------------------------------------------ forward
 
@@ -131,10 +131,10 @@ class NonFiniteScope:
             return
         frame = stack.pop()
         # Operations that Python does not see, such as a custom autograd function's, show here only.
-        if output is not None and not frame.told:
+        if output is not None and not frame.reported:
             reading = _made_here((output,), (*args, *kwargs.values(), *module.parameters()))
             if reading is not None:
-                self._tell_forward(frame, reading, "", self._call_lines.get(frame.name, ""))
+                self._report_forward(frame, reading, "", self._call_lines.get(frame.name, ""))
 
     def _forget(self, module: nn.Module) -> None:
         """Leave a module that has raised."""
@@ -148,21 +148,21 @@ class NonFiniteScope:
         reading = _made_here((result,), (*args, *kwargs.values()), on_purpose=_is_on_purpose)
         if reading is not None:
             stack = self._here.stack
-            self._tell_forward(stack[-1] if stack else _OUTSIDE, reading, operation, source_line())
+            self._report_forward(stack[-1] if stack else _OUTSIDE, reading, operation, source_line())
 
-    def _tell_forward(self, frame: _Frame, reading: Reading, operation: str, source: str) -> None:
+    def _report_forward(self, frame: _Frame, reading: Reading, operation: str, source: str) -> None:
         for outer in self._here.stack:
-            outer.told = True  # what a module was told for, the modules around it hand on
+            outer.reported = True  # the modules around it pass on what this one was reported for
         self._in_trouble = True
-        # A pass may be repeated out of sight of Python; what an operation was told for is not told of its module again.
-        is_known = not operation and frame.name in self._told_modules
-        self._told_modules.add(frame.name)
-        if not is_known and ("forward", frame.name, operation, source) not in self._told:
-            self._told.add(("forward", frame.name, operation, source))
-            self._tell("forward", frame.name, frame.kind, reading, source, operation=operation)
+        # A pass may be repeated outside Python; what an operation was reported for is not reported for its module too.
+        is_known = not operation and frame.name in self._reported_modules
+        self._reported_modules.add(frame.name)
+        if not is_known and ("forward", frame.name, operation, source) not in self._reported_places:
+            self._reported_places.add(("forward", frame.name, operation, source))
+            self._report_place("forward", frame.name, frame.kind, reading, source, operation=operation)
 
     def _meet(self, root: nn.Module) -> None:
-        """Learn the names inside a model at its first call, and listen to the gradients of its parameters."""
+        """Collect the names inside a model at its first call, and hook the gradients of its parameters."""
         if id(root) in self._known_roots or id(root) in self._names:
             return
         self._known_roots[id(root)] = root  # keeps it alive, so that its id stays its own
@@ -188,9 +188,11 @@ class NonFiniteScope:
         # Gradients come from the loss backwards, so the first one is nearest to the cause.
         self._in_trouble = True
         name, kind = self._parameters[id(parameter)]
-        if ("gradient", name) not in self._told:
-            self._told.add(("gradient", name))
-            self._tell("gradient", name, kind, reading, self._call_lines.get(name.rpartition(".")[0] or ROOT_NAME, ""))
+        if ("gradient", name) not in self._reported_places:
+            self._reported_places.add(("gradient", name))
+            self._report_place(
+                "gradient", name, kind, reading, self._call_lines.get(name.rpartition(".")[0] or ROOT_NAME, "")
+            )
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Before its first step, note what is bad already: that was not the optimizer's doing."""
@@ -206,7 +208,9 @@ class NonFiniteScope:
         if found:
             self._bad_parameters |= set(found)
             first, *rest = found
-            self._tell("optimizer", first, type(optimizer).__name__, found[first], source_line(), also=tuple(rest))
+            self._report_place(
+                "optimizer", first, type(optimizer).__name__, found[first], source_line(), also=tuple(rest)
+            )
 
     def _find_bad(self, optimizer: Optimizer) -> dict[str, Reading]:
         named = {
@@ -217,7 +221,7 @@ class NonFiniteScope:
         readings = readings_of(named, histogram=False)
         return {name: reading for name, reading in readings.items() if reading.nonfinite}
 
-    def _tell(
+    def _report_place(
         self,
         place: Place,
         name: str,
@@ -254,7 +258,7 @@ class _Frame:
     module: int
     name: str
     kind: str
-    told: bool = False
+    reported: bool = False
 
 
 _OUTSIDE: Final = _Frame(0, "", "")
@@ -322,8 +326,8 @@ def _made_here(
 
 
 def _is_on_purpose(values: tuple[Any, ...], tensors: list[Tensor]) -> bool:
-    """Say whether a value that is not finite was asked for: by a plain number, as a mask is, or out of no tensor."""
+    """Return whether a value that is not finite is intended: a plain number, as in a mask, or without any input."""
     return not tensors or any(isinstance(value, float) and not math.isfinite(value) for value in values)
 
 
-def _nobody(found: NonFinite) -> None: ...
+def _ignore(found: NonFinite) -> None: ...

@@ -122,7 +122,7 @@ class Notes:
     def _ready(self) -> Session:
         if self._session is None:
             try:
-                # Each debugger of a distributed program has a folder of its own, in which it is the first rank.
+                # Each debugger of a distributed program has its own folder, in which it is the first rank.
                 self._session = open_session(run=self._new_folder(), rank=0, config=self._config)
             except (OSError, RunError) as error:
                 # Training goes on, and what is kept in memory still makes a report.
@@ -146,7 +146,7 @@ def made_folder(log_dir: Any) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise OptionError(f"log_dir={str(folder)!r} is no folder: a file is in the way. Choose another.") from None
+        raise OptionError(f"log_dir={str(folder)!r} is not a folder: a file is in the way. Choose another.") from None
     except OSError as error:
         raise OptionError(f"log_dir={str(folder)!r} cannot be made: {error.strerror}. Choose another.") from None
     return folder
@@ -262,7 +262,7 @@ class StepFeed:
 
 
 def _place_of(site: Site) -> tuple[str, str] | None:
-    """Return which part of a step a site belongs to, and under which name; None if nobody needs it."""
+    """Return which part of a step a site belongs to, and under which name; None if it is not needed."""
     if site.phase != "train" or site.call:
         return None
     if site.quantity in ("gradient", "parameter"):
@@ -288,7 +288,7 @@ def _number(row: Rows) -> float:
 class LiveChecks:
     """Checks every step of a watched model as soon as its readings have arrived, in the thread that trains.
 
-    A step that the user has checked by hand is not checked again.
+    What the user has checked in a step is not checked again.
     """
 
     def __init__(self, debugger: PyTorchDebugger, session: Session) -> None:
@@ -304,7 +304,7 @@ class LiveChecks:
         )
 
     def mark(self, what: str) -> None:
-        """Note that the user looks at this part of the present step by hand."""
+        """Note that the user checks this part of the current step."""
         self._by_hand.add((what, self._session.current_step))
 
     def update(self) -> None:

@@ -46,7 +46,7 @@ def save(debugger: PyTorchDebugger, filename: str | Path | None, format: str | N
         document = report_document(content, debugger.findings)
         text = document.to_markdown() if format == "md" else document.to_html()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, sync=False) as file:  # in one step, so that nobody reads half a report
+    with replacing(path, sync=False) as file:  # in one step: a reader never sees half a report
         file.write(text.encode())
     return path
 

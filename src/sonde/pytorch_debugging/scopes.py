@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from sonde.checks import NonFinite, NonFiniteScope, hear_anomaly_traces
+from sonde.checks import NonFinite, NonFiniteScope, collect_anomaly_traces
 from sonde.parallel.ranks import suffix, this_rank
 from sonde.probes.memory.scope import MemoryScope, memory_scope
 from sonde.probes.profile.scope import ProfileScope, profile_scope
@@ -29,7 +29,7 @@ def anomaly_scope(debugger: PyTorchDebugger) -> Iterator[NonFiniteScope]:
     before = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     scope = NonFiniteScope(lambda found: _report_nonfinite(debugger, found))
     debugger._log_debug_event("anomaly_detection_start", "Anomaly detection started")
-    with hear_anomaly_traces() as heard:
+    with collect_anomaly_traces() as traces:
         torch.set_anomaly_enabled(True, True)
         scope.open()
         try:
@@ -37,8 +37,8 @@ def anomaly_scope(debugger: PyTorchDebugger) -> Iterator[NonFiniteScope]:
         except Exception as error:
             debugger.anomaly_detected = True
             data: dict[str, Any] = {"error": str(error), "error_type": type(error).__name__}
-            data |= {"stack_trace": traceback.format_exc(), "forward_traces": heard.texts, "source": heard.source}
-            at = f" Its forward operation is at {heard.source}." if heard.source else ""
+            data |= {"stack_trace": traceback.format_exc(), "forward_traces": traces.texts, "source": traces.source}
+            at = f" Its forward operation is at {traces.source}." if traces.source else ""
             debugger._log_debug_event(
                 "anomaly_detected", f"Anomaly detected: {type(error).__name__}: {error}{at}", data
             )

@@ -227,10 +227,8 @@ class TrainingLogger:
         self._began = self._clock()
         self.log_event(TrainingEventType.TRAINING_START, f"training {self.experiment_name}", {"config": self.config})
         try:
-            yield self
-        except BaseException as error:
-            self._note_ending(error, "training")
-            raise
+            with self._noting_errors("training"):
+                yield self
         finally:
             self.duration = self._clock() - self._began
             words = f"training ended after {self.duration:.3g} s"
@@ -246,10 +244,8 @@ class TrainingLogger:
         """Log the start and the end of an epoch, and estimate how long the rest takes."""
         began = self.begin_epoch(epoch, total_epochs)
         try:
-            yield self
-        except BaseException as error:
-            self._note_ending(error, f"epoch {epoch}")
-            raise
+            with self._noting_errors(f"epoch {epoch}"):
+                yield self
         finally:
             self.end_epoch(epoch, began, total_epochs)
 
@@ -259,10 +255,8 @@ class TrainingLogger:
         began = self._clock()
         self.log_event(TrainingEventType.BATCH_START, f"batch {batch}", {"batch": batch, "of": total_batches})
         try:
-            yield self
-        except BaseException as error:
-            self._note_ending(error, f"batch {batch}")
-            raise
+            with self._noting_errors(f"batch {batch}"):
+                yield self
         finally:
             data = {"batch": batch, "of": total_batches, "duration": self._clock() - began}
             self.log_event(TrainingEventType.BATCH_END, f"batch {batch}", data)
@@ -353,13 +347,18 @@ class TrainingLogger:
         if name in self._lines:
             self._lines[name].put(line)
 
-    def _note_ending(self, error: BaseException, context: str) -> None:
-        """Log an error that ended a part of the training, or that it was interrupted."""
-        outcome = outcome_of(error)
-        if outcome == "failed":
-            self.log_error(error, context)
-        elif outcome == "interrupted":
-            self.log_warning(f"{context} was interrupted: {message_of(error)}", {"context": context})
+    @contextlib.contextmanager
+    def _noting_errors(self, context: str) -> Iterator[None]:
+        """Log an error that ends a part of the training, or that it was interrupted; it is re-raised."""
+        try:
+            yield
+        except BaseException as error:
+            outcome = outcome_of(error)
+            if outcome == "failed":
+                self.log_error(error, context)
+            elif outcome == "interrupted":
+                self.log_warning(f"{context} was interrupted: {message_of(error)}", {"context": context})
+            raise
 
     def _file(self, ending: str) -> Path:
         return self.log_dir / f"{self.experiment_name}{suffix(self.rank)}{ending}"

@@ -52,7 +52,7 @@ def user_frames() -> list[FrameType]:
 
 
 def find_holder(objects: Sequence[Any]) -> Holder | None:
-    """Return who holds most of these objects, looking through what lies in between; None if nobody is found."""
+    """Return the container that holds most of these objects, also through others; None if none is found."""
     items = list(objects)
     mine = {id(objects), id(items)}
     if len(items) == 1:
@@ -80,7 +80,7 @@ def _is_ours(each: Any) -> bool:
 
 
 def _parts(each: Any) -> Iterable[Any]:
-    """Return what an object holds, as far as it can be looked into without running code of its own."""
+    """Return what an object holds, without running any of its code."""
     if isinstance(each, dict):
         return list(each.values())
     if isinstance(each, list | tuple | set | frozenset | deque):

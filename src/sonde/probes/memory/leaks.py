@@ -97,7 +97,7 @@ def kind_of(tensor: Tensor) -> TensorKind | None:
 # Is memory leaking, by how much a step, which tensors pile up, and which line keeps them.
 
 
-# Growth below this over the whole scope is not worth a word: allocators keep some of what they are given back.
+# Growth below this over the whole scope is not reported: allocators keep some of the memory that is freed.
 LEAST_BYTES: Final = 4 << 20
 # Where nothing that piles up was found, memory alone must be this clear: it may be the allocator's.
 LEAST_BYTES_UNEXPLAINED: Final = 32 << 20
@@ -108,14 +108,14 @@ _MOST_HEAP_SAMPLES: Final = 512
 # Of the share of the time that counting may take, what reading the heap takes besides.
 _HEAP_SHARE: Final = 0.25
 _MOST_SUSPECTS: Final = 3
-# Fewer counts than this in the later part of a scope tell nothing about what becomes more.
+# With fewer counts than this in the later part of a scope, nothing can be said about what becomes more.
 _FEWEST_COUNTS: Final = 3
 _LOOKED_AT: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PiledUp:
-    """Tensors of one kind that become more, and who holds them."""
+    """Tensors of one kind that become more, and what holds them."""
 
     kind: TensorKind
     per_step: float
@@ -139,7 +139,7 @@ class Leak:
     """Living tensors were counted often enough to say what piles up, or that nothing does."""
 
     def explained_by(self, earlier: Leak | None) -> Leak:
-        """Return this leak with the culprit of an earlier look, if that one knew more: a line, or at least a name."""
+        """Return this leak with the cause that was found earlier, if more was known then: a line, or a name."""
         if earlier is None or self._knowledge() >= earlier._knowledge():
             return self
         return replace(self, piled_up=earlier.piled_up, long_graph=earlier.long_graph)
@@ -157,10 +157,10 @@ class Leak:
 
     @property
     def text(self) -> str:
-        """The leak in a few sentences, with the line and the cure."""
+        """The leak in a few sentences, with the line and a fix."""
         grows = f"{_where(self.place)} grows by {_size(self.growth.per_step)} a step"
         sure = f" (between {_size(self.growth.low)} and {_size(self.growth.high)}, over {self.growth.steps} steps)"
-        return f"{grows}{sure}{self._why()}{self._cure()}"
+        return f"{grows}{sure}{self._why()}{self._fix()}"
 
     def _why(self) -> str:
         if self.piled_up:
@@ -175,7 +175,7 @@ class Leak:
             ". No tensors pile up: look at other Python objects, at native code and at loaders that keep what they read"
         )
 
-    def _cure(self) -> str:
+    def _fix(self) -> str:
         if self.long_graph is not None and not self.piled_up:
             return ". Add numbers, not graphs: `loss.detach()` or `loss.item()`, and detach a state kept between steps."
         if self.piled_up and self.piled_up[0].kind.grad_fn:
@@ -261,7 +261,7 @@ class TensorWatch:
             if rate is not None and not kind.leaf and kind not in self.bounded:
                 bytes_per_step = rate * self._samples[-1][1].bytes[kind] / self._samples[-1][1].counts[kind]
                 found.append((kind, rate, bytes_per_step))
-        # A graph weighs more than the number at its end, but nobody can weigh it.
+        # A graph takes more memory than the number at its end, but its size is not known.
         return sorted(found, key=lambda each: (-bool(each[0].grad_fn), -each[2]))
 
     def _rate(self, counts: list[int]) -> float | None:
@@ -279,7 +279,7 @@ class TensorWatch:
 def find_leak(
     place: str, samples: list[tuple[int, int]], watch: TensorWatch, phases: dict[str, dict[str, int]], steps: int
 ) -> Leak | None:
-    """Judge one place's samples of (step, bytes), and look for the culprit only if it leaks."""
+    """Judge one place's samples of (step, bytes), and search for the cause only if it leaks."""
     # Malloc's own books are exact, but not all memory goes through malloc.
     judged = [judge(series) for series in ((watch.heap, samples) if place == "process" else (samples,))]
     found = next((each for each in judged if each.steady and each.total >= LEAST_BYTES), None)
@@ -324,7 +324,7 @@ def _pile(kind: TensorKind, per_step: float, bytes_per_step: float) -> PiledUp:
 
 
 def _knowledge(pile: PiledUp) -> int:
-    """Return how much is known of who holds it: 2 for the line, 1 for the name, 0 for nothing."""
+    """Return how much is known of what holds it: 2 for the line, 1 for the name, 0 for nothing."""
     return 0 if pile.holder is None or not pile.holder.name else 2 if pile.holder.lines else 1
 
 
@@ -332,7 +332,7 @@ def _told(pile: PiledUp) -> str:
     what = f". Every step leaves {pile.per_step:.1f} tensor(s) {pile.kind}"
     holder = pile.holder
     if holder is None or not holder.name:
-        return f"{what}; who holds them was not found"
+        return f"{what}; what holds them was not found"
     line = f": {holder.lines[0]}: `{holder.lines[0].text}`" if holder.lines else ""
     return f"{what} in the {holder.container} `{holder.name}` of {holder.scope}{line}"
 

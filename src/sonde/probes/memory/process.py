@@ -29,7 +29,7 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 def resident_bytes() -> int | None:
-    """Return the bytes of physical memory this process holds, or None if nobody says."""
+    """Return the bytes of physical memory this process holds, or None if the system does not report it."""
     try:
         # A file opened anew each time survives forks; the process behind `self` is the one that opens it.
         descriptor = os.open(_STATM, os.O_RDONLY)
@@ -65,7 +65,7 @@ def _heap_books() -> Any:
 
 
 def heap_bytes() -> int | None:
-    """Return the bytes handed out by malloc and not given back, tensors on the CPU included; None if nobody counts.
+    """Return the bytes allocated by malloc and not freed, tensors on the CPU included; None if they are not counted.
 
     Unlike resident memory it does not stay up when things are freed. It is read from glibc's lists of free blocks, up
     to milliseconds; small Python objects live elsewhere and are not in it.

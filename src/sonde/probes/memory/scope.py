@@ -52,7 +52,7 @@ def memory_snapshot(*, pss: bool = False, clock: Callable[[], float] = time.time
     Keys: `timestamp`, `rss`, `cpu_memory_percent`, `cpu_memory_available`, `cpu_memory_used` and, once CUDA is in use,
     `cuda_allocated`, `cuda_reserved`, `cuda_max_allocated`, `cuda_max_reserved`, `cuda_device_count`,
     `cuda_current_device`. With `pss` also `pss`, whose reading takes milliseconds in a large process. What the system
-    does not tell is absent.
+    does not report is absent.
 
     >>> memory_snapshot()["cpu_memory_percent"] <= 100
     True
@@ -74,7 +74,7 @@ def compare_snapshots(before: Mapping[str, Any], after: Mapping[str, Any]) -> di
 
 
 def used_devices() -> list[int]:
-    """Return the CUDA devices on which torch holds memory, as far as its allocator tells."""
+    """Return the CUDA devices on which torch holds memory, according to its allocator."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch
         return []
     devices = range(torch.cuda.device_count())
@@ -109,7 +109,7 @@ def _device() -> dict[str, Any]:
 
 logger = logging.getLogger("sonde")
 
-# The step at which leaks are looked for first; then at half as many again, and so on.
+# The first step at which leaks are searched for; then at half as many again, and so on.
 _FIRST_LOOK: Final = 24
 _EARLY_LOOKS: Final = 6
 """Before that, memory is compared at every so many steps, so that a leak of few steps is found as well."""
@@ -268,7 +268,7 @@ class MemoryScope:
             self._sample()
         self._tensors.see(self.steps)
         if self.steps >= self._next_look:
-            # Look for culprits while the functions that hold them still run, ever more rarely.
+            # Search while the functions that hold the memory still run, less and less often.
             early = self.steps < _FIRST_LOOK
             self._next_look = self.steps + _EARLY_LOOKS if early else int(self.steps * _NEXT_LOOK)
             self._look()
