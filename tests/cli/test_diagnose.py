@@ -65,7 +65,7 @@ def test_a_run_with_nothing_wrong_exits_with_zero_and_says_what_was_asked(sonde,
     write_run(tmp_path / "well", Recipe(steps=25, layers=1, dies_at=None, nan_at=None))
     result = sonde("diagnose", tmp_path / "well")
     assert result.exit_code == 0, result.stdout
-    assert "Nothing is wrong that" in result.stdout
+    assert "rules found nothing wrong in" in result.stdout
     assert "the rest had nothing to judge (see --all)." in result.stdout
     assert "vital." not in sonde("diagnose", tmp_path / "well", "--all").stdout, "keys are not words"
     assert "so nothing is known about" in sonde("diagnose", tmp_path / "well", "--all").stdout
@@ -177,7 +177,7 @@ def test_a_training_that_raised_is_not_called_sound(sonde, tmp_path, strict):
     assert first.startswith(
         "broken · failed ✗ step 4: The training raised RuntimeError: no such shape (test_diagnose.py:"
     )
-    assert "Nothing else is wrong that" in result.stdout
+    assert "rules found nothing else wrong in" in result.stdout
     answer = strict(sonde("diagnose", tmp_path / "broken", "--json").stdout)
     assert answer["ending"]["step"] == 4
     assert (answer["ending"]["exception"], answer["ending"]["message"]) == ("RuntimeError", "no such shape")

@@ -65,10 +65,10 @@ def test_the_version_is_told(sonde):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["shw"], "error: There is no verb 'shw' (nearest: show). Run: sonde --help"),
+        (["shw"], "error: There is no command 'shw' (nearest: show). Run: sonde --help"),
         (["show", "--sit", "x"], "error: There is no option --sit (nearest: --site"),
         (["show"], "error: Missing argument 'RUN'. Run: sonde show --help"),
-        (["first.py"], "error: There is no verb 'first.py'. Verbs: runs, show, diagnose,"),
+        (["first.py"], "error: There is no command 'first.py'. Commands: runs, show, diagnose,"),
         (["show", "x", "--last", "0"], "error: Invalid value for '--last': 0 "),
         (["view", ".", "--port", "abc"], "error: Invalid value for '--port': 'abc' is not a"),
         (["export", "x", "--to", "xls", "--out", "y"], "error: Invalid value for '--to': 'xls' is not one of"),

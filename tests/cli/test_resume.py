@@ -11,7 +11,7 @@ def test_a_paused_run_goes_on(sonde, tmp_path, strict):
     pause.write_text(json.dumps({"pid": 1, "step": 7, "reason": "a hook fired on fc", "since": 0.0}))
     result = sonde("resume", tmp_path / "run")
     assert result.exit_code == 0
-    assert "goes on at step 7" in result.stdout
+    assert "continues at step 7" in result.stdout
     assert not pause.exists()
     assert strict(sonde("resume", tmp_path / "run", "--json").stdout)["was_paused"] is False
 

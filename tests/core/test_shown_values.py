@@ -47,4 +47,4 @@ def test_findings_are_printed_with_the_fix():
     diagnosis = Diagnosis((FINDING,), {}, {}, 90, 97)
     assert str(diagnosis) == told
     assert repr(diagnosis) == "<Diagnosis of 90 steps: missing_zero_grad (critical)>"
-    assert str(Diagnosis((), {}, {}, 90, 97)) == "Nothing is wrong that 97 rules could tell from 90 steps."
+    assert str(Diagnosis((), {}, {}, 90, 97)) == "97 rules found nothing wrong in 90 steps."

@@ -14,7 +14,8 @@ import pytest
 from sonde import vitals
 from sonde.diagnosis.nonfinite import KINDS
 from sonde.diagnosis.rule import Threshold
-from sonde.diagnosis.rules import RULES
+from sonde.diagnosis.rules import RULES, WANTED
+from sonde.sensors.catalogue import SENSORS
 
 FOLDER = Path(sys.modules["sonde.diagnosis.rules"].__file__).parent
 MODULES = sorted(FOLDER.glob("[a-z]*.py"))
@@ -23,6 +24,12 @@ SIGNALS = {
     for name, value in vars(vitals).items()
     if isinstance(value, str) and name.isupper() and name not in ("LOOP", "LOSS")
 }
+FACTS = {
+    "autocast", "bootstrapped", "carried", "columns", "edges", "hidden", "input_gradient", "loader", "order",
+    "reshapes", "softmaxes", "tied",
+}  # fmt: skip
+"""Facts that only a sensor can state."""
+BY_THE_PIPELINE = {vitals.DATA_WAIT, vitals.STEP_TIME}
 PLAIN = {-1, 0, 1, 2}
 """Numbers that need no source: signs, nothing, one and several."""
 
@@ -47,9 +54,16 @@ def names_in(code: CodeType) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
-def test_a_rule_names_every_signal_that_it_reads(rule):
+def test_a_rule_names_every_signal_and_fact_that_it_reads(rule):
     read = {name for function in functions_of(rule.find, set()) for name in names_in(function.__code__)}
     assert {SIGNALS[name] for name in read & SIGNALS.keys()} <= set(rule.needs)
+    assert {f"facts.{name}" for name in read & FACTS} <= set(rule.needs)
+
+
+def test_a_sensor_produces_every_signal_that_a_rule_reads():
+    made = {signal for sensor in SENSORS for signal in sensor.produces} | BY_THE_PIPELINE
+    assert {SIGNALS[name] for name in SIGNALS} & WANTED <= made
+    assert {f"facts.{name}" for name in FACTS} & WANTED <= made
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)

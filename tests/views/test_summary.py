@@ -130,9 +130,9 @@ def test_a_large_run_is_read_from_where_it_can_be_afforded_and_says_so(run, monk
     ("values", "words"),
     [
         ([5.0, 4.0, 3.0, 2.0, 1.0], "falling"),
-        ([1.0, 9.0, 8.0, 6.0, 4.0], "falling of late"),
-        ([5.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], "flat of late"),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], "rising of late"),
+        ([1.0, 9.0, 8.0, 6.0, 4.0], "falling recently"),
+        ([5.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], "flat recently"),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], "rising recently"),
         ([5.0, 4.0, 3.0, 2.0, float("nan")], "no longer finite"),
     ],
 )

@@ -17,6 +17,6 @@ def utf8_output() -> IO[str]:
     """Return standard output, which writes UTF-8 from now on whatever the locale says: programs expect nothing else."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
-        # A name on disk that is no UTF-8 leaves as the bytes it came from.
+        # A file name that is not valid UTF-8 is written as its original bytes.
         reconfigure(encoding="utf-8", errors="surrogateescape")
     return sys.stdout

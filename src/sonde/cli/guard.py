@@ -1,4 +1,4 @@
-"""The edge of the command line: errors become one line with a cure, and a closed pipe is no error at all.
+"""The edge of the command line: errors become one line that names a fix, and a closed pipe is not an error.
 
 Exit codes:
 
@@ -6,7 +6,7 @@ Exit codes:
     1   found something: `verify` found damage, `tail` saw the run end before it finished
     2   invalid arguments, or a run that cannot be read
     130 interrupted
-    143 `train` and `eval`: told to end by SIGTERM
+    143 `train` and `eval`: terminated by SIGTERM
 
 `diagnose` reports its result in the exit code: 0 nothing wrong, 1 warnings, 2 something critical, 3 invalid arguments.
 """
@@ -85,7 +85,7 @@ class Verbs(TyperGroup):
         """Find the verb, or name the nearest one."""
         verbs = self.list_commands(ctx)
         if args and args[0] not in verbs and not args[0].startswith("-"):
-            raise _UsageError(f"There is no verb {args[0]!r}{_instead(args[0], verbs)}", ctx)
+            raise _UsageError(f"There is no command {args[0]!r}{_instead(args[0], verbs)}", ctx)
         return super().resolve_command(ctx, args)
 
 
@@ -93,7 +93,7 @@ def _instead(word: str, verbs: Sequence[str]) -> str:
     if (Path(word) / "run.json").is_file():
         return f"; this is a run. Run: sonde show {word}"
     near = get_close_matches(word, verbs, n=1)
-    return f" (nearest: {near[0]}). Run: sonde --help" if near else f". Verbs: {', '.join(verbs)}. Run: sonde --help"
+    return f" (nearest: {near[0]}). Run: sonde --help" if near else f". Commands: {', '.join(verbs)}. Run: sonde --help"
 
 
 def _usage_message(error: Any, args: Sequence[str]) -> str:
@@ -111,7 +111,7 @@ def _usage_message(error: Any, args: Sequence[str]) -> str:
 
 
 def _plain_words(message: str, error: Any, args: Sequence[str]) -> str:
-    """Say of a value what was given and what is taken, whichever library complains about it."""
+    """Describe which value was given and which are accepted, whichever library reports it."""
     head, _, rest = message.partition(": ")
     rest = rest.removeprefix("Value error, ")
     given = _given(args, getattr(getattr(error, "param", None), "opts", ()))
@@ -148,7 +148,9 @@ def _complain(message: str, args: Sequence[str] | None) -> int:
 def _escaped(message: str) -> str:
     from rich.markup import escape
 
-    return escape("".join(sign if sign.isprintable() else " " for sign in message))
+    from sonde.views.terminal.numbers import printable
+
+    return escape(printable(message))
 
 
 def _forget_output() -> None:

@@ -31,5 +31,5 @@ def resume(run: RunPath, json: AsJson = False) -> None:
     if told is None:
         console.print(f"{run} is not paused.", soft_wrap=True, markup=False)
     else:
-        message = f"{run} goes on at step {told.get('step')}, where it was paused: {told.get('reason')}."
+        message = f"{run} continues at step {told.get('step')}, where it was paused: {told.get('reason')}."
         console.print(message, soft_wrap=True, markup=False)

@@ -21,7 +21,7 @@ sonde verify runs/first --json
 def verify(run: RunPath, json: AsJson = False) -> None:
     """Check every checksum of a run and report what is damaged.
 
-    A torn tail is the end of a record that a crash cut off. It is named, but it is no damage: everything before it is
+    A torn tail is the end of a record that a crash cut off. It is reported, but is not damage: everything before it is
     whole. Exits with 1 when something is damaged.
     """
     from sonde.cli.opening import require_run

@@ -54,7 +54,7 @@ class Diagnosis:
         return f"<Diagnosis of {self.steps} steps: {found}>"
 
     def __str__(self) -> str:
-        nothing = f"Nothing is wrong that {self.asked} rules could tell from {self.steps} steps."
+        nothing = f"{self.asked} rules found nothing wrong in {self.steps} steps."
         return "\n".join(map(str, self.findings)) or nothing
 
 

@@ -42,7 +42,7 @@ def display_debug_outputs(
         theme: `light` or `dark`.
 
     Raises:
-        OptionError: It is no mapping of debuggers to outputs.
+        OptionError: It is not a mapping of debuggers to outputs.
 
     """
     if not isinstance(outputs, Mapping):

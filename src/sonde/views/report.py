@@ -37,7 +37,7 @@ from sonde.views.document import (
     Values,
     ranked,
 )
-from sonde.views.terminal.numbers import count, duration, plural, short, size
+from sonde.views.terminal.numbers import count, duration, plural, printable, short, size
 from sonde.views.terminal.summary import Page, read_page
 from sonde.views.terminal.tables import now
 
@@ -286,8 +286,7 @@ def ending_words(ending: Ending) -> str:
 def _traceback_end(ending: Ending) -> str:
     """Return the last lines of the traceback, without what cannot be printed; nothing if the training was stopped."""
     trace = "" if ending.by_hand else ending.traceback or ""
-    lines = ["".join(sign if sign.isprintable() else " " for sign in line) for line in trace.splitlines()]
-    return "\n".join(lines[-_TRACEBACK_LINES:])
+    return "\n".join(map(printable, trace.splitlines()[-_TRACEBACK_LINES:]))
 
 
 def _metrics(report: Report) -> Iterator[Block]:

@@ -16,11 +16,5 @@ def _load() -> tuple[Rule, ...]:
 
 
 RULES: tuple[Rule, ...] = _load()
-WANTED: frozenset[str] = frozenset(need for rule in RULES for need in rule.needs) | {
-    # What many rules ask of the program's facts, by way of `case.parameters`, `case.modules` and the like.
-    "facts.autocast",
-    "facts.loader",
-    "facts.order",
-    "facts.parameters",
-}
+WANTED: frozenset[str] = frozenset(need for rule in RULES for need in rule.needs)
 """Every signal, quantity and fact that some rule reads. Sensors that produce nothing else wanted are not attached."""

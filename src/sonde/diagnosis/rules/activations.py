@@ -33,7 +33,7 @@ class _Layer:
 
 @rule(
     "dead_relu",
-    needs=[vitals.EVER_ACTIVE, vitals.UNIT_SAMPLES, "gradient", "output", "facts.edges"],
+    needs=[vitals.EVER_ACTIVE, vitals.UNIT_SAMPLES, "gradient", "output", "facts.edges", "facts.order"],
     explains=["constant_output", "lr_too_low", "vanishing_gradient"],
     fix="Lower the learning rate, initialise with kaiming_normal_ and zero bias, or use LeakyReLU or GELU.",
     refute="Run the whole training set through the model: if the units are positive for any sample, they are not dead.",
@@ -139,7 +139,7 @@ SATURATED_BORN = Threshold(0.6, "share of inputs from the start on, which traini
 
 @rule(
     "saturated_activation",
-    needs=[vitals.SATURATED, "facts.edges"],
+    needs=[vitals.SATURATED, "facts.edges", "facts.order"],
     explains=["constant_output", "vanishing_gradient"],
     fix="Normalise the inputs, initialise with xavier_uniform_, put a norm in front, or use ReLU or GELU.",
     refute="Look at the histogram of its inputs: if most lie within +-5, this finding is wrong.",

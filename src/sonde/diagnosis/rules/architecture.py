@@ -286,7 +286,7 @@ def rnn_state_not_detached(case: Case) -> Found | None:
 
 @rule(
     "rnn_state_not_reset",
-    needs=["facts.carried"],
+    needs=["facts.carried", "facts.loader"],
     exact=True,
     fix="Start each batch without a state (pass None or zeros), or read the samples in order with shuffle=False.",
     refute="If sample i of each batch continues sample i of the previous batch, this finding is wrong.",

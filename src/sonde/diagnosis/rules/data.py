@@ -59,7 +59,7 @@ INPUT_LARGE = Threshold(30.0, "rms of an input of real numbers; pixels from 0 to
 
 @rule(
     "unnormalised_inputs",
-    needs=[vitals.COLUMN_SCALE, "input"],
+    needs=[vitals.COLUMN_SCALE, "input", "facts.order"],
     explains=[*BADLY_SCALED, "bad_init_scale", "target_scale"],
     fix="Standardise each feature with the training set's mean and standard deviation; divide pixels by 255.",
     refute="Train 50 steps on (x - mean) / std: if the loss does not change, this finding is wrong.",
@@ -114,7 +114,7 @@ INPUT_TINY_MAX = Threshold(0.1, "largest input: no feature is of a usual size")
 
 @rule(
     "double_normalised",
-    needs=["input"],
+    needs=["input", "facts.order"],
     explains=["bad_init_scale", "constant_output", "lr_too_low", "vanishing_gradient"],
     fix="Normalise once: divide by 255 or use ToTensor(), not both.",
     refute=(

@@ -28,7 +28,7 @@ _STEPS: Final = int(GRADIENT_STEPS)
 
 @rule(
     "vanishing_gradient",
-    needs=["gradient", "parameter", "update"],
+    needs=["gradient", "parameter", "update", "facts.order"],
     explains=["constant_output", "lr_too_low"],
     fix="Use ReLU or GELU with kaiming_normal_ instead of sigmoid or tanh, add norms or residual connections.",
     refute=(

@@ -32,7 +32,7 @@ CALLS = Threshold(8, "calls of a module in a pass, as of a recurrent cell")
 
 @rule(
     "bad_init_scale",
-    needs=["gradient", "output", "parameter", "update"],
+    needs=["gradient", "output", "parameter", "update", "facts.order"],
     explains=[*BADLY_SCALED, "lr_too_low"],
     fix="Leave torch's default, or use kaiming_normal_ (ReLU) or xavier_uniform_ (tanh, sigmoid).",
     refute="Re-initialise with kaiming_normal_ and train 50 steps: if the loss does not change, this finding is wrong.",
@@ -155,7 +155,7 @@ ROWS_APART = Threshold(1e-5, "spread between units over the spread of all elemen
 
 @rule(
     "symmetric_init",
-    needs=[vitals.ROW_SPREAD, "update"],
+    needs=[vitals.ROW_SPREAD, "update", "facts.parameters"],
     explains=["class_imbalance_collapse", "constant_output"],
     exact=True,
     fix="Initialise it at random (kaiming_normal_, xavier_uniform_), not with a constant.",
@@ -214,7 +214,7 @@ BLOCKED_STEPS = Threshold(3, "persistence: steps with gradients of exactly zero"
 
 @rule(
     "zero_init_blocked",
-    needs=["gradient", "parameter"],
+    needs=["gradient", "parameter", "facts.parameters"],
     explains=["constant_output", "dead_relu", "symmetric_init", "vanishing_gradient"],
     exact=True,
     fix="Initialise at least one of them at random; only one factor of a product may start at zero.",
@@ -265,7 +265,7 @@ TWIN_STEPS = Threshold(5, "persistence: steps after which layers that started eq
 
 @rule(
     "identical_layer_init",
-    needs=["parameter", "update"],
+    needs=["parameter", "update", "facts.parameters"],
     explains=["symmetric_init"],
     exact=True,
     fix=(
@@ -322,7 +322,7 @@ HUGE_INITIAL_LOSS_RATIO = Threshold(4.0, "the same: logits are certain of wrong 
 
 @rule(
     "large_initial_loss",
-    needs=["facts.losses"],
+    needs=["facts.losses", "facts.order"],
     fix=(
         "Make the initial weights of {the_last_layer} smaller (for example nn.init.normal_(w, std=0.01)), "
         "or normalise its input."

@@ -70,7 +70,7 @@ MOST_STEPS = Threshold(0.8, "share of steps, or of repetitions, that count as al
 
 @rule(
     "same_batch_every_step",
-    needs=[vitals.DATA_WAIT, "input"],
+    needs=[vitals.DATA_WAIT, "input", "facts.loader"],
     explains=["duplicate_data_workers", "overfitting"],
     exact=True,
     fix="Iterate over the loader: next(iter(loader)) restarts it at each step.",
@@ -112,7 +112,7 @@ _COUNTED = 1024
 
 @rule(
     "sampler_draws_few",
-    needs=[vitals.DISTINCT_ROWS, "input"],
+    needs=[vitals.DISTINCT_ROWS, "input", "facts.loader"],
     explains=["duplicate_data_workers", "overfitting", "same_batch_every_step"],
     fix="Give WeightedRandomSampler a weight for each sample (class_weights[labels]), not one for each class.",
     refute="Collect the indices of one epoch: if they cover most of the data, this finding is wrong.",
@@ -148,7 +148,7 @@ DUPLICATE_BATCHES = Threshold(8, "batches to compare")
 
 @rule(
     "duplicate_data_workers",
-    needs=["input"],
+    needs=["input", "facts.loader"],
     exact=True,
     fix="Split the data in __iter__ by torch.utils.data.get_worker_info(): worker k takes every n-th item.",
     refute="Count how often each sample comes in one epoch: if each comes once, this finding is wrong.",
@@ -186,6 +186,7 @@ def _workers(case: Case) -> int:
 
 @rule(
     "worker_rng_identical",
+    needs=["facts.loader"],
     exact=True,
     fix=(
         "Seed it per worker in worker_init_fn, or create the generator in __iter__ or __getitem__ from "
@@ -284,7 +285,7 @@ QUARTERS: Final = 4
 
 @rule(
     "starved_loader",
-    needs=[vitals.DATA_WAIT, vitals.STEP_TIME],
+    needs=[vitals.DATA_WAIT, vitals.STEP_TIME, "facts.loader"],
     fix="Use more workers (num_workers=4, persistent_workers=True), cache decoded samples, or prepare them once.",
     refute="Train on one batch kept in memory: if steps are as slow, this finding is wrong.",
     since=WAIT_STEPS,

@@ -76,7 +76,7 @@ def ends_in(case: Case, *kinds: str) -> str | None:
 
 @rule(
     "double_softmax",
-    needs=[vitals.ROW_MIN, vitals.ROW_SUM, "facts.losses"],
+    needs=[vitals.ROW_MIN, vitals.ROW_SUM, "facts.losses", "facts.order"],
     explains=[*NOT_TRAINED, "saturated_activation"],
     exact=True,
     fix="Remove {the_softmax} from the model and return logits; apply it only where you need probabilities.",
@@ -122,7 +122,7 @@ _FLOOR = math.log(1 + 1 / math.e)  # the loss of a certain and right answer of 1
 
 @rule(
     "double_sigmoid",
-    needs=["facts.losses"],
+    needs=["facts.losses", "facts.order"],
     explains=[*NOT_TRAINED, "output_range_mismatch", "saturated_activation"],
     exact=True,
     fix="Remove {the_sigmoid} from the model, or use binary_cross_entropy.",
@@ -245,7 +245,7 @@ _TAKE_LOGITS = ("cross_entropy", "binary_cross_entropy_with_logits", "multi_marg
 
 @rule(
     "relu_before_logits",
-    needs=["facts.losses"],
+    needs=["facts.losses", "facts.order"],
     explains=[*NOT_TRAINED],
     exact=True,
     fix="Remove {the_relu} after the last layer.",
@@ -293,6 +293,7 @@ _OVER_CLASSES = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy"
         vitals.SAMPLE_SPREAD,
         "facts.softmaxes",
         "facts.losses",
+        "facts.order",
     ],
     explains=[*NOT_TRAINED],
     severity="critical",
@@ -396,7 +397,7 @@ _RANGES = {
 
 @rule(
     "output_range_mismatch",
-    needs=["facts.losses"],
+    needs=["facts.losses", "facts.order"],
     explains=[*NOT_TRAINED, "saturated_activation"],
     exact=True,
     fix="End in a linear layer without {the_activation}, or scale the targets into its range.",

@@ -317,6 +317,7 @@ DROPPED_SHARE = Threshold(0.8, "share of units dropped: 0.1 to 0.5 is usual, 0.8
 
 @rule(
     "dropout_too_high",
+    needs=["facts.order"],
     explains=["loss_oscillation"],
     fix="Write p={keep:.2g} if a share of {share:.2g} should be kept; 0.1 to 0.5 is usual.",
     refute="Train 200 steps with p=0.2: if the loss does not fall further, this finding is wrong.",

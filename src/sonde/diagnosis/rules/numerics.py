@@ -247,7 +247,7 @@ FLOAT16_SMALLEST_NORMAL = Threshold(2.0**-14, "gradient: below, float16 loses di
 
 @rule(
     "grad_underflow",
-    needs=["gradient"],
+    needs=["gradient", "facts.autocast"],
     explains=[*NOT_TRAINED],
     fix="Use torch.amp.GradScaler, or bfloat16.",
     refute="Compute the gradients of one batch in float32: if as many are zero, this finding is wrong.",
@@ -426,7 +426,7 @@ _LOWERED = ("Linear", "Conv1d", "Conv2d", "Conv3d")
 
 @rule(
     "autocast_missing",
-    needs=["output"],
+    needs=["output", "facts.autocast"],
     severity="info",
     exact=True,
     fix="Move the whole forward pass and the loss into the autocast block, unless they are left out on purpose.",

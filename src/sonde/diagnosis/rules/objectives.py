@@ -242,7 +242,7 @@ SUM_DIVIDED = Threshold(0.5, "what backward() was called on over the sum: below,
 
 @rule(
     "wrong_loss_reduction",
-    needs=[vitals.ROOT, "gradient", "parameter", "update", "facts.losses"],
+    needs=[vitals.ROOT, "gradient", "parameter", "update", "facts.losses", "facts.order"],
     explains=[*ANY_STATISTIC],
     fix="Use reduction='mean', or divide the learning rate by the batch size.",
     refute="Train with half the batch size: if steps keep their length, this finding is wrong.",

@@ -111,7 +111,7 @@ CLIPPED_PACE = Threshold(1e-3, "update over weight of usual steps; clipped ones 
 
 @rule(
     "clip_always_active",
-    needs=[vitals.CLIP_MAX, vitals.CLIP_NORM, "gradient", "parameter", "update"],
+    needs=[vitals.CLIP_MAX, vitals.CLIP_NORM, "gradient", "parameter", "update", "facts.order"],
     explains=["lr_too_low"],
     fix="Raise max_norm to about {typical:.3g} (90 % of the norms are lower), or lower the learning rate instead.",
     refute="Train with the limit raised a hundredfold: if the loss does not change, this finding is wrong.",
@@ -248,7 +248,7 @@ DECAY_STEPS = Threshold(20, "steps in which weights shrink")
 
 @rule(
     "weight_decay_too_large",
-    needs=["gradient", "parameter", "update"],
+    needs=["gradient", "parameter", "update", "facts.order"],
     explains=[*TOO_FAR, "class_imbalance_collapse", "lr_too_high", "lr_too_low"],
     fix="Divide weight_decay by 100 or more; 1e-4 is usual for SGD, 0.01 for AdamW.",
     refute="Train 100 steps with weight_decay=0: if the loss does not fall either, this finding is wrong.",
@@ -332,7 +332,7 @@ EPS_STEPS = Threshold(20, "steps over which the gradient is measured")
 
 @rule(
     "adam_eps_too_large",
-    needs=["gradient", "parameter", "update"],
+    needs=["gradient", "parameter", "update", "facts.order"],
     explains=["lr_too_low"],
     fix="Use eps=1e-8, or raise the learning rate if the large eps is intended.",
     refute="Train with eps=1e-8: if the loss does not fall faster, this finding is wrong.",

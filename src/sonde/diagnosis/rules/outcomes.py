@@ -50,6 +50,7 @@ LEARNT = Threshold(0.02, "a noisy loss must be this share below chance to count 
 
 @rule(
     "not_learning",
+    needs=["facts.losses"],
     outcome=True,
     fix=(
         "Run sonde.checkup: can the model overfit one batch? If not, look at the model and the loss; if so, at the "

@@ -82,7 +82,7 @@ ORPHAN_STEPS = Threshold(2, "persistence: steps with a gradient that no optimize
 
 @rule(
     "params_not_in_optimizer",
-    needs=["gradient", "parameter", "facts.hidden"],
+    needs=["gradient", "parameter", "facts.hidden", "facts.order"],
     explains=[*NOT_TRAINED],
     exact=True,
     fix=(
@@ -174,6 +174,7 @@ def _is_changed(case: Case, name: str) -> bool:
 
 @rule(
     "stale_params_in_optimizer",
+    needs=["facts.order"],
     explains=[*NOT_TRAINED, "params_not_in_optimizer", "step_not_called"],
     exact=True,
     fix=(
@@ -277,7 +278,7 @@ class _Reason:
 
 @rule(
     "frozen_by_mistake",
-    needs=["parameter"],
+    needs=["parameter", "facts.order"],
     explains=[*NOT_TRAINED, "bad_init_scale"],
     exact=True,
     fix=(
@@ -339,7 +340,7 @@ EXTRACTOR_SHARE = Threshold(0.1, "share of trainable elements: a trained feature
 
 @rule(
     "graph_break_detach",
-    needs=[vitals.BACKWARDS_SEEN, "gradient", "parameter", "update"],
+    needs=[vitals.BACKWARDS_SEEN, "gradient", "parameter", "update", "facts.order"],
     explains=[*NOT_TRAINED],
     exact=True,
     fix=(
@@ -392,7 +393,7 @@ ROUTED_STEPS = Threshold(64, "the same for modules whose siblings ran, which may
 
 @rule(
     "unused_parameters",
-    needs=[vitals.BACKWARDS_SEEN, "gradient", "update"],
+    needs=[vitals.BACKWARDS_SEEN, "gradient", "update", "facts.order"],
     exact=True,
     fix="Use the layer in forward(), or delete it. Look for a layer that is called twice instead of two layers.",
     refute="Set {name} to zeros and run the same batch in eval mode: if the output changes, this finding is wrong.",
@@ -433,7 +434,7 @@ def _patience(case: Case, name: str, modules: frozenset[str]) -> float:
 
 @rule(
     "tied_weights_broken",
-    needs=["parameter", "facts.tied"],
+    needs=["parameter", "facts.tied", "facts.parameters"],
     exact=True,
     fix=(
         "Assign the parameter itself, as in head.weight = embedding.weight, not a copy of its values ({copy} is a "
@@ -477,7 +478,7 @@ def _drift(case: Case, one: str, two: str) -> tuple[Evidence, ...]:
 
 @rule(
     "ema_not_updated",
-    needs=["parameter", "update"],
+    needs=["parameter", "update", "facts.parameters"],
     exact=True,
     fix="Use a decay below 1 (0.999), and check that average.lerp_(weight, 1 - decay) gets the current weights.",
     refute="Compare the copy with its initial values: if they differ, this finding is wrong.",

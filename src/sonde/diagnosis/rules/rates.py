@@ -23,7 +23,7 @@ OVERSHOOT = Threshold(1.5, "highest loss over the first: with random labels or a
 
 @rule(
     "lr_too_high",
-    needs=["gradient", "parameter", "update"],
+    needs=["gradient", "parameter", "update", "facts.order"],
     explains=[*TOO_FAR],
     fix="Divide the learning rate by 10 (or find one with sonde.checkup), or warm it up.",
     refute="Train 100 steps at a tenth of the rate: if the loss does not fall either, this finding is wrong.",
@@ -113,7 +113,7 @@ RATE_DECAYED = Threshold(0.1, "rate over its highest: lowered by a schedule")
 
 @rule(
     "lr_too_low",
-    needs=["gradient", "parameter", "update"],
+    needs=["gradient", "parameter", "update", "facts.order"],
     fix="Raise the learning rate tenfold until the loss moves; sonde.checkup suggests one.",
     refute="Train 100 steps at 100 times the rate: if the loss does not change either, this finding is wrong.",
     since=PACE_LOW_STEPS,
@@ -253,6 +253,7 @@ _PER_STEP: Final = frozenset({"OneCycleLR", "CyclicLR"})
 
 @rule(
     "scheduler_never_called",
+    needs=["facts.loader"],
     explains=["lr_too_high", "lr_too_low"],
     exact=True,
     fix="Call scheduler.step() after optimizer.step(), once per batch or per epoch as the schedule requires.",

@@ -95,7 +95,7 @@ RATE_JUMP = Threshold(2.0, "learning rate after resuming over before: a schedule
 
 @rule(
     "resume_incomplete",
-    needs=["update"],
+    needs=["update", "facts.parameters"],
     explains=["momentum_state_stale"],
     exact=True,
     fix=(
@@ -169,7 +169,7 @@ FRESH_MOST = Threshold(0.2, "share of steps that look fresh: optimizers that ste
 
 @rule(
     "momentum_state_stale",
-    needs=[vitals.STATE_STEPS, vitals.WRITTEN, "update"],
+    needs=[vitals.STATE_STEPS, vitals.WRITTEN, "update", "facts.parameters"],
     exact=True,
     fix="Create the optimizer once, before the loop, and load its state_dict when resuming.",
     refute="Print optimizer.state[p]['step'] around that step: if it continues to count, this finding is wrong.",

@@ -186,6 +186,7 @@ _PATIENCE_WITH_WORDS = 2.5
         "input",
         "parameter",
         "update",
+        "facts.order",
     ],
     explains=["constant_output", "lr_too_high", "overfitting"],
     fix="Check where inputs and labels are shuffled, sorted or filtered: both need the same indices.",

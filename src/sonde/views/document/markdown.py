@@ -9,7 +9,7 @@ from typing import Final
 from sonde.records import Finding
 from sonde.views.document.finding_text import rows_of, when, words_of
 from sonde.views.document.model import Block, Code, Curves, Document, Findings, Folded, Table, Text, Tiles, Values
-from sonde.views.terminal.numbers import short
+from sonde.views.terminal.numbers import printable, short
 
 _MARKUP: Final = re.compile(r"([\\`*_\[\]|~])")
 
@@ -20,7 +20,7 @@ def text(value: object) -> str:
     >>> print(text("a|b <i>"))
     a\|b &lt;i&gt;
     """
-    line = " ".join("".join(sign if sign.isprintable() else " " for sign in str(value)).split())
+    line = " ".join(printable(value).split())
     return _MARKUP.sub(r"\\\1", line).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -81,7 +81,7 @@ def refuse_names(given: Any, wanted: str) -> None:
 
 
 def _from_tensor(tensor: Any) -> Any:
-    """Return the numbers of a tensor, which is told by its methods so that torch is not needed here."""
+    """Return the numbers of a tensor, which is recognised by its methods so that torch is not needed here."""
     if getattr(tensor, "is_meta", False):
         raise OptionError("Figures are drawn from numbers; got a tensor on the meta device, which has none.")
     tensor = tensor.detach()
@@ -250,7 +250,7 @@ def _any_bad(line: Line, edges: Values) -> NDArray[np.bool_]:
 
 
 def wants_log(values: Values, *, span: float = 30.0) -> bool:
-    """Say whether positive numbers are so far apart that only decades show their differences."""
+    """Return whether positive numbers are so far apart that only decades show their differences."""
     known = values[np.isfinite(values)]
     return bool(len(known) and known.min() > 0 and float(known.max()) / float(known.min()) > span)
 

@@ -60,7 +60,7 @@ def layer_heatmap(
 
 
 def _far_apart(values: Values) -> bool:
-    """Say whether only decades show the differences: a few zeros among them are gaps then, many would be holes."""
+    """Return whether only decades show the differences: a few zeros among them are gaps then, many would be holes."""
     known = values[np.isfinite(values)]
     positive = known[known > 0]
     return bool(len(positive) and len(positive) >= 0.9 * len(known) and wants_log(positive))

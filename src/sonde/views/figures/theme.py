@@ -1,4 +1,4 @@
-"""One look for all figures: light and dark, safe for people who do not tell some colours apart, and plain."""
+"""One look for all figures: light and dark, safe for colour-blind readers, and plain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sonde.views.figures.words import safe
 Theme = Literal["light", "dark"]
 THEMES: Final[tuple[Theme, ...]] = ("light", "dark")
 
-# After Okabe and Ito: told apart with any common kind of colour blindness, and readable on white and on near-black.
+# After Okabe and Ito: distinct with any common kind of colour blindness, and readable on white and on near-black.
 BLUE, ORANGE, GREEN, PINK, AMBER, SKY = "#2f81c7", "#d55e00", "#009e73", "#cc79a7", "#c98a00", "#56b4e9"
 GREY, PURPLE = "#8b8f98", "#8c6bb1"
 COLOURS: Final = (BLUE, ORANGE, GREEN, PINK, AMBER, SKY, PURPLE, GREY)

@@ -7,18 +7,19 @@ from typing import Final
 
 from sonde import schema
 from sonde.core import statistics
+from sonde.views.terminal.numbers import printable
 
 _SUPERSCRIPTS: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_MOST_SIGNS: Final = 2000
+_MAX_CHARACTERS: Final = 2000
 
 
 def safe(text: object) -> str:
-    """Return a text that Plotly shows as it is: no tags, no entities, no control signs.
+    """Return a text that Plotly shows as it is: no tags, no entities, no control characters.
 
     >>> safe("<b>layer</b>")
     '&lt;b&gt;layer&lt;/b&gt;'
     """
-    shown = "".join(sign if sign.isprintable() else " " for sign in str(text)[:_MOST_SIGNS])
+    shown = printable(str(text)[:_MAX_CHARACTERS])
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -46,7 +47,7 @@ def power(base: int, exponent: int) -> str:
 
 
 def bin_label(index: int) -> str:
-    """Say which magnitudes a histogram bin holds; the two at the ends are open.
+    """Return which magnitudes a histogram bin holds; the two at the ends are open.
 
     >>> bin_label(47), bin_label(63)
     ('2⁰ ≤ |x| < 2¹', '|x| ≥ 2¹⁶')

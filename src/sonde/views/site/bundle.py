@@ -1,6 +1,6 @@
 """The front end as one classic script: browsers load no modules from disk.
 
-Each module becomes a function in a table, run when it is first needed. This is no parser: it knows the few forms of
+Each module becomes a function in a table, run when it is first needed. This is not a parser: it knows the few forms of
 `import` and `export` that the front end uses, each at the beginning of a line, and refuses any other.
 """
 

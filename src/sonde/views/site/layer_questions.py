@@ -59,7 +59,7 @@ def _ask_lists(ask: Questions, known: list[str]) -> tuple[list[dict[str, Any]], 
 
 def _ask_sites(ask: Questions, overview: dict[str, Any], listed: list[dict[str, Any]], first: str) -> int:
     findings = overview.get("findings", [])
-    # What findings point at comes first, with the statistic they speak of.
+    # What findings point at comes first, with the statistic they name.
     for item in [item for finding in findings for item in finding.get("evidence", ()) if item.get("site")]:
         _ask_site(ask, item["site"], item["stat"] or "")
         ask("figure/heat", {"pattern": f"*:{first}", "stat": item["stat"] or ""})

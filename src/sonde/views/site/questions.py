@@ -92,7 +92,7 @@ class Questions:
         self.shelf.put(question, question, Answer(200, "application/json", body))
 
     def say(self, line: str) -> None:
-        """Say in the copy what it leaves out."""
+        """Note in the copy what it leaves out."""
         self.shelf.done.left_out.append(line)
 
     def _whole(self, path: str) -> str:

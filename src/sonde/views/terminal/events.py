@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sonde.analysis import Level
 from sonde.records import Event
-from sonde.views.terminal.numbers import plural
+from sonde.views.terminal.numbers import plural, printable
 from sonde.views.terminal.palette import LEVEL_STYLES, QUIET
 
 _BAD_WORDS: Final = re.compile(r"error|exception|fault|nan\b|non.?finite|fail|crash|overflow|diverg", re.IGNORECASE)
@@ -56,5 +56,5 @@ def event_line(event: Event) -> Text:
 
 
 def one_line(message: str) -> str:
-    """Return a message without line breaks and control signs, which a stranger's run may hold."""
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in message).split())
+    """Return a message without line breaks and control characters, which a run from elsewhere may hold."""
+    return " ".join(printable(message).split())

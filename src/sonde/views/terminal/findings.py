@@ -180,15 +180,15 @@ def _headline(diagnosis: Diagnosis, grave: int, notes: int, look: Look, ending: 
     if not diagnosis.steps and not notes:
         return Text("No steps were recorded, so there is nothing to judge.")
     failed = ending is not None and not ending.by_hand
-    what = "Nothing else" if failed else "Nothing"
-    words = f"{what} is wrong that {plural(diagnosis.asked, 'rule')} could tell from {steps}."
+    what = "nothing else" if failed else "nothing"
+    words = f"{plural(diagnosis.asked, 'rule')} found {what} wrong in {steps}."
     noted = f" {plural(notes, 'note')}:" if notes else ""
     sign = "" if failed else look.pick("✓ ", "+ ")
     return Text.assemble((sign, GOOD), words, noted)
 
 
 def _coverage(diagnosis: Diagnosis, *, everything: bool) -> Iterator[RenderableType]:
-    """Say what was asked and what could not be told."""
+    """Report how many rules ran and which could not judge."""
     missing: dict[str, list[str]] = {}
     for kind, lack in sorted(diagnosis.unmeasured.items()):
         missing.setdefault(in_words(one_line(lack)), []).append(kind)

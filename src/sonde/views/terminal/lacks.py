@@ -1,4 +1,4 @@
-"""What a run did not have for a rule to judge, in a reader's words instead of the keys of vital signs."""
+"""Describe in words what a run lacked for a rule to judge it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _SERIES: Final = {
 
 
 def in_words(lack: str) -> str:
-    """Say what was lacking; what has no words of its own is said as it stands.
+    """Describe what was missing; what has no description is returned as it is.
 
     >>> in_words("optimizer:vital.clip_norm and gradients"), in_words("a validation loss")
     ('gradient clipping and gradients', 'a validation loss')

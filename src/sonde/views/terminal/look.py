@@ -10,7 +10,7 @@ from typing import IO, Final
 
 from rich.console import Console
 
-# What each of our signs becomes where the encoding has no room for it. One character for one keeps columns straight.
+# What each of our characters becomes where the encoding lacks it. One character for one keeps columns aligned.
 CROSS: Final = "\N{MULTIPLICATION SIGN}"
 _PLAIN: Final = str.maketrans(CROSS + "·…→↑↓✓✗●○▲│─┤└├┬┴≥≤≈█▌━", "x..>^v+x*o^|-|`|--><~##=")
 
@@ -32,7 +32,7 @@ class Look:
         return cls(console.width, not console.options.ascii_only, colour)
 
     def pick(self, pretty: str, plain: str) -> str:
-        """Return the sign this terminal can show."""
+        """Return the character that this terminal can show."""
         return pretty if self.unicode else plain
 
     def fit(self, name: str, width: int) -> str:

@@ -7,6 +7,11 @@ import math
 ABSENT = "-"
 
 
+def printable(text: object) -> str:
+    """Return a text with a space in place of each character that cannot be printed, such as control characters."""
+    return "".join(each if each.isprintable() else " " for each in str(text))
+
+
 def short(value: float | None) -> str:
     """Write a number in three digits. None, which was not measured, is a dash; NaN was measured and is NaN.
 

@@ -76,7 +76,7 @@ class TrainingProgress:
             self._live.stop()
 
     def update(self, step: int, *, loss: float | None = None) -> None:
-        """Say that `step` steps are done, and how large the loss is."""
+        """Report that `step` steps are done, and the loss."""
         now = self._clock()
         self._step = step
         self._recent.append((now, step))

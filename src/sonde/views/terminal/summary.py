@@ -239,12 +239,12 @@ def _loss_words(page: Page, look: Look) -> Text:
 
 
 def _direction_words(trend: Trend) -> tuple[str, str]:
-    """Say where the curve goes. Its direction is that of the last quarter, which may not be that of the whole."""
+    """Describe the direction of the last quarter of the curve."""
     if trend.direction == "broken":
         return "no longer finite", BAD
     if trend.direction == "falling" and trend.last < trend.first:
         return "falling", GOOD
-    return f"{trend.direction} of late", {"rising": BAD}.get(trend.direction, ODD)
+    return f"{trend.direction} recently", {"rising": BAD}.get(trend.direction, ODD)
 
 
 def over_time_part(page: Page, look: Look) -> Group:
@@ -269,14 +269,16 @@ def over_time_part(page: Page, look: Look) -> Group:
 def layers_part(page: Page, look: Look) -> Group:
     """Return the table of layers, worst first."""
     # Containers and activations have outputs only; they earn a row when something is wrong with them.
-    told = [layer for layer in page.layers if layer.mark.level != "fine" or "parameter" in layer.sites or _moves(layer)]
-    told = told or page.layers
-    shown = told[:MOST_LAYERS]
+    listed = [
+        layer for layer in page.layers if layer.mark.level != "fine" or "parameter" in layer.sites or _moves(layer)
+    ]
+    listed = listed or page.layers
+    shown = listed[:MOST_LAYERS]
     first = page.facts.first_step
     since = f", since step {page.span[0]:,}" if first is not None and page.span[0] > max(first, 1) else ""
     title = section_title(f"layers, worst first{since}", look)
     parts: list[RenderableType] = [title, layer_table(shown, page.span, look)]
-    rest = told[MOST_LAYERS:]
+    rest = listed[MOST_LAYERS:]
     if rest:
         odd = sum(layer.mark.level != "fine" for layer in rest)
         how = f"{odd} of them stand out too" if odd else "none of them stands out"

@@ -119,7 +119,7 @@ def _gradient_spark(layer: LayerSummary, span: tuple[int, int], width: int, look
 
 
 def remark(layer: LayerSummary) -> Text:
-    """Say why a layer stands out; what is not about the gradient of its weight says what it is about."""
+    """Return why a layer stands out; names the quantity unless it is the gradient of the weight."""
     mark, site = layer.mark, layer.worst.site
     if not mark.reason:
         return Text("")

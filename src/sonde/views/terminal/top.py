@@ -130,7 +130,7 @@ def read_top(run: Run) -> Page:
 
 def _findings(page: Page, look: Look) -> Iterator[RenderableType]:
     if not page.findings:
-        yield Text("Nothing is wrong as far as can be told.", GOOD)
+        yield Text("Nothing wrong was found.", GOOD)
     for finding in page.findings:
         yield finding_card(finding, look)
         yield Text("")

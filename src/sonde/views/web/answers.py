@@ -35,14 +35,14 @@ class Query:
         return list(dict.fromkeys(each for each in self._given.getlist(name) if each))
 
     def flag(self, name: str) -> bool:
-        """Say whether something is wanted."""
+        """Return whether something is wanted."""
         return self._given.get(name, "") in ("1", "true", "yes")
 
     def number(self, name: str, usual: int | None = None, *, least: int = 0, most: int = 2**53) -> int | None:
         """Return a whole number between bounds.
 
         Raises:
-            OptionError: It is no whole number.
+            OptionError: It is not a whole number.
 
         """
         given = self._given.get(name)
@@ -51,7 +51,7 @@ class Query:
         try:
             return min(max(int(given), least), most)
         except ValueError:
-            raise OptionError(f"{name}={given!r:.40} is no whole number.") from None
+            raise OptionError(f"{name}={given!r:.40} is not a whole number.") from None
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """Return one of a few words; the first is the usual one.
@@ -114,14 +114,14 @@ def plain_route(path: str, answer: Callable[[Query], Any]) -> Route:
     return Route(f"/api/{path}", endpoint)
 
 
-def say_what_is_wrong(request: Request, error: Exception) -> Response:
+def known_error(request: Request, error: Exception) -> Response:
     """Answer with an error of ours."""
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
     status = 501 if isinstance(error, MissingExtra) else status
     return JSONResponse({"error": str(error), "kind": type(error).__name__}, status)
 
 
-def say_it_is_not_there(request: Request, error: Exception) -> Response:
+def not_found(request: Request, error: Exception) -> Response:
     """Answer with an error of the web's own, such as a path that leads nowhere."""
     code = error.status_code if isinstance(error, HTTPException) else 500
     path = request.url.path[:200]
@@ -141,6 +141,8 @@ def _nowhere(path: str) -> str:
     )
 
 
-def say_we_failed(request: Request, error: Exception) -> Response:
+def server_error(request: Request, error: Exception) -> Response:
     """Answer where the viewer itself is at fault; its terminal shows the traceback."""
-    return JSONResponse({"error": f"The viewer failed: {type(error).__name__}. Its terminal tells more."}, 500)
+    return JSONResponse(
+        {"error": f"The viewer failed: {type(error).__name__}. See its terminal for the traceback."}, 500
+    )

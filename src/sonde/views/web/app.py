@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 
 from sonde.errors import SondeError
 from sonde.views.web import compare_api, figures_api, layers_api, live_api, profile_api, run_api, runs_api, samples_api
-from sonde.views.web.answers import say_it_is_not_there, say_we_failed, say_what_is_wrong
+from sonde.views.web.answers import known_error, not_found, server_error
 from sonde.views.web.guard import LOOPBACK, Guard
 from sonde.views.web.library import Library
 
@@ -53,9 +53,9 @@ def make_app(
             Middleware(GZipMiddleware, minimum_size=4096, compresslevel=4),
         ],
         exception_handlers={
-            SondeError: say_what_is_wrong,
-            HTTPException: say_it_is_not_there,
-            Exception: say_we_failed,
+            SondeError: known_error,
+            HTTPException: not_found,
+            Exception: server_error,
         },
     )
     app.router.redirect_slashes = False

@@ -63,7 +63,7 @@ def _curves(run: Run, query: Query) -> Any:
     patterns, stat = query.texts("site"), query.text("stat", "rms")
     sites = list({site.key: site for pattern in patterns for site in run.find(pattern)}.values())
     if not sites:
-        raise OptionError("Say which sites to draw: site=...")
+        raise OptionError("Name the sites to draw: site=...")
     lines = read_lines(run, sites[:_MOST_CURVES], stat if sites[0].quantity != "scalar" else "value")
     quantities = {site.quantity for site in sites}
     what = stat_title(stat, quantities.pop() if len(quantities) == 1 else "")

@@ -1,8 +1,7 @@
-"""Who may ask: whoever has the token, from a page of our own, by a name of this machine.
+"""Access control: a request needs the token, one of our host names, and no foreign origin.
 
-A page of a stranger can make a browser send requests to a local server. So every request needs the token; the `Host`
-must be ours, else a name that a stranger pointed at this machine would do (DNS rebinding); and the `Origin`, where
-there is one, must be ours too.
+Any web page can make a browser send requests to a local server. So every request needs the token; the `Host` must be
+ours, which prevents DNS rebinding; and the `Origin`, if there is one, must be ours too.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 ANY_ADDRESS: Final = "*"
-"""Stands for every address in numbers, which no stranger can point at this machine as he can a name."""
+"""Stands for every numeric address, which cannot be rebound as a name can."""
 
 # Plotly gives its elements style attributes and a style sheet; nothing but our own files ever runs as script.
 _POLICY: Final = (
@@ -55,10 +54,10 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            answer = self._objection(scope)
+            answer = self._reject(scope)
             await (answer or self._app)(scope, receive, self._sealed(send))
 
-    def _objection(self, scope: Scope) -> Response | None:
+    def _reject(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("This viewer only reads: GET and HEAD.", 405, {"Allow": "GET, HEAD"})
@@ -66,11 +65,11 @@ class Guard:
             return _refusal(scope, 421, f"This viewer does not go by the name {headers.get('host', '')!r:.80}.")
         origin = headers.get("origin")
         if origin is not None and not self._is_ours(urlsplit(origin).netloc):
-            return _refusal(scope, 403, "Pages of others may not ask this viewer.")
+            return _refusal(scope, 403, "Cross-origin requests are not allowed.")
         query = QueryParams(scope["query_string"])
         given = query.get("token")
         if given is not None and self._knows(given):
-            return self._welcome(scope, query)
+            return self._set_cookie(scope, query)
         if not self._knows(given or _bearer(headers) or self._of_cookie(headers)):
             return _refusal(scope, 401, _MISSING)
         return None
@@ -92,7 +91,7 @@ class Guard:
             return None
         return None if morsel is None else morsel.value
 
-    def _welcome(self, scope: Scope, query: QueryParams) -> Response | None:
+    def _set_cookie(self, scope: Scope, query: QueryParams) -> Response | None:
         """Put the token into a cookie and out of the address, where it would be copied and logged."""
         if scope["path"].rpartition("/")[2]:
             return None  # not the page itself but something of it, asked for by a program

@@ -42,7 +42,7 @@ def _statistics(query: Query) -> dict[str, Any]:
 
 
 def find_sites(run: Run, pattern: str) -> list[Site]:
-    """Return the sites that match a glob, or have it in their key; none is no error here: a person is still typing."""
+    """Return the sites whose key matches a glob or contains it; none is fine while the user is typing."""
     try:
         found = run.find(pattern) if pattern else run.sites
     except SelectionError:

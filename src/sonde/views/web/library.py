@@ -200,7 +200,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def make_id(number: int, name: str) -> str:
-    """Return an id made of signs that mean nothing in a URL, from the number of a folder and a path below it.
+    """Return an id of characters without a meaning in URLs, from the number of a folder and a path below it.
 
     >>> make_id(0, "sweep/lr 0.1")
     '0-sweep~2Flr~200.1'
@@ -213,7 +213,7 @@ def _number(run_id: str) -> int:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Say whether a path, with all links in it followed, lies in a folder."""
+    """Return whether a path, with all links in it followed, lies in a folder."""
     try:
         return path.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError, ValueError):  # a ring of links, or a name that no file can have

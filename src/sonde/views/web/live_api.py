@@ -33,7 +33,7 @@ def pulse(opened: OpenRun) -> dict[str, Any]:
 
 
 def routes(library: Library) -> list[Route]:
-    """Return the routes that tell of changes."""
+    """Return the routes that report changes."""
     streams = [0]
 
     async def live(request: Request) -> Response:

@@ -59,7 +59,7 @@ class _Api:
         return as_json(told)
 
     def tensor(self, opened: OpenRun, query: Query) -> Response:
-        """Send one tensor as float32, thinned if it is large; headers tell its shape and the steps of thinning."""
+        """Send one tensor as float32, thinned if it is large; headers hold its shape and the thinning steps."""
         evaluation = self._store.evaluation(opened, query.text("evaluation"))
         part = query.choice("part", _PARTS)
         outputs = self._store.outputs(evaluation, part)
@@ -104,7 +104,7 @@ class _Api:
         return outputs is not None and idx in outputs
 
     def _place(self, evaluation: Evaluation, idx: Datapoint, query: Query) -> dict[str, Any]:
-        """Say how the sample scored among all, and which are the next worse and better ones that the filters pick."""
+        """Return how the sample ranks among all, and the next worse and better ones that the filters select."""
         table = self._store.table(evaluation)
         row = table.row_of(idx)
         told: dict[str, Any] = {"row": row, "scores": [], "position": None, "previous": None, "next": None, "of": 0}
@@ -150,7 +150,7 @@ def _read(outputs: DebugOutputs, idx: Datapoint, debugger: str, path: str) -> ND
 
 
 def _is_number(array: NDArray[Any]) -> bool:
-    """Say whether the elements are numbers; numpy calls bfloat16 and the 8-bit floats void types."""
+    """Return whether the elements are numbers; numpy calls bfloat16 and the 8-bit floats void types."""
     return array.dtype.kind == "V" and array.dtype.fields is None and "float" in array.dtype.name
 
 

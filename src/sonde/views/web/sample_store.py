@@ -169,13 +169,13 @@ def sample_from_text(text: str) -> Datapoint:
 
     """
     if not text:
-        raise OptionError("Say which sample is meant: idx=...")
+        raise OptionError("Name the sample: idx=...")
     if text.startswith('"'):
         try:
             read = json.loads(text)
         except ValueError:
             read = None
         if not isinstance(read, str):
-            raise OptionError(f"idx={text!r:.60} is no sample.")
+            raise OptionError(f"idx={text!r:.60} is not a sample.")
         return read
     return int(text) if _WHOLE_NUMBER.fullmatch(text) else text

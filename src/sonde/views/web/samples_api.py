@@ -111,7 +111,7 @@ class _Api:
         return as_json({"count": len(ids), "ids": None if plain else [sample_text(each) for each in ids]})
 
     def mask(self, opened: OpenRun, query: Query) -> Response:
-        """Say with a byte for each sample whether the filters pick it."""
+        """Return a byte for each sample: whether the filters select it."""
         evaluation = self._store.evaluation(opened, query.text("evaluation"))
         return as_bytes(self._picked(evaluation, query).astype(np.uint8).tobytes())
 

@@ -48,7 +48,9 @@ def take_place(host: str = "127.0.0.1", port: int | None = None, *, token: str |
 
     """
     if token is not None and (len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
-        raise OptionError(f"The token can be guessed: use at least {_SHORTEST_TOKEN} plain signs, or leave it out.")
+        raise OptionError(
+            f"The token can be guessed: it must have at least {_SHORTEST_TOKEN} ASCII characters. Omit it to get one."
+        )
     ports = [port] if port is not None else [*range(USUAL_PORT, USUAL_PORT + _NEXT_PORTS), 0]
     problem: OSError | None = None
     for each in ports:
@@ -76,7 +78,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine reaches a host."""
+    """Return whether only this machine reaches a host."""
     if host.lower() in LOOPBACK:
         return True
     try:
@@ -86,7 +88,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Say whether a host stands for all addresses of this machine."""
+    """Return whether a host stands for all addresses of this machine."""
     return host in ("", "0.0.0.0", "::")
 
 
