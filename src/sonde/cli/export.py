@@ -98,8 +98,8 @@ def export(
         print_json({"run": str(run), "out": str(out), "format": to.value, "rows": rows, "sites": len(sites)})
     else:
         console = make_console()
-        told = f"{plural(rows, 'row')} of {plural(len(sites), 'site')} in {out} ({size(out.stat().st_size)})"
-        console.print(told, soft_wrap=True)
+        summary = f"{plural(rows, 'row')} of {plural(len(sites), 'site')} in {out} ({size(out.stat().st_size)})"
+        console.print(summary, soft_wrap=True)
 
 
 def _print_table(run: Run, to: Format, sites: list[Site], columns: tuple[str, ...]) -> None:
@@ -139,8 +139,8 @@ def _export_site(run: Run, out: Path, *, json: bool) -> None:
 
     done = write_site(run.path, out)
     if json:
-        told = {"answers": done.answers, "bytes": done.nbytes, "left_out": done.left_out}
-        print_json({"run": str(run.path), "out": str(out), "format": "site", **told})
+        summary = {"answers": done.answers, "bytes": done.nbytes, "left_out": done.left_out}
+        print_json({"run": str(run.path), "out": str(out), "format": "site", **summary})
         return
     console = make_console()
     console.print(f"The viewer with this run in {out} ({size(done.nbytes)}); open {out / 'index.html'}", soft_wrap=True)

@@ -36,10 +36,10 @@ def require_run(path: Path) -> None:
 def _what_instead(path: Path) -> str:
     from sonde.store.header import instead_of
 
-    told = instead_of(path)
-    folder = path if path.is_dir() and told.startswith("It holds") else path.parent
-    lead_on = "" if "Nearest" in told or not folder.is_dir() or "has no" in told else f"Run: sonde runs {folder}"
-    return " ".join(part for part in (told, lead_on) if part)
+    hint = instead_of(path)
+    folder = path if path.is_dir() and hint.startswith("It holds") else path.parent
+    lead_on = "" if "Nearest" in hint or not folder.is_dir() or "has no" in hint else f"Run: sonde runs {folder}"
+    return " ".join(part for part in (hint, lead_on) if part)
 
 
 def find_sites(run: Run, pattern: str | None) -> list[Site]:

@@ -19,17 +19,17 @@ def resume(run: RunPath, json: AsJson = False) -> None:
     from sonde.debug.pause import resume_run
 
     require_run(run)
-    told = resume_run(run)
+    pause = resume_run(run)
     if json:
         from sonde.cli.answer import print_json
 
-        print_json({"run": str(run), "was_paused": told is not None, "pause": told})
+        print_json({"run": str(run), "was_paused": pause is not None, "pause": pause})
         return
     from sonde.views.terminal import make_console
 
     console = make_console()
-    if told is None:
+    if pause is None:
         console.print(f"{run} is not paused.", soft_wrap=True, markup=False)
     else:
-        message = f"{run} continues at step {told.get('step')}, where it was paused: {told.get('reason')}."
+        message = f"{run} continues at step {pause.get('step')}, where it was paused: {pause.get('reason')}."
         console.print(message, soft_wrap=True, markup=False)

@@ -53,10 +53,10 @@ def tail(
     paper.skip_to_end()
     tell = _tell_json if json else _teller(width)
     looks = iter([None]) if once else follow(opened, interval)
-    told: set[str] = set()
+    reported: set[str] = set()
     try:
         for _ in looks:
-            news, found = paper.read(), _new_findings(opened, told)
+            news, found = paper.read(), _new_findings(opened, reported)
             if news is not None or found:
                 tell(opened, news, found)
     except KeyboardInterrupt:
@@ -81,9 +81,9 @@ def follow(run: Run, interval: float, sleep: Callable[[float], None] | None = No
         (sleep or time.sleep)(interval)
 
 
-def _new_findings(run: Run, told: set[str]) -> list[Finding]:
-    new = [finding for finding in run.findings if finding.severity != "info" and finding.kind not in told]
-    told.update(finding.kind for finding in new)
+def _new_findings(run: Run, reported: set[str]) -> list[Finding]:
+    new = [finding for finding in run.findings if finding.severity != "info" and finding.kind not in reported]
+    reported.update(finding.kind for finding in new)
     return new
 
 

@@ -75,15 +75,15 @@ def train(
 @contextlib.contextmanager
 def leaving_when_told() -> Iterator[None]:
     """Let SIGTERM, by which schedulers end a job, be answered as Ctrl-C is: files are finished, and the code is 143."""
-    told = signal.SIGTERM
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(told) is not signal.SIG_DFL:
+    stop = signal.SIGTERM
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(stop) is not signal.SIG_DFL:
         yield  # somebody else answers
         return
-    signal.signal(told, lambda number, frame: sys.exit(128 + number))
+    signal.signal(stop, lambda number, frame: sys.exit(128 + number))
     try:
         yield
     finally:
-        signal.signal(told, signal.SIG_DFL)
+        signal.signal(stop, signal.SIG_DFL)
 
 
 def load(config_filepath: Path, work_dir: Path | None) -> tuple[Any, dict[str, Any]]:

@@ -17,16 +17,16 @@ _PERCENTILE: Final = 10  # where its slider stands at first
 
 def ask_samples(ask: Questions) -> None:
     """Ask for the scores of the last evaluations, and for their worst samples."""
-    told = ask.look("evaluations", {})
-    if not told:
+    answer = ask.look("evaluations", {})
+    if not answer:
         return
-    scored = [each for each in told["evaluations"] if each["scored"]]
+    scored = [each for each in answer["evaluations"] if each["scored"]]
     kept = scored[-ask.limits.evaluations :]
     names = {each["name"] for each in kept}
     # The pages offer what is listed, so only what is here is.
-    listed = [each for each in told["evaluations"] if each["name"] in names or not each["scored"]]
-    ask.put("evaluations", {}, told | {"evaluations": listed, "repeats": [ask.run]})
-    metrics = [each["name"] for each in told["metrics"]]
+    listed = [each for each in answer["evaluations"] if each["name"] in names or not each["scored"]]
+    ask.put("evaluations", {}, answer | {"evaluations": listed, "repeats": [ask.run]})
+    metrics = [each["name"] for each in answer["metrics"]]
     for evaluation in kept:
         _ask_scores(ask, evaluation["name"], metrics)
     if kept:
@@ -87,10 +87,10 @@ def _ask_worst(ask: Questions, kept: list[dict[str, Any]], metrics: list[str]) -
 
 def _ask_sample(ask: Questions, evaluation: str, idx: str, metrics: list[str]) -> None:
     group = f"sample {evaluation} {idx}"
-    told: dict[str, Any] | None = None
+    answer: dict[str, Any] | None = None
     for metric in metrics:
-        told = ask("sample", {"evaluation": evaluation, "idx": idx, "metric": metric}, group=group) or told
-    for part, outputs in (("debugger", (told or {}).get("captured")), ("samples", (told or {}).get("kept"))):
+        answer = ask("sample", {"evaluation": evaluation, "idx": idx, "metric": metric}, group=group) or answer
+    for part, outputs in (("debugger", (answer or {}).get("captured")), ("samples", (answer or {}).get("kept"))):
         for output in outputs or ():
             for path in _tensors(output["node"]):
                 words = {"evaluation": evaluation, "idx": idx, "part": part, "debugger": output["name"], "path": path}
@@ -110,7 +110,7 @@ def _ask_contrast(ask: Questions, kept: list[dict[str, Any]], metrics: list[str]
     for evaluation in [each["name"] for each in kept if each["captured"]][-1:]:
         for metric in metrics:
             words = {"evaluation": evaluation, "metric": metric, "percentile": _PERCENTILE}
-            told = ask("contrast", words)
-            for idx in [each for group in (told or {"examples": {}})["examples"].values() for each in group]:
+            answer = ask("contrast", words)
+            for idx in [each for group in (answer or {"examples": {}})["examples"].values() for each in group]:
                 _ask_sample(ask, evaluation, idx, ["", *metrics])
                 chosen[idx] = None

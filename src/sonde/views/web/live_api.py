@@ -44,13 +44,13 @@ def routes(library: Library) -> list[Route]:
 
     async def tell(run: str) -> AsyncIterator[str]:
         streams[0] += 1
-        told, silent = None, 0
+        sent, silent = None, 0
         try:
             while True:
                 now = await run_in_threadpool(lambda: pulse(library.open(run)))
-                if now != told:
+                if now != sent:
                     yield f"id: {now['version']}\ndata: {json.dumps(now, allow_nan=False)}\n\n"
-                    told, silent = now, 0
+                    sent, silent = now, 0
                 elif (silent := silent + 1) >= _SIGN_OF_LIFE:
                     yield ": still here\n\n"
                     silent = 0

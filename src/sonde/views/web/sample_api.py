@@ -42,7 +42,7 @@ class _Api:
         """Describe one sample in one evaluation, and where else it is known."""
         evaluation = self._store.evaluation(opened, query.text("evaluation"))
         idx = sample_from_text(query.text("idx"))
-        told: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "idx": sample_text(idx),
             "evaluation": evaluation.name,
             "words": name_of(evaluation),
@@ -51,12 +51,12 @@ class _Api:
             "problems": [],
         }
         for name, part in (("kept", KEPT), ("captured", CAPTURES)):
-            told[name] = self._tree(evaluation, part, idx, told["problems"])
-        told["problems"] += self._store.table(evaluation).problems_of(idx)
-        told |= self._place(evaluation, idx, query)
-        if told["kept"] is None and told["captured"] is None and told["row"] is None:
+            answer[name] = self._tree(evaluation, part, idx, answer["problems"])
+        answer["problems"] += self._store.table(evaluation).problems_of(idx)
+        answer |= self._place(evaluation, idx, query)
+        if answer["kept"] is None and answer["captured"] is None and answer["row"] is None:
             raise SelectionError(f"{name_of(evaluation)} of {opened.name} knows no sample {idx!r:.60}.")
-        return as_json(told)
+        return as_json(answer)
 
     def tensor(self, opened: OpenRun, query: Query) -> Response:
         """Send one tensor as float32, thinned if it is large; headers hold its shape and the thinning steps."""
@@ -107,11 +107,11 @@ class _Api:
         """Return how the sample ranks among all, and the next worse and better ones that the filters select."""
         table = self._store.table(evaluation)
         row = table.row_of(idx)
-        told: dict[str, Any] = {"row": row, "scores": [], "position": None, "previous": None, "next": None, "of": 0}
+        answer: dict[str, Any] = {"row": row, "scores": [], "position": None, "previous": None, "next": None, "of": 0}
         if row is None or not table.columns:
-            return told
+            return answer
         metric = query.text("metric") or next(iter(table.columns))
-        told["scores"] = [
+        answer["scores"] = [
             {
                 "name": name,
                 "value": column[row],
@@ -128,14 +128,14 @@ class _Api:
                 mask &= parse(each).select(columns)
         order = [int(each) for each in worst_rows(table, mask, metric)]
         at = order.index(row) if row in order else None
-        told |= {"metric": metric, "position": at, "of": len(order)}
+        answer |= {"metric": metric, "position": at, "of": len(order)}
         # A sample that the filters leave out leads to the first that they pick.
         after, before = (0, None) if at is None else (at + 1, at - 1)
         if after < len(order):
-            told["next"] = sample_text(table.ids[order[after]])
+            answer["next"] = sample_text(table.ids[order[after]])
         if before is not None and before >= 0:
-            told["previous"] = sample_text(table.ids[order[before]])
-        return told
+            answer["previous"] = sample_text(table.ids[order[before]])
+        return answer
 
 
 def _read(outputs: DebugOutputs, idx: Datapoint, debugger: str, path: str) -> NDArray[Any]:

@@ -133,10 +133,10 @@ def few_enough(evaluations: list[Evaluation], most: int, always: Callable[[Evalu
 
 def _stamp(path: Path) -> tuple[int, int]:
     try:
-        told = path.stat()
+        status = path.stat()
     except OSError:
         return (0, 0)
-    return (told.st_mtime_ns, told.st_size)
+    return (status.st_mtime_ns, status.st_size)
 
 
 def _is_safe(evaluation: Evaluation, root: Path) -> bool:

@@ -84,7 +84,7 @@ class _Describer:
         place = self._places[number]
         if place.nbytes <= _MOST_TEXT and (place.origin == nodes.TEXT or known.dtype.startswith("<U")):
             return self._texts(self._read(path))
-        told: dict[str, Any] = {
+        described: dict[str, Any] = {
             "kind": "tensor",
             "path": text,
             "shape": list(known.shape),
@@ -95,12 +95,12 @@ class _Describer:
             "channels": list(known.channels),
         }
         if known.thumbnail is not None:
-            told["thumbnail"] = {
+            described["thumbnail"] = {
                 "height": known.thumbnail.shape[0],
                 "width": known.thumbnail.shape[1],
                 "levels": base64.b64encode(known.thumbnail.tobytes()).decode(),
             }
-        return told
+        return described
 
     def _texts(self, value: Any) -> dict[str, Any]:
         """Return a long text, or an array of texts, as what it says: it cannot be drawn."""

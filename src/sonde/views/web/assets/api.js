@@ -9,7 +9,7 @@ export class Refusal extends Error {
   }
 }
 
-/** What is thrown when nobody answers. */
+/** What is thrown when there is no answer. */
 export const silence = () => new Refusal(0, "The viewer does not answer. Is `sonde view` still running?", "NoAnswer");
 
 /** Add a query to a path; null and empty values are left out, and lists are repeated. */

@@ -63,10 +63,10 @@ export function choose(label, options, value, onchange) {
 
 /** A labelled search field; Enter or leaving it counts, and so does a pause in typing. */
 export function search(label, value, placeholder, onchange) {
-  let timer = 0, told = value;
+  let timer = 0, reported = value;
   const tell = () => {
     clearTimeout(timer);
-    if (input.value !== told) onchange((told = input.value));
+    if (input.value !== reported) onchange((reported = input.value));
   };
   const input = h("input", {
     type: "search", value, placeholder, "data-search": true, spellcheck: "false", autocomplete: "off",

@@ -81,7 +81,7 @@ export function figure(path, query = {}, { signal, height, title, onpoint, tools
       await draw();
     } catch (error) {
       if (error.name === "AbortError" || mine !== turn) return;
-      if (error.kind === "NoAnswer" && drawn) return; // what was drawn is still true; the bar says that nobody answers
+      if (error.kind === "NoAnswer" && drawn) return; // what was drawn is still true; the bar shows that there is no answer
       drawn = null;
       heading.textContent = title ?? "Not drawn";
       note.textContent = "";

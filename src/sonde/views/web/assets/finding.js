@@ -18,7 +18,7 @@ export function keepOpen(context, place) {
   context.keep({ open: open || "-" });
 }
 
-/** @returns {HTMLElement} a card that opens; `ontoggle` is told when a reader opens or closes it */
+/** @returns {HTMLElement} a card that opens; `ontoggle` is called when a reader opens or closes it */
 export function findingCard(finding, run, { open = false, ontoggle = () => {} } = {}) {
   const row = (name, ...value) => [h("dt", {}, name), h("dd", {}, value)];
   return h("details", { class: `finding ${finding.severity}`, open, "data-kind": finding.kind },

@@ -7,7 +7,7 @@ const ASK_MS = 2000, TRIES = 3;
  * Listen to a run until the signal aborts.
  * @param {string} run
  * @param {(pulse: {version: number, status: string, last_step: ?number, findings: number}) => void} tell
- * @param {(word: string) => void} how  told `stream`, `asking`, `lost` when nobody answers, or `gone` when there is no such run
+ * @param {(word: string) => void} how  called with `stream`, `asking`, `lost` when there is no answer, or `gone` when there is no such run
  * @param {AbortSignal} signal
  */
 export function listen(run, tell, how, signal) {
@@ -30,13 +30,13 @@ export function listen(run, tell, how, signal) {
   }
 
   function ask() {
-    let told = "";
+    let last = "";
     const look = async () => {
       if (signal.aborted) return;
       try {
         const pulse = await getJson(runPath(run, "pulse"), {}, signal);
         how("asking");
-        if (JSON.stringify(pulse) !== told) { told = JSON.stringify(pulse); tell(pulse); }
+        if (JSON.stringify(pulse) !== last) { last = JSON.stringify(pulse); tell(pulse); }
       } catch (error) {
         if (!missed(error)) return;
       }

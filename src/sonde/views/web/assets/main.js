@@ -55,13 +55,13 @@ async function go() {
   const page = PAGES.find((each) => each.name === route.page && Boolean(each.ofRun) === (route.run !== null));
   stop.abort();
   stop = new AbortController();
-  document.querySelector("dialog[open]")?.close(); // it speaks of the page that is left
+  document.querySelector("dialog[open]")?.close(); // it belongs to the page that was left
   const { signal } = stop;
   here = route;
   shown = null;
   setPageKeys([]);
   drawBar(route);
-  hear(route.run);
+  follow(route.run);
   main.dataset.page = route.page;
   main.removeAttribute("data-ready");
   main.setAttribute("aria-busy", "true");
@@ -131,7 +131,7 @@ function drawBar(route) {
 }
 
 /** Listen to the run that is shown; the pages of one run share one listener. */
-function hear(run) {
+function follow(run) {
   if (listening?.run === run) {
     showPulse(listening.pulse);
     return;

@@ -10,7 +10,7 @@ const INSTEAD = "Download the trace, and open it at ui.perfetto.dev.";
  * @param {AbortSignal} signal
  */
 export async function openInPerfetto(name, read, say, signal) {
-  const page = window.open(PLACE); // at once: a window that is opened later counts as one nobody asked for
+  const page = window.open(PLACE); // at once: a window that is opened later is blocked as a pop-up
   if (!page) {
     say(`The browser opened no window. ${INSTEAD}`);
     return;

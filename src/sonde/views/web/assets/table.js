@@ -14,7 +14,7 @@ const PART = 200;
 
 /**
  * @param {Column[]} columns
- * @param {Object} options `label` for those who cannot see; `sort` as `name` or `-name`; `onsort(sort)`; `onopen(row)`;
+ * @param {Object} options `label` for screen readers; `sort` as `name` or `-name`; `onsort(sort)`; `onopen(row)`;
  *   `key(row)` names a row; `empty` is said where there are none
  * @returns {HTMLElement} with `show(rows)`
  */

@@ -19,7 +19,7 @@ export const MAPS = {
   grey: blend([[0, 0, 0], [255, 255, 255]]),
   heat: blend([[10, 7, 35], [110, 25, 110], [205, 65, 75], [250, 150, 40], [252, 250, 170]]),
   difference: blend([[33, 80, 160], [120, 170, 215], [240, 240, 240], [230, 145, 110], [165, 25, 45]]),
-  score: blend([[150, 12, 40], [226, 96, 72], [250, 212, 150], [140, 196, 205], [25, 90, 150]]), // bad to good, told apart by the colour-blind
+  score: blend([[150, 12, 40], [226, 96, 72], [250, 212, 150], [140, 196, 205], [25, 90, 150]]), // bad to good, distinct for colour-blind readers
 };
 
 export const NAN = pack(255, 0, 200), INFINITE = pack(0, 225, 255);

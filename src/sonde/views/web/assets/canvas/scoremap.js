@@ -13,8 +13,8 @@ const UNKNOWN = pack(128, 128, 128, 90);
 export function scoreMap({ label, onopen, describe, height = MOST_HEIGHT }) {
   const image = document.createElement("canvas");
   const canvas = h("canvas", { class: "scoremap", tabindex: "0", role: "img", "aria-label": label });
-  const told = h("p", { class: "note", role: "status" }, "Point at a cell; click or Enter opens the sample.");
-  const element = h("div", { class: "mapbox" }, canvas, told);
+  const status = h("p", { class: "note", role: "status" }, "Point at a cell; click or Enter opens the sample.");
+  const element = h("div", { class: "mapbox" }, canvas, status);
   let shown = null, columns = 1, cell = 1, at = -1;
 
   element.draw = (next) => {
@@ -79,7 +79,7 @@ export function scoreMap({ label, onopen, describe, height = MOST_HEIGHT }) {
     if (!shown || row < 0 || row >= shown.values.length) return;
     at = row;
     layOut();
-    told.textContent = describe(row, shown.values[row]);
+    status.textContent = describe(row, shown.values[row]);
   }
 
   const rowAt = (event) => {
@@ -101,7 +101,7 @@ export function scoreMap({ label, onopen, describe, height = MOST_HEIGHT }) {
       stood = true;
       if (shown) { paintCells(); layOut(); }
     } else if (stood) {
-      watcher.disconnect(); // else a map that was replaced would be kept for ever
+      watcher.disconnect(); // else a map that was replaced would be kept forever
     }
   });
   watcher.observe(element);

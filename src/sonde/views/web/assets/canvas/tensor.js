@@ -81,15 +81,15 @@ function curve(values, beside, name, step) {
     if (!Number.isFinite(value)) return path;
     return `${path}${path ? "L" : "M"}${((at / Math.max(data.length - 1, 1)) * wide).toFixed(1)},${(tall - 4 - ((value - low) / (high - low || 1)) * (tall - 8)).toFixed(1)}`;
   }, "");
-  const told = h("p", { class: "note" }, `${short(low)} to ${short(high)}`);
+  const status = h("p", { class: "note" }, `${short(low)} to ${short(high)}`);
   const drawing = svg("svg", { class: "curve", viewBox: `0 0 ${wide} ${tall}`, preserveAspectRatio: "none", role: "img", "aria-label": `${name}, ${values.length} values` },
     beside ? svg("path", { d: line([...beside]), class: "beside" }) : null, svg("path", { d: line([...values]) }));
   drawing.addEventListener("pointermove", (event) => {
     const box = drawing.getBoundingClientRect();
     const at = Math.max(0, Math.min(values.length - 1, Math.round(((event.clientX - box.left) / box.width) * (values.length - 1))));
-    told.textContent = `[${at * step}] = ${short(values[at])}${beside ? `, beside ${short(beside[at])}` : ""}`;
+    status.textContent = `[${at * step}] = ${short(values[at])}${beside ? `, beside ${short(beside[at])}` : ""}`;
   });
-  return h("div", {}, drawing, told);
+  return h("div", {}, drawing, status);
 }
 
 // Planes --------------------------------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ function planes(options, body) {
   const view = sane({ ...usual, ...options.view }, usual, shape);
   let own = null, beside = null, ranked = [], picked = null;
   const controls = h("div", { class: "controls small" }), large = h("div", { class: "large" }), tiles = h("div", { class: "tilebox" });
-  const told = h("p", { class: "note mono", role: "status" }), focus = h("div", { class: "focus" });
-  body.append(controls, h("div", { class: "planes" }, large, h("div", { class: "side" }, tiles, focus)), told);
+  const status = h("p", { class: "note mono", role: "status" }), focus = h("div", { class: "focus" });
+  body.append(controls, h("div", { class: "planes" }, large, h("div", { class: "side" }, tiles, focus)), status);
 
   function change(values) {
     const asks = "y" in values || "x" in values || "c" in values || (isLarge && "index" in values);
@@ -182,12 +182,12 @@ function planes(options, body) {
   const indexOf = (at) => (view.index[at] ?? 0) * (own?.steps[at] ?? 1);
 
   function tell(row, column, one, two) {
-    if (row === null) { told.textContent = ""; return; }
+    if (row === null) { status.textContent = ""; return; }
     const place = shape.map((_, at) => (at === view.y ? row * own.steps[at] : at === view.x ? column * own.steps[at] : indexOf(at)));
     const value = one.values[row * one.width + column];
     const against = two ? two.values[row * two.width + column] : null;
     const say = (number) => (Number.isFinite(number) ? Number(number.toPrecision(6)) : String(number));
-    told.textContent = `[${place.join(", ")}] = ${say(value)}${two ? `, ${other.label} ${say(against)}, difference ${say(value - against)}` : ""}`;
+    status.textContent = `[${place.join(", ")}] = ${say(value)}${two ? `, ${other.label} ${say(against)}, difference ${say(value - against)}` : ""}`;
   }
 
   function drawTiles() {

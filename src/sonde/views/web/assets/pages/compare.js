@@ -24,8 +24,8 @@ export async function show(place, context) {
     replace(place, picker, h("div", { class: "empty" }, h("p", {}, ids.length ? "Add a second run to compare this one with." : "Choose two or more runs, here or on the page of runs.")));
     return {};
   }
-  let told = await getJson("compare", { run: ids }, signal), parted = false;
-  const scalars = told.scalars, shown = context.query.getAll("metric").length ? context.query.getAll("metric") : usualMetrics(scalars);
+  let info = await getJson("compare", { run: ids }, signal), parted = false;
+  const scalars = info.scalars, shown = context.query.getAll("metric").length ? context.query.getAll("metric") : usualMetrics(scalars);
   const drawings = h("div", { class: "columns" }), facts = h("div"), differing = h("div");
   const parting = h("div", {}, panel("Where they diverge", h("p", { class: "quiet" }, "Comparing readings…")));
   const layers = h("div", {}, panel("Layers that differ", h("p", { class: "quiet" }, "Comparing layers…")));
@@ -36,8 +36,8 @@ export async function show(place, context) {
   }
 
   function summary() {
-    const head = h("tr", {}, h("th", { scope: "col" }, ""), told.runs.map((each) => h("th", { scope: "col" }, h("a", { href: link("overview", { run: each.id }) }, each.name))));
-    const row = (name, of) => h("tr", {}, h("th", { scope: "row" }, name), told.runs.map((each) => h("td", {}, of(each))));
+    const head = h("tr", {}, h("th", { scope: "col" }, ""), info.runs.map((each) => h("th", { scope: "col" }, h("a", { href: link("overview", { run: each.id }) }, each.name))));
+    const row = (name, of) => h("tr", {}, h("th", { scope: "row" }, name), info.runs.map((each) => h("td", {}, of(each))));
     return panel("Runs", h("div", { class: "scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {},
       row("status", ({ facts }) => h("span", { class: `status ${facts.status}` }, facts.status)), row("steps", ({ facts }) => count(facts.num_steps)),
       row("time", ({ facts }) => lasting(facts.seconds)), row("steps per second", ({ facts }) => short(facts.steps_per_second)),
@@ -45,11 +45,11 @@ export async function show(place, context) {
   }
 
   function settings() {
-    const { differing, same } = told.settings;
+    const { differing, same } = info.settings;
     if (!differing.length) return panel("Settings", h("p", {}, `All ${plural(same, "setting")} are the same.`));
     const value = (each) => (each === null ? h("span", { class: "quiet" }, "–") : h("code", {}, String(each)));
     return panel("Settings that differ", h("p", { class: "note" }, `${plural(same, "setting")} the same`), h("div", { class: "scroll" }, h("table", {},
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Setting"), told.runs.map((each) => h("th", { scope: "col" }, each.name)))),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Setting"), info.runs.map((each) => h("th", { scope: "col" }, each.name)))),
       h("tbody", {}, differing.map((row) => h("tr", {}, h("th", { scope: "row" }, row.name), row.values.map((each) => h("td", {}, value(each)))))))));
   }
 
@@ -84,7 +84,7 @@ export async function show(place, context) {
   const failed = (where, title) => (error) => { if (error.name !== "AbortError") replace(where, panel(title, h("p", { class: "problem", role: "alert" }, error.message))); };
   /** Take in what live runs have added. */
   async function refresh() {
-    told = await getJson("compare", { run: ids }, signal);
+    info = await getJson("compare", { run: ids }, signal);
     drawFacts();
     await Promise.all([...drawings.children].map((each) => each.update()));
     if (!parted) await drawParting();
@@ -92,8 +92,8 @@ export async function show(place, context) {
   }
 
   function drawFacts() {
-    if (changes(facts, told.runs)) replace(facts, summary());
-    if (changes(differing, told.settings)) replace(differing, settings());
+    if (changes(facts, info.runs)) replace(facts, summary());
+    if (changes(differing, info.settings)) replace(differing, settings());
   }
 
   drawFacts();
@@ -106,7 +106,7 @@ export async function show(place, context) {
   return {};
 }
 
-/** Call a function whenever one of some runs has changed; the list of runs tells, so no run is opened for it. */
+/** Call a function whenever one of some runs has changed; the list of runs shows it, so no run is opened. */
 async function follow(ids, refresh, signal) {
   const look = async () => {
     const { runs } = await getJson("runs", {}, signal);

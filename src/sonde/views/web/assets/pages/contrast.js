@@ -11,15 +11,15 @@ const SIDE = 50;
 
 export async function show(place, context) {
   const { run, signal, query } = context;
-  const told = await getJson(runPath(run, "evaluations"), {}, signal);
-  let usable = told.evaluations.filter((each) => each.scored && each.captured);
+  const info = await getJson(runPath(run, "evaluations"), {}, signal);
+  let usable = info.evaluations.filter((each) => each.scored && each.captured);
   if (!usable.length) {
     place.append(h("div", { class: "empty" }, h("h1", {}, "Nothing to compare"), h("p", {}, "This needs scores and captures of the same samples: a config with a metric and a debugger.")));
     return {};
   }
   const state = {
     evaluation: usable.some((each) => each.name === query.get("evaluation")) ? query.get("evaluation") : usable.at(-1).name,
-    metric: told.metrics.some((each) => each.name === query.get("metric")) ? query.get("metric") : told.metrics[0].name,
+    metric: info.metrics.some((each) => each.name === query.get("metric")) ? query.get("metric") : info.metrics[0].name,
     percentile: Number(query.get("percentile")) || 10, where: query.get("where") ?? "", at: Number(query.get("at")) || 0,
   };
   const top = h("div", { class: "controls" }), problem = h("p", { class: "bad", role: "alert" }), said = h("p", { class: "note", role: "status" });
@@ -41,7 +41,7 @@ export async function show(place, context) {
     const field = h("input", { type: "text", value: state.where, placeholder: "label != prediction", "aria-label": "Failed where", spellcheck: "false", onchange: () => change({ where: field.value.trim() }) });
     replace(top, h("h1", {}, "Good against failed"),
       choose("Epoch", usable.map((each) => [each.name, each.words]), state.evaluation, (value) => change({ evaluation: value })),
-      choose("Metric", told.metrics.map((each) => each.name), state.metric, (value) => change({ metric: value })),
+      choose("Metric", info.metrics.map((each) => each.name), state.metric, (value) => change({ metric: value })),
       h("label", { class: "field" }, h("span", {}, "Failed are the"), slider, percent),
       h("label", { class: "field" }, h("span", {}, "or those where"), field));
   }

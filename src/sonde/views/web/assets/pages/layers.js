@@ -13,8 +13,8 @@ const glob = (text) => (!text ? "*" : /[*?[:]|^re:/.test(text) ? text : `*${text
 export async function show(place, context) {
   const { run, signal } = context;
   const at = (name) => runPath(run, `figure/${name}`);
-  const [told, { runs }, { statistics, quantities }] = await Promise.all([getJson(runPath(run), {}, signal), getJson("runs", {}, signal), getJson("statistics", {}, signal)]);
-  const known = quantities.filter((each) => told.quantities[each]);
+  const [info, { runs }, { statistics, quantities }] = await Promise.all([getJson(runPath(run), {}, signal), getJson("runs", {}, signal), getJson("statistics", {}, signal)]);
+  const known = quantities.filter((each) => info.quantities[each]);
   const quantityOf = (text) => quantities.find((each) => text.endsWith(`:${each}`));
   const titles = Object.fromEntries(statistics.map((each) => [each.name, each.title]));
   const usual = known.length ? `*:${known[0]}` : "*";
@@ -213,7 +213,7 @@ export async function show(place, context) {
   drawSite();
 
   return {
-    title: told.name,
+    title: info.name,
     refresh: () => Promise.all([heat.update(), readSteps().then(() => Promise.all([flow.update(flowQuery()), tree.update(treeQuery())])), readFacts(), curves?.update(), bins?.update()]).catch(() => {}),
     keys: [
       { keys: "j", what: "next site", act: () => next(1) },

@@ -23,14 +23,14 @@ export async function show(place, context) {
   }
 
   async function read() {
-    const [told, happened] = await Promise.all([getJson(runPath(run), {}, signal), getJson(runPath(run, "events"), {}, signal)]);
-    drawTop(told);
-    drawFindings(told);
-    drawHealth(told);
-    drawPhases(told.phases);
+    const [info, happened] = await Promise.all([getJson(runPath(run), {}, signal), getJson(runPath(run, "events"), {}, signal)]);
+    drawTop(info);
+    drawFindings(info);
+    drawHealth(info);
+    drawPhases(info.phases);
     drawEvents(happened);
-    drawAbout(told);
-    return told;
+    drawAbout(info);
+    return info;
   }
 
   function drawTop({ facts, name, ending }) {
@@ -57,24 +57,24 @@ export async function show(place, context) {
     found.dataset.count = String(findings.length);
   }
 
-  function drawHealth({ health: told, learning_rate: rate }) {
-    if (!told) return replace(health, panel("Health", h("p", { class: "quiet" }, "No loss was logged: session.log(loss=loss) adds one.")));
-    const { dynamics } = told, losses = plural(told.points, "loss").replace("losss", "losses");
+  function drawHealth({ health: info, learning_rate: rate }) {
+    if (!info) return replace(health, panel("Health", h("p", { class: "quiet" }, "No loss was logged: session.log(loss=loss) adds one.")));
+    const { dynamics } = info, losses = plural(info.points, "loss").replace("losss", "losses");
     const row = (name, value) => (value === "–" ? null : [h("dt", {}, name), h("dd", {}, value)]);
     if (dynamics.state === "unknown") return replace(health, panel("Health", h("p", { class: "quiet" }, `${losses}: too few finite values to classify the training.`)));
     return replace(health, panel("Health", h("dl", { class: "facts" },
-      row("health", told.score === null ? "–" : h("b", { class: told.word === "critical" ? "bad" : null }, `${told.word} (${percent(told.score)})`)),
+      row("health", info.score === null ? "–" : h("b", { class: info.word === "critical" ? "bad" : null }, `${info.word} (${percent(info.score)})`)),
       row("training", h("b", { class: ["diverging", "non-finite"].includes(dynamics.state) ? "bad" : null }, dynamics.state.replace("_", " "))),
       row("loss", dynamics.stability.replace("_", " ")),
       row("first level", short(dynamics.initial)), row("best level", short(dynamics.best)), row("recent level", short(dynamics.recent)),
       row("scatter", percent(dynamics.scatter)), row("learning rate", short(rate)), row("based on", losses))));
   }
 
-  function drawPhases(told) {
-    if (!told) return replace(phases);
+  function drawPhases(info) {
+    if (!info) return replace(phases);
     const bar = ([name, share]) => h("div", { class: "share" }, h("span", {}, name.replace("_", " ")),
       h("span", { class: "track" }, h("span", { class: "fill", style: { width: `${Math.min(100, 100 * share)}%` } })), h("span", { class: "amount" }, percent(share)));
-    return replace(phases, panel("A step's time", h("p", { class: "note" }, `median ${lasting(told.step_s)}, over ${plural(told.steps, "step")}`), Object.entries(told.shares).map(bar)));
+    return replace(phases, panel("A step's time", h("p", { class: "note" }, `median ${lasting(info.step_s)}, over ${plural(info.steps, "step")}`), Object.entries(info.shares).map(bar)));
   }
 
   function drawEvents({ events: list, total }) {
@@ -92,7 +92,7 @@ export async function show(place, context) {
     replace(about, block("Configuration", config), block("Environment", environment));
   }
 
-  const told = await read();
+  const info = await read();
   replace(place, top, ended, tiles, found, h("div", { class: "split" }, figures[0], h("div", { class: "stack" }, health, phases, events)), h("div", { class: "columns" }, figures.slice(1)), about);
   const cards = () => [...found.querySelectorAll("summary")];
   const step = (by) => {
@@ -100,7 +100,7 @@ export async function show(place, context) {
     all[Math.min(Math.max(at + by, 0), all.length - 1)]?.focus();
   };
   return {
-    title: told.name,
+    title: info.name,
     refresh: () => Promise.all([read(), ...figures.map((each) => each.update())]),
     keys: [
       { keys: "j", what: "next finding", act: () => step(1) },

@@ -12,7 +12,7 @@ export async function show(place, context) {
     figure(runPath(run, "figure/phases"), {}, { signal, height: 340 }),
     figure(runPath(run, "figure/memory"), {}, { signal, height: 340 }),
   ];
-  const [told, { traces }] = await Promise.all([getJson(runPath(run), {}, signal), getJson(runPath(run, "traces"), {}, signal)]);
+  const [info, { traces }] = await Promise.all([getJson(runPath(run), {}, signal), getJson(runPath(run, "traces"), {}, signal)]);
   const shares = h("div", { class: "stack" }), trace = h("div", { class: "stack" });
 
   function drawShares({ phases }) {
@@ -59,12 +59,12 @@ export async function show(place, context) {
     return grid;
   }
 
-  drawShares(told);
+  drawShares(info);
   const [time, memory] = drawings;
   replace(place, h("div", { class: "controls" }, h("h1", {}, "Profile")), h("div", { class: "columns" }, time, shares, memory, traces.length ? null : trace), traces.length ? trace : null);
   drawTrace();
   return {
-    title: told.name,
+    title: info.name,
     refresh: async () => { drawings.forEach((each) => each.update()); drawShares(await getJson(runPath(run), {}, signal)); },
   };
 }

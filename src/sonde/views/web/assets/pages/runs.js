@@ -10,7 +10,7 @@ const EVERY_MS = 3000;
 
 export async function show(place, context) {
   const cards = new Map(), chosen = new Set(context.query.getAll("run"));
-  let rows = [], told = "", reading = false;
+  let rows = [], lastAnswer = "", reading = false;
   const counted = h("p", { class: "note", role: "status" });
   const compare = h("a", { class: "button", href: "#" });
   const grid = table(columns(), {
@@ -93,8 +93,8 @@ export async function show(place, context) {
 
   async function read() {
     const answer = await getJson("runs", {}, context.signal), text = JSON.stringify([answer.runs, Math.floor(Date.now() / 60000)]);
-    if (text === told) return; // nothing new: what is open or has the focus stays as it is
-    told = text;
+    if (text === lastAnswer) return; // nothing new: what is open or has the focus stays as it is
+    lastAnswer = text;
     rows = answer.runs;
     if (!rows.length) {
       replace(place, h("div", { class: "empty" }, h("h1", {}, "No runs yet"),
@@ -119,7 +119,7 @@ export async function show(place, context) {
 
   function lost(error) {
     if (error.name === "AbortError") return;
-    told = "";
+    lastAnswer = "";
     counted.textContent = error.message;
   }
 

@@ -25,56 +25,56 @@ export async function show(place, context) {
 
   async function read(name) {
     const mine = ++turn;
-    const told = await getJson(runPath(run, "sample"), { evaluation: name, idx, metric, where }, signal);
-    const other = beside ? await getJson(runPath(beside, "sample"), { evaluation: told.evaluation, idx, metric }, signal).catch((error) => ({ problem: error.message })) : null;
+    const info = await getJson(runPath(run, "sample"), { evaluation: name, idx, metric, where }, signal);
+    const other = beside ? await getJson(runPath(beside, "sample"), { evaluation: info.evaluation, idx, metric }, signal).catch((error) => ({ problem: error.message })) : null;
     if (mine !== turn) return;
-    sample = told;
-    evaluation = told.evaluation;
-    metric ||= told.metric ?? "";
+    sample = info;
+    evaluation = info.evaluation;
+    metric ||= info.metric ?? "";
     history.replaceState(null, "", here());
-    drawTop(told);
-    drawScores(told, other);
-    await drawBody(told, other, mine);
+    drawTop(info);
+    drawScores(info, other);
+    await drawBody(info, other, mine);
   }
 
-  function drawTop(told) {
-    const at = Math.max(0, told.epochs.findIndex((each) => each.name === told.evaluation));
-    const said = h("output", {}, `${told.words}${told.captured || told.kept ? "" : ", not captured"}`);
-    const slider = h("input", { type: "range", min: 0, max: Math.max(told.epochs.length - 1, 0), value: at, "aria-label": "Epoch",
-      oninput: () => { said.textContent = told.epochs[slider.value].words; later(() => read(told.epochs[slider.value].name).catch(() => {})); } });
-    const nearest = !told.captured && [...told.epochs].reverse().find((each) => each.captured);
+  function drawTop(info) {
+    const at = Math.max(0, info.epochs.findIndex((each) => each.name === info.evaluation));
+    const said = h("output", {}, `${info.words}${info.captured || info.kept ? "" : ", not captured"}`);
+    const slider = h("input", { type: "range", min: 0, max: Math.max(info.epochs.length - 1, 0), value: at, "aria-label": "Epoch",
+      oninput: () => { said.textContent = info.epochs[slider.value].words; later(() => read(info.epochs[slider.value].name).catch(() => {})); } });
+    const nearest = !info.captured && [...info.epochs].reverse().find((each) => each.captured);
     const others = everyRun.filter((each) => each.id !== run).map((each) => [each.id, each.name]);
     const step = (target, text, key) => h("a", { class: "button", href: target === null ? null : here({ idx: target }), "data-off": target === null ? "" : null, title: `${text} (${key})` }, text);
-    replace(top, h("h1", {}, `Sample ${told.idx}`),
-      step(told.previous, "‹ Worse", "p"), step(told.next, "Better ›", "n"),
-      told.position === null ? null : h("span", { class: "note" }, `${count(told.position + 1)} of ${count(told.of)} by ${told.metric}${where.length ? `, where ${where.join(" and ")}` : ""}`),
-      told.epochs.length > 1 ? h("label", { class: "field" }, h("span", {}, "Epoch"), slider, said) : said,
+    replace(top, h("h1", {}, `Sample ${info.idx}`),
+      step(info.previous, "‹ Worse", "p"), step(info.next, "Better ›", "n"),
+      info.position === null ? null : h("span", { class: "note" }, `${count(info.position + 1)} of ${count(info.of)} by ${info.metric}${where.length ? `, where ${where.join(" and ")}` : ""}`),
+      info.epochs.length > 1 ? h("label", { class: "field" }, h("span", {}, "Epoch"), slider, said) : said,
       nearest ? h("a", { class: "button", href: here({ evaluation: nearest.name }) }, `Captured in ${nearest.words}`) : null,
       others.length ? choose("Compare with", [["", "no other run"], ...others], beside ?? "", (value) => go({ with: value || null })) : null,
-      h("a", { href: link("samples", { run, query: { evaluation: told.evaluation, metric, where } }) }, "All samples"));
+      h("a", { href: link("samples", { run, query: { evaluation: info.evaluation, metric, where } }) }, "All samples"));
   }
 
-  function drawScores(told, other) {
+  function drawScores(info, other) {
     const against = Object.fromEntries((other?.scores ?? []).map((each) => [each.name, each.value]));
-    const first = told.scores.filter((each) => each.name === told.metric), others = told.scores.filter((each) => each.name !== told.metric);
+    const first = info.scores.filter((each) => each.name === info.metric), others = info.scores.filter((each) => each.name !== info.metric);
     replace(scores, [...first, ...others].slice(0, MOST_SCORES).map((each) => {
-      const history = told.epochs.map((one) => one.scores[each.name]);
+      const history = info.epochs.map((one) => one.scores[each.name]);
       const standing = each.percentile === null ? "no number" : `higher than ${Math.floor(each.percentile)} % of samples`;
       return h("div", { class: "tile wide" }, h("b", {}, each.value === null ? "nan" : short(each.value), against[each.name] === undefined ? null : h("span", { class: "quiet" }, ` beside ${short(against[each.name])}`)),
         h("span", {}, `${each.name} (${each.direction > 0 ? "more" : "less"} is better), ${standing}`), history.length > 1 ? h("span", { class: "trail" }, `by epoch: ${history.map(short).join(" → ")}`) : null);
     }));
   }
 
-  async function drawBody(told, other, mine) {
-    const kept = told.kept ?? [], sections = [];
+  async function drawBody(info, other, mine) {
+    const kept = info.kept ?? [], sections = [];
     const tokens = kept.map((each) => textsOf(each.node)).find(Boolean) ?? null;
-    const image = await pictureOf(told, kept).catch(() => null);
+    const image = await pictureOf(info, kept).catch(() => null);
     if (mine !== turn) return;
     const facts = { label: scalarOf(kept, "labels"), prediction: scalarOf(kept, "prediction") };
     const marks = {};
     if (Number.isInteger(facts.prediction)) marks[facts.prediction] = "prediction";
     if (Number.isInteger(facts.label)) marks[facts.label] = facts.label === facts.prediction ? "label and prediction" : "label";
-    const make = (part, each, extra = {}) => render(each.node, each.name, { part, debugger: each.name, path: [], told, other, image, tokens, marks, ...extra });
+    const make = (part, each, extra = {}) => render(each.node, each.name, { part, debugger: each.name, path: [], info, other, image, tokens, marks, ...extra });
     const three = KEPT.map(([key, title]) => {
       const found = kept.find((each) => each.name === key);
       const content = found ? make("samples", found, { isImage: key === "inputs", image: key === "inputs" ? null : image, bare: true }) : h("p", { class: "quiet" }, "Not kept.");
@@ -84,10 +84,10 @@ export async function show(place, context) {
     const more = kept.filter((each) => !KEPT.some(([key]) => key === each.name) && each.name !== "prediction");
     sections.push(kept.length ? h("div", { class: "thirds" }, three) : h("p", { class: "note" }, "Its inputs were not kept: save_samples in the config decides which are."));
     sections.push(more.map((each) => panel(each.name, make("samples", each))));
-    const ordered = [...(told.captured ?? [])].sort((a, b) => hasPlanes(b.node) - hasPlanes(a.node)); // pictures first
+    const ordered = [...(info.captured ?? [])].sort((a, b) => hasPlanes(b.node) - hasPlanes(a.node)); // pictures first
     const captured = ordered.map((each) => h("section", { class: `panel debugger${hasPlanes(each.node) ? "" : " flat"}`, "aria-label": each.name }, h("h2", {}, each.name), make("debugger", each)));
     sections.push(h("section", { class: "stack", "aria-label": "Debug outputs" }, h("h2", {}, "Debug outputs"), captured.length ? h("div", { class: "debuggers" }, captured) : h("p", { class: "quiet" }, "Nothing was captured of this sample here.")));
-    replace(body, told.problems.map((text) => h("p", { class: "problem" }, text)), other?.problem ? h("p", { class: "problem" }, other.problem) : null, sections);
+    replace(body, info.problems.map((text) => h("p", { class: "problem" }, text)), other?.problem ? h("p", { class: "problem" }, other.problem) : null, sections);
   }
 
   /** Draw a node of the tree: tensors as pictures, numbers as tables, texts as tokens, the rest one below the other. */
@@ -106,7 +106,7 @@ export async function show(place, context) {
 
   function tensor(node, name, at) {
     const key = `${at.part}/${at.debugger}/${node.path}`;
-    const asked = (id) => ({ evaluation: at.told.evaluation, idx, part: at.part, debugger: at.debugger, path: node.path });
+    const asked = (id) => ({ evaluation: at.info.evaluation, idx, part: at.part, debugger: at.debugger, path: node.path });
     const has = beside && at.other && !at.other.problem;
     return tensorView({
       signal, bare: at.bare && !node.path, name: name === at.debugger && !node.path ? name : node.path || name, path: `${at.debugger}/${node.path}`, node, view: views[key],
@@ -121,12 +121,12 @@ export async function show(place, context) {
   }
 
   /** The input as a picture that maps can be laid over; null if it is none. */
-  async function pictureOf(told, kept) {
+  async function pictureOf(info, kept) {
     const node = kept.find((each) => each.name === "inputs")?.node;
     if (node?.kind !== "tensor" || !node.numeric || node.shape.filter((each) => each > 1).length < 2 || size(node.shape) > 1 << 20) return null;
     const { y, x, c } = guessDimensions(node.shape, true);
     if (node.shape[y] < 2 || node.shape[x] < 2 || (c !== null && ![1, 3, 4].includes(node.shape[c]))) return null;
-    const read = await readTensor(run, { evaluation: told.evaluation, idx, part: "samples", debugger: "inputs", path: "" }, {}, signal);
+    const read = await readTensor(run, { evaluation: info.evaluation, idx, part: "samples", debugger: "inputs", path: "" }, {}, signal);
     const one = plane(read, y, x, {});
     const colours = c !== null && node.shape[c] >= 3 ? mixed([0, 1, 2].map((at) => plane(read, y, x, { [c]: at }))) : scale(one.values, { map: "grey" }).toColour;
     return { width: one.width, height: one.height, image: imageOf(one, colours) };
@@ -145,10 +145,10 @@ export async function show(place, context) {
   };
   /** Take in the epochs that a live run has added. */
   async function refresh() {
-    const told = await getJson(runPath(run, "sample"), { evaluation, idx, metric, where }, signal);
-    if (told.epochs.length === sample.epochs.length || told.evaluation !== evaluation) return;
-    sample = told;
-    drawTop(told);
+    const info = await getJson(runPath(run, "sample"), { evaluation, idx, metric, where }, signal);
+    if (info.epochs.length === sample.epochs.length || info.evaluation !== evaluation) return;
+    sample = info;
+    drawTop(info);
   }
 
   return {

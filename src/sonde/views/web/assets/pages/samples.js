@@ -12,10 +12,10 @@ const MOST_ROWS = 200, MOST_METRICS = 6;
 
 export async function show(place, context) {
   const { run, signal, query } = context;
-  let told = await getJson(runPath(run, "evaluations"), {}, signal);
-  let scored = told.evaluations.filter((each) => each.scored);
+  let info = await getJson(runPath(run, "evaluations"), {}, signal);
+  let scored = info.evaluations.filter((each) => each.scored);
   if (!scored.length) {
-    const broken = told.evaluations.filter((each) => each.problem).map((each) => h("p", { class: "problem" }, each.problem));
+    const broken = info.evaluations.filter((each) => each.problem).map((each) => h("p", { class: "problem" }, each.problem));
     place.append(h("div", { class: "empty" }, h("h1", {}, "No scores of samples"),
       h("p", {}, "Per-sample scores are recorded by sonde.training: sonde train or sonde eval with a metric. Your own training loop does not record them."), broken));
     return {};
@@ -24,11 +24,11 @@ export async function show(place, context) {
   const known = (name) => scored.some((each) => each.name === name);
   const state = {
     evaluation: known(query.get("evaluation")) ? query.get("evaluation") : scored.at(-1).name,
-    metric: told.metrics.some((each) => each.name === query.get("metric")) ? query.get("metric") : told.metrics[0].name,
+    metric: info.metrics.some((each) => each.name === query.get("metric")) ? query.get("metric") : info.metrics[0].name,
     where: query.getAll("where"), with: query.getAll("with").filter((each) => each !== run),
     percentile: Number(query.get("percentile")) || 10,
   };
-  const metric = () => told.metrics.find((each) => each.name === state.metric);
+  const metric = () => info.metrics.find((each) => each.name === state.metric);
   const open = (idx) => { location.hash = link("sample", { run, rest: [state.evaluation, idx], query: { metric: state.metric, where: state.where, with: state.with.slice(0, 1) } }); };
   let ids = null, turn = 0;
 
@@ -51,9 +51,9 @@ export async function show(place, context) {
       { name: "prediction", title: "Predicted", sortable: false, number: true, cell: (row) => filterable(row, "prediction") },
     ];
     const cell = (row, name) => (row.scores[name] === null ? h("span", { class: "bad" }, "nan") : short(row.scores[name]));
-    const listed = told.metrics.slice(0, MOST_METRICS);
+    const listed = info.metrics.slice(0, MOST_METRICS);
     // Of many metrics the chosen one has a column of its own, whose title follows the choice.
-    if (listed.length < told.metrics.length) shown.push({ name: "chosen", get title() { return state.metric; }, sortable: false, number: true, cell: (row) => cell(row, state.metric) });
+    if (listed.length < info.metrics.length) shown.push({ name: "chosen", get title() { return state.metric; }, sortable: false, number: true, cell: (row) => cell(row, state.metric) });
     for (const { name } of listed) shown.push({ name, title: name, sortable: false, number: true, cell: (row) => cell(row, name) });
     shown.push({ name: "captured", title: "Captured", sortable: false, cell: (row) => (row.captured ? "yes" : "") });
     return shown;
@@ -71,10 +71,10 @@ export async function show(place, context) {
     const slider = h("input", { type: "range", min: 0, max: scored.length - 1, step: 1, value: at, "aria-label": "Epoch",
       oninput: () => { said.textContent = scored[slider.value].words; later(() => change({ evaluation: scored[slider.value].name })); } });
     const others = everyRun.filter((each) => each.id !== run && !state.with.includes(each.id));
-    const repeats = told.repeats.filter((each) => each !== run);
+    const repeats = info.repeats.filter((each) => each !== run);
     replace(top, h("h1", {}, "Samples"),
       h("label", { class: "field" }, h("span", {}, "Epoch"), slider, said),
-      choose("Metric", told.metrics.map((each) => [each.name, `${each.name} (${each.direction > 0 ? "more" : "less"} is better${each.guessed ? "?" : ""})`]), state.metric, (value) => change({ metric: value })),
+      choose("Metric", info.metrics.map((each) => [each.name, `${each.name} (${each.direction > 0 ? "more" : "less"} is better${each.guessed ? "?" : ""})`]), state.metric, (value) => change({ metric: value })),
       others.length ? choose("Compare with", [["", "another run…"], ...others.map((each) => [each.id, each.name])], "", (value) => value && change({ with: [...state.with, value] })) : null,
       repeats.length && !repeats.every((each) => state.with.includes(each))
         ? h("button", { type: "button", onclick: () => change({ with: [...new Set([...state.with, ...repeats])] }) }, `Average ${plural(repeats.length + 1, "repeat")}`) : null,
@@ -94,7 +94,7 @@ export async function show(place, context) {
     const input = search("Filter", "", `${state.metric} > 0.5 and label in (3, 5)`, () => {});
     const field = input.querySelector("input");
     field.addEventListener("keydown", (event) => { if (event.key === "Enter" && field.value.trim()) addFilter(field.value.trim()); });
-    field.title = `Columns: ${told.columns.join(", ")}. ${Object.values(told.functions).join(". ")}`;
+    field.title = `Columns: ${info.columns.join(", ")}. ${Object.values(info.functions).join(". ")}`;
     replace(filters, input, h("button", { type: "button", onclick: () => field.value.trim() && addFilter(field.value.trim()) }, "Add"),
       h("button", { type: "button", onclick: () => addFilter("label != prediction") }, "Misclassified"),
       h("button", { type: "button", onclick: () => addFilter(`rank(${named(state.metric)}) <= 20`) }, "Worst 20"), copy, copied,
@@ -231,12 +231,12 @@ export async function show(place, context) {
     const at = scored.findIndex((each) => each.name === state.evaluation) + by;
     if (scored[at]) change({ evaluation: scored[at].name });
   };
-  /** Take in what a live run added; whoever looks at its last epoch stays there. */
+  /** Take in what a live run added; a reader of the last epoch stays at the last epoch. */
   async function refresh() {
-    const followed = isLast(), before = JSON.stringify(told);
-    told = await getJson(runPath(run, "evaluations"), {}, signal);
-    if (JSON.stringify(told) === before) return; // steps were added, but no scores
-    scored = told.evaluations.filter((each) => each.scored);
+    const followed = isLast(), before = JSON.stringify(info);
+    info = await getJson(runPath(run, "evaluations"), {}, signal);
+    if (JSON.stringify(info) === before) return; // steps were added, but no scores
+    scored = info.evaluations.filter((each) => each.scored);
     await change(followed ? { evaluation: scored.at(-1).name } : {});
     over.update(ask());
   }

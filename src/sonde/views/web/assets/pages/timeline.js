@@ -15,11 +15,11 @@ export async function show(place, context) {
     { name: "step", title: "Step", number: true, cell: (row) => count(row.step) },
     { name: "time", title: "Time (UTC)", cell: (row) => h("span", { class: "mono quiet" }, clock(row.time)) },
     { name: "type", title: "Event", cell: (row) => h("span", { class: `level-${row.level}` }, row.type.replaceAll("_", " ")) },
-    { name: "message", title: "What happened", cell: (row) => told(row) },
+    { name: "message", title: "What happened", cell: (row) => details(row) },
   ], { label: "Events", sort: context.query.get("sort") ?? "-time", onsort: (sort) => context.keep({ sort }), key: (row) => row.id, onopen: () => {}, empty: "No event." });
   let rows = [], types = {};
 
-  function told(row) {
+  function details(row) {
     if (!row.data || !Object.keys(row.data).length) return row.message;
     return h("details", {}, h("summary", {}, row.message || "data"), h("pre", {}, JSON.stringify(row.data, null, 2)));
   }
