@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,11 @@ def test_every_row_has_its_own_name_and_a_title_that_is_more_than_code():
     titles = [row.title for row in STATISTICS.values()]
     assert len(set(titles)) == len(titles)
     assert set(statistics.USUAL.values()) <= set(STATISTICS)
+
+
+def test_the_page_of_statistics_is_the_one_that_the_table_writes():
+    made = runpy.run_path(str(ROOT / "docs" / "make_statistics.py"))
+    assert made["PAGE"].read_text("utf-8") == made["page"](), "run: python docs/make_statistics.py"
 
 
 def test_nobody_else_lists_the_statistics():
