@@ -163,7 +163,7 @@ def test_a_layer_that_is_dead_is_found_from_its_activations():
     debugger = GradientDebugger()
     for _ in range(10):
         debugger.record_activations("relu", np.tile([0.0] * 19 + [1.0], (64, 1)))
-    assert "rectifiers after relu are dead: 95%" in debugger.generate_recommendations()[0]
+    assert "after relu are dead: 95%" in debugger.generate_recommendations()[0]
 
 
 def test_a_sparse_unit_that_fires_now_and_then_is_alive():

@@ -397,6 +397,15 @@ def test_a_loop_that_waits_for_data_is_suggested_to_load_ahead_with_the_gain():
     assert "A step would take 40 instead of 100 ms: at most 2.5 times as fast" in found.suggestion
 
 
+def test_few_or_tiny_steps_say_nothing_about_where_time_goes():
+    for steps, scale in ((5, 1.0), (40, 0.001)):
+        profiler = Profiler(FakeClock(0.0))
+        for _ in range(steps):
+            for name, seconds in {"step": 0.1, "data_wait": 0.06, "other": 0.04}.items():
+                profiler.record_time(name, seconds * scale)
+        assert profiler.analyze_performance() == []
+
+
 # ---------------------------------------------------------------- dashboard
 
 

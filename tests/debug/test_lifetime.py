@@ -147,6 +147,18 @@ def test_diagnostics_alone_still_judge_the_training():
     assert session.model_diagnostics.analyze_training_dynamics().steps == 8
 
 
+def test_a_gradient_that_explodes_in_the_last_step_is_reported_when_the_session_stops_without_diagnostics(tmp_path):
+    model, optimizer = made()
+    config = DebugConfig(output_dir=tmp_path, enable_model_diagnostics=False)
+    with debug_session(model, optimizer, config) as session:
+        train(model, optimizer, 20)
+        optimizer.zero_grad()
+        (1e6 * model(torch.randn(16, 8)).square().mean()).backward()
+        optimizer.step()
+    assert {alert.kind for alert in session.gradient_debugger.get_alerts()} == {"exploding"}
+    assert "exploding" in {alert["kind"] for alert in session.alerts}
+
+
 def test_with_everything_off_only_hooks_and_what_is_logged_remain(tmp_path):
     model, optimizer = made()
     off = {"enable_tensor_inspection": False, "enable_gradient_debugging": False, "enable_model_diagnostics": False}

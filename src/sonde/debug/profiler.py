@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from sonde.diagnosis.judgement import Curves, judge_curves
+from sonde.diagnosis.rules.loading import WAIT_SECONDS, WAIT_STEPS
 from sonde.errors import OptionError
 from sonde.probes.profile.advice import judge_phases, outstanding
 
@@ -230,9 +231,9 @@ class Profiler:
         return [_slow("operation", name, times, advice.format(name)) for name in outstanding(times)]
 
     def _slow_phases(self) -> list[Bottleneck]:
-        """Judge the phases of a step, as a profile of it does."""
+        """Judge the phases of a step as a profile does, unless steps are too few or too short for the doctor."""
         step = self._timers.get(_STEP)
-        if step is None or not step.total:
+        if step is None or step.count < WAIT_STEPS or step.total / step.count < WAIT_SECONDS:
             return []
         shares = {name: timing.total / step.total for name, timing in self._timers.items() if name != _STEP}
         milliseconds = 1e3 * step.total / step.count

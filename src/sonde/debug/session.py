@@ -49,15 +49,15 @@ _NEVER: Final = Schedule("never", lambda step: False)
 
 
 class DebugSession:
-    """Looks after a model while it trains, and takes whatever is handed in.
+    """Watches a model while it trains, and takes values that are handed in.
 
-    It attaches to the model by itself: statistics of parameters, gradients and outputs are recorded into a run, and the
-    parts below are fed from it. Without a model only what is handed in counts.
+    It attaches to the model: statistics of parameters, gradients and outputs are recorded into a run, and its parts are
+    fed from that. Without a model there is only what is handed in.
 
     Args:
         config: What to do; see `DebugConfig`.
         model: The model, if there is one.
-        optimizer: Its optimizer or optimizers; found by itself if left out.
+        optimizer: Its optimizer or optimizers; by default every optimizer that owns one of its parameters.
         sleep: How a paused training waits.
 
     Example:
@@ -244,7 +244,7 @@ class DebugSession:
         return self.__exit__(kind, error, trace)
 
     def __await__(self) -> Generator[Any, None, Self]:
-        """Give itself back, so that `await session.start()` is right everywhere."""
+        """Return the session, so that `await session.start()` works."""
         yield from ()
         return self
 
@@ -299,12 +299,12 @@ class DebugSession:
             self._recording.record(site, values)
 
     def note(self, event_type: str, message: str = "", data: Mapping[str, Any] | None = None) -> None:
-        """Note something on the run's timeline."""
-        if self._recording is not None:
+        """Note something on the run's timeline, while the run is open."""
+        if self._recording is not None and not self._recording.is_closed:
             self._recording.event(event_type, message, data)
 
     def debug_tensor(self, tensor: Any, name: str, layer: str | None = None, operation: str | None = None) -> str:
-        """Inspect a tensor; return the id of the look."""
+        """Inspect a tensor; return the id of the inspection."""
         return self.tensor_inspector.inspect_tensor(tensor, name, layer, operation)
 
     def debug_gradients(self, layer: str, values: Any) -> None:
@@ -349,7 +349,7 @@ class DebugSession:
         self.alerts.clear()
 
     def save_bundle(self, reason: str = "by hand") -> Path:
-        """Save what is needed to repeat the present step."""
+        """Save what is needed to repeat the current step."""
         if self._recording is None or self._model is None:
             raise OptionError("save_bundle() needs a session that was started with a model.")
         return self._recording.save_bundle(reason)
@@ -361,23 +361,20 @@ class DebugSession:
         self._bundle_reason = self._bundle_reason or reason
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state of everything now, for JSON."""
-        if self._recording is not None:
-            self._recording.flush()
-        self._bring_up_to_date()
-        return self._make_report(None).to_json()
+        """Return the state of everything now as JSON-ready values."""
+        return self._report_now().to_json()
 
     generate_snapshot = snapshot
 
     def export(self, path: str | Path) -> Path:
-        """Write the report as strict JSON: the final one, or that of now."""
-        report = self.report
-        if report is None:
-            if self._recording is not None:
-                self._recording.flush()
-            self._bring_up_to_date()
-            report = self._make_report(None)
-        return report.save(path)
+        """Write the final report, or while the session runs that of now; see `DebugReport.save` for the formats."""
+        return (self.report or self._report_now()).save(path)
+
+    def _report_now(self) -> DebugReport:
+        if self._recording is not None:
+            self._recording.flush()
+        self._bring_up_to_date()
+        return self._make_report(None)
 
     # ------------------------------------------------------------------ how
 
@@ -514,7 +511,7 @@ class DebugSession:
         return _Metadata(self._feed, self._process)
 
     def _bring_up_to_date(self) -> None:
-        """Hand over what was recorded from the model. What is wrong with it the findings say, as it happens."""
+        """Hand over what was recorded from the model. Its problems are reported as findings, not once more here."""
         self._is_catching_up = self._recording is not None and self.config.enable_model_diagnostics
         try:
             self._feed.empty_into(self._inspector, self._gradients, self._diagnostics, self.profiler)
@@ -579,7 +576,7 @@ def debug_session_with_config(config: DebugConfig) -> DebugSession:
 
 
 def _check_kinds(config: Any, model: Any) -> None:
-    """Tell who mixed up the order of arguments, which differs between the class and the function."""
+    """Raise where arguments are in the order of the other way to make a session."""
     if config is not None and not isinstance(config, DebugConfig):
         raise OptionError(
             f"config takes a DebugConfig; got {type(config).__name__}. Write debug_session(model, optimizer, config) "
