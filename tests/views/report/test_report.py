@@ -55,7 +55,7 @@ def hostile(tmp_path_factory):
 def test_the_gravest_finding_comes_first_and_before_all_plots(path):
     html = render_report(open_run(path))
     text = Tags(html).text
-    assert text.index("Missing zero grad") < text.index("Dead relu") < text.rindex("Metrics")
+    assert text.index("Missing zero grad") < text.index("Dead ReLU") < text.rindex("Metrics")
     assert "Call optimizer.zero_grad()." in text
     assert "share left over: 1 (>= 0.9)" in text
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from sonde.records import Finding
 from sonde.store.timeline import rank_of_finding
+
+_ACRONYMS: Final = {
+    spelling: written
+    for written in ("DDP", "EMA", "FP16", "LR", "NaN", "ReLU", "RNG", "RNN")
+    for spelling in (written.lower(), written.capitalize())
+}
 
 
 def ranked(findings: Sequence[Finding]) -> list[Finding]:
@@ -16,10 +23,11 @@ def ranked(findings: Sequence[Finding]) -> list[Finding]:
 def words_of(kind: str) -> str:
     """Return the name of a finding as words.
 
-    >>> words_of("missing_zero_grad")
-    'Missing zero grad'
+    >>> words_of("missing_zero_grad"), words_of("lr_too_high")
+    ('Missing zero grad', 'LR too high')
     """
-    return kind.replace("_", " ").capitalize()
+    words = kind.replace("_", " ")
+    return " ".join(_ACRONYMS.get(word, word) for word in f"{words[:1].upper()}{words[1:]}".split(" "))
 
 
 def when(finding: Finding) -> str:
