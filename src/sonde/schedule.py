@@ -26,10 +26,12 @@ class Schedule:
         return self.test(step)
 
     def __or__(self, other: Schedule) -> Schedule:
-        return Schedule(f"({self.text} | {other.text})", lambda step: self(step) or other(step))
+        one, two = self.test, other.test
+        return Schedule(f"({self.text} | {other.text})", lambda step: one(step) or two(step))
 
     def __and__(self, other: Schedule) -> Schedule:
-        return Schedule(f"({self.text} & {other.text})", lambda step: self(step) and other(step))
+        one, two = self.test, other.test
+        return Schedule(f"({self.text} & {other.text})", lambda step: one(step) and two(step))
 
     def __invert__(self) -> Schedule:
         return Schedule(f"~{self.text}", lambda step: not self(step))

@@ -36,6 +36,20 @@ def test_a_part_that_fails_is_reported_once_and_disabled_and_the_others_continue
     assert ran == [0, 1, 2]
 
 
+def test_of_several_callbacks_each_is_guarded_by_itself():
+    reports, ran = [], []
+    guard = Guard("isolate", lambda part, trace: reports.append(part) or failing(ValueError())())
+    call_all = guard.wrap_all([("bad", failing(Fault())), ("good", ran.append), ("worse", failing(MemoryError()))])
+    for number in range(3):
+        call_all(number)
+    assert reports == ["bad", "worse"]
+    assert ran == [0, 1, 2]
+    assert guard.failed == {"bad", "worse"}
+    assert guard.wrap_all([])(1, 2) is None
+    with pytest.raises(Fault):
+        Guard("raise", lambda *report: None).wrap_all([("bad", failing(Fault()))])(1)
+
+
 def test_an_exception_reaches_the_user_if_he_asked_for_that():
     with pytest.raises(Fault):
         Guard("raise", lambda *report: None).wrap("bad", failing(Fault()))()

@@ -65,9 +65,9 @@ def recorded(tmp_path, monkeypatch, wanted):
     monkeypatch.setattr("sonde.watching.Sensors", Chosen)
     with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
         session.subscribe(sink)
+        attached = {type(each) for each in pipeline["sensors"]._sensors}
         nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.tensor([0, 1, 2, 3])).backward()
         optimizer.step()
-        attached = {type(each) for each in pipeline["sensors"]._sensors}
     return attached, {key for key in sink.keys if ":vital." in key}
 
 
@@ -91,6 +91,17 @@ def test_what_rules_and_views_want_needs_every_sensor_there_is():
     """A sensor that nobody wants any more can go."""
     unwanted = [kind.__name__ for kind in SENSORS if (WANTED | vitals.SHOWN).isdisjoint(kind.produces)]
     assert not unwanted
+
+
+def test_a_sensor_that_is_finished_is_called_no_more(tmp_path):
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
+        sensors = session._pipeline._observer
+        assert any(type(each).__name__ == "Written" for each in sensors._sensors)
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        assert not any(type(each).__name__ == "Written" for each in sensors._sensors)
 
 
 def test_a_closed_session_holds_no_sensor_and_no_model(tmp_path):

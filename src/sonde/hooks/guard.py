@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Protocol, cast
 
 OnError = Literal["isolate", "raise"]
@@ -100,10 +100,39 @@ class Guard:
 
         return cast(Guarded, guarded)
 
+    def wrap_all(self, callbacks: Sequence[tuple[str, Callable[..., None]]]) -> Guarded:
+        """Return one function that calls all of these parts in turn, each guarded by itself.
+
+        It costs one guarded call for all of them.
+        """
+        functions = [(part, function) for part, function in callbacks if part not in self.failed]
+        if self._on_error == "raise" or not functions:
+            return cast(Guarded, functools.partial(_call_all, [function for _, function in functions]))
+        failed, fail = self.failed, self._fail
+
+        def call(*args: Any) -> None:
+            for part, function in functions:
+                if part in failed:
+                    continue
+                try:
+                    function(*args)
+                except Exception:  # noqa: BLE001 - the other parts continue
+                    try:  # noqa: SIM105 - as above
+                        fail(part)
+                    except Exception:  # noqa: BLE001 - as above
+                        pass
+
+        return self.wrap(", ".join(part for part, _ in functions), call)
+
     def _fail(self, part: str) -> None:
         """Disable a part, then report it: what cannot be reported must still be disabled."""
         self.failed.add(part)
         self._report(part, traceback.format_exc())
+
+
+def _call_all(functions: Sequence[Callable[..., None]], *args: Any) -> None:
+    for function in functions:
+        function(*args)
 
 
 def warn_of_fault(part: str, trace: str) -> None:

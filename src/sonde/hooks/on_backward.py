@@ -3,34 +3,80 @@
 from __future__ import annotations
 
 import functools
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from sonde.hooks.guard import UNGUARDED, Guarded, Handle
-from sonde.hooks.replace_function import BACKWARD, Listener
+from sonde.hooks.replace_function import BACKWARD
 
 _on_accumulated: Callable[[Tensor, Callable[[Tensor], None]], RemovableHandle]
 _on_accumulated = Tensor.register_post_accumulate_grad_hook
 _on_gradient: Callable[[Tensor, Callable[[Tensor], Any]], RemovableHandle] = Tensor.register_hook
 
 
-def before_backward(callback: Guarded) -> Listener:
+class _Callbacks:
+    """What is called ahead of backward passes; the arguments of a pass are read once for all of them."""
+
+    def __init__(self) -> None:
+        self._callbacks: tuple[Guarded, ...] = ()
+        self._listener: Handle | None = None
+        self._lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew_lock)
+
+    def add(self, callback: Guarded) -> None:
+        with self._lock:
+            self._callbacks = (*self._callbacks, callback)
+            if self._listener is None:
+                self._listener = BACKWARD.listen(before=UNGUARDED.wrap("backward passes", self._before))
+
+    def drop(self, callback: Guarded) -> None:
+        with self._lock:
+            self._callbacks = tuple(each for each in self._callbacks if each is not callback)
+            if not self._callbacks and self._listener is not None:
+                self._listener.remove()
+                self._listener = None
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = args[0] if args else kwargs.get("tensors")
+        roots = (tensors,) if isinstance(tensors, Tensor) else _tensors(tensors)
+        if roots:
+            given = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
+            gradients = (given,) if isinstance(given, Tensor) else _tensors(given)
+            for callback in self._callbacks:
+                callback(roots, gradients or (None,) * len(roots))
+
+
+_callbacks: Final = _Callbacks()
+
+
+class BackwardListener:
+    """A callback ahead of backward passes, until `remove`."""
+
+    def __init__(self, callback: Guarded) -> None:
+        self._callback = callback
+
+    def remove(self) -> None:
+        """Call it no more; doing so twice is fine."""
+        _callbacks.drop(self._callback)
+
+
+def before_backward(callback: Guarded) -> BackwardListener:
     """Call this ahead of every backward pass of the process, in its thread, while the graph of the loss is whole.
 
     It takes the tensors that the pass starts from, usually the loss, and the gradients handed in for them, if any.
     """
-
-    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(zip(("tensors", "grad_tensors"), args, strict=False)) | kwargs
-        roots, gradients = _as_tuple(given.get("tensors")), _as_tuple(given.get("grad_tensors"))
-        if roots and all(isinstance(root, Tensor) for root in roots):
-            callback(roots, gradients or (None,) * len(roots))
-
-    return BACKWARD.listen(before=UNGUARDED.wrap("backward passes", before))  # the callback is guarded
+    _callbacks.add(callback)
+    return BackwardListener(callback)
 
 
 def on_gradient(tensor: Tensor, callback: Guarded, *given: Any) -> Handle:
@@ -48,11 +94,12 @@ def replace_gradient(tensor: Tensor, gradient: Tensor) -> Handle:
     return _on_gradient(tensor, lambda _: gradient)
 
 
-def _as_tuple(tensors: Any) -> tuple[Any, ...]:
-    if isinstance(tensors, Tensor):
-        return (tensors,)
+def _tensors(given: Any) -> tuple[Any, ...]:
+    """Return a list of tensors as a tuple; nothing for anything else."""
     # A generator must be left to torch, since it can be used up only once.
-    return tuple(tensors) if isinstance(tensors, list | tuple) else ()
+    if not isinstance(given, list | tuple):
+        return ()
+    return tuple(given) if all(each is None or isinstance(each, Tensor) for each in given) else ()
 
 
 class _Group:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -20,7 +20,9 @@ def on_step(before: Guarded, after: Guarded) -> list[Handle]:
     ]
 
 
-def has_closure(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
+def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a step was called with a closure: its forward and backward are still to come."""
-    # Hooks get the optimizer itself as the first of `args`.
+    # Hooks get the optimizer itself as the first of `args`; usually there is nothing else.
+    if len(args) <= 1 and not kwargs:
+        return False
     return any(callable(value) and not isinstance(value, Optimizer) for value in (*args, *kwargs.values()))

@@ -65,7 +65,8 @@ def users_frame(frame: FrameType | None, boundary: frozenset[CodeType] = frozens
         code = frame.f_code
         if code in boundary:
             return None
-        if is_users(code.co_filename):
+        users = _known.get(code.co_filename)  # as in `is_users`, without a call for each frame
+        if users or (users is None and is_users(code.co_filename)):
             return frame
         frame = frame.f_back
     return None

@@ -87,20 +87,18 @@ class PhaseClock(threading.local):
         return None if began is None else self._since - began, spent
 
     def _turn(self, coming: StepPhase) -> None:
-        now, own, going = self._clock(), self._own_seconds(), self.phase
+        now, own, spent = self._clock(), self._own_seconds(), self._spent
+        going = self._stack[-1] if self._stack else self._between
         # What Sonde did meanwhile, in hooks of its own, belongs to no phase of the user's.
         watched = 0.0 if going == "watching" else min(max(own - self._own, 0.0), now - self._since)
-        self._spend(going, now - self._since - watched)
+        spent[going] = spent.get(going, 0.0) + now - self._since - watched
         self._since, self._own = now, own
         if self._on_change is not None:
             self._on_change(going, coming)
             self._since = self._clock()
             watched += self._since - now
         if watched:
-            self._spend("watching", watched)
-
-    def _spend(self, phase: StepPhase, seconds: float) -> None:
-        self._spent[phase] = self._spent.get(phase, 0.0) + seconds
+            spent["watching"] = spent.get("watching", 0.0) + watched
 
 
 class LoopPhases:

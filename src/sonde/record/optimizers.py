@@ -171,12 +171,13 @@ class OptimizerTap:
         if watched.recording:
             self._mark("")
             self._follow_new_groups(watched)
+        closure = has_closure(args, kwargs)
         if self._observer is not None:
-            self._observer.before_step(watched, has_closure(args, kwargs), watched.observed)
+            self._observer.before_step(watched, closure, watched.observed)
         if not watched.recording:
             return
         # With a closure the forward and backward happen inside the step: what `grad` holds now is of the last step.
-        if self._wants.gradients and not has_closure(args, kwargs):
+        if self._wants.gradients and not closure:
             self._see_gradients(watched)
         if self._wants.updates:
             self._table.refresh_shadows(watched.entries)
@@ -189,14 +190,15 @@ class OptimizerTap:
             return
         watched.in_step = False
         self.stepped += 1
+        closure = has_closure(args, kwargs)
         if watched.recording:
             self._mark("")
-            if self._wants.gradients and has_closure(args, kwargs):
+            if self._wants.gradients and closure:
                 self._see_gradients(watched)
             self._see_parameters(watched)
             self.see_orphans()
         if self._observer is not None:
-            self._observer.after_step(watched, has_closure(args, kwargs), watched.observed)
+            self._observer.after_step(watched, closure, watched.observed)
         self._after_step()
 
     def _see_gradients(self, watched: WatchedOptimizer) -> None:

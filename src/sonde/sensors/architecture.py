@@ -18,7 +18,7 @@ from sonde.records import Phase
 from sonde.schedule import at, first
 from sonde.sensors.graph import VIEWS
 from sonde.sensors.loss_functions import LossCall
-from sonde.sensors.sensor import Context, Graph, PassInputs, Sensor, StepEnd
+from sonde.sensors.sensor import Context, Graph, Sensor, StepEnd
 from sonde.sensors.tensors import is_plain, is_whole
 from sonde.vitals import LOOKS_AHEAD, LOOP, LOSS, NEXT_TOKEN
 
@@ -299,10 +299,10 @@ class LookAhead(Sensor):
         self._length = 0
         self._compared = 0
 
-    def on_pass(self, inputs: PassInputs) -> None:
+    def on_tokens(self, tokens: Tensor) -> None:
         """Keep the tokens that a training pass begins with; their targets come with the loss."""
-        tokens = inputs.tokens if inputs.is_first and self.when(self._compared) else None
-        if tokens is not None and tokens.dim() == 2 and tokens.shape[1] > 2 and tokens.numel() <= MAX_TOKENS:
+        fits = tokens.dim() == 2 and tokens.shape[1] > 2 and tokens.numel() <= MAX_TOKENS
+        if fits and self.when(self._compared):
             self._waiting, self._length = tokens, int(tokens.shape[1])
 
     @torch.no_grad()

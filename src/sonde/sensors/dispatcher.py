@@ -88,22 +88,24 @@ class Sensors:
     # ------------------------------------------------------------------ which sensor hears what
 
     def _choose_moments(self) -> None:
-        self._on_pass = self._listeners("on_pass")
-        self._on_enter = self._listeners("on_traced_enter")
-        self._on_traced = self._listeners("on_traced_call")
-        self._on_pass_end = self._listeners("on_pass_end")
-        self._on_losses = self._listeners("on_loss")
-        self._on_backward = self._listeners("on_backward")
-        self._on_graph = self._listeners("on_graph")
-        self._on_clip = self._listeners("on_clip")
-        self._on_gradients = self._listeners("on_gradients")
-        self._on_step = self._listeners("on_step")
-        self._on_step_end = self._listeners("on_step_end")
+        self._on_pass = self._all("on_pass")
+        self._on_tokens = self._all("on_tokens")
+        self._wants_tokens = any(_overrides(each, "on_tokens") for each in self._sensors)
+        self._on_enter = self._all("on_traced_enter")
+        self._on_traced = self._all("on_traced_call")
+        self._on_pass_end = self._all("on_pass_end")
+        self._on_losses = self._all("on_loss")
+        self._on_backward = self._all("on_backward")
+        self._on_graph = self._all("on_graph")
+        self._on_clip = self._all("on_clip")
+        self._on_gradients = self._all("on_gradients")
+        self._on_step = self._all("on_step")
+        self._on_step_end = self._all("on_step_end")
 
-    def _listeners(self, moment: str) -> tuple[Guarded, ...]:
-        """Return the sensors' methods for a moment, guarded; those that do not override it are left out."""
+    def _all(self, moment: str) -> Guarded:
+        """Return what calls the sensors that listen to a moment, each guarded by itself."""
         chosen = [each for each in self._sensors if _overrides(each, moment)]
-        return tuple(self._guard.wrap(type(each).__name__, getattr(each, moment)) for each in chosen)
+        return self._guard.wrap_all([(type(each).__name__, getattr(each, moment)) for each in chosen])
 
     def _choose_modules(self, modules: list[WatchedModule]) -> None:
         roots = [entry.name for entry in modules if entry.is_root]
@@ -134,8 +136,7 @@ class Sensors:
     def see_initial(self) -> None:
         """State the facts and write what belongs to the state before the first step."""
         self._prepare()
-        for each in self._listeners("on_initial"):
-            each()
+        self._all("on_initial")()
 
     def attach(self) -> None:
         """Start listening."""
@@ -150,7 +151,7 @@ class Sensors:
             self._guard.wrap(type(sensor).__name__, lambda each: self._handles.extend(each.listen()))(sensor)
         self._losses.attach()
         self._handles.append(self._losses)
-        if self._on_clip and _CLIPPING.exists:
+        if _CLIPPING.exists and any(_overrides(each, "on_clip") for each in self._sensors):
             self._handles.append(_CLIPPING.listen(after=self._guard.wrap("gradient clipping", self._see_clipping)))
         self._handles.append(before_backward(self._guard.wrap("backward passes", self._before_backward)))
 
@@ -158,8 +159,7 @@ class Sensors:
         if not self._is_prepared:
             self._is_prepared = True
             self._guard.wrap("facts", self._gather)()
-            for each in self._listeners("start"):
-                each()
+            self._all("start")()
             self._state()
 
     def _gather(self) -> None:
@@ -171,8 +171,7 @@ class Sensors:
         """Stop listening, and forget the models and everything measured of them."""
         forwards = self._forwards or self._forwards_by_hand
         if forwards and not self._context.steps and os.getpid() == self._process:
-            for each in self._listeners("on_close"):
-                each(self._step_end(due=True))
+            self._all("on_close")(self._step_end(due=True))
             self.end_step()
         remove_all(self._handles)
         self._sensors = []
@@ -224,22 +223,21 @@ class Sensors:
     def _give(self, model: str, phase: Phase, call: int, inputs: tuple[Any, ...] | Mapping[str, Any]) -> None:
         given = [(part, tensor) for part, tensor in unpack(inputs) if is_plain(tensor)]
         passed = PassInputs(model, phase, call, given)
-        for each in self._on_pass:
-            each(passed)
+        self._on_pass(passed)
+        if self._wants_tokens and passed.is_first and passed.tokens is not None:
+            self._on_tokens(passed.tokens)
 
     def enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
         """Take what a module is called with in a training pass, while all are looked at."""
         if entry.key in self._leaves:
-            for each in self._on_enter:
-                each(entry, args)
+            self._on_enter(entry, args)
             if self._spans is not None:
                 self._spans.enter()
 
     def leave(self, entry: WatchedModule, call: int, phase: Phase, args: tuple[Any, ...], output: Any) -> None:
         """Take what a module was given and has returned."""
         if self.is_tracing and entry.key in self._leaves:
-            for each in self._on_traced:
-                each(entry, phase, args, output)
+            self._on_traced(entry, phase, args, output)
             if self._spans is not None:
                 self._spans.leave(entry.name)
         if entry.key in self.looked_at:
@@ -254,14 +252,12 @@ class Sensors:
         if entry.is_root and kwargs:
             self._give(entry.name, phase, call, kwargs)
         if self.is_tracing:
-            for each in self._on_pass_end:
-                each()
+            self._on_pass_end()
 
     # ------------------------------------------------------------------ losses and backward passes
 
     def _on_loss(self, call: LossCall) -> None:
-        for each in self._on_losses:
-            each(call)
+        self._on_losses(call)
 
     def _see_clipping(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         given = dict(zip(_CLIP_ARGUMENTS, args, strict=False)) | kwargs
@@ -270,8 +266,7 @@ class Sensors:
         # A generator has been used up by the call itself.
         if isinstance(parameters, list | tuple) and not is_capturing():
             clip = Clip(parameters, given.get("total_norm"), given.get("max_norm"))
-            for each in self._on_clip:
-                each(clip)
+            self._on_clip(clip)
 
     def _before_backward(self, roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
         # A checkpoint that is recomputed runs a backward pass inside the one that counts.
@@ -286,12 +281,10 @@ class Sensors:
         scaler = self._watched.helpers.scaler
         is_scaled = scaler is not None and scaler.is_enabled()
         backward = Backward(roots, is_scaled)
-        for each in self._on_backward:
-            each(backward)
+        self._on_backward(backward)
         if self._spans is not None and len(roots) == 1:
             graph, self._spans = Graph(roots[0], self._spans.module_of), None
-            for each in self._on_graph:
-                each(graph)
+            self._on_graph(graph)
         self._losses.before_backward(() if is_scaled else roots)  # a scaled loss is not the loss
 
     # ------------------------------------------------------------------ steps
@@ -303,29 +296,26 @@ class Sensors:
             self._own(watched.name, watched.optimizer)
             self._book.add_optimizer(watched.name, watched.optimizer)
         if not has_closure:
-            self._look_at_gradients(Step(watched, due))
+            self._look_at_gradients(Step(watched, due=due))
 
     def _after_step(self, watched: WatchedOptimizer, has_closure: bool, due: bool) -> None:
         if self._watched.is_skipped():
             return
-        step = Step(watched, due)
+        step = Step(watched, due=due)
         if has_closure:
             self._look_at_gradients(step)
-        for each in self._on_step:
-            each(step)
+        self._on_step(step)
 
     def _look_at_gradients(self, step: Step) -> None:
         self._watched.reach.settle()
-        for each in self._on_gradients:
-            each(step)
+        self._on_gradients(step)
 
     def _end_step(self) -> None:
         self._watched.reach.settle()
         self._context.steps += 1
         due = self._watched.is_due("train")
         end = self._step_end(due=due)
-        for each in self._on_step_end:
-            each(end)
+        self._on_step_end(end)
         if due:
             self._choose_samples()
             self._end_round()
@@ -333,6 +323,10 @@ class Sensors:
         self._passes_before = self._watched.reach.passes
         self._losses.end_step()
         self._belonging.end_step()
+        if self._context.finished:
+            self._sensors = [each for each in self._sensors if each not in self._context.finished]
+            self._context.finished.clear()
+            self._choose_moments()
         self._state()
 
     def _step_end(self, *, due: bool) -> StepEnd:

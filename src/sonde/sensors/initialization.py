@@ -20,6 +20,8 @@ from sonde.vitals import ROW_SPREAD, UNIT_GRADIENT
 # Reading this much takes about a tenth of a second. Small parameters are always looked at.
 BUDGET_BYTES: Final = 512 << 20
 ALWAYS_BYTES: Final = 1 << 16
+LAST_SPREAD: Final = 20
+"""The last step in which the spread of rows is looked at."""
 # Weights larger than this cost more to read than their rows are worth.
 MAX_BYTES: Final = 64 << 20
 
@@ -66,7 +68,7 @@ class RowSpread(_WeightRows):
     """How the rows of weights differ: units that are all the same learn the same. Counts an optimizer's steps."""
 
     produces = (ROW_SPREAD,)
-    when = at(0, 1, 5, 20)
+    when = at(0, 1, 5, LAST_SPREAD)
     cost = "one pass over at most 256 rows of each weight"
 
     def on_initial(self) -> None:
@@ -75,7 +77,7 @@ class RowSpread(_WeightRows):
 
     def on_step(self, step: Step) -> None:
         """Look after a step of the schedule."""
-        if step.due and self.when(step.number):
+        if step.number <= LAST_SPREAD and step.due and self.when(step.number):
             self._see(self._chosen(step.parameters))
 
     @torch.no_grad()

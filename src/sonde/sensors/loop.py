@@ -66,6 +66,7 @@ class Written(Sensor):
     def on_step_end(self, end: StepEnd) -> None:
         """Forget the parameters: a step was taken."""
         self._versions = []
+        self.finish()
 
     def on_close(self, end: StepEnd) -> None:
         """Write the number."""

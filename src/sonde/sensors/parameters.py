@@ -44,7 +44,9 @@ class HiddenParameters(Sensor):
 
     def on_step_end(self, end: StepEnd) -> None:
         """Report those that have a gradient and still are as they were."""
-        if self._found and self.when(self.context.steps):
+        if not self._found:
+            self.finish()
+        elif self.when(self.context.steps):
             hidden = tuple(
                 HiddenFacts(
                     name=name,

@@ -23,7 +23,7 @@ class StateSteps(Sensor):
         """Look after a step. The first parameter that has a state is followed from then on."""
         if not step.due:
             return
-        optimizer, parameter = step.watched.optimizer, self._followed.get(step.name)
+        optimizer, parameter = step.optimizer, self._followed.get(step.name)
         if parameter is None:
             parameter = next((each for each in step.parameters if optimizer.state.get(each)), None)
             if parameter is None:

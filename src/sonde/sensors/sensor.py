@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -67,6 +67,8 @@ class Context:
     """Keys of parts of a model that the program calls by themselves."""
     steps: int = 0
     """How many steps have ended."""
+    finished: list[Sensor] = field(default_factory=list)
+    """Sensors that have nothing left to do."""
 
     def leave_out(self, key: int, mode: bool) -> None:
         """Report a module's training calls no more, as long as they are made in this mode."""
@@ -131,28 +133,25 @@ class Graph:
     """Returns the module that made an autograd node, by the node's number."""
 
 
-@dataclass(frozen=True, eq=False)
 class Step:
-    """A step of one optimizer."""
+    """A step of one optimizer: its name, how many steps it has taken with this one, and whether this is recorded."""
 
-    watched: WatchedOptimizer
-    due: bool
-    """Whether it is recorded."""
+    __slots__ = ("_entries", "_parameters", "due", "name", "number", "optimizer")
+
+    def __init__(self, watched: WatchedOptimizer, *, due: bool) -> None:
+        self.optimizer = watched.optimizer
+        self.name = watched.name
+        self.number = watched.steps
+        self.due = due
+        self._entries = watched.entries
+        self._parameters: list[Parameter] | None = None
 
     @property
-    def name(self) -> str:
-        """The name of the optimizer."""
-        return self.watched.name
-
-    @property
-    def number(self) -> int:
-        """How many steps this optimizer has taken, this one included."""
-        return self.watched.steps
-
-    @functools.cached_property
     def parameters(self) -> list[Parameter]:
         """The watched parameters of the optimizer."""
-        return [entry.parameter for entry in self.watched.entries]
+        if self._parameters is None:
+            self._parameters = [entry.parameter for entry in self._entries]
+        return self._parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +188,11 @@ class Sensor:
         """Count a look at something; return whether the schedule takes it."""
         number = self._looks[about]
         self._looks[about] = number + 1
-        return self.when(number)
+        return self.when.test(number)
+
+    def finish(self) -> None:
+        """Be called no more from the next step on: there is nothing left to look at."""
+        self.context.finished.append(self)
 
     def start(self) -> None:
         """Look at the program's objects before the first step; may wait for devices."""
@@ -207,6 +210,9 @@ class Sensor:
 
     def on_pass(self, inputs: PassInputs) -> None:
         """Take what a model is called with."""
+
+    def on_tokens(self, tokens: Tensor) -> None:
+        """Take the first tensor of whole numbers that a model is called with in a training pass."""
 
     def on_call(self, entry: WatchedModule, call: int, phase: Phase, args: tuple[Any, ...], output: Any) -> None:
         """Take a call of a module chosen by `looks_at`, the `call`-th of it in this step, counted from 0."""

@@ -169,12 +169,10 @@ class Padding(Sensor):
         self._waiting: Tensor | None = None
         self._compared = 0
 
-    def on_pass(self, inputs: PassInputs) -> None:
+    def on_tokens(self, tokens: Tensor) -> None:
         """Keep the tokens that a training pass begins with; their labels come with the loss."""
-        tokens = inputs.tokens if inputs.is_first and self.when(self._compared) else None
-        if tokens is None or tokens.dim() != 2 or tokens.shape[1] < 2:
-            return
-        if len(tokens) <= MAX_ROWS and tokens.numel() <= MAX_TOKENS:
+        fits = tokens.dim() == 2 and tokens.shape[1] > 1 and len(tokens) <= MAX_ROWS and tokens.numel() <= MAX_TOKENS
+        if fits and self.when(self._compared):
             self._waiting = tokens
 
     @torch.no_grad()
@@ -187,6 +185,8 @@ class Padding(Sensor):
         if target.numel() != tokens.numel() or target.device != tokens.device:
             return
         self._compared += 1
+        if not self.when(self._compared):
+            self.finish()
         ignored = call.settings.get("ignore_index")
         labels = target.detach().reshape(tokens.shape)
         self.signals.see(LOSS, COUNTED_PADDING, _share(tokens, labels, ignored if isinstance(ignored, int) else -100))
@@ -280,6 +280,7 @@ class Neighbours(Sensor):
         if sum(map(len, self._inputs)) >= MIN_SAMPLES:
             self._compare(torch.cat(self._inputs), torch.cat(self._labels))
         self._done = True
+        self.finish()
         self._inputs, self._labels, self._waiting = [], [], None
 
     def _compare(self, inputs: Tensor, labels: Tensor) -> None:
