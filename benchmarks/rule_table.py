@@ -83,11 +83,11 @@ def reliability(verdicts: Iterable[dict[str, Any]]) -> list[tuple[float, bool]]:
     """Return, for each warning, the confidence that the other sets of programs give it, and whether it was right."""
     verdicts = list(verdicts)
     found = []
-    for part in dict.fromkeys(verdict["part"] for verdict in verdicts):
-        known = count(verdict for verdict in verdicts if verdict["part"] != part)
+    for chosen in dict.fromkeys(verdict["set"] for verdict in verdicts):
+        known = count(verdict for verdict in verdicts if verdict["set"] != chosen)
         for verdict in verdicts:
             truth = {verdict["kind"], *verdict["also"]} if is_faulty(verdict) else set()
-            for said in verdict["said"] if verdict["part"] == part else ():
+            for said in verdict["said"] if verdict["set"] == chosen else ():
                 confidence = known.get(said["kind"], Counts()).confidence
                 if confidence is not None:
                     found.append((confidence, said["kind"] in truth))

@@ -73,8 +73,6 @@ def test_the_programs_cover_all_groups_architectures_and_tasks():
     architectures = {"mlp", "cnn", "resnet", "lstm", "gru", "transformer", "autoencoder", "vae", "gan", "moe"}
     assert architectures <= {program.arch for program in PROGRAMS}
     assert {"classification", "regression", "lm", "reconstruction", "adversarial"} <= {p.task for p in PROGRAMS}
-    parts = Counter(program.part for program in PROGRAMS)
-    assert 0.2 <= parts["held out"] / (parts["held out"] + parts["to tune on"]) <= 0.35
-    assert parts["second hold-out"] >= 40
-    assert parts["third hold-out"] >= 40
-    assert parts["fourth hold-out"] >= 40
+    sets = Counter(program.set for program in PROGRAMS)
+    assert 0.2 <= sets["holdout_1"] / (sets["holdout_1"] + sets["dev"]) <= 0.35
+    assert all(sets[f"holdout_{number}"] >= 40 for number in (2, 3, 4))

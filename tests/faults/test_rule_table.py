@@ -14,7 +14,7 @@ from rule_table import count, reliability
 
 def verdict(program, kind, *said, seed=0, repaired=False, also=(), part="one"):
     return {
-        "program": program, "kind": kind, "also": also, "seed": seed, "repaired": repaired, "part": part,
+        "program": program, "kind": kind, "also": also, "seed": seed, "repaired": repaired, "set": part,
         "said": [{"kind": each} for each in said],
     }  # fmt: skip
 
