@@ -31,6 +31,7 @@ from sonde.hooks.guard import OnError
 from sonde.hooks.names import named_modules, named_parameters
 from sonde.parallel.ranks import num_ranks, this_rank
 from sonde.record.describe import describe_environment, describe_model
+from sonde.record.governor import JUDGING
 from sonde.record.kinds import inner_optimizer, is_compiled
 from sonde.record.pipeline import Extensions, Pipeline
 from sonde.record.plan import DEFAULT_WHAT, Helpers, Plan, What
@@ -261,7 +262,7 @@ def watch(
             extensions=Extensions(
                 sensors=functools.partial(Sensors, wanted=WANTED | SHOWN) if plan.diagnose else None,
                 forensics=functools.partial(Forensics, options=forensics),
-                judge=Monitor if plan.diagnose else None,
+                judge=functools.partial(Monitor, share=_judging_share(plan.budget)) if plan.diagnose else None,
             ),
             steps_before=writer.last_step if start_step is None else start_step - 1,
             clock=chosen.clock,
@@ -300,6 +301,10 @@ def open_session(
     plan = _plan({}, options)
     writer = _open_writer(run, options, _header({}, [], plan, options))
     return HandFedSession(Pipeline({}, [], writer, plan, options.helpers, steps_before=writer.last_step, clock=clock))
+
+
+def _judging_share(budget: float | None) -> float | None:
+    return None if budget is None else JUDGING * budget
 
 
 def _options(options: Any) -> Options:

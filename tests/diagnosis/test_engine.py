@@ -158,7 +158,7 @@ def test_a_finding_is_reported_once_and_withdrawn_when_it_no_longer_holds():
     assert said[0].step == 1
 
 
-def count_looks(cost: float, steps: int) -> int:
+def count_looks(cost: float, steps: int, share: float | None = None) -> int:
     """Count how often a monitor looks at a run of steps of one second, if a look takes `cost` seconds."""
     clock, looks = FakeClock(0.0), []
 
@@ -168,17 +168,16 @@ def count_looks(cost: float, steps: int) -> int:
             looks.append(case.step)
             return []
 
-    monitor = Monitor(lambda finding: None, Slow(), clock)
+    monitor = Monitor(lambda finding: None, Slow(), share=share, clock=clock, own_time=clock)
     for step in range(1, steps + 1):
         monitor.take_block(block(step, {0: 1.0}))
         clock.advance(1.0)
     return len(looks)
 
 
-def test_looks_that_are_dear_are_rarer_but_never_at_the_start():
-    assert count_looks(0.0001, 10) == count_looks(5.0, 10) == 9
-    assert count_looks(0.0001, 200) == 9 + 38
-    assert 10 < count_looks(5.0, 200) < 16
+def test_looks_that_cost_too_much_come_at_a_few_steps_only():
+    assert count_looks(5.0, 200) == count_looks(0.0001, 200, share=0.01) == 9 + 38
+    assert count_looks(5.0, 200, share=0.01) == 6  # steps 3, 10, 24, 50, and then each double
 
 
 @pytest.mark.parametrize("shares", [[0.0] * 8, [1.0, 1.0, 0.0] * 3])

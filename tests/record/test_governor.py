@@ -98,9 +98,9 @@ def test_a_training_that_becomes_slower_is_recorded_more_often_again():
 
 
 def test_steps_that_the_user_leaves_out_are_not_recorded_for_the_governor_either():
-    machine = Machine(0.05, bare=0.01, cost=(0, 1e-3, 2e-3, 4e-3)).run(1000, due=lambda step: step % 10 == 0)
+    machine = Machine(0.05, bare=0.01, cost=(0, 1e-3, 2e-3, 3e-3)).run(1000, due=lambda step: step % 10 == 0)
     assert all(level == NOTHING for step, level in enumerate(machine.levels) if step % 10)
-    # One step in ten costs 4 % of all on average, so each is recorded in full.
+    # One step in ten costs 3 % of all on average, so each is recorded in full.
     assert {machine.levels[step] for step in range(300, 1000, 10)} == {EVERYTHING}
 
 

@@ -1,4 +1,4 @@
-"""The doctor at the bedside: judges a run while it is recorded, in the worker's thread."""
+"""Judge a run while it is recorded, in the worker's thread."""
 
 from __future__ import annotations
 
@@ -16,20 +16,26 @@ from sonde.records import Block, Event, Finding, Site
 # How often to look: at each of the first steps, where exact relations show; then less and less.
 _EVERY: Final = ((10, 1), (200, 5), (1000, 10), (10_000, 50))
 _LATER: Final = 250
-# Beyond the first steps looking may take this part of the run's time; where it would take more, looks are rarer, up to
-# this many times. Rules hold Python's lock, so their time is taken from training.
-_SHARE: Final = 0.02
-_RARER: Final = 8
+# Steps at which a run is judged whatever that costs; later ones double. Rules hold Python's lock, so their time is
+# taken from training.
+_ALWAYS: Final = (3, 10, 24, 50)
 
 
 class Monitor:
-    """A `Sink` that reports what is wrong as soon as it can be told."""
+    """A `Sink` that reports what is wrong as soon as it is known.
+
+    `share` bounds the processor time of looks, as a share of the time that has passed; None looks in its usual rhythm
+    whatever it costs.
+    """
 
     def __init__(
         self,
         report: Callable[[Finding], None],
         doctor: Doctor | None = None,
+        *,
+        share: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        own_time: Callable[[], float] = time.thread_time,
     ) -> None:
         self._report = report
         self._doctor = doctor or Doctor()
@@ -38,7 +44,8 @@ class Monitor:
         self._findings: list[Finding] = []
         self._looked = -1
         self._pending: int | None = None
-        self._clock = clock
+        self._share = share
+        self._clock, self._own_time = clock, own_time
         self._began = clock()
         self._spent = 0.0
         self._said: deque[Finding] = deque(maxlen=256)
@@ -97,17 +104,23 @@ class Monitor:
 
     def _look_if_due(self, step: int) -> None:
         every = next((every for until, every in _EVERY if step <= until), _LATER)
-        since = step - self._looked
-        dear = self._spent > _SHARE * (self._clock() - self._began)
-        if since >= every * (_RARER if dear and every > 1 else 1):
+        if step - self._looked >= every and (self._is_milestone(step) or self._can_afford()):
             self._look()
+
+    def _is_milestone(self, step: int) -> bool:
+        """Return whether a step at which a run is always judged has come since the last look."""
+        following = next((each for each in _ALWAYS if each > self._looked), 2 * max(self._looked, _ALWAYS[-1]))
+        return step >= following
+
+    def _can_afford(self) -> bool:
+        return self._share is None or self._spent <= self._share * (self._clock() - self._began)
 
     def _look(self) -> None:
         self._looked = self._case.step
-        began = self._clock()
+        began = self._own_time()
         before = {finding.kind: finding for finding in self._findings}
         found = self._doctor.look(self._case)
-        self._spent += self._clock() - began
+        self._spent += self._own_time() - began
         with self._lock:
             self._findings = found
         for finding in found:

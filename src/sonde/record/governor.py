@@ -15,7 +15,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,7 +24,10 @@ LEVELS: Final = (NOTHING, PARAMETERS, OUTPUTS, EVERYTHING)
 
 FULL_STEPS: Final = 24
 """Steps at the start in which everything is recorded: most faults of a loop show there."""
+JUDGING: Final = 0.2
+"""The part of the budget that is set aside for judging the run; the rest is for recording it."""
 _SAMPLES: Final = 5  # steps of a level that are compared
+_ENOUGH: Final = 3  # of them that must be known; a device tells of its last steps late
 _KEPT: Final = 32
 _REVIEW: Final = 64  # steps between two decisions
 _MOST: Final = 1024  # the longest stride
@@ -110,6 +113,12 @@ class Cost:
         return ", ".join(parts)
 
 
+def _usual(durations: Iterable[float]) -> float:
+    """Return how long a step takes when nothing else disturbs it: the lower quartile."""
+    ordered = sorted(durations)
+    return ordered[len(ordered) // 4]
+
+
 class Governor:
     """Chooses the level of every step so that the average cost stays within the budget.
 
@@ -165,7 +174,8 @@ class Governor:
         If it is `timed` elsewhere, its duration comes by `take_duration`.
         """
         level, now, waited = self.level if due else NOTHING, self._clock(), self._own_seconds()
-        if self._last is not None:
+        # A step before a recorded one is not left alone: it is no measure of what steps cost that are.
+        if self._last is not None and (level or self.skips or not self._waited[NOTHING]):
             self._waited[level].append(waited - self._last[1])
             if not timed:
                 self._durations[level].append(now - self._last[0])
@@ -182,8 +192,10 @@ class Governor:
     def _next_levels(self, due: tuple[bool, bool]) -> tuple[int, int]:
         """Return the levels of the next two steps."""
         first = self.level if due[0] else NOTHING
-        if not due[1] or self._exploring:
-            return first, EVERYTHING if self._exploring else NOTHING
+        if not due[1]:
+            return first, NOTHING
+        if self._exploring:
+            return first, self._exploring[-2] if len(self._exploring) > 1 else EVERYTHING
         return first, self.strides.level(self._due_steps + due[0])
 
     def take_duration(self, level: int, seconds: float) -> None:
@@ -201,10 +213,10 @@ class Governor:
 
     def _bare_seconds(self) -> float | None:
         """Return how long a step takes without Sonde: measured where steps without it are known, else by its clocks."""
-        level = NOTHING if len(self._durations[NOTHING]) >= _SAMPLES else self._level_seen_most()
+        level = NOTHING if len(self._durations[NOTHING]) >= _ENOUGH else self._level_seen_most()
         if not self._durations[level] or not self._waited[level]:
             return None
-        whole = statistics.median(self._durations[level])
+        whole = _usual(self._durations[level])
         return max(whole - statistics.median(self._waited[level]), _LEAST_OWN * whole)
 
     def _level_seen_most(self) -> int:
@@ -216,9 +228,10 @@ class Governor:
         if seen is None:
             return 0.0
         beside = next((cost for each in LEVELS[level:] if (cost := self._worker_seconds(each)) is not None), 0.0)
-        waited = statistics.fmean(self._waited[seen])
-        if min(len(self._durations[seen]), len(self._durations[NOTHING])) >= _SAMPLES and seen != NOTHING:
-            waited = max(waited, statistics.median(self._durations[seen]) - bare)
+        # What the diagnosis needs is not the same in every step; the rest is, but for the machine's own hiccups.
+        waited = (statistics.fmean if seen == EVERYTHING else statistics.median)(self._waited[seen])
+        if min(len(self._durations[seen]), len(self._durations[NOTHING])) >= _ENOUGH and seen != NOTHING:
+            waited = max(waited, _usual(self._durations[seen]) - bare)
         return waited + beside
 
     def _share(self, strides: Strides, bare: float) -> float:
@@ -233,14 +246,15 @@ class Governor:
         if bare is None or bare <= 0:
             return
         if self._wants_to_explore(bare):
-            rounds = _SAMPLES - min(len(self._durations[level]) for level in (NOTHING, PARAMETERS, OUTPUTS))
-            self._exploring = [NOTHING, PARAMETERS, OUTPUTS] * max(1, rounds)
+            # From the end; the last of those that record nothing comes before a recorded step and is not measured.
+            self._exploring = [NOTHING] * (_SAMPLES + 1) + [PARAMETERS] * _SAMPLES + [OUTPUTS] * _SAMPLES
             return
         strides = Strides()
-        while self._share(strides, bare) > self.budget and strides.parameters < _MOST:
+        allowed = (1 - JUDGING) * self.budget
+        while self._share(strides, bare) > allowed and strides.parameters < _MOST:
             strides = strides.thinner()
         is_looser = self._share(strides, bare) > self._share(self.strides, bare)
-        if is_looser and self._share(strides, bare) > _SLACK * self.budget:
+        if is_looser and self._share(strides, bare) > _SLACK * allowed:
             strides = self.strides
         if strides != self.strides:
             self.strides = strides
@@ -248,7 +262,7 @@ class Governor:
         self._next_review = self._steps + _REVIEW
 
     def _wants_to_explore(self, bare: float) -> bool:
-        if all(len(self._durations[level]) >= _SAMPLES for level in (NOTHING, PARAMETERS, OUTPUTS)):
+        if all(len(self._durations[level]) >= _ENOUGH for level in (NOTHING, PARAMETERS, OUTPUTS)):
             return False
         if _OFTEN * self._due_steps < self._steps:  # a schedule that records few steps leaves little to compare
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import queue
+import statistics
 import threading
 import time
 import traceback
@@ -59,9 +60,9 @@ class Worker:
         return True
 
     def seconds(self, level: int) -> float | None:
-        """Return the processor time that a step of a level takes on average; None if there was none."""
+        """Return the processor time that a usual step of a level takes, without judging it; None if unknown."""
         costs = list(self._costs[level])
-        return sum(costs) / len(costs) if costs else None
+        return statistics.median(costs) if costs else None
 
     def subscribe(self, sink: Sink) -> None:
         """Add a sink; it is told of the sites that are known already before anything else."""
