@@ -178,16 +178,16 @@ class Case:
             raise NotMeasured(f"{subject}:vital{vitals.part_of(name)}")
         return track
 
-    def need(self, quantity: Quantity, phase: Phase = "train") -> list[Track]:
-        """Return the tracks of a quantity.
+    def need_vitals(self, subject: str, name: str) -> list[Track]:
+        """Return the tracks of a vital sign for all subjects that have it; `subject` describes them.
 
         Raises:
-            NotMeasured: There is none.
+            NotMeasured: The run does not have it.
 
         """
-        tracks = self.of(quantity, phase)
+        tracks = self.vitals(name)
         if not tracks:
-            raise NotMeasured(f"{quantity}s")
+            raise NotMeasured(f"{subject}:vital{vitals.part_of(name)}")
         return tracks
 
     def scalar(self, name: str) -> tuple[NDArray[np.int64], Values] | None:
@@ -227,6 +227,18 @@ class Case:
             return found
         named = sorted(name for name in self.scalars() if "loss" in name.lower() and "val" not in name.lower())
         return self.scalar(named[0]) if len(named) == 1 else None
+
+    def need_loss(self) -> tuple[NDArray[np.int64], Values]:
+        """Return the curve of the training loss.
+
+        Raises:
+            NotMeasured: There is none.
+
+        """
+        found = self.loss()
+        if found is None:
+            raise NotMeasured("the loss")
+        return found
 
     @property
     def learning(self) -> Learning:

@@ -150,9 +150,7 @@ def saturated_activation(case: Case) -> Found | None:
 
     The last module does not count: a trained classifier may be certain.
     """
-    tracks = case.vitals(vitals.SATURATED)
-    if not tracks:
-        raise NotMeasured("module:vital.saturated")
+    tracks = case.need_vitals("module", vitals.SATURATED)
     last = case.facts.order[-1:]
     flat = [track for track in tracks if track.name not in last and _is_saturated(track)]
     if not flat:
@@ -248,9 +246,7 @@ def attention_entropy_collapse(case: Case) -> Found | None:
 
     The mean over heads counts: a few such heads are normal.
     """
-    tracks = case.vitals(vitals.ATTENTION_ENTROPY)
-    if not tracks:
-        raise NotMeasured("module:vital.attention_entropy")
+    tracks = case.need_vitals("module", vitals.ATTENTION_ENTROPY)
     for track in tracks:
         values, looks = track.numbers(), int(ATTENTION_LOOKS)
         if len(values) < looks:

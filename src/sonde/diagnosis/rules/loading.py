@@ -234,9 +234,7 @@ SPIKE_WARNS = Threshold(3, "persistence: spikes with the same batch that are wor
 )
 def bad_batch_spike(case: Case) -> Found | None:
     """The loss spikes each time the same batch comes."""
-    found = case.loss()
-    if found is None:
-        raise NotMeasured("the loss")
+    found = case.need_loss()
     track = model_input(case)
     spikes = set(found[0][spike_flags(found[1])].tolist())
     batches = dict(zip(track.steps.tolist(), identities(track).tolist(), strict=True))

@@ -39,9 +39,7 @@ LEFTOVER_MOST = Threshold(0.5, "share of the last 64 steps: clearing once an epo
 )
 def missing_zero_grad(case: Case) -> Found | None:
     """Gradients are not cleared between steps, so each step applies the sum of all before."""
-    tracks = case.vitals(vitals.LEFTOVER)
-    if not tracks:
-        raise NotMeasured("optimizer:vital.leftover")
+    tracks = case.need_vitals("optimizer", vitals.LEFTOVER)
     for track in tracks:
         track = track.last(64)
         shares = track.numbers()
@@ -222,9 +220,7 @@ DOUBLE_SHARE = Threshold(0.4, "share of steps without a backward pass: every sec
 def double_step(case: Case) -> Found | None:
     """The optimizer steps twice with the same gradients."""
     sizes = {optimizer.name: len(set(held(optimizer))) for optimizer in need_optimizers(case)}
-    tracks = case.vitals(vitals.BACKWARDS_SEEN)
-    if not tracks:
-        raise NotMeasured("optimizer:vital.backwards_seen")
+    tracks = case.need_vitals("optimizer", vitals.BACKWARDS_SEEN)
     for track in tracks:
         recent = track.last(int(DOUBLE_STEPS))
         again = recent.numbers() == 0

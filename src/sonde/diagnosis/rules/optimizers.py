@@ -119,9 +119,7 @@ CLIPPED_PACE = Threshold(1e-3, "update over weight of usual steps; clipped ones 
 )
 def clip_always_active(case: Case) -> Found | None:
     """Gradients are clipped at nearly every step."""
-    norms = case.vitals(vitals.CLIP_NORM)
-    if not norms:
-        raise NotMeasured("optimizer:vital.clip_norm")
+    norms = case.need_vitals("optimizer", vitals.CLIP_NORM)
     for track in norms:
         limits = case.vital(track.name, vitals.CLIP_MAX)
         found = None if limits is None else _far_above(case, track.last(100), limits.last(100))
@@ -183,9 +181,7 @@ def _crawls(case: Case) -> bool:
 )
 def clip_before_unscale(case: Case) -> Found | None:
     """Gradients are clipped while they are still multiplied by the loss scale."""
-    tracks = case.vitals(vitals.SCALED_CLIP)
-    if not tracks:
-        raise NotMeasured("optimizer:vital.scaled_clip")
+    tracks = case.need_vitals("optimizer", vitals.SCALED_CLIP)
     for track in tracks:
         scaled = track.numbers() == 1
         if run_length(scaled) >= CLIP_STEPS:
@@ -259,8 +255,7 @@ def weight_decay_too_large(case: Case) -> Found | None:
 
     The weights have shrunk as far as the decay alone must shrink them, in a run that does not learn.
     """
-    if case.loss() is None:
-        raise NotMeasured("the loss")
+    case.need_loss()
     first, last = first_weights(case), last_weights(case)
     for optimizer in case.facts.optimizers:
         for at, group in enumerate(optimizer.groups):

@@ -65,8 +65,7 @@ def not_learning(case: Case) -> Found | None:
 
     Some tasks start with a plateau, so it is a warning only when the run is over.
     """
-    if case.loss() is None:
-        raise NotMeasured("the loss")
+    case.need_loss()
     learning = case.learning
     if learning.state not in ("flat", "worse") or learning.points < NOT_LEARNING_STEPS:
         return None
@@ -106,9 +105,7 @@ PLATEAU_NOISE = Threshold(1 / 3, "fall over the noise of the loss: less is not p
 )
 def loss_plateau(case: Case) -> Found | None:
     """The loss has stopped falling at a high level."""
-    found = case.loss()
-    if found is None:
-        raise NotMeasured("the loss")
+    found = case.need_loss()
     learning, (steps, losses) = case.learning, found
     wait = int(PLATEAU_STEPS)
     if learning.state != "improving" or len(losses) < 2 * wait or learning.recent < PLATEAU_LEVEL * learning.initial:
@@ -141,8 +138,7 @@ UNDERFIT = Threshold(0.8, "loss over the first loss at the end")
 )
 def underfitting(case: Case) -> Found | None:
     """The run ended after learning only a little."""
-    if case.loss() is None:
-        raise NotMeasured("the loss")
+    case.need_loss()
     learning = case.learning
     if learning.state != "improving" or learning.points < NOT_LEARNING_STEPS:
         return None
@@ -175,10 +171,7 @@ def loss_divergence(case: Case) -> Found | None:
 
     A loss that rises beyond its scatter is worth a note. `nan_in_loss` covers losses that are NaN or infinite.
     """
-    found = case.loss()
-    if found is None:
-        raise NotMeasured("the loss")
-    steps, losses = found
+    steps, losses = case.need_loss()
     learning = case.learning
     if learning.state in ("unknown", "broken"):
         return None
@@ -233,9 +226,7 @@ OSCILLATION_FALL = Threshold(0.9, "last losses over those before: it still falls
 )
 def loss_oscillation(case: Case) -> Found | None:
     """The loss oscillates without falling any further."""
-    found = case.loss()
-    if found is None:
-        raise NotMeasured("the loss")
+    found = case.need_loss()
     learning, losses = case.learning, found[1][-64:]
     if learning.state in ("unknown", "broken") or len(losses) < OSCILLATION_STEPS:
         return None
@@ -276,10 +267,7 @@ SPIKES_STEPS = Threshold(40, "losses")
 )
 def loss_spike(case: Case) -> Found | None:
     """The loss spikes at single steps."""
-    found = case.loss()
-    if found is None:
-        raise NotMeasured("the loss")
-    steps, losses = found
+    steps, losses = case.need_loss()
     if case.learning.state in ("unknown", "broken"):
         return None
     spikes = spike_flags(losses)

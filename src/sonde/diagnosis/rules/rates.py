@@ -31,9 +31,7 @@ OVERSHOOT = Threshold(1.5, "highest loss over the first: with random labels or a
 )
 def lr_too_high(case: Case) -> Found | None:
     """The learning rate is too high: steps are long, and the loss does not fall."""
-    found = case.loss()
-    if found is None:
-        raise NotMeasured("the loss")
+    found = case.need_loss()
     if not is_failing(case):
         return None
     first = first_weights(case)
@@ -120,8 +118,7 @@ RATE_DECAYED = Threshold(0.1, "rate over its highest: lowered by a schedule")
 )
 def lr_too_low(case: Case) -> Found | None:
     """The learning rate is too low: weights hardly change, and the loss does not fall."""
-    if case.loss() is None:
-        raise NotMeasured("the loss")
+    case.need_loss()
     weights = last_weights(case)
     pace = weights.fastest()
     if len(pace) < PACE_LOW_STEPS or case.learning.state not in ("flat", "worse") or _is_scheduled(case):

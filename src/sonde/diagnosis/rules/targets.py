@@ -327,9 +327,7 @@ def _severity(case: Case, entropy: float, *, weighted: bool) -> Severity:
 )
 def empty_target(case: Case) -> Found | None:
     """A batch has no valid target: all are ignore_index, and their mean is NaN."""
-    tracks = case.vitals(vitals.VALID_TARGETS)
-    if not tracks:
-        raise NotMeasured("loss_fn:vital.valid_targets")
+    tracks = case.need_vitals("loss_fn", vitals.VALID_TARGETS)
     for track in tracks:
         empty = track.numbers() == 0
         if not empty.any():
