@@ -24,8 +24,7 @@ from watchers import Watcher, bare
 
 from sonde.probes import memory_scope, profile_scope
 from sonde.probes.memory.scope import MemoryScope
-from sonde.probes.phases import PhaseClock
-from sonde.probes.step_vitals import StepVitals
+from sonde.probes.profile.phases import PhaseClock, StepVitals
 
 
 class Numbers:

@@ -14,8 +14,7 @@ import sonde
 from sonde.hooks import replace_function
 from sonde.hooks.guard import UNGUARDED
 from sonde.probes.memory.process import ProcessMemory
-from sonde.probes.phases import LoopPhases, PhaseClock
-from sonde.probes.step_vitals import StepVitals
+from sonde.probes.profile.phases import LoopPhases, PhaseClock, StepVitals
 from sonde.testing import FakeClock, MemorySink, tiny_mlp
 
 ORIGINALS = (dataloader._BaseDataLoaderIter.__next__, torch.autograd.backward)

@@ -9,7 +9,7 @@ import torch
 from tests.pytorch_debugging.conftest import batch, kinds, small_model
 from torch import nn
 
-from sonde.checks import read_gradients
+from sonde.probes.readings import read_gradients
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sonde import schema
-from sonde.checks import total_norm
 from sonde.core import statistics
 from sonde.diagnosis.judgement import Moment, gradient_now
+from sonde.probes.readings import total_norm
 from sonde.records import Reading
 from sonde.schema import Rows
 from sonde.views.terminal.numbers import plural

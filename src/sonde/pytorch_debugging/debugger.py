@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sonde.checks import NonFiniteScope, gradients, parameters, read_parameters, total_norm
 from sonde.errors import OptionError
-from sonde.probes.readings import readings_of
+from sonde.forensics.nonfinite_scope import NonFiniteScope
+from sonde.probes.readings import gradients, parameters, read_parameters, readings_of, total_norm
 from sonde.pytorch_debugging import checks, passes, report, scopes
 from sonde.pytorch_debugging.checks import HALF_PRECISION_MAX, GradientReport, RowsByName
 from sonde.pytorch_debugging.events import MAX_KEPT, ROUTINE, EventList, Kept, Level, UserLogger, level_of, plain

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sonde.checks import Call, CallTable, Seen, listen_to_calls
+from sonde.forensics.call_table import Call, CallTable, Seen, listen_to_calls
 from sonde.probes.readings import readings_of
 from sonde.pytorch_debugging.events import plain, statistics
 from sonde.records import Reading

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sonde.checks import gradients, parameters, read_gradients, read_parameters, total_norm
 from sonde.errors import OptionError
-from sonde.probes.readings import readings_of
+from sonde.probes.readings import gradients, parameters, read_gradients, read_parameters, readings_of, total_norm
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from sonde.checks import NonFinite, NonFiniteScope, collect_anomaly_traces
+from sonde.forensics.nonfinite_scope import NonFinite, NonFiniteScope, collect_anomaly_traces
 from sonde.parallel.ranks import suffix, this_rank
 from sonde.probes.memory.scope import MemoryScope, memory_scope
 from sonde.probes.profile.scope import ProfileScope, profile_scope

@@ -23,7 +23,7 @@ from sonde.hooks.names import named_modules, named_parameters, unwrap
 from sonde.hooks.on_backward import Reach
 from sonde.probes.memory.device import DeviceMemory
 from sonde.probes.profile.cuda_timing import CudaTiming, StepClock
-from sonde.probes.step_vitals import StepVitals
+from sonde.probes.profile.phases import StepVitals
 from sonde.record.governor import EVERYTHING, NOTHING, Cost, Governor
 from sonde.record.modules import ModuleTap, PassObserver, WatchedModule
 from sonde.record.optimizers import OptimizerTap, StepObserver, Wants

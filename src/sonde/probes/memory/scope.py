@@ -31,7 +31,7 @@ from sonde.probes.memory.device import (
 from sonde.probes.memory.kept import KeptMemory, KeptWatch
 from sonde.probes.memory.leaks import Leak, TensorWatch, find_leak, judge
 from sonde.probes.memory.process import available_bytes, proportional_bytes, resident_bytes, total_bytes
-from sonde.probes.phases import LoopPhases, StepPhase
+from sonde.probes.profile.phases import LoopPhases, StepPhase
 from sonde.probes.profile.scope import Timeline
 
 # --------------------------------------------------------------------------------

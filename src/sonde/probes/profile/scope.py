@@ -18,7 +18,6 @@ from sonde.errors import OptionError
 from sonde.hooks.guard import Guard, Handle, remove_all, warn_of_fault
 from sonde.hooks.on_step import on_step
 from sonde.hooks.replace_function import BACKWARD
-from sonde.probes.phases import LoopPhases, StepPhase
 from sonde.probes.profile.advice import (
     HostSync,
     TorchPattern,
@@ -43,6 +42,7 @@ from sonde.probes.profile.calls import (
     stack_weights,
 )
 from sonde.probes.profile.module_times import ModuleTime, ModuleTimes
+from sonde.probes.profile.phases import LoopPhases, StepPhase
 from sonde.probes.profile.trace_file import folded_lines, numbered, speedscope, write_json, write_text, write_trace
 from sonde.probes.profile.windows import MOST_STEPS, LoaderWatch, ProfileSchedule, Windows, profile_schedule
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from sonde.checks import calls, listen_to_calls
+from sonde.forensics import call_table
+from sonde.forensics.call_table import listen_to_calls
 from sonde.testing import assert_no_taps
 
 
@@ -78,7 +79,7 @@ def test_inputs_are_read_before_a_module_writes_over_them():
 
 
 def test_the_table_is_bounded(monkeypatch):
-    monkeypatch.setattr(calls, "MAX_CALLS", 3)
+    monkeypatch.setattr(call_table, "MAX_CALLS", 3)
     model = nn.Sequential(nn.ReLU())
     with listen_to_calls(model) as table:
         for _ in range(5):

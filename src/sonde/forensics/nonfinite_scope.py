@@ -7,9 +7,12 @@ optimizer step. That is slow and waits for the device each time: use it to find 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 import threading
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
@@ -25,13 +28,16 @@ from sonde.hooks.on_backward import on_accumulated
 from sonde.hooks.on_call import ModuleCalls
 from sonde.hooks.on_step import on_step
 from sonde.hooks.unpack import unpack
-from sonde.hooks.user_line import source_line
+from sonde.hooks.user_line import is_users, source_line
 from sonde.probes.readings import Tally, readings_of
 from sonde.records import Reading
 
 Place = Literal["forward", "gradient", "optimizer"]
 MAX_SIGHTINGS: Final = 64
 """Places that are reported; what comes after is the same trouble spreading, and is only counted."""
+
+_BEGINS: Final = "Error detected in "
+_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,3 +337,35 @@ def _is_on_purpose(values: tuple[Any, ...], tensors: list[Tensor]) -> bool:
 
 
 def _ignore(found: NonFinite) -> None: ...
+
+
+class AnomalyTraces:
+    """Where in the forward pass torch's anomaly mode locates NaN gradients: it issues a warning beside the error."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    @property
+    def source(self) -> str:
+        """`file:line in function` of the innermost line of the user's that made the last bad operation, or ""."""
+        frames = _FRAME.findall(self.texts[-1]) if self.texts else []
+        users = [frame for frame in frames if is_users(frame[0])]
+        return "{}:{} in {}".format(*users[-1]) if users else ""
+
+
+@contextlib.contextmanager
+def collect_anomaly_traces() -> Iterator[AnomalyTraces]:
+    """Collect torch's warnings about anomalies while the block runs."""
+    traces, show = AnomalyTraces(), warnings.showwarning
+
+    def collect(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        if str(message).startswith(_BEGINS):
+            traces.texts.append(str(message)[-8000:])  # the innermost lines come last
+        show(message, *args, **kwargs)
+
+    warnings.showwarning = collect
+    try:
+        yield traces
+    finally:
+        if warnings.showwarning is collect:  # else code inside the block has replaced it
+            warnings.showwarning = show

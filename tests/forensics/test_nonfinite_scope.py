@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from sonde.checks import NonFiniteScope
+from sonde.forensics.nonfinite_scope import NonFiniteScope
 from sonde.testing import assert_no_taps
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sonde.checks import read_gradients, read_parameters, total_norm
-from sonde.probes.readings import Tally, readings_of
+from sonde.probes.readings import Tally, read_gradients, read_parameters, readings_of, total_norm
 from sonde.records import Reading
 
 
