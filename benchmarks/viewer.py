@@ -196,7 +196,7 @@ def bench_tensorboard(out: Table, run: Path, logs: Path, tags: int) -> None:
     if importlib.util.find_spec("tensorboard") is None:
         out.add("TensorBoard", "not installed")
         return
-    from sonde.cli.export_tensorboard import export_tensorboard
+    from sonde.cli.export_formats import export_tensorboard
     from sonde.store import open_run
 
     shutil.rmtree(logs, ignore_errors=True)

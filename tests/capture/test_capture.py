@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.waiting import PATIENCE_S, wait_until
 
-from sonde.capture import Capture, living
+from sonde.capture import Capture, worker
 from sonde.capture import capture as capture_module
 from sonde.errors import ClosedError, OptionError, RunError, RunExists
 from sonde.store.pages import PageWriter, file, load_debug_outputs, verify_pages
@@ -501,11 +501,11 @@ def test_a_capture_that_is_forgotten_while_it_writes_lives_until_all_is_written(
     assert gate.reached.wait(PATIENCE_S)
     del capture
     gc.collect()
-    assert len(living.living) == 1  # at the end of the process it would be closed
+    assert len(worker.living) == 1  # at the end of the process it would be closed
     gate.set()
     assert not threads()
     gc.collect()
-    assert not list(living.living)
+    assert not list(worker.living)
     assert list(load_debug_outputs(tmp_path)) == [0, 1, 2]
 
 
@@ -517,7 +517,7 @@ def test_a_forgotten_capture_dies_and_its_folder_can_be_continued(tmp_path):
     del capture
     gc.collect()
     assert not threads()
-    assert not list(living.living)
+    assert not list(worker.living)
     with Capture(page_bytes=MIB) as other:
         other.open(tmp_path, resume=True)
         other.add(1, {"x": 1})

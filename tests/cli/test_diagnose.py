@@ -9,8 +9,7 @@ import sonde as library
 from sonde.diagnosis import Diagnosis
 from sonde.records import Evidence, Finding
 from sonde.views.terminal import Look, make_console
-from sonde.views.terminal.findings import finding_lines, render_diagnosis
-from sonde.views.terminal.lacks import in_words
+from sonde.views.terminal.findings import finding_lines, in_words, render_diagnosis
 
 FINDING = Finding(
     kind="double_softmax",

@@ -14,7 +14,7 @@ pytest.importorskip("tensorboard", reason="event files need the tensorboard extr
 
 import sonde as library
 from sonde import schema
-from sonde.cli.export_tensorboard import tag_of
+from sonde.cli.export_formats import tag_of
 from sonde.store import open_run
 
 

@@ -8,9 +8,7 @@ from torch import nn
 
 from sonde.errors import OptionError
 from sonde.training import Accuracy, EarlyStopping, IoU, LossPerSample, Metrics, Scores
-from sonde.training.criteria import per_sample_loss
-from sonde.training.metrics import aggregate
-from sonde.training.scores import ScoreBook
+from sonde.training.scores import ScoreBook, aggregate, per_sample_loss
 
 
 def datapoint(outputs, labels):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sonde.views.terminal.axis import Axis, linear_ticks, log_ticks, tick_labels
+from sonde.views.terminal.plot import Axis, linear_ticks, log_ticks, tick_labels
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(2, 12))

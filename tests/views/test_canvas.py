@@ -1,6 +1,6 @@
 import numpy as np
 
-from sonde.views.terminal.canvas import Canvas
+from sonde.views.terminal.plot import Canvas
 
 
 def lines(canvas, **how):

@@ -14,13 +14,11 @@ from hypothesis.extra import numpy as arrays
 from sonde.analysis import FlowRow, Mark, describe, smooth
 from sonde.debug import TerminalVisualizer
 from sonde.views.terminal import Look, make_console
-from sonde.views.terminal.axis import Axis, linear_ticks, log_ticks
-from sonde.views.terminal.flow_bars import flow_bars
+from sonde.views.terminal.bars import bar, picture, sparkline
 from sonde.views.terminal.heatmap import HeatMap, heat_map
-from sonde.views.terminal.image import picture
-from sonde.views.terminal.numbers import short
-from sonde.views.terminal.plot import Curve, PlotOptions, line_plot
-from sonde.views.terminal.spark import bar, sparkline
+from sonde.views.terminal.plot import Axis, Curve, PlotOptions, line_plot, linear_ticks, log_ticks
+from sonde.views.terminal.style import short
+from sonde.views.terminal.tables import flow_bars
 
 LARGEST, SMALLEST = sys.float_info.max, 5e-324
 EXTREMES = (LARGEST, -LARGEST, 1e308, -1e308, SMALLEST, -SMALLEST, sys.float_info.min, 0.0, -0.0, 1.0,

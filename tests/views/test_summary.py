@@ -8,7 +8,7 @@ from tests.analysis.made_run import Recipe, write_run
 from sonde.analysis import describe
 from sonde.store import open_run
 from sonde.views.terminal import make_console, print_summary, render_site, summary
-from sonde.views.terminal.look import Look
+from sonde.views.terminal.style import Look
 
 
 def page(run, width=80, **how):

@@ -14,9 +14,8 @@ from typing import Any, Final, Literal
 
 import torch
 
-from sonde.capture.item import take
-from sonde.capture.living import living
-from sonde.capture.worker import Failure, Worker
+from sonde.capture.values import take
+from sonde.capture.worker import Failure, Worker, living
 from sonde.errors import ClosedError, OptionError, RunError, RunExists
 from sonde.store.pages import DebugOutputs, PageWriter
 from sonde.store.pages.keep import Keep, copy_datapoints, move_pages

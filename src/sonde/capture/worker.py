@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 from sonde.capture.fetch import Fetcher
-from sonde.capture.item import Item
-from sonde.capture.values import to_plain_outputs
+from sonde.capture.values import Item, to_plain_outputs
+from sonde.errors import RunError
 from sonde.store.pages import PageWriter
 from sonde.store.pages.record import Datapoint
+
+if TYPE_CHECKING:
+    from sonde.capture.capture import Capture
+
+
+# --------------------------------------------------------------------------------
+# The queue of captures in memory, bounded in bytes, and the one thread that writes them to pages.
+
 
 logger = logging.getLogger("sonde")
 
@@ -207,3 +218,32 @@ def _write(writer: PageWriter, item: Item, fetcher: Fetcher) -> Failure | None:
     except Exception as error:  # noqa: BLE001 - the edge of this thread: no capture's fault may end it
         return Failure(item.datapoint, f"{type(error).__name__}: {error}", traceback.format_exc())
     return None
+
+
+# --------------------------------------------------------------------------------
+# Handle captures that are open when their process forks or ends.
+
+
+_EXIT_S: Final = 10.0
+
+living: WeakSet[Capture] = WeakSet()
+"""The open captures of this process."""
+
+
+def _abandon_in_child() -> None:
+    for capture in list(living):
+        capture._abandon()
+    living.clear()
+
+
+def _close_at_exit() -> None:
+    for capture in list(living):
+        try:
+            capture.close(_EXIT_S)
+        except (OSError, RunError) as error:
+            logger.warning("Captures could not be finished: %s", error)
+
+
+# A forked child (a DataLoader worker) inherits files and locks but no thread: it must release them at once.
+os.register_at_fork(after_in_child=_abandon_in_child)
+atexit.register(_close_at_exit)

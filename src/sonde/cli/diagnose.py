@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sonde.cli.guard import FOUND, OK
-from sonde.cli.options import AsJson, RunPath, Width
+from sonde.cli.opening import AsJson, RunPath, Width
 
 if TYPE_CHECKING:
     from sonde.analysis import Ending
@@ -82,8 +82,7 @@ def _print(run: Run, diagnosis: Diagnosis, ending: Ending | None, *, width: int 
 
     from sonde.views.terminal import Look, make_console
     from sonde.views.terminal.findings import render_diagnosis
-    from sonde.views.terminal.numbers import plural
-    from sonde.views.terminal.palette import BAD, STATUS_STYLES, TITLE
+    from sonde.views.terminal.style import BAD, STATUS_STYLES, TITLE, plural
 
     console = make_console(width=width)
     look = Look.of(console)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sonde.cli.options import AsJson
+from sonde.cli.opening import AsJson
 from sonde.cli.train import ConfigFile, Device, WorkDir, leaving_when_told, load, print_worst
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _show_progress(training: Any, evaluator: Any, console: Console, stack: conte
 
 
 def _print_end(evaluator: Any, scores: Any, console: Console) -> None:
-    from sonde.views.terminal.numbers import short
+    from sonde.views.terminal.style import short
 
     found = "  ".join(f"{name} {short(value)}" for name, value in scores.flat().items()) or "no scores"
     console.print(f"{len(scores.ids)} samples  {found}", highlight=False, soft_wrap=True)

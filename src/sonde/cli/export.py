@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonde.cli.options import AsJson, RunPath, SiteGlob
+from sonde.cli.opening import AsJson, RunPath, SiteGlob
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -77,7 +77,7 @@ def export(
     from sonde.cli.export_formats import open_writer, replacing
     from sonde.cli.opening import find_sites, open_run
     from sonde.views.terminal import make_console
-    from sonde.views.terminal.numbers import plural, size
+    from sonde.views.terminal.style import plural, size
 
     opened = open_run(run)
     if str(out) == "-":
@@ -119,7 +119,7 @@ def _export_tensorboard(
     run: Run, sites: list[Site], stats: list[str] | None, out: Path, *, force: bool, json: bool
 ) -> None:
     from sonde.cli.answer import print_json
-    from sonde.cli.export_tensorboard import check_folder, export_tensorboard
+    from sonde.cli.export_formats import check_folder, export_tensorboard
     from sonde.views.terminal import make_console
 
     check_folder(out, force)
@@ -135,7 +135,7 @@ def _export_site(run: Run, out: Path, *, json: bool) -> None:
     from sonde.cli.answer import print_json
     from sonde.views.site import write_site
     from sonde.views.terminal import make_console
-    from sonde.views.terminal.numbers import size
+    from sonde.views.terminal.style import size
 
     done = write_site(run.path, out)
     if json:

@@ -136,7 +136,7 @@ def _given(args: Sequence[str], options: Sequence[str]) -> str:
 
 
 def _complain(message: str, args: Sequence[str] | None) -> int:
-    from sonde.views.terminal.look import make_console
+    from sonde.views.terminal.style import make_console
 
     console = make_console(stderr=True)
     with contextlib.suppress(BrokenPipeError):
@@ -148,7 +148,7 @@ def _complain(message: str, args: Sequence[str] | None) -> int:
 def _escaped(message: str) -> str:
     from rich.markup import escape
 
-    from sonde.views.terminal.numbers import printable
+    from sonde.views.terminal.style import printable
 
     return escape(printable(message))
 

@@ -62,7 +62,7 @@ def _print_page(usage: str, text: str, sections: dict[str, Iterable[tuple[str, s
     from rich.padding import Padding
     from rich.text import Text
 
-    from sonde.views.terminal.look import make_console
+    from sonde.views.terminal.style import make_console
 
     console = make_console()
     console.print(Text.assemble(("usage ", "dim"), (usage, "bold cyan")))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonde.cli.options import AsJson, RunPath, Width
+from sonde.cli.opening import AsJson, RunPath, Width
 
 if TYPE_CHECKING:
     from sonde.analysis.samples import Picked

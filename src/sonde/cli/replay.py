@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sonde.cli.guard import FOUND
-from sonde.cli.options import AsJson
+from sonde.cli.opening import AsJson
 
 if TYPE_CHECKING:
     from rich.console import Console

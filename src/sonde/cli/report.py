@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonde.cli.options import RunPath
+from sonde.cli.opening import RunPath
 from sonde.errors import OptionError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _write(opened: Run, form: ReportFormat, target: Path, force: bool) -> None:
     from sonde.cli.export_formats import replacing
     from sonde.views.report import render_report
     from sonde.views.terminal import make_console
-    from sonde.views.terminal.numbers import size
+    from sonde.views.terminal.style import size
 
     check_target(target, force)
     text = render_report(opened, form.value)

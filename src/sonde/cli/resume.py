@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonde.cli.options import AsJson, RunPath
+from sonde.cli.opening import AsJson, RunPath
 
 EXAMPLES = """
 sonde resume runs/first

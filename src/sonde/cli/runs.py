@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonde.cli.options import AsJson, Width
+from sonde.cli.opening import AsJson, Width
 from sonde.errors import RunNotFound
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def _describe(run: RunSummary) -> dict[str, object]:
 def _table(found: list[RunSummary], folder: Path, now: float) -> Table:
     from rich.text import Text
 
-    from sonde.views.terminal.numbers import ABSENT, short
-    from sonde.views.terminal.palette import BAD, STATUS_STYLES
+    from sonde.views.terminal.style import ABSENT, BAD, STATUS_STYLES, short
     from sonde.views.terminal.tables import plain_table
 
     table = plain_table("run", "status", "step", "loss", "started", "model", right=("step", "loss", "started"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonde.cli.options import AsJson, LastSteps, RunPath, SiteGlob, StatName, Width
+from sonde.cli.opening import AsJson, LastSteps, RunPath, SiteGlob, StatName, Width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,8 +55,7 @@ def show(
 
 
 def _show_page(run: Run, *, last: int | None, width: int | None, json: bool) -> None:
-    from sonde.cli.answer import print_json
-    from sonde.cli.describe import describe_page
+    from sonde.cli.answer import describe_page, print_json
     from sonde.views.terminal import make_console, print_summary, read_page
 
     if json:
@@ -75,8 +74,7 @@ def _show_sites(
     width: int | None,
     json: bool,
 ) -> None:
-    from sonde.cli.answer import print_json
-    from sonde.cli.describe import describe_sites
+    from sonde.cli.answer import describe_sites, print_json
     from sonde.views.terminal import make_console
 
     found = judged(run, choose_sites(run, pattern, stat), stat, last)
@@ -133,8 +131,7 @@ def _print_sites(run: Run, found: list[SiteSummary], rows: int, console: Console
 def _show_step(run: Run, pattern: str | None, step: int, *, rows: int, width: int | None, json: bool) -> None:
     from rich.text import Text
 
-    from sonde.cli.answer import print_json
-    from sonde.cli.describe import describe_readings
+    from sonde.cli.answer import describe_readings, print_json
     from sonde.views.terminal import Look, make_console, reading_table
 
     readings = readings_at(run, pattern, step)

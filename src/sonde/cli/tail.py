@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sonde.cli.guard import FOUND
-from sonde.cli.options import AsJson, RunPath, SiteGlob, StatName, Width
+from sonde.cli.opening import AsJson, RunPath, SiteGlob, StatName, Width
 
 if TYPE_CHECKING:
     from sonde.analysis import News
@@ -109,8 +109,7 @@ def _tell_json(run: Run, news: News | None, found: list[Finding]) -> None:
     import sys
 
     from sonde.analysis import News
-    from sonde.cli.answer import print_json
-    from sonde.cli.describe import describe_event, describe_mark
+    from sonde.cli.answer import describe_event, describe_mark, print_json
 
     news = news or News(None, 0, float("nan"), float("nan"), 0, None)
     worst: dict[str, Any] | None = None
@@ -139,8 +138,7 @@ def _tell_end(run: Run, *, width: int | None, json: bool) -> None:
     from sonde.analysis import count_steps
     from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console
-    from sonde.views.terminal.numbers import plural
-    from sonde.views.terminal.palette import STATUS_STYLES
+    from sonde.views.terminal.style import STATUS_STYLES, plural
 
     steps = count_steps(run)
     if json:

@@ -1,19 +1,85 @@
-"""`sonde top RUN`: a live view of a run that fills the terminal."""
+"""Keys from a terminal, one at a time, without waiting for Enter."""
 
 from __future__ import annotations
 
+import os
+import select
 import sys
+import termios
 import time
+import tty
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 
-from sonde.cli.options import RunPath
+from sonde.cli.opening import RunPath
 from sonde.errors import OptionError
 
 if TYPE_CHECKING:
     from sonde.store import Run
+
+
+# --------------------------------------------------------------------------------
+# Keys from a terminal, one at a time, without waiting for Enter.
+
+
+_NAMES: Final = {
+    b"\x1b[A": "up",
+    b"\x1b[B": "down",
+    b"\x1b[C": "right",
+    b"\x1b[D": "left",
+    b"\x1bOA": "up",
+    b"\x1bOB": "down",
+    b"\x1bOC": "right",
+    b"\x1bOD": "left",
+    b"\x1b": "escape",
+    b"\t": "tab",
+    b" ": "space",
+    b"\x03": "ctrl-c",
+}
+
+
+class Keyboard:
+    """Reads keys while it is open; the terminal is as before when it is closed."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = sys.stdin.fileno() if descriptor is None else descriptor
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> Self:
+        self._before = termios.tcgetattr(self._descriptor)
+        tty.setcbreak(self._descriptor)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
+
+    def read(self, timeout_s: float) -> str | None:
+        """Return the next key by name; None if none came in time."""
+        ready, _, _ = select.select([self._descriptor], [], [], timeout_s)
+        if not ready:
+            return None
+        pressed = os.read(self._descriptor, 1)
+        if not pressed:
+            return "q"  # the terminal is gone
+        if pressed == b"\x1b":
+            pressed += self._rest()
+        return _NAMES.get(pressed, pressed.decode("ascii", "ignore"))
+
+    def _rest(self) -> bytes:
+        """Read the rest of an arrow key, which comes at once or not at all."""
+        ready, _, _ = select.select([self._descriptor], [], [], 0.02)
+        return os.read(self._descriptor, 2) if ready else b""
+
+
+# --------------------------------------------------------------------------------
+# `sonde top RUN`: a live view of a run that fills the terminal.
+
 
 EXAMPLES = """
 sonde top runs/first  # while it trains, or long after
@@ -38,7 +104,6 @@ def top(run: RunPath, interval: Interval = 1.0) -> None:
 
 def watch(run: Run, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
     """Draw until the user quits."""
-    from sonde.cli.keys import Keyboard
     from sonde.views.terminal import Look, make_console
     from sonde.views.terminal.top import Screen, View, read_top
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sonde.cli.options import AsJson
+from sonde.cli.opening import AsJson
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -142,7 +142,7 @@ def _show_progress(training: Any, trainer: Any, console: Console, stack: context
 
 
 def _words(scores: dict[str, float]) -> str:
-    from sonde.views.terminal.numbers import short
+    from sonde.views.terminal.style import short
 
     return "  ".join(f"{name} {short(value)}" for name, value in scores.items()) or "not validated"
 
@@ -161,7 +161,7 @@ def _describe(trainer: Any) -> dict[str, Any]:
 
 
 def _print_end(trainer: Any, console: Console) -> None:
-    from sonde.views.terminal.numbers import short
+    from sonde.views.terminal.style import short
 
     if trainer.stop_reason is not None:
         console.print(f"stopped: {trainer.stop_reason}", highlight=False)
@@ -174,7 +174,7 @@ def _print_end(trainer: Any, console: Console) -> None:
 
 def print_worst(scores: Any, name: str | None, console: Console) -> None:
     """Name the samples that scored worst."""
-    from sonde.views.terminal.numbers import short
+    from sonde.views.terminal.style import short
 
     worst = scores.worst(name) if scores is not None and name is not None else []
     if worst:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from sonde.cli.guard import FOUND
-from sonde.cli.options import AsJson, RunPath
+from sonde.cli.opening import AsJson, RunPath
 
 if TYPE_CHECKING:
     from sonde.store import Problem, Report
@@ -58,7 +58,7 @@ def _print(report: Report) -> None:
     from rich.text import Text
 
     from sonde.views.terminal import Look, make_console
-    from sonde.views.terminal.numbers import plural
+    from sonde.views.terminal.style import plural
 
     console = make_console()
     look = Look.of(console)

@@ -89,7 +89,7 @@ class DebugReport:
         """Return the report as a document, to print or to write as HTML or Markdown."""
         # Imported here: a training that writes no such report needs none of it.
         from sonde.views.document import Block, Document, Findings, Section, Table, Text, Tiles
-        from sonde.views.terminal.numbers import short
+        from sonde.views.terminal.style import short
 
         tiles = {
             "steps": self.steps,

@@ -385,7 +385,7 @@ class DebugSession:
 
     def _check_can_draw(self) -> None:
         """Report before the training, not after it, that no dashboard can be written."""
-        from sonde.views.figures.library import graph_objects
+        from sonde.views.figures.theme import graph_objects
 
         if self.config.output_dir is None:
             logger.warning("enable_visualization has no effect without an output_dir: the dashboard goes there.")

@@ -17,12 +17,10 @@ from sonde.arguments import whole_number
 from sonde.errors import OptionError
 from sonde.records import Reading
 from sonde.views.figures.curves import as_values, check_bins, count_in_bins
+from sonde.views.terminal.bars import sparkline
 from sonde.views.terminal.heatmap import HeatMap, heat_map
-from sonde.views.terminal.look import Look, make_console
-from sonde.views.terminal.numbers import short
-from sonde.views.terminal.palette import BAD, BAR, QUIET, TITLE
 from sonde.views.terminal.plot import Curve, PlotOptions, line_plot
-from sonde.views.terminal.spark import sparkline
+from sonde.views.terminal.style import BAD, BAR, QUIET, TITLE, Look, make_console, short
 from sonde.views.terminal.tables import plain_table
 
 Mode = Literal["auto", "braille", "blocks", "ascii"]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sonde.debug.gradient_debugger import GradientDebugger
     from sonde.debug.model_diagnostics import ModelDiagnostics
     from sonde.debug.tensor_inspector import TensorInspector
-    from sonde.views.figures.library import Figure
+    from sonde.views.figures.theme import Figure
 
 Columns = dict[str, Sequence[Any]]
 _MOST_FIGURES: Final = 200

@@ -1,14 +1,16 @@
 """Debuggers capture what a model computes inside for every sample, and store it by sample."""
 
 from sonde.capture import PerSample
-from sonde.debuggers.activation_stats import ActivationStatsDebugger
 from sonde.debuggers.attention import AttentionDebugger
 from sonde.debuggers.base_debugger import BaseDebugger
-from sonde.debuggers.embedding import EmbeddingDebugger
-from sonde.debuggers.feature_map import FeatureMapDebugger
-from sonde.debuggers.forward_debugger import ForwardDebugger
+from sonde.debuggers.forward_debugger import (
+    ActivationStatsDebugger,
+    EmbeddingDebugger,
+    FeatureMapDebugger,
+    ForwardDebugger,
+    LayerOutputDebugger,
+)
 from sonde.debuggers.gradcam import GradCAMDebugger
-from sonde.debuggers.layer_output import LayerOutputDebugger
 from sonde.debuggers.utils import get_layer_by_name
 from sonde.debuggers.wrappers.sequential_debugger import SequentialDebugger
 

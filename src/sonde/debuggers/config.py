@@ -11,7 +11,7 @@ from sonde.debuggers.base_debugger import BaseDebugger
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.utils import get_layer_by_name, nearest_layers, require_layer
 from sonde.errors import OptionError
-from sonde.training.builder import build_from_config
+from sonde.training.config import build_from_config
 
 
 class DuplicateName(OptionError, AssertionError):

@@ -1,4 +1,4 @@
-"""Debuggers that look at the output of one layer while the model computes."""
+"""Debuggers that keep the output of one layer, or something computed from it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sonde.capture import copy_outputs
 from sonde.debuggers.base_debugger import BaseDebugger
+from sonde.debuggers.samples import per_sample
 from sonde.errors import OptionError
+from sonde.hooks.unpack import unpack
+from sonde.probes import brief_statistics, dense, downsample, pooled_features, sample_statistics
+
+# --------------------------------------------------------------------------------
+# Debuggers that look at the output of one layer while the model computes.
 
 
 class _Slot(threading.local):
@@ -78,3 +84,125 @@ class ForwardDebugger(BaseDebugger):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the slot: captures belong to threads of this process."""
         return {name: value for name, value in self.__dict__.items() if name != "_slot"}
+
+
+# --------------------------------------------------------------------------------
+# Keep a layer's output with a few statistics.
+
+
+class FeatureMapDebugger(ForwardDebugger):
+    """Captures feature maps: the whole output of a layer, and mean, std, min and max of every sample.
+
+    A layer that returns several tensors (an LSTM, a dict of scales) gives a map for each, named by its part.
+    """
+
+    def process_forward(self, module: nn.Module, input: Any, output: Any) -> dict[str, Any]:
+        """Return the maps and their statistics."""
+        if isinstance(output, Tensor):
+            return {
+                "feature_map": output.detach(),
+                "stats": per_sample(brief_statistics(output)),
+                "layer_name": self.layer_name,
+            }
+        parts = unpack(output)
+        if not parts:
+            return {"error": f"the output holds no tensor ({type(output).__name__})", "layer_name": self.layer_name}
+        return {
+            "feature_map": {part: tensor.detach() for part, tensor in parts},
+            "stats": {part: per_sample(brief_statistics(tensor)) for part, tensor in parts},
+            "layer_name": self.layer_name,
+        }
+
+
+# --------------------------------------------------------------------------------
+# Keep a layer's output, downsampled.
+
+
+class LayerOutputDebugger(ForwardDebugger):
+    """Captures outputs averaged over windows of `downsample_factor` positions along every spatial axis."""
+
+    def __init__(self, layer_name: str, downsample_factor: int = 4) -> None:
+        super().__init__(layer_name)
+        given: Any = downsample_factor
+        if not isinstance(given, int) or given < 1:
+            raise OptionError(f"downsample_factor is a whole number of 1 or more; got {given!r}.")
+        self.downsample_factor = downsample_factor
+
+    def process_forward(self, module: nn.Module, input: Any, output: Any) -> dict[str, Any]:
+        """Return the downsampled output."""
+        facts: dict[str, Any] = {"layer_name": self.layer_name}
+        if isinstance(output, Tensor):
+            return facts | self._shrink(output, module)
+        parts = unpack(output)
+        if not parts:
+            return facts | {"error": f"the output holds no tensor ({type(output).__name__})"}
+        return facts | {"parts": {part: self._shrink(tensor, module) for part, tensor in parts}}
+
+    def _shrink(self, tensor: Tensor, module: nn.Module) -> dict[str, Any]:
+        smaller = downsample(dense(tensor), self.downsample_factor, module)
+        alike = {
+            "original_shape": [1, *tensor.shape[1:]] if tensor.dim() else [],
+            "downsampled": smaller.shape != tensor.shape,
+            "downsample_factor": self.downsample_factor,
+        }
+        num_samples = len(tensor) if tensor.dim() else 1
+        return {"output": smaller} | {name: per_sample([value] * num_samples) for name, value in alike.items()}
+
+
+# --------------------------------------------------------------------------------
+# Keep one feature vector per sample.
+
+
+class EmbeddingDebugger(ForwardDebugger):
+    """Captures the features of a layer as one vector: the mean over positions or tokens, or one chosen token.
+
+    Vectors of one layer can be compared, clustered and projected over samples, epochs and runs.
+    """
+
+    def __init__(self, layer_name: str, token: int | None = None) -> None:
+        super().__init__(layer_name)
+        self.token = token
+
+    def process_forward(self, module: nn.Module, input: Any, output: Any) -> dict[str, Any]:
+        """Return the vectors."""
+        parts = unpack(output)
+        if not parts:
+            return {"error": f"the output holds no tensor ({type(output).__name__})", "layer_name": self.layer_name}
+        part, tensor = parts[0]
+        return {
+            "embedding": pooled_features(dense(tensor), module, token=self.token),
+            "part": part,
+            "layer_name": self.layer_name,
+        }
+
+
+# --------------------------------------------------------------------------------
+# Keep statistics of a layer's output instead of the output.
+
+
+class ActivationStatsDebugger(ForwardDebugger):
+    """Captures statistics of every sample and every channel: of feature maps, or of the features of tokens.
+
+    All numbers of a call reach the host in one transfer. The first `num_values` values are kept, too.
+    """
+
+    def __init__(self, layer_name: str, num_values: int = 100) -> None:
+        super().__init__(layer_name)
+        self.num_values = num_values
+
+    def process_forward(self, module: nn.Module, input: Any, output: Any) -> dict[str, Any]:
+        """Return the statistics."""
+        parts = unpack(output)
+        facts: dict[str, Any] = {"layer_name": self.layer_name, "module_type": type(module).__name__}
+        if not parts:
+            return facts | {"error": f"the output holds no tensor ({type(output).__name__})"}
+        if isinstance(output, Tensor):
+            return facts | self._look(output, module)
+        return facts | {"parts": {part: self._look(tensor, module) for part, tensor in parts}}
+
+    def _look(self, tensor: Tensor, module: nn.Module) -> dict[str, Any]:
+        rows = dense(tensor).reshape(tensor.shape[0] if tensor.dim() else 1, -1)
+        return {
+            "activation_stats": per_sample(sample_statistics(tensor, module)),
+            "sample_values": per_sample(list(rows[:, : self.num_values].clone())),
+        }

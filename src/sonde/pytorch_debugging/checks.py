@@ -15,7 +15,7 @@ from sonde.diagnosis.judgement import Moment, gradient_now
 from sonde.probes.readings import total_norm
 from sonde.records import Reading
 from sonde.schema import Rows
-from sonde.views.terminal.numbers import plural
+from sonde.views.terminal.style import plural
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger

@@ -15,7 +15,7 @@ from sonde.pytorch_debugging.events import ROUTINE, is_trouble, plain, statistic
 from sonde.records import Finding, Reading
 from sonde.replacing import replacing
 from sonde.views.document import Block, Curves, Document, Findings, Section, Table, Text, Values
-from sonde.views.terminal.numbers import plural, short, size
+from sonde.views.terminal.style import plural, short, size
 
 if TYPE_CHECKING:
     from sonde.pytorch_debugging.debugger import PyTorchDebugger

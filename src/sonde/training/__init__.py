@@ -2,15 +2,13 @@
 
 from sonde.training.base_evaluator import BaseEvaluator
 from sonde.training.base_trainer import BaseTrainer
-from sonde.training.builder import build_from_config
 from sonde.training.checkpoints import checkpoint_indices, load_checkpoint
-from sonde.training.config import load_config
+from sonde.training.config import build_from_config, load_config
+from sonde.training.datapoints import apply_tensor_op
 from sonde.training.early_stopping import EarlyStopping
-from sonde.training.metrics import Accuracy, IoU, LossPerSample, Metric, Metrics
 from sonde.training.moments import Glimpse, Moment, Observation
-from sonde.training.scores import Scores
+from sonde.training.scores import Accuracy, IoU, LossPerSample, Metric, Metrics, Scores
 from sonde.training.supervised_trainer import SupervisedTrainer
-from sonde.training.tensor_ops import apply_tensor_op
 
 __all__ = [
     "Accuracy",

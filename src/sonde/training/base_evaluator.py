@@ -12,10 +12,10 @@ from sonde.errors import OptionError, RunExists
 from sonde.store import layout
 from sonde.store.layout import CAPTURES, EVALUATION_SCORES, KEPT
 from sonde.training import checkpoints
+from sonde.training.checkpoints import kept_random_state, kept_switches, seed_everything
 from sonde.training.config import EVALUATOR_KEYS, describe
 from sonde.training.loaders import build_loader, num_batches
 from sonde.training.moments import Moment
-from sonde.training.randomness import kept_random_state, kept_switches, seed_everything
 from sonde.training.recording import open_session, watch_options
 from sonde.training.runner import Runner
 from sonde.training.scores import Scores

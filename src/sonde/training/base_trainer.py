@@ -17,15 +17,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from sonde.errors import OptionError
 from sonde.store.layout import CAPTURES, KEPT, TEST, TEST_SCORES, VALIDATION_SCORES, epoch_folder
 from sonde.training import checkpoints
+from sonde.training.checkpoints import kept_random_state, kept_switches, seed_everything, seed_of
 from sonde.training.datapoints import Datapoint, batch_size, grouped, to_device
 from sonde.training.loaders import begin_epoch, num_batches
 from sonde.training.moments import Moment
-from sonde.training.randomness import (
-    kept_random_state,
-    kept_switches,
-    seed_everything,
-    seed_of,
-)
 from sonde.training.recording import was_cut_off
 from sonde.training.scores import Scores
 from sonde.training.trainer_parts import TrainerParts

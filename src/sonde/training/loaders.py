@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from sonde.errors import OptionError
-from sonde.training.builder import build_from_config, find_class, is_description
+from sonde.training.config import build_from_config, find_class, is_description
 from sonde.training.datapoints import NumberedBatch
 
 DEFAULT_BATCH_SIZE = 32

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sonde.errors import OptionError
 from sonde.hooks.guard import Guard, OnError
-from sonde.training.randomness import kept_random_state
+from sonde.training.checkpoints import kept_random_state
 
 logger = logging.getLogger("sonde")
 

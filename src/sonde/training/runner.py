@@ -1,14 +1,17 @@
-"""The common base of trainers and evaluators: config, model, debugger, moments, and the evaluation loop."""
+"""Mixed precision: autocast around the forward, and a gradient scaler where the format needs one."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sonde import strict_json
 from sonde.arguments import whole_number
@@ -16,17 +19,126 @@ from sonde.errors import OptionError, RunError
 from sonde.hooks.guard import Guard, OnError, warn_of_fault
 from sonde.parallel.ranks import folder_of, this_rank
 from sonde.session import IdleSession, Session
-from sonde.training.builder import build_from_config
-from sonde.training.capturing import Captures, build_debugger
-from sonde.training.config import SHARED_KEYS, check_config, describe
+from sonde.training.config import SHARED_KEYS, build_from_config, check_config, describe
 from sonde.training.datapoints import Datapoint, as_datapoint, batch_size, to_device
-from sonde.training.evaluation import eval_steps, evaluating
 from sonde.training.loaders import num_batches
-from sonde.training.metrics import Metrics, directions_of
 from sonde.training.moments import Glimpse, Moment, Moments, Observation, Observer, Split
-from sonde.training.precision import Precision
-from sonde.training.samples import SampleKeeper, sample_options
-from sonde.training.scores import ScoreBook, Scores
+from sonde.training.samples import Captures, SampleKeeper, build_debugger, sample_options
+from sonde.training.scores import Metrics, ScoreBook, Scores, directions_of
+
+# --------------------------------------------------------------------------------
+# Mixed precision: autocast around the forward, and a gradient scaler where the format needs one.
+
+
+_FORMATS: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """The precision of the forward and backward pass.
+
+    Args:
+        amp: None for full precision, `"bf16"` or `"fp16"`. Only fp16 needs a scaler: its range is small.
+        device: Where the model is.
+
+    Raises:
+        OptionError: There is no such format.
+
+    """
+
+    def __init__(self, amp: str | None, device: torch.device) -> None:
+        if amp is not None and amp not in _FORMATS:
+            raise OptionError(f"amp={amp!r}: choose 'bf16', 'fp16' or None.")
+        self.dtype = None if amp is None else _FORMATS[amp]
+        self._device = device
+        self.scaler: torch.amp.GradScaler | None = torch.amp.GradScaler(device.type) if amp == "fp16" else None
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the autocast context for the model and the criterion, for one thread."""
+        if self.dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, dtype=self.dtype)
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward of a loss."""
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call] # torch
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Unscale gradients, so that they can be clipped."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step the optimizer, unless the scaler found an infinity."""
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scaler's state; empty without one."""
+        return {} if self.scaler is None else self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the scaler's state."""
+        if self.scaler is not None and state:
+            self.scaler.load_state_dict(state)
+
+
+# --------------------------------------------------------------------------------
+# The loop over a dataset without gradients, used by validation, test and evaluation alike.
+
+
+_WAITING_PER_JOB = 2
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Set a model to evaluation mode; at the end every module returns to the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def eval_steps(datapoints: Iterable[Datapoint], step: Callable[[Datapoint], Any], jobs: int = 1) -> Iterator[Datapoint]:
+    """Run `step` on every datapoint and yield them in order, with several threads if `jobs` is above 1.
+
+    Each datapoint is used by one thread only. Only a few are in progress at a time, so memory does not grow with the
+    dataset. An error in a step is raised here, in order.
+    """
+    if jobs == 1:
+        for datapoint in datapoints:
+            with torch.no_grad():
+                step(datapoint)
+            yield datapoint
+        return
+    with ThreadPoolExecutor(jobs, thread_name_prefix="sonde-eval") as pool:
+        waiting: deque[Future[Datapoint]] = deque()
+        try:
+            for datapoint in datapoints:
+                waiting.append(pool.submit(_run_one, step, datapoint))
+                if len(waiting) >= jobs * _WAITING_PER_JOB:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _run_one(step: Callable[[Datapoint], Any], datapoint: Datapoint) -> Datapoint:
+    with torch.no_grad():  # set for each thread, like autocast
+        step(datapoint)
+    return datapoint
+
+
+# --------------------------------------------------------------------------------
+# The common base of trainers and evaluators: config, model, debugger, moments, and the evaluation loop.
+
 
 logger = logging.getLogger("sonde")
 

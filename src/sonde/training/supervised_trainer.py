@@ -9,7 +9,7 @@ from torch import Tensor
 from sonde.errors import OptionError
 from sonde.training.base_trainer import BaseTrainer
 from sonde.training.datapoints import Datapoint
-from sonde.training.metrics import LossPerSample
+from sonde.training.scores import LossPerSample
 
 
 class SupervisedTrainer(BaseTrainer):

@@ -11,16 +11,13 @@ from sonde.arguments import whole_number
 from sonde.errors import OptionError, RunExists
 from sonde.store import layout
 from sonde.training import checkpoints
-from sonde.training.builder import build_from_config
-from sonde.training.checkpoints import ResumePoint
-from sonde.training.config import TRAINER_KEYS, check_choice, describe
+from sonde.training.checkpoints import ResumePoint, random_state, restore_random_state, seed_everything
+from sonde.training.config import TRAINER_KEYS, build_from_config, check_choice, describe
 from sonde.training.early_stopping import BestScore, EarlyStopping, direction_of, early_stopping_from
 from sonde.training.loaders import build_loader, loader_state, restore_loader_state
-from sonde.training.metrics import directions_of
-from sonde.training.randomness import random_state, restore_random_state, seed_everything
 from sonde.training.recording import open_session, watch_options
 from sonde.training.runner import Runner
-from sonde.training.scores import Scores
+from sonde.training.scores import Scores, directions_of
 
 
 class TrainerParts(Runner):

@@ -19,10 +19,9 @@ from sonde.errors import OptionError
 from sonde.store import BatchValue
 from sonde.views.document import Document, Figures, Section, Table
 from sonde.views.figures.curves import as_values
-from sonde.views.figures.library import Figure, graph_objects, subplots
-from sonde.views.figures.theme import DIVERGING, SEQUENTIAL, Theme, empty, finish
+from sonde.views.figures.theme import DIVERGING, SEQUENTIAL, Figure, Theme, empty, finish, graph_objects, subplots
 from sonde.views.notebook import DocumentView
-from sonde.views.terminal.numbers import short
+from sonde.views.terminal.style import short
 
 _MOST_PLANES: Final = 9
 _MOST_PIXELS: Final = 128  # of one side; beyond, rows and columns are skipped

@@ -37,12 +37,12 @@ from sonde.views.document import (
     Values,
     ranked,
 )
-from sonde.views.terminal.numbers import count, duration, plural, printable, short, size
+from sonde.views.terminal.style import count, duration, plural, printable, short, size
 from sonde.views.terminal.summary import Page, read_page
 from sonde.views.terminal.tables import now
 
 if TYPE_CHECKING:
-    from sonde.views.figures.library import Figure
+    from sonde.views.figures.theme import Figure
 
 Format = Literal["html", "md", "json", "text"]
 FORMATS: Final[tuple[Format, ...]] = ("html", "md", "json", "text")

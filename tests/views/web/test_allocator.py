@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from sonde.views.web.allocator import keep_memory_low
+from sonde.views.web.serve import keep_memory_low
 
 CODE = """
 import ctypes, sys, threading
-from sonde.views.web.allocator import keep_memory_low
+from sonde.views.web.serve import keep_memory_low
 
 if sys.argv[1] == "low":
     assert keep_memory_low()

@@ -27,7 +27,7 @@ from sonde.errors import ClosedError, OptionError
 from sonde.hooks.guard import OnError
 from sonde.parallel.ranks import is_connected, this_rank
 from sonde.probes import cuda_devices, eager, is_compiled, untouched
-from sonde.training.tensor_ops import apply_tensor_op
+from sonde.training.datapoints import apply_tensor_op
 
 logger = logging.getLogger("sonde")
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sonde.errors import MissingExtra
 from sonde.views.document.finding_text import rows_of, when, words_of
 from sonde.views.document.model import Curves, Document, Figures
-from sonde.views.terminal.numbers import short
+from sonde.views.terminal.style import short
 
 if TYPE_CHECKING:
     import jinja2
@@ -89,7 +89,7 @@ class _Page:
 
     def scripts(self) -> list[str]:
         """Return the page's scripts: with figures, Plotly's too."""
-        from sonde.views.figures.library import plotly_js
+        from sonde.views.figures.theme import plotly_js
 
         return [*([plotly_js()] if self._figures else []), _asset("page.js")]
 

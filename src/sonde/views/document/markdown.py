@@ -9,7 +9,7 @@ from typing import Final
 from sonde.records import Finding
 from sonde.views.document.finding_text import rows_of, when, words_of
 from sonde.views.document.model import Block, Code, Curves, Document, Findings, Folded, Table, Text, Tiles, Values
-from sonde.views.terminal.numbers import printable, short
+from sonde.views.terminal.style import printable, short
 
 _MARKUP: Final = re.compile(r"([\\`*_\[\]|~])")
 

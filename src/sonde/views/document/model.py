@@ -14,7 +14,7 @@ from sonde.records import Finding
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sonde.views.figures.library import Figure
+    from sonde.views.figures.theme import Figure
 
 Tone = Literal["plain", "quiet", "good", "odd", "bad"]
 
@@ -174,7 +174,7 @@ class Document:
 
     def to_text(self, width: int = 100) -> str:
         """Return the document as plain text, as a terminal without colours would show it."""
-        from sonde.views.terminal.look import make_console
+        from sonde.views.terminal.style import make_console
 
         out = StringIO()
         self.print(make_console(file=out, width=width))

@@ -26,9 +26,8 @@ from sonde.views.document.model import (
 )
 from sonde.views.terminal.events import one_line
 from sonde.views.terminal.findings import finding_card
-from sonde.views.terminal.look import Look, make_console
-from sonde.views.terminal.palette import BAD, GOOD, ODD, QUIET, TITLE
 from sonde.views.terminal.plot import Curve, line_plot
+from sonde.views.terminal.style import BAD, GOOD, ODD, QUIET, TITLE, Look, make_console
 
 _STYLES: Final[dict[Tone, str]] = {"plain": "", "quiet": QUIET, "good": GOOD, "odd": ODD, "bad": BAD}
 

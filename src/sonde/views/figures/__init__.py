@@ -12,16 +12,13 @@ the figure says what is missing. Plotly is loaded when the first figure is made.
 from sonde.views.figures.activations import activation_patterns, input_output
 from sonde.views.figures.attention_maps import attention
 from sonde.views.figures.compare import compare_runs
-from sonde.views.figures.distribution import tensor_distribution
-from sonde.views.figures.events import event_timeline
 from sonde.views.figures.export import to_html, to_json, write
-from sonde.views.figures.flow import gradient_flow, gradient_flow_over_time
+from sonde.views.figures.flow import gradient_flow, gradient_flow_over_time, update_ratio
 from sonde.views.figures.heatmaps import layer_heatmap
-from sonde.views.figures.histograms import histogram_over_time
-from sonde.views.figures.loop import memory_timeline, step_phases
+from sonde.views.figures.histograms import histogram_over_time, tensor_distribution
+from sonde.views.figures.loop import event_timeline, memory_timeline, step_phases
 from sonde.views.figures.metrics import training_metrics
 from sonde.views.figures.module_tree import model_tree
-from sonde.views.figures.ratios import update_ratio
 from sonde.views.figures.theme import THEMES, Theme, apply_theme, template
 
 __all__ = [

@@ -13,8 +13,7 @@ from sonde.records import Site
 from sonde.store import Run
 from sonde.views.figures.curves import Grid, as_grid, as_values, read_lines
 from sonde.views.figures.heatmaps import heat_trace, row_axis, row_height
-from sonde.views.figures.library import Figure, graph_objects, subplots
-from sonde.views.figures.theme import DIVERGING, SEQUENTIAL, Theme, empty, finish
+from sonde.views.figures.theme import DIVERGING, SEQUENTIAL, Figure, Theme, empty, finish, graph_objects, subplots
 
 _MOST_CELLS: Final = 400
 _MOST_MARKS: Final = 2000

@@ -10,9 +10,7 @@ import numpy as np
 
 from sonde.errors import OptionError
 from sonde.views.figures.curves import as_values
-from sonde.views.figures.library import Figure, graph_objects, subplots
-from sonde.views.figures.theme import SEQUENTIAL, Theme, empty, finish
-from sonde.views.figures.words import safe
+from sonde.views.figures.theme import SEQUENTIAL, Figure, Theme, empty, finish, graph_objects, safe, subplots
 
 _MOST_HEADS: Final = 16
 _MOST_TOKENS: Final = 512

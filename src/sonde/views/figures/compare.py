@@ -10,11 +10,8 @@ import numpy as np
 from sonde.analysis import find_loss
 from sonde.errors import SelectionError
 from sonde.store import Run
-from sonde.views.figures.curves import Line, as_line, read_line, wants_log
-from sonde.views.figures.library import Figure
-from sonde.views.figures.lines import draw_lines
-from sonde.views.figures.theme import Theme, empty, finish
-from sonde.views.figures.words import safe
+from sonde.views.figures.curves import Line, as_line, draw_lines, read_line, wants_log
+from sonde.views.figures.theme import Figure, Theme, empty, finish, safe
 
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import MissingExtra, OptionError
-from sonde.views.figures.library import Figure
-from sonde.views.figures.theme import captions
+from sonde.views.figures.theme import Figure, captions
 
 _PICTURES = ("png", "svg", "pdf", "jpeg", "webp")
 

@@ -12,9 +12,20 @@ from sonde.core import statistics
 from sonde.errors import OptionError
 from sonde.store import Run
 from sonde.views.figures.curves import Grid, as_grid, as_lines, as_values, read_lines, spread, wants_log
-from sonde.views.figures.library import Figure, graph_objects
-from sonde.views.figures.theme import BAD, SEQUENTIAL, Theme, empty, finish
-from sonde.views.figures.words import as_title, labels, power, safe, stat_title
+from sonde.views.figures.theme import (
+    BAD,
+    SEQUENTIAL,
+    Figure,
+    Theme,
+    as_title,
+    empty,
+    finish,
+    graph_objects,
+    labels,
+    power,
+    safe,
+    stat_title,
+)
 
 _MOST_CROSSES: Final = 2000
 _MOST_ROWS: Final = 400  # as many as a screen can show apart

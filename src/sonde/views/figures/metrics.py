@@ -10,12 +10,9 @@ import numpy as np
 from sonde.analysis import smooth
 from sonde.records import Site
 from sonde.store import Run
-from sonde.views.figures.curves import Line, as_lines, read_lines, wants_log
-from sonde.views.figures.library import Figure, subplots
-from sonde.views.figures.lines import add_crosses, add_line, step_axis
+from sonde.views.figures.curves import Line, add_crosses, add_line, as_lines, read_lines, step_axis, wants_log
 from sonde.views.figures.loop import MEMORY
-from sonde.views.figures.theme import COLOURS, Theme, empty, finish, linear_axis, log_axis
-from sonde.views.figures.words import cut, safe
+from sonde.views.figures.theme import COLOURS, Figure, Theme, cut, empty, finish, linear_axis, log_axis, safe, subplots
 
 _MOST_PANELS: Final = 8
 # Settings of the optimizer are constants, mostly; only the learning rate is a curve that people look for.

@@ -14,9 +14,18 @@ from sonde.records import SEVERITIES, Finding, RunHeader
 from sonde.store import Run
 from sonde.views.figures.curves import read_lines, refuse_names
 from sonde.views.figures.heatmaps import log_ticks
-from sonde.views.figures.library import Figure, graph_objects
-from sonde.views.figures.theme import GREY, SEQUENTIAL, SEVERITY_COLOURS, Theme, empty, finish
-from sonde.views.figures.words import safe, stat_title
+from sonde.views.figures.theme import (
+    GREY,
+    SEQUENTIAL,
+    SEVERITY_COLOURS,
+    Figure,
+    Theme,
+    empty,
+    finish,
+    graph_objects,
+    safe,
+    stat_title,
+)
 
 _ROOT: Final = "(model)"
 _RECENT: Final = 20
@@ -213,7 +222,7 @@ def _by_values(
 
 def _painted(values: Any) -> list[str]:
     """Return colours by hand: Plotly would mix those of children into parents that were not measured."""
-    from sonde.views.terminal.palette import ramp
+    from sonde.views.terminal.style import ramp
 
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     shares = (values - low) / (high - low) if high > low else np.where(np.isfinite(values), 0.5, np.nan)

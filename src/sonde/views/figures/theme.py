@@ -1,16 +1,134 @@
-"""One look for all figures: light and dark, safe for colour-blind readers, and plain."""
+"""Plotly, asked for at the moment something is drawn and not before."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import unescape
-from typing import Any, Final, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from sonde.errors import OptionError
-from sonde.views.figures.library import Figure, graph_objects
-from sonde.views.figures.words import safe
+from sonde import schema
+from sonde.core import statistics
+from sonde.errors import MissingExtra, OptionError
+from sonde.views.terminal.style import printable
+
+if TYPE_CHECKING:
+    import plotly.graph_objects
+
+
+# --------------------------------------------------------------------------------
+# Plotly, asked for at the moment something is drawn and not before.
+
+
+Figure: TypeAlias = "plotly.graph_objects.Figure"
+
+
+def graph_objects() -> Any:
+    """Return the module that figures are made of.
+
+    Raises:
+        MissingExtra: Plotly is not installed.
+
+    """
+    return _plotly("graph_objects")
+
+
+def subplots() -> Any:
+    """Return the module that puts several plots into one figure."""
+    return _plotly("subplots")
+
+
+def plotly_js() -> str:
+    """Return the script that draws figures in a browser, as the installed package carries it."""
+    script: str = _plotly("offline").get_plotlyjs()
+    return script
+
+
+def _plotly(module: str) -> Any:
+    try:
+        return import_module(f"plotly.{module}")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("plotly"):
+            raise
+        raise MissingExtra("plotly", "view", "Drawing figures") from None
+
+
+# --------------------------------------------------------------------------------
+# Names and numbers inside figures. Names come from runs that strangers may have written.
+
+
+_SUPERSCRIPTS: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_MAX_CHARACTERS: Final = 2000
+
+
+def safe(text: object) -> str:
+    """Return a text that Plotly shows as it is: no tags, no entities, no control characters.
+
+    >>> safe("<b>layer</b>")
+    '&lt;b&gt;layer&lt;/b&gt;'
+    """
+    shown = printable(str(text)[:_MAX_CHARACTERS])
+    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def cut(name: str, most: int = 28) -> str:
+    """Cut a dotted name from the left, because its end says more than its beginning.
+
+    >>> cut("transformer.blocks.11.attention.projection", 20)
+    '…ttention.projection'
+    """
+    return name if len(name) <= most else "…" + name[len(name) - most + 1 :]
+
+
+def labels(names: Sequence[str], most: int = 34) -> list[str]:
+    """Return short, safe names for the ticks of an axis."""
+    return [safe(cut(name or "(model)", most)) for name in names]
+
+
+def power(base: int, exponent: int) -> str:
+    """Write a power.
+
+    >>> power(2, -12)
+    '2⁻¹²'
+    """
+    return f"{base}{str(exponent).translate(_SUPERSCRIPTS)}"
+
+
+def bin_label(index: int) -> str:
+    """Return which magnitudes a histogram bin holds; the two at the ends are open.
+
+    >>> bin_label(47), bin_label(63)
+    ('2⁰ ≤ |x| < 2¹', '|x| ≥ 2¹⁶')
+    """
+    exponent = index + schema.FIRST_EXPONENT
+    if index == 0:
+        return f"0 < |x| < {power(2, exponent + 1)}"
+    if index == schema.NUM_BINS - 1:
+        return f"|x| ≥ {power(2, exponent)}"
+    return f"{power(2, exponent)} ≤ |x| < {power(2, exponent + 1)}"
+
+
+def stat_title(stat: str, quantity: str = "") -> str:
+    """Return the name of a statistic on an axis, with the quantity it is of."""
+    row = statistics.find(stat)
+    return row.title + (f" of the {quantity.replace('_', ' ')}" if quantity and row.quantity is None else "")
+
+
+def as_title(text: str) -> str:
+    """Return words as a title begins.
+
+    >>> as_title("share of zeros")
+    'Share of zeros'
+    """
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+# --------------------------------------------------------------------------------
+# One look for all figures: light and dark, safe for colour-blind readers, and plain.
+
 
 Theme = Literal["light", "dark"]
 THEMES: Final[tuple[Theme, ...]] = ("light", "dark")
@@ -166,7 +284,7 @@ def empty(title: str, missing: str, *, theme: Theme = "light") -> Figure:
 
 def colour_scale(count: int) -> list[str]:
     """Return `count` colours that run evenly from dark to bright, for curves that have an order."""
-    from sonde.views.terminal.palette import ramp
+    from sonde.views.terminal.style import ramp
 
     # The ends of the ramp are too pale on white, and too dark on black.
     shares = [0.2 + 0.65 * index / max(count - 1, 1) for index in range(count)]

@@ -1,21 +1,216 @@
-"""What the pages of the viewer ask, and so what a copy answers.
-
-Everything that can be asked without parameters is found from the server's routes and figures. What the pages ask about
-one site, sample or trace is asked here within the limits of a copy; a browser test opens every page of a copy and fails
-if one asks what is not in it.
-"""
+"""What the page *Layers* asks: the picture of all layers, gradients by depth, the model, and one site at a time."""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde.views.site.ask import Answer, Asker, Words, spell
-from sonde.views.site.shelf import Shelf
+from sonde.views.site.write import Shelf
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
+
+
+# --------------------------------------------------------------------------------
+# What the page *Layers* asks: the picture of all layers, gradients by depth, the model, and one site at a time.
+
+
+_MOST_LISTED: Final = 500
+
+
+def ask_layers(ask: Questions, overview: dict[str, Any]) -> None:
+    """Ask what the page shows at first, and what its controls lead to, within limits."""
+    table = ask("statistics", {}, of_run=False) or {"statistics": [], "quantities": []}
+    stats = ["", *(row["name"] for row in table["statistics"] if row["shown"] == "always")]
+    known = [each for each in table["quantities"] if overview.get("quantities", {}).get(each)]
+    kept = _ask_steps(ask, known[0] if known else "", stats)
+    for quantity in known:
+        for stat in stats:
+            ask("figure/heat", {"pattern": f"*:{quantity}", "stat": stat})
+            for colour in ("findings", "statistic"):
+                ask("figure/tree", {"colour": colour, "quantity": quantity, "stat": stat})
+    if not known:
+        ask("figure/heat", {"pattern": "*"})
+        ask("figure/tree", {"colour": "statistic"})
+    listed, total = _ask_lists(ask, known)
+    shown = _ask_sites(ask, overview, listed, known[0] if known else "gradient")
+    ask.say(f"All layers in one picture: each quantity whole, for {len(stats) - 1} statistics.")
+    ask.say(f"Gradients by depth, and the model by its usual statistic: at {kept:,} of the steps.")
+    if total > shown:
+        ask.say(f"Of {total:,} sites, {shown:,} can be looked at one by one.")
+
+
+def _ask_steps(ask: Questions, quantity: str, stats: list[str]) -> int:
+    """Ask for gradients by depth and for the model at some steps, and offer only those."""
+    steps = (ask.look("steps", {}) or {}).get("steps", [])
+    count = min(len(steps), ask.limits.steps)
+    chosen = [steps[round(at * (len(steps) - 1) / max(count - 1, 1))] for at in range(count)]
+    ask.put("steps", {}, {"steps": chosen})
+    for stat in stats:
+        ask("figure/flow", {"stat": stat})
+    for step in chosen:
+        ask("figure/flow", {"step": step}, group="by step")
+        ask("figure/tree", {"colour": "statistic", "quantity": quantity, "step": step}, group="by step")
+    return len(chosen)
+
+
+def _ask_lists(ask: Questions, known: list[str]) -> tuple[list[dict[str, Any]], int]:
+    """Ask for the lists of sites; return the sites and how many there are with those that are not listed."""
+    sites: list[dict[str, Any]] = []
+    total = 0
+    for pattern in [f"*:{quantity}" for quantity in known] or ["*"]:
+        answer = ask("sites", {"pattern": pattern, "most": _MOST_LISTED}) or {"sites": [], "total": 0}
+        sites += answer["sites"]
+        total += answer["total"]
+    return sites, total
+
+
+def _ask_sites(ask: Questions, overview: dict[str, Any], listed: list[dict[str, Any]], first: str) -> int:
+    findings = overview.get("findings", [])
+    # What findings point at comes first, with the statistic they name.
+    for item in [item for finding in findings for item in finding.get("evidence", ()) if item.get("site")]:
+        _ask_site(ask, item["site"], item["stat"] or "")
+        ask("figure/heat", {"pattern": f"*:{first}", "stat": item["stat"] or ""})
+    named = {site.partition(":")[0] for finding in findings for site in finding.get("sites", ())}
+    order = sorted(listed, key=lambda site: not (site["name"] in named or site["layer"] in named))
+    chosen = order[: ask.limits.sites]
+    for site in chosen:
+        _ask_site(ask, site["key"], "")
+    return len(chosen)
+
+
+def _ask_site(ask: Questions, key: str, stat: str) -> None:
+    group = f"site {key}"
+    about = ask("site", {"site": key, "stat": stat}, group=group)
+    if about is None:
+        return
+    for log in ("", "1"):
+        ask("figure/curves", {"site": key, "stat": about["shown"], "log": log}, group=group)
+    if about["quantity"] != "scalar":
+        ask("figure/histogram", {"site": key}, group=group)
+
+
+# --------------------------------------------------------------------------------
+# What the pages about samples ask: the scores of all, and a few samples with their captures.
+
+
+MOST_ELEMENTS: Final = 1 << 20
+_MOST_ROWS: Final = 200  # as many as the page lists
+_PERCENTILE: Final = 10  # where its slider stands at first
+
+
+def ask_samples(ask: Questions) -> None:
+    """Ask for the scores of the last evaluations, and for their worst samples."""
+    answer = ask.look("evaluations", {})
+    if not answer:
+        return
+    scored = [each for each in answer["evaluations"] if each["scored"]]
+    kept = scored[-ask.limits.evaluations :]
+    names = {each["name"] for each in kept}
+    # The pages offer what is listed, so only what is here is.
+    listed = [each for each in answer["evaluations"] if each["name"] in names or not each["scored"]]
+    ask.put("evaluations", {}, answer | {"evaluations": listed, "repeats": [ask.run]})
+    metrics = [each["name"] for each in answer["metrics"]]
+    for evaluation in kept:
+        _ask_scores(ask, evaluation["name"], metrics)
+    if kept:
+        chosen = _ask_worst(ask, kept, metrics)
+        _ask_contrast(ask, kept, metrics, chosen)
+        ask.say(f"Captured tensors of more than {MOST_ELEMENTS:,} elements are left out.")
+        every = kept[-1].get("samples", 0)
+        if every > len(chosen):
+            ask.say(f"Of {every:,} samples, all have their scores and {len(chosen):,} of the worst their captures.")
+    if len(kept) < len(scored):
+        ask.say(f"Of {len(scored):,} evaluations, the last {len(kept):,}.")
+
+
+def _ask_scores(ask: Questions, evaluation: str, metrics: list[str]) -> None:
+    group = f"scores {evaluation}"
+    ask("score-ids", {"evaluation": evaluation}, group=group)
+    for metric in metrics:
+        words = {"evaluation": evaluation, "metric": metric}
+        ask("scores", words, group=group)
+        ask("score-figure", words, group=group)
+        for where in ("", *_filters(metric)):
+            ask("samples", words | {"where": where, "most": _MOST_ROWS}, group=group)
+            if where:
+                ask("score-mask", words | {"where": where}, group=group)
+
+
+def _filters(metric: str) -> tuple[str, ...]:
+    """Return the filters that the page has buttons for."""
+    return "label != prediction", f"rank({_named(metric)}) <= 20"
+
+
+def _named(metric: str) -> str:
+    """Return a metric as an expression names it, in the words of the page.
+
+    >>> _named("loss"), _named("parts[0]"), _named("my/score")
+    ('loss', 'parts[0]', "score('my/score')")
+    """
+    return metric if re.fullmatch(r"[A-Za-z_]\w*(\[\d+\])?", metric) else f"score('{metric}')"
+
+
+def _ask_worst(ask: Questions, kept: list[dict[str, Any]], metrics: list[str]) -> dict[str, None]:
+    """Ask for the worst samples by each metric, in all evaluations; return their ids."""
+    last = kept[-1]["name"]
+    chosen: dict[str, None] = {}
+    for metric in metrics:
+        words = {"evaluation": last, "metric": metric, "most": _MOST_ROWS}
+        rows = (ask.look("samples", words) or {"rows": []})["rows"]
+        chosen |= dict.fromkeys(row["idx"] for row in rows[: max(ask.limits.samples // len(metrics), 1)])
+    for idx in chosen:
+        for evaluation in kept:
+            _ask_sample(ask, evaluation["name"], idx, ["", *metrics])
+        for metric in metrics:  # as the filtered list of the last evaluation leads to it
+            for where in _filters(metric):
+                words = {"evaluation": last, "idx": idx, "metric": metric, "where": where}
+                ask("sample", words, group=f"sample {last} {idx}")
+    return chosen
+
+
+def _ask_sample(ask: Questions, evaluation: str, idx: str, metrics: list[str]) -> None:
+    group = f"sample {evaluation} {idx}"
+    answer: dict[str, Any] | None = None
+    for metric in metrics:
+        answer = ask("sample", {"evaluation": evaluation, "idx": idx, "metric": metric}, group=group) or answer
+    for part, outputs in (("debugger", (answer or {}).get("captured")), ("samples", (answer or {}).get("kept"))):
+        for output in outputs or ():
+            for path in _tensors(output["node"]):
+                words = {"evaluation": evaluation, "idx": idx, "part": part, "debugger": output["name"], "path": path}
+                ask("tensor", words, group=group)
+
+
+def _tensors(node: dict[str, Any]) -> Iterator[str]:
+    """Yield the paths of the tensors in what was captured; of large ones the page asks a plane at a time."""
+    if node.get("kind") == "tensor" and math.prod(node["shape"]) <= MOST_ELEMENTS:
+        yield node["path"]
+    for _, item in node.get("items", ()):
+        yield from _tensors(item)
+
+
+def _ask_contrast(ask: Questions, kept: list[dict[str, Any]], metrics: list[str], chosen: dict[str, None]) -> None:
+    """Ask what separates failed from good samples in the last evaluation with captures, with its examples."""
+    for evaluation in [each["name"] for each in kept if each["captured"]][-1:]:
+        for metric in metrics:
+            words = {"evaluation": evaluation, "metric": metric, "percentile": _PERCENTILE}
+            answer = ask("contrast", words)
+            for idx in [each for group in (answer or {"examples": {}})["examples"].values() for each in group]:
+                _ask_sample(ask, evaluation, idx, ["", *metrics])
+                chosen[idx] = None
+
+
+# --------------------------------------------------------------------------------
+# What the pages of the viewer ask, and so what a copy answers.
+#
+# Everything that can be asked without parameters is found from the server's routes and figures. What the pages ask
+# about one site, sample or trace is asked here within the limits of a copy; a browser test opens every page of a copy
+# and fails if one asks what is not in it.
+
 
 _OF_RUN: Final = "/api/run/{run}"
 _NARROWED: Final = ("steps", "evaluations")  # a copy lists only those that it holds
@@ -23,9 +218,6 @@ _NARROWED: Final = ("steps", "evaluations")  # a copy lists only those that it h
 
 def ask_all(asker: Asker, run: str, shelf: Shelf) -> None:
     """Ask what the pages ask about a run, and file the answers."""
-    from sonde.views.site.layer_questions import ask_layers
-    from sonde.views.site.sample_questions import ask_samples
-
     ask = Questions(asker, run, shelf)
     ask.say("A copy shows no more than this; what was written to the run later is not in it.")
     overview = ask("", {}) or {}

@@ -1,23 +1,103 @@
-"""Writing the copy: the front end as one script, Plotly's script, and a file for each group of answers."""
+"""How much of a run a copy holds."""
 
 from __future__ import annotations
 
+import base64
 import json
 import secrets
 import shlex
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import MissingExtra, OptionError
-from sonde.views.figures.library import plotly_js
+from sonde.views.figures.theme import plotly_js
+from sonde.views.site.ask import Answer
 from sonde.views.site.bundle import bundle
-from sonde.views.site.limits import Limits
-from sonde.views.site.shelf import Shelf, Written
+
+# --------------------------------------------------------------------------------
+# How much of a run a copy holds.
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a copy. All of it is said in the copy itself."""
+
+    sites: int = 200
+    """Sites that can be looked at one by one: those that findings name, then the worst."""
+    steps: int = 40
+    """Steps at which gradients can be seen by depth."""
+    evaluations: int = 8
+    """Evaluations, the last ones."""
+    samples: int = 24
+    """Samples with their captures, in all of these evaluations: the worst by each metric."""
+    answer_bytes: int = 24 << 20
+    """One answer of the server; a larger one is left out."""
+    total_bytes: int = 400 << 20
+    """All answers together."""
+
+
+# --------------------------------------------------------------------------------
+# Where answers are filed: one file for those that are asked together, and an index of all of them.
+
+
+@dataclass(slots=True)
+class Written:
+    """What a copy holds."""
+
+    answers: int = 0
+    nbytes: int = 0
+    left_out: list[str] = field(default_factory=list)
+
+
+class Shelf:
+    """Files answers: each in a group, one file a group, all of it bounded."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self._folder, self.limits = folder, limits
+        self._index: dict[str, int] = {}
+        self._groups: dict[str, int] = {}
+        self._total = 0
+        self.without_room = 0
+        self.done = Written()
+
+    def put(self, group: str, question: str, answer: Answer) -> None:
+        """File an answer, unless it is there already or too large."""
+        if question in self._index:
+            return
+        is_text = answer.kind.startswith("application/json")
+        said = answer.body.decode() if is_text else base64.b64encode(answer.body).decode()
+        headers = json.dumps({"Content-Type": answer.kind} | answer.headers)
+        # As a string in any case: a name such as __proto__ means something in the text of a script.
+        line = f"sondeCopy.put({json.dumps(question)}, {json.dumps(headers)}, {json.dumps(said)});\n"
+        if len(answer.body) > self.limits.answer_bytes or self._total + len(line) > self.limits.total_bytes:
+            self.without_room += 1
+            return
+        number = self._groups.setdefault(group, len(self._groups))
+        with (self._folder / f"{number}.js").open("a", encoding="utf-8") as file:
+            file.write(line)
+        self._index[question] = number
+        self._total += len(line)
+        self.done.answers += 1
+
+    def close(self, about: dict[str, Any]) -> None:
+        """Write the index: which question is answered in which file, and what the copy says of itself."""
+        if self.without_room:
+            answers = "answer" if self.without_room == 1 else "answers"
+            about["left_out"].append(f"{self.without_room:,} {answers} had no room in this copy.")
+        parts = {"about": json.dumps(about), "index": json.dumps(list(self._index.items()))}
+        text = ", ".join(f"{name}: {json.dumps(value)}" for name, value in parts.items())
+        (self._folder / "index.js").write_text(f"window.sondeCopy = {{ {text} }};\n", "utf-8")
+
+
+# --------------------------------------------------------------------------------
+# Writing the copy: the front end as one script, Plotly's script, and a file for each group of answers.
+
 
 MARK: Final = "sonde-site.json"
 _MODULE: Final = '<script type="module" src="assets/main.js"></script>'

@@ -1,7 +1,8 @@
-"""Events as lines: when, what, and in which colour."""
+"""Events and news of a run as lines."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -9,10 +10,14 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from sonde.analysis import Level
+from sonde.analysis import Level, News
 from sonde.records import Event
-from sonde.views.terminal.numbers import plural, printable
-from sonde.views.terminal.palette import LEVEL_STYLES, QUIET
+from sonde.views.terminal.style import BAD, LEVEL_STYLES, QUIET, TITLE, Look, count, plural, printable, short
+from sonde.views.terminal.tables import dot
+
+# --------------------------------------------------------------------------------
+# Events as lines: when, what, and in which colour.
+
 
 _BAD_WORDS: Final = re.compile(r"error|exception|fault|nan\b|non.?finite|fail|crash|overflow|diverg", re.IGNORECASE)
 _ODD_WORDS: Final = re.compile(r"warn|drop|thin|skip|interrupt|isolat|stopp|left_out", re.IGNORECASE)
@@ -58,3 +63,31 @@ def event_line(event: Event) -> Text:
 def one_line(message: str) -> str:
     """Return a message without line breaks and control characters, which a run from elsewhere may hold."""
     return " ".join(printable(message).split())
+
+
+# --------------------------------------------------------------------------------
+# News of a live run as a line of a log.
+
+
+_MOST_VALUES = 4
+
+
+def news_line(news: News, look: Look) -> Text:
+    """Write a piece of news: step, loss, learning rate, values asked for, what was not finite, the worst layer."""
+    more = f" (+{news.new_steps})" if news.new_steps > 1 else ""
+    text = Text.assemble((f"step {news.step}", TITLE), (more, QUIET))
+    if news.loss is not None:
+        text.append("  loss ").append(short(news.loss), TITLE if math.isfinite(news.loss) else BAD)
+    if news.learning_rate is not None:
+        text.append(f"  lr {short(news.learning_rate)}", QUIET)
+    for key, value in list(news.values.items())[:_MOST_VALUES]:
+        text.append(f"  {key} ", QUIET).append(short(value))
+    if len(news.values) > _MOST_VALUES:
+        text.append(f"  and {len(news.values) - _MOST_VALUES} more", QUIET)
+    if news.nonfinite:
+        text.append(f"  {count(news.nonfinite)} not finite", BAD)
+    if news.worst is not None:
+        style = LEVEL_STYLES[news.worst.mark.level]
+        text.append("  ").append_text(dot(news.worst.mark.level, look))
+        text.append(f" {news.worst.site.name} {news.worst.mark.reason}", style)
+    return text

@@ -14,10 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from sonde.views.terminal.look import Look, make_console
-from sonde.views.terminal.numbers import duration, short
-from sonde.views.terminal.palette import BAD, BAR, QUIET, TITLE
-from sonde.views.terminal.spark import bar, sparkline
+from sonde.views.terminal.bars import bar, sparkline
+from sonde.views.terminal.style import BAD, BAR, QUIET, TITLE, Look, duration, make_console, short
 
 _REFRESH_SECONDS = 0.1
 _RATE_STEPS = 50

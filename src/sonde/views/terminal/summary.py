@@ -39,17 +39,28 @@ from sonde.analysis import (
 from sonde.facts import EVENT_TYPE as FACTS
 from sonde.records import Event, Finding
 from sonde.store import Run
-from sonde.views.terminal.axis import MOST_POWER
-from sonde.views.terminal.ending import ending_line
 from sonde.views.terminal.events import event_table
-from sonde.views.terminal.findings import finding_lines
-from sonde.views.terminal.flow_bars import flow_bars
+from sonde.views.terminal.findings import ending_line, finding_lines
 from sonde.views.terminal.heatmap import HeatMap, heat_map
-from sonde.views.terminal.look import Look
-from sonde.views.terminal.numbers import count, duration, plural, short, size
-from sonde.views.terminal.palette import BAD, CURVE, GOOD, LEVEL_STYLES, ODD, QUIET, RAW_CURVE, STATUS_STYLES, TITLE
-from sonde.views.terminal.plot import Curve, PlotOptions, line_plot
-from sonde.views.terminal.tables import WIDE, layer_table
+from sonde.views.terminal.plot import MOST_POWER, Curve, PlotOptions, line_plot
+from sonde.views.terminal.style import (
+    BAD,
+    CURVE,
+    GOOD,
+    LEVEL_STYLES,
+    ODD,
+    QUIET,
+    RAW_CURVE,
+    STATUS_STYLES,
+    TITLE,
+    Look,
+    count,
+    duration,
+    plural,
+    short,
+    size,
+)
+from sonde.views.terminal.tables import WIDE, flow_bars, layer_table
 
 MOST_LAYERS = 10
 _MOST_MARKS = 20

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+from rich.console import Group, RenderableType
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from sonde.analysis import LayerSummary, Level, SiteSummary, any_in_columns, column_edges, columns
+from sonde import schema
+from sonde.analysis import FlowRow, LayerSummary, Level, SiteSummary, any_in_columns, column_edges, columns
 from sonde.analysis.unusual import RECENT
 from sonde.core import statistics
 from sonde.records import Quantity, Reading, Site
-from sonde.views.terminal.look import Look
-from sonde.views.terminal.numbers import ABSENT, count, short
-from sonde.views.terminal.palette import BAD, GOOD, LEVEL_STYLES, ODD, QUIET
-from sonde.views.terminal.spark import sparkline
+from sonde.schema import Bins
+from sonde.store import Run
+from sonde.views.terminal.bars import bar, sparkline
+from sonde.views.terminal.heatmap import HeatMap, heat_map, histogram_plot, power_of_two, visible_bins
+from sonde.views.terminal.plot import Curve, PlotOptions, line_plot, power_of_ten
+from sonde.views.terminal.style import (
+    ABSENT,
+    BAD,
+    BAR,
+    CROSS,
+    GOOD,
+    LEVEL_STYLES,
+    ODD,
+    QUIET,
+    TITLE,
+    Look,
+    count,
+    short,
+)
+
+# --------------------------------------------------------------------------------
+# Tables of layers, sites and readings, through rich.
+
 
 WIDE = 110
 NARROW = 72
@@ -181,3 +204,124 @@ def reading_table(readings: Sequence[tuple[Site, Reading]], look: Look) -> Table
 
 def _or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
+
+
+# --------------------------------------------------------------------------------
+# Gradient flow as bars: one per layer, from the input to the output of the model, on a logarithmic scale.
+
+
+MOST_ROWS = 24
+_MOST_BAR = 56
+_MOST_DECADES_BELOW = 2.0
+
+
+def flow_bars(flow: Sequence[FlowRow], look: Look, *, most: int = MOST_ROWS) -> Group:
+    """Draw the gradient of each layer as a bar, with its update ratio; a long model is thinned evenly."""
+    shown = _thinned(flow, most)
+    low, high = _scale([row.gradient for row in flow])
+    names = max((len(row.name) for row in shown), default=0)
+    names = max(len("layer"), min(names, look.width // 3))
+    width = min(max(8, look.width - names - 2 - 10 - 10 - 2), _MOST_BAR)
+    table: Table = plain_table("layer", "", "gradient", "update/w", right=("gradient", "update/w"))
+    table.columns[0].max_width, table.columns[0].overflow = names, "ellipsis"
+    table.columns[0].no_wrap = True
+    for row in shown:
+        style = LEVEL_STYLES[row.mark.level] or BAR
+        share = _share(row.gradient, low, high)
+        table.add_row(
+            Text(look.fit(row.name or "(model)", names), LEVEL_STYLES[row.mark.level]),
+            bar(share, width, look, style=style),
+            number(row.gradient),
+            ratio(row.ratio),
+        )
+    return Group(table, Text(_note(flow, shown, low, high), QUIET))
+
+
+def _scale(values: Sequence[float]) -> tuple[float, float]:
+    """Return the logarithms of where bars begin and of where they are full."""
+    known = np.array([value for value in values if np.isfinite(value) and value > 0])
+    if not len(known):
+        return -1.0, 0.0
+    logs = np.log10(known)
+    # One layer that is far below the others must not flatten their differences: it gets no bar, which says enough.
+    low = max(float(logs.min()) - 0.3, float(np.median(logs)) - _MOST_DECADES_BELOW)
+    high = min(float(logs.max()), float(np.median(logs)) + _MOST_DECADES_BELOW)
+    return min(low, high - 1.0), high
+
+
+def _share(value: float, low: float, high: float) -> float:
+    if not np.isfinite(value) or value <= 0:
+        return 0.0
+    return float((np.log10(value) - low) / (high - low))
+
+
+def _thinned(flow: Sequence[FlowRow], most: int) -> list[FlowRow]:
+    if len(flow) <= most:
+        return list(flow)
+    even = set(np.linspace(0, len(flow) - 1, most).round().astype(int).tolist())
+    return [row for index, row in enumerate(flow) if index in even or row.mark.level != "fine"]
+
+
+def _note(flow: Sequence[FlowRow], shown: Sequence[FlowRow], low: float, high: float) -> str:
+    thinned = f"{len(shown)} of {len(flow)} layers; " if len(shown) < len(flow) else ""
+    ends = f"from {short(power_of_ten(low))} to {short(power_of_ten(high))}"
+    return f"{thinned}rms of the gradient of the weight, bars {ends}, logarithmic"
+
+
+# --------------------------------------------------------------------------------
+# One site in full: its curve, the histogram of its latest reading, and how the histogram moved over the steps.
+
+
+_MOST_MARKS = 20
+
+
+def render_site(run: Run, row: SiteSummary, look: Look) -> Iterator[RenderableType]:
+    """Return the parts that show one site, below its row in the table."""
+    if facts := _facts(row.site):
+        yield Text(facts, QUIET)
+    finite = row.values[np.isfinite(row.values)]
+    if len(finite) > 1:
+        statistic = statistics.find(row.stat)
+        yield _title(f"{statistic.title} over steps", look)
+        spans_decades = bool(finite.min() > 0 and float(finite.max()) / float(finite.min()) > 10)
+        options = PlotOptions(9, log=statistic.log and spans_decades, marks=_bad_steps(row))
+        yield line_plot([Curve(row.steps, row.values)], look, options)
+    steps, bins = run.histogram(row.site, start=int(row.steps[0]) if len(row.steps) else None)
+    if len(steps):
+        yield _title(f"magnitudes at step {steps[-1]}", look)
+        yield histogram_plot(bins[-1], look)
+    if len(steps) > 1 and bins.any():
+        yield _title("magnitudes over steps", look)
+        yield heat_map(_bins_over_steps(steps, bins, look), look)
+
+
+def _facts(site: Site) -> str:
+    shape = CROSS.join(map(str, site.shape))
+    parts = [site.kind, shape, site.dtype]
+    parts += [f"also {alias}" for alias in site.aliases]
+    return "   " + "  ".join(part for part in parts if part) if any(parts) else ""
+
+
+def _title(text: str, look: Look) -> Group:
+    line = Rule(Text(text, TITLE), align="left", style=QUIET, characters=look.pick("─", "-"))
+    return Group(Text(""), line)
+
+
+def _bad_steps(row: SiteSummary) -> list[int]:
+    return [int(step) for step in row.steps[row.bad][:_MOST_MARKS]]
+
+
+def _bins_over_steps(steps: np.typing.NDArray[np.int64], bins: Bins, look: Look) -> HeatMap:
+    ranges = [visible_bins(each) for each in bins[:: max(1, len(bins) // 100)] if each.any()]
+    first, last = min(first for first, _ in ranges), max(last for _, last in ranges)
+    edges = column_edges(int(steps[0]), int(steps[-1]), look.width - 8)
+    cuts = np.searchsorted(steps, edges)
+    shares = np.full((last - first + 1, len(edges) - 1), np.nan)
+    for column, (start, stop) in enumerate(pairwise(cuts)):
+        total = bins[start:stop, first : last + 1].sum(axis=0).astype(np.float64)
+        if total.sum() > 0:
+            shares[:, column] = np.where(total > 0, total / total.sum(), np.nan)
+    # Large magnitudes on top, as on the axis of a plot.
+    names = [power_of_two(index + schema.FIRST_EXPONENT, look) for index in range(first, last + 1)]
+    right = f"{steps[-1]:,}"
+    return HeatMap(shares[::-1], names[::-1], f"step {steps[0]:,}", right, log=False, unit="of all elements")

@@ -15,14 +15,10 @@ from sonde.analysis import column_edges, columns
 from sonde.analysis.loop import phase_shares
 from sonde.records import Site
 from sonde.store import Run
-from sonde.views.terminal.ending import ending_line
+from sonde.views.terminal.bars import bar, sparkline
 from sonde.views.terminal.events import event_table
-from sonde.views.terminal.findings import finding_card, finding_lines
-from sonde.views.terminal.flow_bars import flow_bars
-from sonde.views.terminal.look import Look
-from sonde.views.terminal.numbers import short, size
-from sonde.views.terminal.palette import GOOD, QUIET, TITLE
-from sonde.views.terminal.spark import bar, sparkline
+from sonde.views.terminal.findings import ending_line, finding_card, finding_lines
+from sonde.views.terminal.style import GOOD, QUIET, TITLE, Look, short, size
 from sonde.views.terminal.summary import (
     Page,
     layers_part,
@@ -32,6 +28,7 @@ from sonde.views.terminal.summary import (
     run_header,
     section_title,
 )
+from sonde.views.terminal.tables import flow_bars
 
 RECENT_STEPS: Final = 2000
 """How far back the tables look: a live view is about now."""

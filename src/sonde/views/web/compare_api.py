@@ -1,4 +1,4 @@
-"""Several runs beside each other: settings, curves, where they part, and how their layers differ."""
+"""Scores over epochs as a figure: a line a run, and for repeats their mean with a band of one deviation."""
 
 from __future__ import annotations
 
@@ -6,19 +6,132 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from sonde.analysis import facts_of
+from sonde.analysis.contrast import Contrast, Separation
 from sonde.analysis.divergence import Divergence, differences, divergence
 from sonde.errors import OptionError
 from sonde.records import SEVERITIES
 from sonde.store import Run
 from sonde.views import figures
+from sonde.views.figures.theme import empty, finish, graph_objects, safe
 from sonde.views.web.answers import Query, plain_route
 from sonde.views.web.figures_api import pack
 from sonde.views.web.library import Library, OpenRun
+from sonde.views.web.sample_store import sample_text
+
+# --------------------------------------------------------------------------------
+# Scores over epochs as a figure: a line a run, and for repeats their mean with a band of one deviation.
+
+
+_BAND: Final = "rgba(120, 140, 160, 0.25)"
+
+
+def draw_scores(lines: list[dict[str, Any]], groups: list[dict[str, Any]], metric: str) -> Any:
+    """Draw the lines and groups that `aggregated` returns."""
+    title = "Scores over epochs"
+    if not any(line["points"] for line in lines):
+        return empty(title, "No evaluation has this score.")
+    figure = graph_objects().Figure()
+    for group in groups:
+        _add_band(figure, group)
+    for line in lines:
+        points = line["points"]
+        figure.add_scatter(
+            x=[point["name"] for point in points],
+            y=[point["value"] for point in points],
+            mode="lines+markers" if len(points) > 1 else "markers",
+            name=safe(line["name"]),
+            hovertemplate="%{x}: %{y:.4g}<extra>%{fullData.name}</extra>",
+        )
+    many = len(lines) > 1
+    note = f"{metric} of whole evaluations" + ("; band: mean of repeats ± one deviation" if groups else "")
+    order = dict.fromkeys(point["name"] for line in lines for point in line["points"])
+    axis = {"type": "category", "categoryorder": "array", "categoryarray": list(order), "title": {"text": "epoch"}}
+    return finish(figure, title, note, xaxis=axis, showlegend=many, height=300)
+
+
+def _add_band(figure: Any, group: dict[str, Any]) -> None:
+    points = [point for point in group["points"] if point["spread"] is not None]
+    if not points:
+        return
+    names = [point["name"] for point in points]
+    upper = [point["value"] + point["spread"] for point in points]
+    lower = [point["value"] - point["spread"] for point in points]
+    quiet = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+    figure.add_scatter(x=names, y=upper, **quiet)
+    figure.add_scatter(x=names, y=lower, fill="tonexty", fillcolor=_BAND, **quiet)
+    figure.add_scatter(
+        x=names,
+        y=[point["value"] for point in points],
+        customdata=[[point["spread"], point["count"]] for point in points],
+        mode="lines",
+        line={"dash": "dot", "color": "#78909c"},
+        name=safe(f"{group['name']}: mean of {len(group['runs'])}"),
+        hovertemplate="%{x}: %{y:.4g} ± %{customdata[0]:.2g} (%{customdata[1]} runs)<extra>%{fullData.name}</extra>",
+    )
+
+
+# --------------------------------------------------------------------------------
+# What separates failed samples from good ones, as the page *Good against failed* takes it.
+
+
+_MOST_SEPARATIONS: Final = 60
+_DRAWN: Final = 12
+_EXAMPLES: Final = 8
+
+
+def describe_contrast(found: Contrast) -> dict[str, Any]:
+    """Return what separates best, with the values of the first few to be drawn, and samples to look at."""
+    return {
+        "failed": len(found.failed),
+        "good": len(found.good),
+        "features": found.features,
+        "rough": found.is_rough,
+        "of_batches": list(found.of_batches[:_MOST_SEPARATIONS]),
+        "separations": [
+            _separation(each, found.values[each.feature] if rank < _DRAWN else None, len(found.failed))
+            for rank, each in enumerate(found.separations[:_MOST_SEPARATIONS])
+        ],
+        "examples": _examples(found),
+    }
+
+
+def _separation(each: Separation, values: NDArray[np.float64] | None, failed: int) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "words": each.feature.words,
+        "debugger": each.feature.debugger,
+        "path": each.feature.path,
+        "statistic": each.feature.statistic,
+        "channel": each.feature.channel,
+        "effect": each.effect,
+        "d": each.cohens_d,
+        "p": each.p,
+        "q": each.q,
+        "failed_median": each.failed_median,
+        "good_median": each.good_median,
+    }
+    if values is not None:
+        plain |= {"failed_values": values[:failed], "good_values": values[failed:]}
+    return plain
+
+
+def _examples(found: Contrast) -> dict[str, list[str]]:
+    """Return the worst of the failed and the best of the good."""
+    return {
+        "failed": [sample_text(each) for each in found.failed[:_EXAMPLES]],
+        "good": [sample_text(each) for each in found.good[::-1][:_EXAMPLES]],
+    }
+
+
+# --------------------------------------------------------------------------------
+# Several runs beside each other: settings, curves, where they part, and how their layers differ.
+
 
 MOST_RUNS: Final = 8
 _APART: Final = 0.01

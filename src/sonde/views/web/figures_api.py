@@ -12,13 +12,11 @@ from sonde.errors import OptionError, SelectionError
 from sonde.records import QUANTITIES
 from sonde.store import Run
 from sonde.views import figures
-from sonde.views.figures.curves import read_lines
-from sonde.views.figures.lines import draw_lines
-from sonde.views.figures.theme import captions, empty, finish
-from sonde.views.figures.words import safe, stat_title
+from sonde.views.figures.curves import draw_lines, read_lines
+from sonde.views.figures.theme import captions, empty, finish, safe, stat_title
 from sonde.views.web.answers import Query, plain_route, run_route
-from sonde.views.web.checkpoints import checkpoints_of
 from sonde.views.web.library import Library, OpenRun
+from sonde.views.web.run_api import checkpoints_of
 
 Maker = Callable[[Run, Query], Any]
 _MOST_CURVES: Final = 40

@@ -1,4 +1,4 @@
-"""One run as a whole: facts, findings, health, phases and events."""
+"""Checkpoints beside a run, as events: files that a training saved, placed at the step it was at when it did."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from starlette.routing import Route
 
 from sonde.analysis import ending_of, facts_of, find_learning_rate, find_loss, phase_shares
@@ -15,9 +16,51 @@ from sonde.diagnosis.second_opinion import was_judged
 from sonde.records import Event, Finding, Site
 from sonde.store import Run
 from sonde.views.document import ranked, when, words_of
+from sonde.views.terminal.style import size
 from sonde.views.web.answers import Query, run_route
-from sonde.views.web.checkpoints import checkpoints_of
 from sonde.views.web.library import Library, OpenRun, is_inside
+
+# --------------------------------------------------------------------------------
+# Checkpoints beside a run, as events: files that a training saved, placed at the step it was at when it did.
+
+
+KIND: Final = "checkpoint"
+_PATTERNS: Final = ("checkpoint*.pt", "epoch_*/checkpoint*.pt", "checkpoints/*.pt")
+_MOST: Final = 1000
+_LATE_S: Final = 60.0  # the last one is written after the last step
+
+
+def checkpoints_of(run: Run) -> list[Event]:
+    """Return an event for each checkpoint file in the folder of a run, in order of time. No file is opened.
+
+    The step is that of the latest reading when the file was written. A file whose time lies outside the run, as after
+    copying, has no step.
+    """
+    found = [path for pattern in _PATTERNS for path in run.path.glob(pattern) if is_inside(path, run.path)]
+    events = [event for path in found[:_MOST] if (event := _event(run, path)) is not None]
+    return sorted(events, key=lambda event: event.timestamp)
+
+
+def _event(run: Run, path: Path) -> Event | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None  # replaced meanwhile
+    name = path.relative_to(run.path).as_posix()
+    step = _step_at(run, status.st_mtime)
+    return Event(event_type=KIND, message=f"{name} ({size(status.st_size)})", step=step, timestamp=status.st_mtime)
+
+
+def _step_at(run: Run, time: float) -> int | None:
+    times = run.blocks.time
+    if not len(times) or not times[0] <= time <= times[-1] + _LATE_S:
+        return None
+    return int(run.steps[np.searchsorted(times, time, side="right") - 1])
+
+
+# --------------------------------------------------------------------------------
+# One run as a whole: facts, findings, health, phases and events.
+
 
 _MOST_EVENTS: Final = 2000
 _MOST_LOSSES: Final = 20_000
@@ -110,10 +153,10 @@ def _events(opened: OpenRun, query: Query) -> dict[str, Any]:
     kinds: dict[str, int] = {}
     for event in events:
         kinds[event.event_type] = kinds.get(event.event_type, 0) + 1
-    return {"total": len(chosen), "types": kinds, "events": [_event(event) for event in chosen[-_MOST_EVENTS:]]}
+    return {"total": len(chosen), "types": kinds, "events": [_run_api_event(event) for event in chosen[-_MOST_EVENTS:]]}
 
 
-def _event(event: Event) -> dict[str, Any]:
+def _run_api_event(event: Event) -> dict[str, Any]:
     from sonde.views.terminal.events import event_level
 
     return {

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from sonde.analysis import find_loss, thin
 from sonde.store.pages.reader import notice_of_pickles
 from sonde.views.document import ranked
-from sonde.views.terminal.numbers import short
+from sonde.views.terminal.style import short
 from sonde.views.web.answers import Query, plain_route, run_route
 from sonde.views.web.library import Library, Listed, OpenRun
 

@@ -29,10 +29,9 @@ from sonde.store.layout import CAPTURES, KEPT
 from sonde.store.pages import Datapoint
 from sonde.views.web import sample_api
 from sonde.views.web.answers import Query, as_bytes, as_json, raw_route
-from sonde.views.web.contrast_words import describe_contrast
+from sonde.views.web.compare_api import describe_contrast, draw_scores
 from sonde.views.web.figures_api import pack
 from sonde.views.web.library import Library, OpenRun
-from sonde.views.web.sample_figures import draw_scores
 from sonde.views.web.sample_store import SampleStore, few_enough, sample_text
 
 _MOST_ROWS: Final = 500

@@ -1,4 +1,4 @@
-"""Sparklines and bars: a curve, or a size, in one line of text."""
+"""Small charts of one or a few lines: sparklines, bars, small images."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from sonde.analysis import Values
-from sonde.views.terminal.axis import shares
-from sonde.views.terminal.look import CROSS, Look
-from sonde.views.terminal.palette import BAD, BAR
+from sonde.views.terminal.heatmap import cell
+from sonde.views.terminal.plot import shares
+from sonde.views.terminal.style import BAD, BAR, CROSS, Look
+
+# --------------------------------------------------------------------------------
+# Sparklines and bars: a curve, or a size, in one line of text.
+
 
 _HEIGHTS: Final = "▁▂▃▄▅▆▇█"
 _ASCII_HEIGHTS: Final = "_.-=+*#@"
@@ -80,3 +84,24 @@ def bar(share: float, width: int, look: Look, *, style: str = BAR) -> Text:
     full, half = divmod(round(share * width * 2), 2)
     text = look.pick("━", "=") * full + (look.pick("╸", "-") if half else "")
     return Text(text.ljust(width), style)
+
+
+# --------------------------------------------------------------------------------
+# A small image in a terminal: one cell of two characters per pixel.
+
+
+def picture(values: NDArray[np.floating], look: Look) -> Text:
+    """Draw a 2-D array, its smallest value dark and its largest bright; what is not finite is marked."""
+    pixels = np.asarray(values, dtype=np.float64)
+    known = pixels[np.isfinite(pixels)]
+    low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
+    placed = shares(pixels, float(low), float(high)) if high > low else np.zeros_like(pixels)
+    bad = ~np.isfinite(pixels)
+    text = Text(no_wrap=True)
+    for row in range(len(pixels)):
+        if row:
+            text.append("\n")
+        for column in range(pixels.shape[1]):
+            mark = cell(float(placed[row, column]), bool(bad[row, column]), look)
+            text.append_text(mark).append_text(mark)
+    return text
