@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import pkgutil
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -16,14 +18,12 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from sonde.errors import SondeError
-from sonde.views.web import compare_api, figures_api, layers_api, live_api, profile_api, run_api, runs_api, samples_api
+from sonde.views import web
 from sonde.views.web.answers import known_error, not_found, server_error
 from sonde.views.web.guard import LOOPBACK, Guard
 from sonde.views.web.library import Library
 
 ASSETS: Final = Path(__file__).with_name("assets")
-# One topic each; a topic is a module with `routes(library)`.
-_TOPICS: Final = (runs_api, run_api, figures_api, layers_api, profile_api, compare_api, samples_api, live_api)
 
 
 def make_app(
@@ -44,8 +44,7 @@ def make_app(
         Route("/plotly.js", _plotly),
         Mount("/assets", StaticFiles(directory=ASSETS)),
     ]
-    for topic in _TOPICS:
-        routes += topic.routes(library)
+    routes += _api_routes(library)
     app = Starlette(
         routes=routes,
         middleware=[
@@ -61,6 +60,13 @@ def make_app(
     app.router.redirect_slashes = False
     app.state.library = library
     return app
+
+
+def _api_routes(library: Library) -> Iterator[BaseRoute]:
+    """Yield the routes of every module `*_api` that has a function `routes(library)`."""
+    for info in pkgutil.iter_modules(web.__path__, f"{web.__name__}."):
+        if info.name.endswith("_api") and hasattr(topic := import_module(info.name), "routes"):
+            yield from topic.routes(library)
 
 
 def _plotly(request: Request) -> Response:

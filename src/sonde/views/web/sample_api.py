@@ -147,7 +147,7 @@ _MOST_EPOCHS: Final = 40  # whose scores of one sample are looked up; those with
 _PARTS: Final = (CAPTURES, KEPT)
 
 
-def routes(library: Library, store: SampleStore) -> list[Route]:
+def sample_routes(library: Library, store: SampleStore) -> list[Route]:
     """Return the routes of the page *Sample*."""
     api = _Api(store)
     return [raw_route(library, "sample", api.sample), raw_route(library, "tensor", api.tensor)]

@@ -27,11 +27,11 @@ from sonde.analysis.scores import Evaluation, ScoreTable
 from sonde.errors import OptionError, RunError
 from sonde.store.layout import CAPTURES, KEPT
 from sonde.store.pages import Datapoint
-from sonde.views.web import sample_api
 from sonde.views.web.answers import Query, as_bytes, as_json, raw_route
 from sonde.views.web.compare_api import describe_contrast, draw_scores
 from sonde.views.web.figures_api import pack
 from sonde.views.web.library import Library, OpenRun
+from sonde.views.web.sample_api import sample_routes
 from sonde.views.web.sample_store import SampleStore, few_enough, sample_text
 
 _MOST_ROWS: Final = 500
@@ -57,7 +57,7 @@ def routes(library: Library) -> list[Route]:
         "contrast": api.contrast,
     }
     own = [raw_route(library, path, answer) for path, answer in topics.items()]
-    return own + sample_api.routes(library, store)
+    return own + sample_routes(library, store)
 
 
 class _Api:
