@@ -35,3 +35,11 @@ def test_the_plain_floor_is_held_to_need_no_torch():
     plain = {f"sonde.{name.partition('/')[0]}" for name in listed("Plain")}
     assert plain
     assert plain <= set(held)
+
+
+def test_every_decision_is_in_the_index_under_its_title():
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text()
+    for page in folder.glob("0*.md"):
+        number, _, title = page.read_text().partition("\n")[0].removeprefix("# ").partition(". ")
+        assert f"| {number} | [{title}]({page.name}) |" in index
