@@ -104,6 +104,25 @@ def test_a_sensor_that_is_finished_is_called_no_more(tmp_path):
         assert not any(type(each).__name__ == "Written" for each in sensors._sensors)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "rounds"), [({"facts.order"}, 2), ({"facts.softmaxes"}, 1), ({vitals.FORWARDS}, 0), (None, 2)]
+)
+def test_all_leaf_modules_are_looked_at_only_as_long_as_a_sensor_asks(tmp_path, monkeypatch, wanted, rounds):
+    class Chosen(Sensors):
+        def __init__(self, watched, **_):
+            super().__init__(watched, wanted)
+
+    monkeypatch.setattr("sonde.watching.Sensors", Chosen)
+    model, traced = tiny_mlp(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
+        for _ in range(4):
+            traced.append(session._pipeline._observer.is_tracing)
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+    assert sum(traced) == rounds
+
+
 def test_a_closed_session_holds_no_sensor_and_no_model(tmp_path):
     model = tiny_mlp()
     session = sonde.watch(model, run=tmp_path / "run")

@@ -73,9 +73,9 @@ class Sensors:
         self._keep_output = self._guard.wrap("losses", self._see_output)
         self._choose_moments()
         self._choose_modules(watched.modules)
-        moments = ("on_traced_enter", "on_traced_call", "on_graph")
-        self._tracing = [each for each in self._sensors if any(_overrides(each, moment) for moment in moments)]
-        self.is_tracing = bool(self._tracing)
+        traced = ("on_traced_enter", "on_traced_call")
+        self._tracing = [each for each in self._sensors if any(_overrides(each, moment) for moment in traced)]
+        self.is_tracing = bool(self._tracing) or any(_overrides(each, "on_graph") for each in self._sensors)
         """Whether all leaf modules are looked at, in the first rounds of the loop."""
         wrap = self._guard.wrap
         self.begin_pass = wrap("model inputs", self._begin_pass)
