@@ -40,7 +40,8 @@ from gpu_programs import Program, gpt, many_tiny, one_big, resnet
 from torch import Tensor, nn
 
 import sonde
-from sonde import records, schema
+from sonde import records
+from sonde.core import schema
 from sonde.testing import MemorySink
 
 PG = ("parameters", "gradients")

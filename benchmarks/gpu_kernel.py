@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde import records, schema
+from sonde import records
+from sonde.core import schema
 from sonde.stats.cuda import DeviceKernel, cuda_kernel
 from sonde.stats.cuda.native import NativeKernel
 

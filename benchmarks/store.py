@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sonde import schema
+from sonde.core import schema
 from sonde.records import Block, RunHeader, Site
 from sonde.store import RunWriter, layout, lease, list_runs, open_run, verify
 from sonde.store.header import write_header

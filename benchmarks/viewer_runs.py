@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from store import HEADER, make_sites
 
-from sonde import schema
+from sonde.core import schema
 from sonde.store import layout, lease
 from sonde.store.header import write_header
 from sonde.store.log import table

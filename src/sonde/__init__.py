@@ -17,7 +17,7 @@ On the command line: sonde --help. docs/api.md lists all names, with examples.
 
 from typing import TYPE_CHECKING
 
-from sonde.lazy import attach
+from sonde.core.lazy import attach
 
 if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
     from sonde.capture import Capture as Capture

@@ -17,10 +17,9 @@ from typing import Any, Final, Literal, Protocol, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema, strict_json
-from sonde.core import statistics
-from sonde.schema import Bins, Rows
-from sonde.strict_json import Finite
+from sonde.core import files, schema, statistics
+from sonde.core.files import Finite
+from sonde.core.schema import Bins, Rows
 
 Quantity = Literal[
     "parameter",
@@ -32,7 +31,7 @@ Quantity = Literal[
     "state",  # optimizer state, such as Adam's moments
     "scalar",  # what `session.log` was given, learning rates, and the like
     "value",  # what `session.record` was given
-    "vital",  # a relation of the training loop that a diagnosis needs; see `sonde.vitals`
+    "vital",  # a relation of the training loop that a diagnosis needs; see `sonde.core.signals`
 ]
 QUANTITIES: Final[tuple[Quantity, ...]] = get_args(Quantity)
 Phase = Literal["train", "eval"]
@@ -305,14 +304,14 @@ class Finding:
         """
         if isinstance(plain, dict) and isinstance(plain.get("evidence"), list):
             plain = plain | {"evidence": [_with_numbers(item) for item in plain["evidence"]]}
-        return strict_json.convert(plain, cls, where, "a finding")
+        return files.convert(plain, cls, where, "a finding")
 
 
 def _with_numbers(item: Any) -> Any:
     """Return a piece of evidence with its numbers as numbers, also those that strict JSON has to write as text."""
     if not isinstance(item, dict):
         return item
-    return item | {name: strict_json.number(item[name]) for name in ("value", "threshold") if name in item}
+    return item | {name: files.number(item[name]) for name in ("value", "threshold") if name in item}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

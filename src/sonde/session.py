@@ -18,10 +18,10 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 from torch import Tensor
 
-from sonde import schema
-from sonde.arguments import mapping, whole_number, with_methods
+from sonde.core import schema
+from sonde.core.arguments import mapping, whole_number, with_methods
+from sonde.core.outcome import message_of, outcome_of
 from sonde.errors import ClosedError, OptionError
-from sonde.outcome import message_of, outcome_of
 from sonde.record.governor import Cost
 from sonde.record.pipeline import Pipeline
 from sonde.records import QUANTITIES, Finding, Quantity, Reading, Sink, summarise

@@ -20,8 +20,9 @@ from typing import Any, Final, TypedDict, Unpack, get_args
 from torch import nn
 from torch.optim import Optimizer
 
-from sonde import schema
-from sonde.arguments import mapping, whole_number, with_methods
+from sonde.core import schema
+from sonde.core.arguments import mapping, whole_number, with_methods
+from sonde.core.signals import SHOWN
 from sonde.diagnosis.monitor import Monitor
 from sonde.diagnosis.rules import WANTED
 from sonde.errors import OptionError
@@ -43,7 +44,6 @@ from sonde.session import HandFedSession, IdleSession, Session
 from sonde.store import RunWriter
 from sonde.store.runs import place_of
 from sonde.version import VERSION
-from sonde.vitals import SHOWN
 
 logger = logging.getLogger("sonde")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sonde import schema
+from sonde.core import schema
 from sonde.records import Block, Event, RunHeader, Site
 from sonde.store import RunWriter
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.analysis.made_run import Recipe, write_run
 
-from sonde import schema
 from sonde.analysis import divergence as module
 from sonde.analysis.divergence import differences, divergence
+from sonde.core import schema
 from sonde.records import Site
 from sonde.store import RunWriter, open_run
 

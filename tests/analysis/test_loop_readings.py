@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sonde import vitals
 from sonde.analysis.loop import leaking, memory_slopes, phase_shares
+from sonde.core import signals
 from sonde.records import Site
 from sonde.store.series import Series
 
@@ -32,7 +32,7 @@ class MadeRun:
 
 
 def loop(name, steps, values):
-    return f"{vitals.LOOP}:vital.{name}", (steps, values)
+    return f"{signals.LOOP}:vital.{name}", (steps, values)
 
 
 def test_shares_are_totals_over_the_steps_after_warming_up():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from tests.analysis.made_run import BROKEN, DYING, Recipe, write_run
 
-from sonde import schema
 from sonde.analysis import (
     ModelOrder,
     facts_of,
@@ -21,6 +20,7 @@ from sonde.analysis import (
     windows,
     worst_first,
 )
+from sonde.core import schema
 from sonde.records import Site
 from sonde.store import RunWriter, open_run
 

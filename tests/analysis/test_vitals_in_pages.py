@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from sonde import schema, vitals
 from sonde.analysis import ModelOrder, summarise_layers, summarise_sites
+from sonde.core import schema, signals
 from sonde.records import Block, RunHeader, Site
 from sonde.store import RunWriter, open_run
 
 
 def test_a_vital_that_is_zero_or_jumps_is_no_mark_and_no_layer(tmp_path):
     sites = [
-        Site(id=0, name="optimizer", quantity="vital", part=vitals.part_of(vitals.LEFTOVER)),
-        Site(id=1, name="(loop)", quantity="vital", part=vitals.part_of(vitals.STEP_TIME)),
+        Site(id=0, name="optimizer", quantity="vital", part=signals.part_of(signals.LEFTOVER)),
+        Site(id=1, name="(loop)", quantity="vital", part=signals.part_of(signals.STEP_TIME)),
         Site(id=2, name="(model)", quantity="input", part="[0]", shape=(4, 4)),
     ]
     writer = RunWriter(

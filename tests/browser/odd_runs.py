@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sonde import schema
+from sonde.core import schema
 from sonde.records import Block, Event, Evidence, Finding, RunHeader, Site
 from sonde.store import RunWriter
 

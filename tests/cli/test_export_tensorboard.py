@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("tensorboard", reason="event files need the tensorboard extra: pip install 'sonde[tensorboard]'")
 
 import sonde as library
-from sonde import schema
 from sonde.cli.export_formats import tag_of
+from sonde.core import schema
 from sonde.store import open_run
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde import schema
-from sonde.core import statistics
+from sonde.core import schema, statistics
 from sonde.errors import OptionError
 from sonde.records import Event, Reading, Site, summarise
 

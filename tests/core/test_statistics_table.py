@@ -11,9 +11,8 @@ import pytest
 from tests.analysis.made_run import write_run
 from typer.testing import CliRunner
 
-from sonde import schema
 from sonde.cli.main import app
-from sonde.core import statistics
+from sonde.core import schema, statistics
 from sonde.core.statistics import STATISTICS, Statistic
 from sonde.store import open_run
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sonde
-from sonde import schema, vitals
+from sonde.core import schema, signals
 from sonde.diagnosis import ranking
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.doctor import Doctor
@@ -39,7 +39,7 @@ def finding(kind: str, severity: str = "warning", confidence: float | None = 0.9
 
 def leftover_monitor(shares: list[float], report=lambda finding: None) -> Monitor:
     monitor = Monitor(report)
-    monitor.take_sites([Site(id=0, name="optimizer", quantity="vital", part=vitals.part_of(vitals.LEFTOVER))])
+    monitor.take_sites([Site(id=0, name="optimizer", quantity="vital", part=signals.part_of(signals.LEFTOVER))])
     for step, share in enumerate(shares, 1):
         monitor.take_block(block(step, {0: share}))
     monitor.flush()

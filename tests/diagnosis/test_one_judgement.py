@@ -19,8 +19,8 @@ import torch
 from tests.views.web.asking import client_of
 
 import sonde
-from sonde import schema, vitals
 from sonde.analysis import ModelOrder, summarise_layers, summarise_sites
+from sonde.core import schema, signals
 from sonde.debug import (
     GradientDebugger,
     LayerActivationStats,
@@ -144,9 +144,9 @@ def write(path, curves: Curves):
         ("parameter", "", curves.parameters),
         ("gradient", "", curves.gradients),
         ("output", "", curves.outputs),
-        ("vital", vitals.part_of(vitals.EVER_ACTIVE), curves.active),
-        ("vital", vitals.part_of(vitals.UNIT_SAMPLES), curves.samples),
-        ("vital", vitals.part_of(vitals.SATURATED), curves.saturated),
+        ("vital", signals.part_of(signals.EVER_ACTIVE), curves.active),
+        ("vital", signals.part_of(signals.UNIT_SAMPLES), curves.samples),
+        ("vital", signals.part_of(signals.SATURATED), curves.saturated),
     ]
     sites, values = [], []
     for quantity, part, group in groups:

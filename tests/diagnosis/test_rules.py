@@ -11,7 +11,7 @@ from types import CodeType, FunctionType
 
 import pytest
 
-from sonde import vitals
+from sonde.core import signals
 from sonde.diagnosis.nonfinite import KINDS
 from sonde.diagnosis.rule import Threshold
 from sonde.diagnosis.rules import RULES, WANTED
@@ -21,7 +21,7 @@ FOLDER = Path(sys.modules["sonde.diagnosis.rules"].__file__).parent
 MODULES = sorted(FOLDER.glob("[a-z]*.py"))
 SIGNALS = {
     name: value
-    for name, value in vars(vitals).items()
+    for name, value in vars(signals).items()
     if isinstance(value, str) and name.isupper() and name not in ("LOOP", "LOSS")
 }
 FACTS = {
@@ -29,7 +29,7 @@ FACTS = {
     "reshapes", "softmaxes", "tied",
 }  # fmt: skip
 """Facts that only a sensor can state."""
-BY_THE_PIPELINE = {vitals.DATA_WAIT, vitals.STEP_TIME}
+BY_THE_PIPELINE = {signals.DATA_WAIT, signals.STEP_TIME}
 PLAIN = {-1, 0, 1, 2}
 """Numbers that need no source: signs, nothing, one and several."""
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scoring import Said
 
-from sonde import schema, vitals
-from sonde.core import statistics
+from sonde.core import schema, signals, statistics
 from sonde.records import Block, Event, Finding, Quantity, Site
 
 NON_FINITE = (
@@ -147,7 +146,7 @@ def exploding_tensor(tape: Tape) -> int | None:
 
 def dead_relu(tape: Tape) -> int | None:
     """More than half of a rectifier's units inactive. Readings know "never active" instead of "active below 1 %"."""
-    sites = tape.of("vital", part=vitals.part_of(vitals.EVER_ACTIVE))
+    sites = tape.of("vital", part=signals.part_of(signals.EVER_ACTIVE))
     return _first(*(_persists(tape.values(site, "mean"), lambda share: share < 0.5, times=3) for site in sites))
 
 
@@ -243,7 +242,7 @@ def class_imbalance(tape: Tape) -> int | None:
 
     Readings hold the largest and the smallest count of each batch; their sums stand for those of the classes.
     """
-    for site in tape.of("vital", part=vitals.part_of(vitals.LABEL_COUNTS)):
+    for site in tape.of("vital", part=signals.part_of(signals.LABEL_COUNTS)):
         seen = most = least = 0.0
         for step, row in tape.rows(site):
             seen += row[schema.MEAN] * row[schema.COUNT]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sonde
-from sonde import schema
+from sonde.core import schema
 from sonde.errors import NonFiniteError, OptionError
 from sonde.testing import MemorySink
 

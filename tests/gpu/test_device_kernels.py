@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sonde import schema
+from sonde.core import schema
 from sonde.stats.cuda import DeviceKernel, NoDeviceKernel, cuda_kernel
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.oracles.rows import FLOAT32_SUMS, FLOAT64_SUMS, assert_row, oracle
 
-from sonde import schema
+from sonde.core import schema
 from sonde.stats import TorchKernel
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")

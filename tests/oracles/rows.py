@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sonde import schema
+from sonde.core import schema
 
 
 @dataclass(frozen=True)

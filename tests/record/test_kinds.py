@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.facts import Facts, OptimizerFacts, optimizer_traits
+from sonde.core.facts import Facts, OptimizerFacts, optimizer_traits
 from sonde.hooks.names import is_wrapper, named_parameters, unwrap
 from sonde.record.kinds import inner_optimizer, is_compiled, is_sharded, needs_other_ranks, step_count, traits_of
 from sonde.testing import tiny_mlp

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.waiting import PATIENCE_S
 
-from sonde import schema
+from sonde.core import schema
 from sonde.record.blocks import continue_block, to_block
 from sonde.record.packer import Packer
 from sonde.record.packets import ArenaPool, Packet, SiteBook

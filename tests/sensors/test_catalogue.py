@@ -12,15 +12,16 @@ import torch
 from torch import nn
 
 import sonde
-from sonde import diagnosis, vitals
+from sonde import diagnosis
+from sonde.core import signals
+from sonde.core.facts import Facts
 from sonde.diagnosis.rules import RULES, WANTED
-from sonde.facts import Facts
 from sonde.sensors.catalogue import SENSORS
 from sonde.sensors.dispatcher import Sensors
 from sonde.sensors.sensor import Sensor
 from sonde.testing import MemorySink, tiny_mlp
 
-SIGNALS = {value for name, value in vars(vitals).items() if name.isupper() and isinstance(value, str)}
+SIGNALS = {value for name, value in vars(signals).items() if name.isupper() and isinstance(value, str)}
 MOMENTS = [name for name in vars(Sensor) if name.startswith("on_")] + ["start", "listen"]
 
 
@@ -46,7 +47,7 @@ def test_what_the_diagnosis_reads_is_wanted():
     for path in Path(diagnosis.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "vitals":
-                read.add(getattr(vitals, node.attr))
+                read.add(getattr(signals, node.attr))
             elif isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith(("facts", "facts()")):
                 read.add(f"facts.{node.attr}")
     assert {each for each in read if isinstance(each, str)} & produced <= WANTED
@@ -72,7 +73,7 @@ def recorded(tmp_path, monkeypatch, wanted):
 
 
 def test_only_wanted_sensors_are_attached(tmp_path, monkeypatch):
-    attached, keys = recorded(tmp_path, monkeypatch, {vitals.ROW_SUM, vitals.FORWARDS})
+    attached, keys = recorded(tmp_path, monkeypatch, {signals.ROW_SUM, signals.FORWARDS})
     assert {kind.__name__ for kind in attached} == {"LossInputs", "PassCounts"}
     of_sensors = {key for key in keys if not key.startswith("(loop):vital.time_") and "step_time" not in key}
     assert "loss_fn:vital.row_sum" in of_sensors
@@ -89,7 +90,7 @@ def test_every_sensor_is_attached_if_nobody_says_what_is_wanted(tmp_path, monkey
 
 def test_what_rules_and_views_want_needs_every_sensor_there_is():
     """A sensor that nobody wants any more can go."""
-    unwanted = [kind.__name__ for kind in SENSORS if (WANTED | vitals.SHOWN).isdisjoint(kind.produces)]
+    unwanted = [kind.__name__ for kind in SENSORS if (WANTED | signals.SHOWN).isdisjoint(kind.produces)]
     assert not unwanted
 
 
@@ -105,7 +106,7 @@ def test_a_sensor_that_is_finished_is_called_no_more(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "rounds"), [({"facts.order"}, 2), ({"facts.softmaxes"}, 1), ({vitals.FORWARDS}, 0), (None, 2)]
+    ("wanted", "rounds"), [({"facts.order"}, 2), ({"facts.softmaxes"}, 1), ({signals.FORWARDS}, 0), (None, 2)]
 )
 def test_all_leaf_modules_are_looked_at_only_as_long_as_a_sensor_asks(tmp_path, monkeypatch, wanted, rounds):
     class Chosen(Sensors):

@@ -196,14 +196,14 @@ def test_order_edges_and_autocast_come_from_the_first_training_passes(tmp_path, 
 
 
 def test_settings_in_types_of_numpy_are_read_while_the_run_is_recorded():
-    from sonde.facts import Facts
+    from sonde.core.facts import Facts
 
     stated = {"optimizers": [{"name": "", "kind": "SGD", "groups": [{"settings": {"lr": np.float64(0.5)}}]}]}
     assert Facts.from_json(stated).optimizers[0].groups[0].settings == {"lr": 0.5}
 
 
 def test_a_field_that_does_not_fit_costs_no_other():
-    from sonde.facts import Facts
+    from sonde.core.facts import Facts
 
     facts = Facts.from_json({"scaler": True, "autocast": 3, "order": ["a", "b"], "parameters": [{"name": 5}], "new": 1})
     assert (facts.scaler, facts.autocast, facts.order, facts.parameters) == (True, "", ("a", "b"), ())

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sonde.facts import ColumnFacts
+from sonde.core.facts import ColumnFacts
 from sonde.sensors.architecture import read_reshapes
 from sonde.sensors.losses import read_columns
 from sonde.sensors.objectives import read_bootstrap

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sonde
-from sonde import vitals
+from sonde.core import signals
 
 LENGTH = 6
 
@@ -70,7 +70,7 @@ def test_the_part_that_lies_ahead_is_that_of_the_weights(tmp_path, how, ahead):
     if ahead is None:
         above = [float(row[at + 1 :].sum()) for sample in model.first for at, row in enumerate(sample)]
         ahead = sum(above) / len(above)
-    [value] = run.series(f"{vitals.LOOP}:vital.{vitals.LOOKS_AHEAD}", "mean").values.tolist()
+    [value] = run.series(f"{signals.LOOP}:vital.{signals.LOOKS_AHEAD}", "mean").values.tolist()
     assert value == pytest.approx(ahead, abs=1e-6)
 
 
@@ -83,4 +83,4 @@ def test_a_model_that_sees_the_next_token_is_found_and_one_that_does_not_is_well
 
 def test_targets_are_compared_with_what_follows(tmp_path):
     _, run, _ = watch(tmp_path, "hand", shift=True)
-    assert run.series(f"{vitals.LOSS}:vital.{vitals.NEXT_TOKEN}", "mean").values.tolist() == [1.0] * 3
+    assert run.series(f"{signals.LOSS}:vital.{signals.NEXT_TOKEN}", "mean").values.tolist() == [1.0] * 3

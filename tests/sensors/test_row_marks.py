@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sonde
-from sonde import vitals
+from sonde.core import signals
 from sonde.sensors import data
 from sonde.sensors.data import distinct, marks_of
 
@@ -65,8 +65,8 @@ def test_evaluation_says_how_many_of_its_rows_were_trained_on(tmp_path, overlap,
         with torch.no_grad():
             model(held)
     run = sonde.open_run(tmp_path / "run")
-    assert run.series(f"(model):vital.{vitals.SEEN_ROWS}@eval", "mean").values.tolist() == pytest.approx([share])
-    assert set(run.series(f"(model):vital.{vitals.REPEATED_ROWS}", "mean").values.tolist()) == {0.0}
+    assert run.series(f"(model):vital.{signals.SEEN_ROWS}@eval", "mean").values.tolist() == pytest.approx([share])
+    assert set(run.series(f"(model):vital.{signals.REPEATED_ROWS}", "mean").values.tolist()) == {0.0}
 
 
 def test_different_rows_are_counted_once_there_are_enough(tmp_path):
@@ -78,4 +78,4 @@ def test_different_rows_are_counted_once_there_are_enough(tmp_path):
             model(x[torch.randint(10, (128,))]).square().mean().backward()
             optimizer.step()
     run = sonde.open_run(tmp_path / "run")
-    assert run.series(f"(model):vital.{vitals.DISTINCT_ROWS}", "mean").values.tolist() == [10.0]
+    assert run.series(f"(model):vital.{signals.DISTINCT_ROWS}", "mean").values.tolist() == [10.0]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sonde
-from sonde import vitals
+from sonde.core import signals
 
 
 def watched(folder, take_step):
@@ -19,7 +19,7 @@ def watched(folder, take_step):
         for _ in range(8):
             take_step(net, optimizer)
     run = sonde.open_run(folder / "run")
-    key = f"optimizer:vital.{vitals.THROWN_AWAY}"
+    key = f"optimizer:vital.{signals.THROWN_AWAY}"
     shares = run.series(key, "mean").values.tolist() if key in {site.key for site in run.sites} else []
     return shares, "zero_grad_misplaced" in [finding.kind for finding in session.findings]
 

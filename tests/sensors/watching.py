@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sonde
-from sonde.facts import Facts
+from sonde.core.facts import Facts
 from sonde.testing import MemorySink
 
 

@@ -13,7 +13,7 @@ import torch
 
 import sonde
 from sonde import session as sessions
-from sonde.outcome import outcome_of
+from sonde.core.outcome import outcome_of
 from sonde.testing import tiny_mlp
 
 

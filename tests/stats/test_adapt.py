@@ -11,7 +11,7 @@ from tests.oracles.rows import assert_row, oracle
 from tests.stats.measuring import bits, measured, numbers
 from torch._subclasses import FakeTensorMode
 
-from sonde import schema
+from sonde.core import schema
 from sonde.stats import to_readable
 from sonde.stats.adapt import is_dense
 

@@ -9,7 +9,7 @@ import torch
 from tests.oracles.rows import assert_row, oracle
 from tests.stats.measuring import bits, bounds_for, numbers
 
-from sonde import schema
+from sonde.core import schema
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 

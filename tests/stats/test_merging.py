@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.oracles.rows import assert_row, oracle
 from tests.stats.measuring import make_kernel, measured, numbers
 
-from sonde import schema
+from sonde.core import schema
 
 PARTS = {
     "plain": [torch.randn(100), torch.randn(5000) + 3, torch.randn(7)],

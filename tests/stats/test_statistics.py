@@ -13,7 +13,7 @@ from tests.oracles.rows import assert_row, oracle
 from tests.stats.cases import CASES, normal
 from tests.stats.measuring import bits, bounds_for, make_kernel, measured, numbers
 
-from sonde import schema
+from sonde.core import schema
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 

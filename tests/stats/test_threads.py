@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.stats.measuring import measured
 
-from sonde import schema
+from sonde.core import schema
 from sonde.stats import library
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.stats.measuring import Operations, device_kernel
 
-from sonde import schema
+from sonde.core import schema
 
 
 def test_emptying_an_arena_queues_nothing_until_it_is_used_again():

@@ -9,7 +9,7 @@ from tests.oracles.rows import FLOAT32_SUMS, assert_row, oracle
 from tests.stats.cases import CASES, normal
 from tests.stats.measuring import CPU, device_kernel, measured, numbers
 
-from sonde import schema
+from sonde.core import schema
 from sonde.stats import torch_arena, torch_kernel
 
 HALVES = [torch.float32, torch.bfloat16, torch.float16]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from hypothesis import strategies as st
 
-from sonde import schema
+from sonde.core import schema
 from sonde.records import Block, RunHeader, Site, summarise
 from sonde.store import RunWriter
 

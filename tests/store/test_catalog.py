@@ -3,8 +3,8 @@ from dataclasses import replace
 
 from tests.store.making import HEADER, Clock, make_block, write_run
 
+from sonde.core.schema import row_of_value
 from sonde.records import RunHeader, Site
-from sonde.schema import row_of_value
 from sonde.store import RunWriter, layout, lease, list_runs, open_run
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.records import Event
 from sonde.store import timeline
 from sonde.store.timeline import EventFile
@@ -29,7 +29,7 @@ def test_events_come_back_as_strict_json(event_type, message, step, timestamp, d
     back = timeline.decode_event(line, "here")
     assert (back.event_type, back.message, back.step) == (event_type, message, step)
     assert back.timestamp == timestamp or np.isnan(timestamp)
-    assert back.data == strict_json.plain(data)
+    assert back.data == files.plain(data)
 
 
 def test_numbers_that_are_not_finite_become_words():

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from tests.store.making import HEADER, make_block, make_sites, write_run
 
-from sonde import schema
-from sonde.core import statistics
+from sonde.core import schema, statistics
 from sonde.errors import MissingExtra, OptionError, RunNotFound, SelectionError
 from sonde.records import Block, Event, Site, summarise
 from sonde.store import RunWriter, open_run

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.store.making import make_block, write_run
 
-from sonde import schema
+from sonde.core import schema
 from sonde.records import Reading
 from sonde.store import open_run, verify
 from sonde.store.log.attempts import Attempt

@@ -8,8 +8,8 @@ import pytest
 from rich.color import Color
 from rich.console import Console
 
-from sonde import schema
 from sonde.analysis import FlowRow, Mark
+from sonde.core import schema
 from sonde.records import Event
 from sonde.views.terminal import (
     Curve,

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
 from sonde.analysis.downsample import Values
 from sonde.analysis.unusual import RECENT, ModelOrder
+from sonde.core import schema
 from sonde.core.statistics import compute
 from sonde.records import Quantity, Site
 from sonde.store import Run

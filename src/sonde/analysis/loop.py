@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from sonde import vitals
 from sonde.analysis.downsample import Steps, Values
+from sonde.core import signals
 from sonde.core.robust import Growth, growth, less
 from sonde.store.log.reader import Run
 from sonde.store.series import Series
@@ -40,7 +40,7 @@ def phase_shares(run: Run, *, first: int | None = None, last: int | None = None)
 
     None if the run has no step times: it was recorded without a diagnosis, or has fewer than two steps.
     """
-    step_time = phase_series(run, vitals.STEP_TIME)
+    step_time = phase_series(run, signals.STEP_TIME)
     if step_time is None:
         return None
     begin = first if first is not None else _after_warm_up(step_time[0])
@@ -48,7 +48,7 @@ def phase_shares(run: Run, *, first: int | None = None, last: int | None = None)
     whole = _within(step_time, begin, end)
     if not len(whole) or not whole.sum() > 0:
         return None
-    names = {"data_wait": vitals.DATA_WAIT} | {phase: vitals.time_of(phase) for phase in vitals.PHASE_TIMES}
+    names = {"data_wait": signals.DATA_WAIT} | {phase: signals.time_of(phase) for phase in signals.PHASE_TIMES}
     totals = {}
     for phase, name in names.items():
         series = phase_series(run, name)
@@ -65,7 +65,7 @@ def phase_shares(run: Run, *, first: int | None = None, last: int | None = None)
 
 def phase_series(run: Run, name: str) -> tuple[Steps, Values] | None:
     """Return steps and seconds of one vital of the loop, or None if it was never recorded."""
-    key = f"{vitals.LOOP}:vital{vitals.part_of(name)}"
+    key = f"{signals.LOOP}:vital{signals.part_of(name)}"
     if not any(site.key == key for site in run.sites):
         return None
     series = run.series(key, "mean")

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.errors import OptionError, RunDamaged, RunNotFound
 from sonde.store import DebugOutputs
 from sonde.store.layout import CAPTURES, EVALUATION_SCORES, KEPT, TEST, TEST_SCORES, VALIDATION_SCORES, epoch_of
@@ -232,7 +232,7 @@ def read_scores(evaluation: Evaluation) -> ScoreTable:
     if not path.is_file():
         return ScoreTable(evaluation, [], {}, {}, {})
     try:
-        plain = strict_json.read_object(path)
+        plain = files.read_object(path)
     except OSError as error:
         raise RunDamaged(f"{path} cannot be read: {error}") from None
     per_datapoint, told = _mapping(plain, "per_datapoint", path), _mapping(plain, "directions", path)

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from sonde import vitals
 from sonde.analysis.downsample import Steps, Values
+from sonde.core import signals
 from sonde.diagnosis.judgement import LEAST_RATIO, MOMENT_WINDOW, gradient_now, output_now, verdict_of
 from sonde.records import QUANTITIES, SEVERITIES, Finding, Quantity, RunHeader, Site
 
@@ -128,7 +128,7 @@ def _mark(history: History, findings: list[Finding]) -> Mark:
 
 def is_one_number(site: Site) -> bool:
     """Return whether a site is a logged number or a loss."""
-    return site.quantity == "scalar" or (site.name == vitals.LOSS and site.quantity == "output")
+    return site.quantity == "scalar" or (site.name == signals.LOSS and site.quantity == "output")
 
 
 def _names(finding: Finding, site: Site) -> bool:

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from sonde import strict_json
-from sonde.core import statistics
+from sonde.core import files, statistics
 
 if TYPE_CHECKING:
     from sonde.analysis import LayerSummary, Mark, SiteSummary
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 def print_json(value: Any) -> None:
     """Print one JSON document, on one line; what is not a finite number is null."""
-    utf8_output().write(strict_json.text(value) + "\n")
+    utf8_output().write(files.text(value) + "\n")
 
 
 def utf8_output() -> IO[str]:

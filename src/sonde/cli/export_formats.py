@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
 from sonde.analysis import has_stat, keys_of, usual_stat
+from sonde.core import schema
 from sonde.errors import MissingExtra, OptionError
 from sonde.records import Site
 from sonde.store import Run

@@ -17,9 +17,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
+from sonde.core import schema
+from sonde.core.schema import Bins, Rows
 from sonde.errors import OptionError
-from sonde.schema import Bins, Rows
 
 Values = NDArray[np.float64]
 Measure = Callable[[Rows], Values]

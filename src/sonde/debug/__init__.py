@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from sonde.lazy import attach
+from sonde.core.lazy import attach
 
 if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
     from sonde.debug.alerts import Alert as Alert

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from safetensors.numpy import save_file
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.debug.config import file_name
 from sonde.debug.hook_types import HookAction, Occasion, check_address
 from sonde.debug.hooks import TrainingStopped
@@ -121,7 +121,7 @@ class WebhookSender:
             self._thread = threading.Thread(target=self._run, name="sonde-webhook", daemon=True)
             self._thread.start()
         try:
-            self._jobs.put_nowait((address, strict_json.dumps(message)))
+            self._jobs.put_nowait((address, files.dumps(message)))
         except queue.Full:
             self.dropped += 1
 

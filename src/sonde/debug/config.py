@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from sonde.arguments import whole_number
+from sonde.core.arguments import whole_number
 from sonde.errors import OptionError
 from sonde.schedule import Schedule, every
 from sonde.select import Where, selector

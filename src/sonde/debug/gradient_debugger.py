@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sonde.arguments import whole_number
+from sonde.core.arguments import whole_number
 from sonde.debug.alerts import AlertBook, GradientAlert, make_finding
 from sonde.debug.gradient_layer import (
     PROBLEMS,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from sonde.arguments import whole_number
+from sonde.core.arguments import whole_number
 from sonde.errors import OptionError
 
 _COMPARISONS: Final[dict[str, Callable[[float, float], bool]]] = {

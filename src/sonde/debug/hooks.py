@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from sonde.arguments import whole_number
+from sonde.core.arguments import whole_number
 from sonde.debug.hook_types import HookAction, HookTrigger, Occasion, as_names
 from sonde.debug.numbers import as_array
 from sonde.debug.tensor_stats import compute_stats, to_plain

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.errors import RunNotFound
 
 logger = logging.getLogger("sonde")
@@ -21,7 +21,7 @@ _LOOK_EVERY_S: Final = 0.2
 def pause(run: Path, step: int, reason: str, sleep: Callable[[float], None] = time.sleep) -> None:
     """Wait until the run's pause file is deleted: by `sonde resume RUN`, by `resume_run`, or by hand."""
     path = run / PAUSED
-    strict_json.write(path, {"pid": os.getpid(), "step": step, "reason": reason, "since": time.time()}, sync=False)
+    files.write(path, {"pid": os.getpid(), "step": step, "reason": reason, "since": time.time()}, sync=False)
     logger.warning("training is paused at step %d (%s). To go on: sonde resume %s", step, reason, run)
     while path.exists():
         sleep(_LOOK_EVERY_S)
@@ -39,7 +39,7 @@ def resume_run(run: str | Path) -> dict[str, Any] | None:
         raise RunNotFound(f"{folder} holds no run.")
     path = folder / PAUSED
     try:
-        noted = strict_json.read_object(path)
+        noted = files.read_object(path)
     except FileNotFoundError:
         return None
     path.unlink(missing_ok=True)

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sonde import schema, vitals
-from sonde.core import statistics
+from sonde.core import schema, signals, statistics
+from sonde.core.schema import Rows
 from sonde.debug.gradient_debugger import GradientDebugger
 from sonde.debug.gradient_layer import GradientPoint, UnitActivity
 from sonde.debug.hooks import Hook, HookManager
@@ -34,21 +34,20 @@ from sonde.hooks.on_call import on_module
 from sonde.parallel.ranks import agree, is_connected, num_ranks, this_rank
 from sonde.probes.memory.process import RSS
 from sonde.records import SEVERITIES, Block, Event, Finding, Reading, Severity, Site
-from sonde.schema import Rows
 
 logger = logging.getLogger("sonde")
 
 _MAX_LOSSES: Final = 10_000
 _MAX_NUMBERS: Final = 10_000
 _TIMES: Final = {
-    vitals.part_of(vitals.STEP_TIME): "step",
-    vitals.part_of(vitals.DATA_WAIT): "data_wait",
-    **{vitals.part_of(vitals.time_of(phase)): phase for phase in vitals.PHASE_TIMES},
+    signals.part_of(signals.STEP_TIME): "step",
+    signals.part_of(signals.DATA_WAIT): "data_wait",
+    **{signals.part_of(signals.time_of(phase)): phase for phase in signals.PHASE_TIMES},
 }
 """Parts of the loop's vital signs that are seconds, and the timers they go to."""
-_SAMPLES: Final = vitals.part_of(vitals.UNIT_SAMPLES)
-_UNIT_GRADIENT: Final = vitals.part_of(vitals.UNIT_GRADIENT)
-_UNITS: Final = (vitals.part_of(vitals.EVER_ACTIVE), _SAMPLES, _UNIT_GRADIENT)
+_SAMPLES: Final = signals.part_of(signals.UNIT_SAMPLES)
+_UNIT_GRADIENT: Final = signals.part_of(signals.UNIT_GRADIENT)
+_UNITS: Final = (signals.part_of(signals.EVER_ACTIVE), _SAMPLES, _UNIT_GRADIENT)
 """Parts of the vital signs of units."""
 
 
@@ -91,7 +90,7 @@ class Feed:
                     self._gradients.append(site.id)
                 elif site.quantity in ("parameter", "output") and site.phase == "train":
                     self._values.append(site.id)
-                elif site.name == vitals.LOOP and site.part in _TIMES:
+                elif site.name == signals.LOOP and site.part in _TIMES:
                     self._loop[site.id] = _TIMES[site.part]
                 elif site.name == RSS:
                     self._loop[site.id] = RSS
@@ -197,7 +196,7 @@ class Feed:
     def _see_loss_site(self, site: Site) -> None:
         """Prefer what the user logs as a loss to what the loss function returned."""
         logged = site.quantity == "scalar" and site.name in ("loss", "train_loss")
-        returned = site.name == vitals.LOSS and site.quantity == "output" and site.phase == "train"
+        returned = site.name == signals.LOSS and site.quantity == "output" and site.phase == "train"
         if logged or (returned and self._loss_site is None):
             self._loss_site = site.id
 

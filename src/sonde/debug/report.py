@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.debug.alerts import Alert
 from sonde.debug.gradient_debugger import GradientDebugger
 from sonde.debug.model_diagnostics import ModelDiagnostics
@@ -123,7 +123,7 @@ class DebugReport:
             document = self.document()
             target.write_text(document.to_html() if target.suffix == ".html" else document.to_markdown(), "utf-8")
         else:
-            strict_json.write(target, self.to_json(), indent=2, sync=False)
+            files.write(target, self.to_json(), indent=2, sync=False)
         return target
 
     def __await__(self) -> Generator[Any, None, DebugReport]:

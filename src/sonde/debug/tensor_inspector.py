@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.arguments import whole_number
+from sonde.core.arguments import whole_number
 from sonde.core.robust import growth
 from sonde.debug.alerts import AlertBook, TensorAlert, make_finding
 from sonde.debug.numbers import as_array

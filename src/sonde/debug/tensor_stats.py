@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
+from sonde.core import schema
 from sonde.debug.numbers import as_floats, is_extended
 from sonde.diagnosis.judgement import LEVEL_VALUES, MOMENT_WINDOW, shift_now
 from sonde.errors import OptionError

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from sonde.analysis import column_edges, columns
-from sonde.arguments import whole_number
+from sonde.core.arguments import whole_number
 from sonde.errors import OptionError
 from sonde.records import Reading
 from sonde.views.figures.curves import as_values, check_bins, count_in_bins

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sonde import strict_json
-from sonde.arguments import whole_number
+from sonde.core import files
+from sonde.core.arguments import whole_number
 from sonde.debug.config import file_name
 from sonde.errors import OptionError, SelectionError
 from sonde.store import Run, open_run
@@ -233,7 +233,7 @@ class DebugVisualizer:
             raise OptionError(f"The plot {name!r} was made from a run; export that: sonde export RUN --to csv.")
         target = self._target(path, f"{file_name(name)}.csv")
         if target.suffix.lower() == ".json":
-            target.write_bytes(strict_json.dumps({"plot": name, **columns}))
+            target.write_bytes(files.dumps({"plot": name, **columns}))
         elif target.suffix.lower() == ".csv":
             with target.open("w", encoding="utf-8", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")

@@ -10,19 +10,19 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import facts, vitals
+from sonde.core import facts, signals
+from sonde.core.facts import Facts, LossFacts, ModuleFacts, ParameterFacts
 from sonde.diagnosis.dynamics import Dynamics, classify
 from sonde.diagnosis.history import HEAD, Curve, History, Stretch
 from sonde.diagnosis.learning import Learning, judge
 from sonde.diagnosis.track import Panel, Track, Values
-from sonde.facts import Facts, LossFacts, ModuleFacts, ParameterFacts
 from sonde.records import Event, Phase, Quantity, Site
 
 LOSS_NAMES: Final = ("loss", "train_loss", "train/loss", "training_loss", "loss/train")
 # Steps without a backward pass may differ by this share from what one loss for all optimizers leads to.
 _UNEVEN: Final = 0.05
 # What is written once must not be forgotten when the run gets long.
-_ONCE: Final = frozenset(map(vitals.part_of, (vitals.NEIGHBOUR_AGREEMENT, vitals.DISTINCT_ROWS)))
+_ONCE: Final = frozenset(map(signals.part_of, (signals.NEIGHBOUR_AGREEMENT, signals.DISTINCT_ROWS)))
 MAX_EVENTS: Final = 1000
 PANEL_STEPS: Final = 64
 """How many of the last steps layers are compared over."""
@@ -145,11 +145,11 @@ class Case:
 
     def vital(self, subject: str, name: str, phase: Phase = "train") -> Track | None:
         """Return the track of a vital sign, or None if it was not measured."""
-        return self.track(f"{subject}:vital{vitals.part_of(name)}{'@eval' if phase == 'eval' else ''}")
+        return self.track(f"{subject}:vital{signals.part_of(name)}{'@eval' if phase == 'eval' else ''}")
 
     def vitals(self, name: str, phase: Phase = "train") -> list[Track]:
         """Return the tracks of a vital sign for all subjects that have it."""
-        part = vitals.part_of(name)
+        part = signals.part_of(name)
         sites = [site for site in self._groups.get(("vital", phase), ()) if site.part == part]
         return [track for site in sites if (track := self._track(site)) is not None]
 
@@ -175,7 +175,7 @@ class Case:
         """
         track = self.vital(subject, name, phase)
         if track is None:
-            raise NotMeasured(f"{subject}:vital{vitals.part_of(name)}")
+            raise NotMeasured(f"{subject}:vital{signals.part_of(name)}")
         return track
 
     def need_vitals(self, subject: str, name: str) -> list[Track]:
@@ -187,7 +187,7 @@ class Case:
         """
         tracks = self.vitals(name)
         if not tracks:
-            raise NotMeasured(f"{subject}:vital{vitals.part_of(name)}")
+            raise NotMeasured(f"{subject}:vital{signals.part_of(name)}")
         return tracks
 
     def scalar(self, name: str) -> tuple[NDArray[np.int64], Values] | None:
@@ -222,7 +222,7 @@ class Case:
             found = self.scalar(name)
             if found is not None:
                 return found
-        returned = self._by_key.get(f"{vitals.LOSS}:output")
+        returned = self._by_key.get(f"{signals.LOSS}:output")
         if returned is not None and (found := self._curve(returned)) is not None:
             return found
         named = sorted(name for name in self.scalars() if "loss" in name.lower() and "val" not in name.lower())
@@ -269,7 +269,7 @@ class Case:
         optimizers = len(self.facts.optimizers)
         if optimizers < 2:
             return False
-        backwards = self.vital(vitals.LOOP, vitals.BACKWARDS)
+        backwards = self.vital(signals.LOOP, signals.BACKWARDS)
         if backwards is None:
             return True
         without = float((backwards.numbers() == 0).mean())
@@ -310,8 +310,8 @@ class Case:
 def _is_followed(site: Site) -> bool:
     """Return whether a site's numbers are kept for the whole run: what is rarely written must not be forgotten."""
     if site.quantity == "vital":
-        return site.part == vitals.part_of(vitals.TRAINING)
-    return site.quantity == "scalar" or (site.name == vitals.LOSS and site.quantity == "output")
+        return site.part == signals.part_of(signals.TRAINING)
+    return site.quantity == "scalar" or (site.name == signals.LOSS and site.quantity == "output")
 
 
 def run_length(flags: Sequence[bool] | NDArray[np.bool_]) -> int:

@@ -11,10 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from sonde import schema
-from sonde.core import statistics
+from sonde.core import schema, statistics
+from sonde.core.schema import Rows
 from sonde.diagnosis.case import Case
-from sonde.schema import Rows
 
 MIN_ELEMENTS: Final = 64
 MIN_NORMAL: Final = 1024

@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
+from sonde.core import schema
+from sonde.core.schema import Rows
 from sonde.records import Block
-from sonde.schema import Rows
 
 HEAD: Final = 24
 """Steps from the beginning that are kept for good: what a run looked like when it was fresh."""

@@ -19,8 +19,9 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema, vitals
+from sonde.core import schema, signals
 from sonde.core.robust import MAD_TO_STD, mad
+from sonde.core.schema import Rows
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.doctor import Doctor, is_due
 from sonde.diagnosis.rule import Threshold
@@ -37,7 +38,6 @@ from sonde.diagnosis.rules.gradients import (
 from sonde.diagnosis.rules.loading import SPIKE_MADS, SPIKE_RATIO
 from sonde.diagnosis.rules.parameters import UNUSED_STEPS
 from sonde.records import SEVERITIES, Block, Finding, Quantity, Reading, Severity, Site
-from sonde.schema import Rows
 
 Verdict = Literal[
     "non-finite", "exploding", "vanishing", "dead", "saturated", "diverging", "stuck", "unstable", "healthy", "unknown"
@@ -233,9 +233,9 @@ def _all(curves: Curves) -> Iterable[tuple[Quantity, str, str, Curve]]:
         ("parameter", "", curves.parameters),
         ("gradient", "", curves.gradients),
         ("update", "", curves.updates),
-        ("vital", vitals.part_of(vitals.EVER_ACTIVE), curves.active),
-        ("vital", vitals.part_of(vitals.UNIT_SAMPLES), curves.samples),
-        ("vital", vitals.part_of(vitals.SATURATED), curves.saturated),
+        ("vital", signals.part_of(signals.EVER_ACTIVE), curves.active),
+        ("vital", signals.part_of(signals.UNIT_SAMPLES), curves.samples),
+        ("vital", signals.part_of(signals.SATURATED), curves.saturated),
     )
     for quantity, part, group in groups:
         for name, curve in group.items():

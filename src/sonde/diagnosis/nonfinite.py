@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from sonde import schema, vitals
+from sonde.core import schema, signals
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.symptoms import NOT_FINITE
 from sonde.records import Finding, Site
@@ -95,9 +95,9 @@ def _find(case: Case) -> Origin | None:
 def _stage(site: Site, step: int) -> Stage:
     if site.quantity == "parameter" and step == 0:
         return "weights"
-    if site.name == vitals.LOSS and site.quantity == "output":
+    if site.name == signals.LOSS and site.quantity == "output":
         return "loss"
-    if site.name == vitals.LOSS and site.quantity == "input" and site.part == ".input":
+    if site.name == signals.LOSS and site.quantity == "input" and site.part == ".input":
         return "loss"
     return _STAGES[site.quantity]
 

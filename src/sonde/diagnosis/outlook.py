@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde import vitals
+from sonde.core import signals
+from sonde.core.facts import LossFacts
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.learning import RELATIVE, Learning
-from sonde.facts import LossFacts
 from sonde.records import Severity
 
 PATIENCE: Final = 20
@@ -28,7 +28,7 @@ def chance_loss(case: Case) -> float | None:
     the target.
     """
     if case.loss_facts(*_CLASS_LOSSES) is not None:
-        entropy = case.vital(vitals.LOSS, vitals.RUNNING_LABEL_ENTROPY)
+        entropy = case.vital(signals.LOSS, signals.RUNNING_LABEL_ENTROPY)
         loss = case.loss_facts(*_CLASS_LOSSES)
         if entropy is not None:
             return float(entropy.numbers()[-1])
@@ -37,13 +37,13 @@ def chance_loss(case: Case) -> float | None:
     if binary is not None:
         return _binary_chance(case, binary)
     if case.loss_facts(*_SQUARE_LOSSES) is not None:
-        spread = case.vital(vitals.LOSS, vitals.TARGET_SPREAD)
+        spread = case.vital(signals.LOSS, signals.TARGET_SPREAD)
         return None if spread is None else float(spread.numbers().mean())
     return None
 
 
 def _binary_chance(case: Case, loss: LossFacts) -> float:
-    entropy = case.vital(vitals.LOSS, vitals.RUNNING_LABEL_ENTROPY)
+    entropy = case.vital(signals.LOSS, signals.RUNNING_LABEL_ENTROPY)
     # In adversarial training the batches of one side are all true and those of the other all false.
     if entropy is None or loss.settings.get("weighted") or len(case.facts.optimizers) > 1:
         return math.log(2)

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from sonde import vitals
+from sonde.core import signals
+from sonde.core.facts import OptimizerFacts, ParameterFacts
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.facts import OptimizerFacts, ParameterFacts
 
 MODEL: Final = "(model)"
 # Modules that only hold parameters for their parent, or whose parts are used without being called.
@@ -91,7 +91,7 @@ def ran(case: Case) -> frozenset[str]:
 
 
 def _find_ran(case: Case) -> frozenset[str]:
-    return frozenset({*case.facts.order, *(site.name for site in case.sites("output") if site.name != vitals.LOSS)})
+    return frozenset({*case.facts.order, *(site.name for site in case.sites("output") if site.name != signals.LOSS)})
 
 
 def runner_of(case: Case, parameter: str) -> str:
@@ -115,4 +115,4 @@ def output_module(case: Case) -> str | None:
 
 def last_module(case: Case) -> str | None:
     """Return the leaf module that ran last in the first training pass."""
-    return next((name for name in reversed(case.facts.order) if name != vitals.LOSS), None)
+    return next((name for name in reversed(case.facts.order) if name != signals.LOSS), None)

@@ -59,7 +59,7 @@ class Rule:
     """Looks only at its argument, never at files, clocks or torch, and gives the same answer for the same case. Raises
     `NotMeasured` where the run lacks what it needs."""
     needs: tuple[str, ...] = ()
-    """What it reads: signals of `sonde.vitals`, quantities of readings, and `facts.<name>`."""
+    """What it reads: signals of `sonde.core.signals`, quantities of readings, and `facts.<name>`."""
     explains: frozenset[str] = frozenset()
     """Kinds of findings that follow from it and are folded under it."""
     fix: str = ""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sonde import vitals
+from sonde.core import signals
+from sonde.core.facts import LossFacts
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.track import Track
-from sonde.facts import LossFacts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,12 +23,12 @@ class SeenLoss:
     @property
     def target(self) -> Track | None:
         """What its input is compared with."""
-        return self.case.track(f"{vitals.LOSS}:input.target{self._suffix}")
+        return self.case.track(f"{signals.LOSS}:input.target{self._suffix}")
 
     @property
     def output(self) -> Track | None:
         """What it returned."""
-        return self.case.track(f"{vitals.LOSS}:output{self._suffix}")
+        return self.case.track(f"{signals.LOSS}:output{self._suffix}")
 
     @property
     def facts(self) -> LossFacts | None:
@@ -37,7 +37,7 @@ class SeenLoss:
 
     def vital(self, name: str) -> Track | None:
         """Return a vital sign of it."""
-        return self.case.track(f"{vitals.LOSS}:vital{vitals.part_of(name)}{self._suffix}")
+        return self.case.track(f"{signals.LOSS}:vital{signals.part_of(name)}{self._suffix}")
 
     @property
     def _suffix(self) -> str:
@@ -58,6 +58,6 @@ def seen_losses(case: Case, *kinds: str) -> list[SeenLoss]:
 
 
 def _find(case: Case) -> list[SeenLoss]:
-    sites = [site for site in case.sites("input") if site.name == vitals.LOSS and site.part == ".input"]
+    sites = [site for site in case.sites("input") if site.name == signals.LOSS and site.part == ".input"]
     tracks = ((site, case.track(site.key)) for site in sites)
     return [SeenLoss(case, site.kind, site.call, track) for site, track in tracks if track is not None]

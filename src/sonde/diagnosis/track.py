@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
-from sonde.core import statistics
+from sonde.core import schema, statistics
+from sonde.core.schema import Rows
 from sonde.records import Site
-from sonde.schema import Rows
 
 Values = NDArray[np.float64]
 

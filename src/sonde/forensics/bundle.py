@@ -24,12 +24,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from sonde import strict_json
+from sonde.core import files
+from sonde.core.files import Natural
 from sonde.errors import RunDamaged, RunNotFound
 from sonde.forensics.keeper import KeptPass, Precision, RandomState
 from sonde.forensics.origin import Incident, Origin
 from sonde.records import Finding
-from sonde.strict_json import Natural
 from sonde.version import VERSION
 
 # --------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def save_bundle(run: Path, incident: Incident, note: Note, *, max_bytes: int) ->
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     safetensors.torch.save_file({name: _storable(each) for name, each in tensors.items()}, draft / TENSORS)
-    strict_json.write(draft / INFO, info, indent=1)
+    files.write(draft / INFO, info, indent=1)
     draft.replace(target)
     return target, left_out
 
@@ -220,7 +220,7 @@ class Bundle:
     def __init__(self, path: Path, info: dict[str, Any]) -> None:
         self.path = path
         self._info = info
-        self._stored = strict_json.convert(info, _Stored, str(path / INFO), "a bundle")
+        self._stored = files.convert(info, _Stored, str(path / INFO), "a bundle")
 
     @property
     def info(self) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def load_bundle(path: str | os.PathLike[str]) -> Bundle:
         if not found:
             raise RunNotFound(f"{folder} is neither a bundle nor a run with bundles: there is no {INFO} in it.")
         folder = found[-1]
-    info = strict_json.read_object(folder / INFO)
+    info = files.read_object(folder / INFO)
     if info.get("format") != FORMAT:
         raise RunDamaged(f"{folder / INFO} has the format {info.get('format')!r}; this version reads {FORMAT}.")
     return Bundle(folder, info)

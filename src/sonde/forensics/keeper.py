@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde import schema
-from sonde.core import statistics
+from sonde.core import schema, statistics
+from sonde.core.schema import Rows
 from sonde.forensics.values import storage_of
 from sonde.hooks.autograd_graph import next_sequence
 from sonde.hooks.guard import UNGUARDED, Guard
@@ -31,7 +31,6 @@ from sonde.hooks.on_backward import on_gradient
 from sonde.hooks.unpack import unpack
 from sonde.hooks.user_line import Line, current_line
 from sonde.records import Block, Event, Finding, Quantity, Site
-from sonde.schema import Rows
 
 # --------------------------------------------------------------------------------
 # What is needed to repeat the present step: its batch, random numbers and precision, held by reference.

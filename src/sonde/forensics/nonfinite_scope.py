@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from sonde import schema
+from sonde.core import schema
 from sonde.hooks.guard import Guard, Handle, remove_all, warn_of_fault
 from sonde.hooks.names import ROOT_NAME, named_modules, named_parameters
 from sonde.hooks.on_backward import on_accumulated

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Self
 import torch
 from torch import Tensor
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.forensics.keeper import KeptPass
 from sonde.forensics.trace import Given, Root
 from sonde.forensics.values import INF, NAN, describe, first_indices, offending, samples
@@ -94,7 +94,7 @@ class Origin:
             known["line"] = _line_from_json(known["line"])
         if isinstance(known.get("candidates"), list):
             known["candidates"] = [_line_from_json(line) for line in known["candidates"]]
-        return strict_json.convert(known, cls, where, "an origin")
+        return files.convert(known, cls, where, "an origin")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

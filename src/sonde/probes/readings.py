@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde import schema
-from sonde.core import statistics
+from sonde.core import schema, statistics
+from sonde.core.schema import Bins, Rows
 from sonde.hooks.names import named_parameters
 from sonde.records import Reading
-from sonde.schema import Bins, Rows
 from sonde.stats import kernel_for
 from sonde.stats.protocol import Arena, Kernel
 

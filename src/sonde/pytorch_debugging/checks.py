@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sonde import schema
-from sonde.core import statistics
+from sonde.core import schema, statistics
+from sonde.core.schema import Rows
 from sonde.diagnosis.judgement import Moment, gradient_now
 from sonde.probes.readings import total_norm
 from sonde.records import Reading
-from sonde.schema import Rows
 from sonde.views.terminal.style import plural
 
 if TYPE_CHECKING:

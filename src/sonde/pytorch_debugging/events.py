@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 import numpy as np
 from torch import Tensor
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.probes.readings import readings_of
 from sonde.records import Reading, Severity
 
@@ -157,7 +157,7 @@ def plain(value: Any, depth: int = MAX_DEPTH) -> Any:
     {'loss': 'nan', 'shape': [2, 3]}
     """
     if value is None or isinstance(value, bool | int | float):
-        return strict_json.plain(value)
+        return files.plain(value)
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT else f"{value[: MAX_TEXT // 2]} ... {value[-MAX_TEXT // 2 :]}"
     if isinstance(value, Tensor):

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
 
-from sonde import schema, vitals
+from sonde.core import schema, signals
+from sonde.core.schema import Rows
 from sonde.errors import ClosedError, OptionError, RunError
 from sonde.hooks.guard import Guard, remove_all, warn_of_fault
 from sonde.hooks.on_step import on_step
 from sonde.pytorch_debugging.checks import check_gradients, check_loss, check_parameters
 from sonde.pytorch_debugging.events import LEVELS
 from sonde.records import SEVERITIES, Block, Event, Finding, Quantity, Reading, Severity, Site
-from sonde.schema import Rows
 from sonde.session import IdleSession, Session
 from sonde.watching import open_session, watch
 
@@ -33,8 +33,8 @@ logger = logging.getLogger("sonde")
 
 MAX_WAITING: Final = 256
 """Steps that may wait for the training thread; older ones are dropped and counted."""
-_TIMES: Final = {vitals.part_of(vitals.time_of(phase)): phase for phase in ("forward", "backward")}
-_CLIP_NORM: Final = vitals.part_of(vitals.CLIP_NORM)
+_TIMES: Final = {signals.part_of(signals.time_of(phase)): phase for phase in ("forward", "backward")}
+_CLIP_NORM: Final = signals.part_of(signals.CLIP_NORM)
 
 
 class Notes:
@@ -267,9 +267,9 @@ def _place_of(site: Site) -> tuple[str, str] | None:
         return None
     if site.quantity in ("gradient", "parameter"):
         return f"{site.quantity}s", site.name
-    if site.quantity == "output" and site.name == vitals.LOSS and not site.part:
+    if site.quantity == "output" and site.name == signals.LOSS and not site.part:
         return "numbers", "loss"
-    if site.quantity == "vital" and site.name == vitals.LOOP and site.part in _TIMES:
+    if site.quantity == "vital" and site.name == signals.LOOP and site.part in _TIMES:
         return "numbers", _TIMES[site.part]
     if site.quantity == "vital" and site.part == _CLIP_NORM:
         return "numbers", "clip_norm"

@@ -9,11 +9,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sonde.core.files import replacing
 from sonde.errors import OptionError
 from sonde.parallel.ranks import suffix, this_rank
 from sonde.pytorch_debugging.events import ROUTINE, is_trouble, plain, statistics
 from sonde.records import Finding, Reading
-from sonde.replacing import replacing
 from sonde.views.document import Block, Curves, Document, Findings, Section, Table, Text, Values
 from sonde.views.terminal.style import plural, short, size
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from sonde.outcome import message_of, outcome_of
+from sonde.core.outcome import message_of, outcome_of
 from sonde.pytorch_debugging.debugger import PyTorchDebugger
 
 # A few steps after the first ones show where the time goes, and the trace stays small.

@@ -27,11 +27,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sonde import strict_json
+from sonde.core import files
+from sonde.core.outcome import message_of, outcome_of
 from sonde.diagnosis.case import LOSS_NAMES
 from sonde.diagnosis.judgement import Curves, Judgement, judge_curves, loss_now
 from sonde.errors import OptionError
-from sonde.outcome import message_of, outcome_of
 from sonde.parallel.ranks import suffix, this_rank
 from sonde.pytorch_debugging.recording import made_folder
 from sonde.store.lines import LineWriter
@@ -307,7 +307,7 @@ class TrainingLogger:
     def save_report(self) -> Path:
         """Write the report; return its path."""
         self.flush()
-        strict_json.write(self.report_path, self.get_report(), indent=2, sync=False)
+        files.write(self.report_path, self.get_report(), indent=2, sync=False)
         return self.report_path
 
     def create_training_visualizations(self) -> Path | None:
@@ -390,7 +390,7 @@ class _Lines:
     waiting: list[bytes] = field(default_factory=list)
 
     def put(self, line: Mapping[str, Any]) -> None:
-        self.waiting.append(strict_json.dumps(line) + b"\n")
+        self.waiting.append(files.dumps(line) + b"\n")
         if len(self.waiting) >= self.interval:
             self.flush()
 

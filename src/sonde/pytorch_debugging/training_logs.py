@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.errors import RunNotFound
 from sonde.store.lines import LineFile
 from sonde.views import figures
@@ -34,7 +34,7 @@ def load_training_logs(log_dir: str | Path, experiment_name: str) -> dict[str, A
         known = f"there are {', '.join(there)}" if there else "there are none"
         raise RunNotFound(f"{folder} has no logs of {experiment_name!r}; {known}.")
     loaded: dict[str, Any] = {name: _read(path) for name, path in paths.items()}
-    loaded["report"] = strict_json.read_object(report) if report.is_file() else None
+    loaded["report"] = files.read_object(report) if report.is_file() else None
     return loaded
 
 
@@ -81,7 +81,7 @@ def plot_training_logs(log_dir: Path, experiment_name: str) -> Path:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    lines: LineFile[Any] = LineFile(path, strict_json.loads)
+    lines: LineFile[Any] = LineFile(path, files.loads)
     lines.refresh()
     return [line for line in lines.items if isinstance(line, dict)]
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from sonde.arguments import whole_number
+from sonde.core.arguments import whole_number
 from sonde.errors import OptionError
 from sonde.training import Accuracy, LossPerSample
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
+from sonde.core import schema
+from sonde.core.schema import Bins, Rows
 from sonde.record.packets import Packet, SiteBook
 from sonde.records import Block
-from sonde.schema import Bins, Rows
 
 _Part = tuple[NDArray[np.uint32], Rows, Bins, NDArray[np.bool_]]
 

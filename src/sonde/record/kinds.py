@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from sonde.facts import OptimizerTraits, optimizer_traits
+from sonde.core.facts import OptimizerTraits, optimizer_traits
 from sonde.hooks.names import is_compiled_wrapper
 
 # Wrappers that hand `step` on to the optimizer in their attribute `optimizer`: of Accelerate, Lightning and Fabric.

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde import schema
+from sonde.core import schema
+from sonde.core.schema import Bins, Rows
 from sonde.hooks.torch_state import is_capturing
 from sonde.record.packets import ArenaPool, Hold, Packet, SiteBook
 from sonde.records import Event, Phase, Quantity, Site
-from sonde.schema import Bins, Rows
 from sonde.stats.outputs import Outputs
 from sonde.stats.protocol import Kernel, LateNumbers, queue_of
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sonde.core.schema import Bins, Rows
 from sonde.records import QUANTITIES, Event, Phase, Quantity, Site
-from sonde.schema import Bins, Rows
 from sonde.stats.protocol import Arena, Kernel, LateNumbers, Shipment
 
 _Identity = tuple[str, Quantity, Phase, int, str]

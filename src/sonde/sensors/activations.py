@@ -9,12 +9,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from sonde.core.signals import ATTENTION_ENTROPY, EVER_ACTIVE, SATURATED, UNIT_SAMPLES
 from sonde.record.modules import WatchedModule
 from sonde.records import Phase
 from sonde.schedule import every, first
 from sonde.sensors.sensor import Context, Sensor, StepEnd
 from sonde.sensors.tensors import is_real
-from sonde.vitals import ATTENTION_ENTROPY, EVER_ACTIVE, SATURATED, UNIT_SAMPLES
 
 MAX_CALLS: Final = 4
 MAX_VALUES: Final = 4096

@@ -10,7 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from sonde.facts import ReshapeFacts, SoftmaxFacts
+from sonde.core.facts import ReshapeFacts, SoftmaxFacts
+from sonde.core.signals import LOOKS_AHEAD, LOOP, LOSS, NEXT_TOKEN
 from sonde.hooks.autograd_graph import children_of, name_of, saved_by, sequence_of, shape_of, signed, walk
 from sonde.hooks.unpack import unpack
 from sonde.record.modules import WatchedModule
@@ -20,7 +21,6 @@ from sonde.sensors.graph import VIEWS
 from sonde.sensors.loss_functions import LossCall
 from sonde.sensors.sensor import Context, Graph, Sensor, StepEnd
 from sonde.sensors.tensors import is_plain, is_whole
-from sonde.vitals import LOOKS_AHEAD, LOOP, LOSS, NEXT_TOKEN
 
 MAX_SOFTMAXES: Final = 16
 MAX_RESHAPES: Final = 4

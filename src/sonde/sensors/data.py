@@ -7,11 +7,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from sonde.core.signals import COLUMN_OFFSET, COLUMN_SCALE, DISTINCT_ROWS, REPEATED_ROWS, SEEN_ROWS
 from sonde.records import Phase
 from sonde.schedule import every, first
 from sonde.sensors.sensor import Context, PassInputs, Sensor
 from sonde.sensors.tensors import MAX_ELEMENTS, is_plain
-from sonde.vitals import COLUMN_OFFSET, COLUMN_SCALE, DISTINCT_ROWS, REPEATED_ROWS, SEEN_ROWS
 
 MAX_CALLS: Final = 4
 MAX_MARKS: Final = 4096

@@ -1,4 +1,4 @@
-"""Call sensors at the moments of a training that they listen to. See `sonde.vitals` and `sonde.facts`."""
+"""Call sensors at the moments of a training that they listen to. See `sonde.core.signals` and `sonde.core.facts`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
-from sonde import facts
+from sonde.core import facts
+from sonde.core.signals import LOSS
 from sonde.hooks.guard import Guarded, Handle, remove_all
 from sonde.hooks.on_backward import before_backward
 from sonde.hooks.replace_function import OverridableFunction
@@ -29,7 +30,6 @@ from sonde.sensors.loss_calls import Belonging, LossCalls
 from sonde.sensors.loss_functions import LossCall
 from sonde.sensors.sensor import Backward, Clip, Context, Graph, PassInputs, Sensor, Signals, Step, StepEnd
 from sonde.sensors.tensors import is_plain
-from sonde.vitals import LOSS
 
 # What `clip_grad_norm_` calls once it knows the norm. Where a version of torch lacks it, clipping is not seen.
 _CLIPPING: Final = OverridableFunction(clip_grad, "_clip_grads_with_norm_")

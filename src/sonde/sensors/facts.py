@@ -1,4 +1,4 @@
-"""Gather what the objects of a training program say about themselves; see `sonde.facts`.
+"""Gather what the objects of a training program say about themselves; see `sonde.core.facts`.
 
 The static facts are gathered once, when a session attaches. What turns out later (losses, the order of modules, an
 optimizer that was found) is added, and the facts are stated again as a whole.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sonde.facts import (
+from sonde.core.facts import (
     Facts,
     GroupFacts,
     LossFacts,

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from sonde.core.signals import ROW_SPREAD, UNIT_GRADIENT
 from sonde.hooks.names import named_parameters
 from sonde.schedule import at, every, first
 from sonde.sensors.sensor import Context, Sensor, Step
 from sonde.sensors.tensors import is_plain, is_real, sample_columns
-from sonde.vitals import ROW_SPREAD, UNIT_GRADIENT
 
 # Reading this much takes about a tenth of a second. Small parameters are always looked at.
 BUDGET_BYTES: Final = 512 << 20

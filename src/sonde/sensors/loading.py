@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from sonde.facts import LoaderFacts, Plain
+from sonde.core.facts import LoaderFacts, Plain
 from sonde.schedule import at
 from sonde.sensors.sensor import Sensor
 

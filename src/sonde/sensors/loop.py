@@ -11,21 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from sonde.core.signals import BACKWARDS, BACKWARDS_SEEN, FORWARDS, LEFTOVER, LOOP, NO_GRADIENT, THROWN_AWAY, WRITTEN
 from sonde.hooks.autograd_graph import name_of, walk
 from sonde.hooks.guard import Handle
 from sonde.hooks.on_backward import on_accumulated
 from sonde.schedule import at, every, first
 from sonde.sensors.sensor import Backward, Clip, Context, Graph, Sensor, Step, StepEnd
-from sonde.vitals import (
-    BACKWARDS,
-    BACKWARDS_SEEN,
-    FORWARDS,
-    LEFTOVER,
-    LOOP,
-    NO_GRADIENT,
-    THROWN_AWAY,
-    WRITTEN,
-)
 
 MAX_TRACED: Final = 32
 """Parameters of one optimizer that are listened to."""

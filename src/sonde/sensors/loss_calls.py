@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor, nn
 
-from sonde.facts import LIKELIHOOD, LossFacts
+from sonde.core.facts import LIKELIHOOD, LossFacts
+from sonde.core.signals import LOSS
 from sonde.hooks.guard import Guard, Handle, remove_all
 from sonde.hooks.torch_state import backward_id, is_capturing
 from sonde.hooks.unpack import unpack
@@ -25,7 +26,6 @@ from sonde.sensors.loss_functions import FUNCTIONS, LossCall, LossFunction
 from sonde.sensors.loss_graph import ModelOutput, raises_likelihood, read_loss, read_reduction
 from sonde.sensors.tensors import MAX_ELEMENTS, is_plain, is_real, some_elements
 from sonde.stats.protocol import Recorder
-from sonde.vitals import LOSS
 
 # Losses of one step beyond this many share the last one's site.
 MAX_CALLS: Final = 4

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from sonde.facts import LossFacts, Plain
+from sonde.core.facts import LossFacts, Plain
 from sonde.hooks.autograd_graph import maker_of
 from sonde.hooks.replace_function import OverridableFunction
 from sonde.sensors.tensors import is_plain

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from sonde.facts import Plain
+from sonde.core.facts import Plain
 from sonde.hooks.autograd_graph import children_of, name_of, saved_by, sequence_of, shape_of, signed
 from sonde.sensors.tensors import is_plain, is_real, is_whole
 

@@ -7,15 +7,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from sonde.facts import ColumnFacts
-from sonde.hooks.autograd_graph import children_of, name_of, shape_of
-from sonde.schedule import at, every, first
-from sonde.sensors.graph import LAYERS, loss_part
-from sonde.sensors.loss_functions import LossCall
-from sonde.sensors.sensor import Graph, Sensor
-from sonde.sensors.targets import entropy_of, spread_of, tally
-from sonde.sensors.tensors import MAX_ELEMENTS, is_real, spread_rows
-from sonde.vitals import (
+from sonde.core.facts import ColumnFacts
+from sonde.core.signals import (
     COLUMN_LOG_Z,
     COLUMN_SUM,
     LOG_Z,
@@ -26,6 +19,13 @@ from sonde.vitals import (
     SAMPLE_SPREAD,
     ZERO_SHARE,
 )
+from sonde.hooks.autograd_graph import children_of, name_of, shape_of
+from sonde.schedule import at, every, first
+from sonde.sensors.graph import LAYERS, loss_part
+from sonde.sensors.loss_functions import LossCall
+from sonde.sensors.sensor import Graph, Sensor
+from sonde.sensors.targets import entropy_of, spread_of, tally
+from sonde.sensors.tensors import MAX_ELEMENTS, is_real, spread_rows
 
 MAX_FOUND: Final = 4
 _MAX_CHAIN: Final = 12

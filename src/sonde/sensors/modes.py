@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from sonde.core.signals import DROPPED, LOOP, TRAINING
 from sonde.hooks.guard import Handle
 from sonde.hooks.replace_function import OverridableFunction
 from sonde.hooks.torch_state import is_capturing
@@ -18,7 +19,6 @@ from sonde.record.modules import WatchedModule
 from sonde.records import Phase
 from sonde.schedule import first
 from sonde.sensors.sensor import Context, Sensor
-from sonde.vitals import DROPPED, LOOP, TRAINING
 
 _DROPOUT: Final = OverridableFunction(functional, "dropout")
 _ARGUMENTS: Final = ("input", "p", "training", "inplace")

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from sonde.core.signals import LOOP, ROOT
 from sonde.hooks.autograd_graph import children_of, name_of
 from sonde.schedule import at, every, first
 from sonde.sensors.graph import VIEWS, loss_part
 from sonde.sensors.sensor import Backward, Graph, Sensor
 from sonde.sensors.tensors import is_plain
-from sonde.vitals import LOOP, ROOT
 
 _REGRESSIONS: Final = {
     "MseLossBackward0": "mse_loss",

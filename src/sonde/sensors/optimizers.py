@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sonde.core.signals import CLIP_MAX, CLIP_NORM, SCALED_CLIP
 from sonde.record.kinds import is_still_scaled
 from sonde.sensors.sensor import Clip, Sensor
-from sonde.vitals import CLIP_MAX, CLIP_NORM, SCALED_CLIP
 
 
 class Clipping(Sensor):

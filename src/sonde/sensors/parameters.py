@@ -8,7 +8,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from sonde.facts import HiddenFacts
+from sonde.core.facts import HiddenFacts
 from sonde.hooks.names import named_modules, unwrap
 from sonde.schedule import at
 from sonde.sensors.sensor import Context, Sensor, StepEnd

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch.nn import Parameter
 
+from sonde.core.signals import STATE_STEPS
 from sonde.record.kinds import step_count
 from sonde.sensors.sensor import Context, Sensor, Step
-from sonde.vitals import STATE_STEPS
 
 
 class StateSteps(Sensor):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from sonde.core.signals import part_of
 from sonde.hooks.guard import Handle
 from sonde.record.modules import WatchedModule
 from sonde.record.optimizers import WatchedOptimizer
@@ -22,7 +23,6 @@ from sonde.sensors.facts import FactBook
 from sonde.sensors.loss_functions import LossCall
 from sonde.sensors.tensors import is_real, is_whole
 from sonde.stats.protocol import Recorder
-from sonde.vitals import part_of
 
 
 class Signals:
@@ -170,7 +170,7 @@ class Sensor:
     """
 
     produces: ClassVar[tuple[str, ...]] = ()
-    """Signals (`sonde.vitals`), and facts as `facts.name`."""
+    """Signals (`sonde.core.signals`), and facts as `facts.name`."""
     when: ClassVar[Schedule] = every(1)
     """Which of the looks that it counts it takes: steps, passes or calls, as its docstring says."""
     cost: ClassVar[str] = ""

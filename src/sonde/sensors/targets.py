@@ -7,11 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sonde.schedule import every, first
-from sonde.sensors.loss_functions import LossCall
-from sonde.sensors.sensor import Context, PassInputs, Sensor
-from sonde.sensors.tensors import is_real, is_whole, sample_columns
-from sonde.vitals import (
+from sonde.core.signals import (
     COUNTED_PADDING,
     LABEL_COUNTS,
     LABEL_ENTROPY,
@@ -23,6 +19,10 @@ from sonde.vitals import (
     TARGET_SPREAD,
     VALID_TARGETS,
 )
+from sonde.schedule import every, first
+from sonde.sensors.loss_functions import LossCall
+from sonde.sensors.sensor import Context, PassInputs, Sensor
+from sonde.sensors.tensors import is_real, is_whole, sample_columns
 
 MAX_LABELS: Final = 1 << 16
 _IGNORED: Final = -1

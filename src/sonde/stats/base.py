@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from sonde import schema
-from sonde.schema import Bins, Rows
+from sonde.core import schema
+from sonde.core.schema import Bins, Rows
 from sonde.stats.outputs import Outputs
 from sonde.stats.protocol import Arena
 

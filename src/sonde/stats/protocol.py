@@ -13,8 +13,8 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from sonde.core.schema import Bins, Rows
 from sonde.records import Phase, Quantity
-from sonde.schema import Bins, Rows
 from sonde.stats.outputs import Outputs
 
 LateNumbers = Callable[[], Sequence[tuple[int, float]]]

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from sonde import schema
+from sonde.core import schema
 from sonde.stats import torch_on_cpu
 from sonde.stats.adapt import Readable, difference, to_readable
 from sonde.stats.base import BaseKernel, Changes, HostArena, HostShipment

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde import schema
-from sonde.schema import Bins
+from sonde.core import schema
+from sonde.core.schema import Bins
 from sonde.stats.adapt import Readable, widened
 from sonde.stats.base import HostArena
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
-from sonde import strict_json
+from sonde.core import files
 
 MAGIC: Final = b"SNDJ"
 VERSION: Final = 1
@@ -65,7 +65,7 @@ def encode(kind: int, step: int, sequence: int, parts: list[bytes | memoryview])
 
 def encode_json(kind: int, sequence: int, plain: Any) -> bytes:
     """Return a record that holds JSON."""
-    text = strict_json.dumps(plain)
+    text = files.dumps(plain)
     # JSON may end in blanks, so the padding needs no length of its own.
     return encode(kind, 0, sequence, [text, b" " * (-len(text) % 8)])
 

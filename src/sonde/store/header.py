@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-from sonde import strict_json
+from sonde.core import files
+from sonde.core.schema import SCHEMA_VERSION
 from sonde.errors import RunDamaged, RunNotFound
 from sonde.records import RunHeader
-from sonde.schema import SCHEMA_VERSION
 from sonde.store import layout
 
 FORMAT: Final = "sonde-run"
@@ -18,7 +18,7 @@ FORMAT: Final = "sonde-run"
 
 def write_header(run: Path, header: RunHeader) -> None:
     """Write `run.json` in one step."""
-    strict_json.write(run / layout.HEADER, {"format": FORMAT, **asdict(header)}, indent=1)
+    files.write(run / layout.HEADER, {"format": FORMAT, **asdict(header)}, indent=1)
 
 
 def read_header(run: Path) -> RunHeader:
@@ -31,7 +31,7 @@ def read_header(run: Path) -> RunHeader:
     """
     path = run / layout.HEADER
     try:
-        plain = strict_json.read_object(path)
+        plain = files.read_object(path)
     except (FileNotFoundError, NotADirectoryError):
         raise RunNotFound(f"There is no run at {run}. {instead_of(run)}".rstrip()) from None
     if plain.get("format") != FORMAT:
@@ -40,7 +40,7 @@ def read_header(run: Path) -> RunHeader:
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         known = "1" if SCHEMA_VERSION == 1 else f"1 to {SCHEMA_VERSION}"
         raise RunDamaged(f"{path} has schema version {version!r}; this Sonde reads {known}. Update Sonde.")
-    return strict_json.convert(plain, RunHeader, str(path), "the description of a run")
+    return files.convert(plain, RunHeader, str(path), "the description of a run")
 
 
 _MOST: Final = 4

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from sonde import strict_json
-from sonde.outcome import Outcome
+from sonde.core import files
+from sonde.core.files import Finite, Natural
+from sonde.core.outcome import Outcome
 from sonde.store import layout
-from sonde.strict_json import Finite, Natural
 
 State = Literal["live"] | Outcome
 Status = State | Literal["crashed"]
@@ -60,7 +60,7 @@ def mine(state: State, attempt: int, beat: float) -> Lease:
 
 def write(folder: Path, lease: Lease) -> None:
     """Write `writer.json` in one step. It is a heartbeat, not data: no need to force it to the disk."""
-    strict_json.write(folder / layout.WRITER, asdict(lease), sync=False)
+    files.write(folder / layout.WRITER, asdict(lease), sync=False)
 
 
 def read(folder: Path) -> Lease | None:
@@ -72,10 +72,10 @@ def read(folder: Path) -> Lease | None:
     """
     path = folder / layout.WRITER
     try:
-        plain = strict_json.read_object(path)
+        plain = files.read_object(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return strict_json.convert(plain, Lease, str(path), "the note of a writer")
+    return files.convert(plain, Lease, str(path), "the note of a writer")
 
 
 def is_alive(lease: Lease, now: float) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import BinaryIO, Final, Generic, TypeVar
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.errors import RunDamaged
 
 
@@ -195,12 +195,12 @@ class LineFile(Generic[T]):
     def _read(self, file: BinaryIO) -> bool:
         """Read a piece; return whether there is more."""
         file.seek(self.end)
-        fresh = file.read(strict_json.MAX_BYTES)
+        fresh = file.read(files.MAX_BYTES)
         whole = fresh[: fresh.rfind(b"\n") + 1]
         for line in whole.split(b"\n")[:-1]:
             self._take(line)
             self.end += len(line) + 1
-        return bool(whole) and len(fresh) == strict_json.MAX_BYTES
+        return bool(whole) and len(fresh) == files.MAX_BYTES
 
     def _take(self, line: bytes) -> None:
         if not line.strip():

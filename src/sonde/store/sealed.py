@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import strict_json
+from sonde.core import files
+from sonde.core.files import Natural
 from sonde.errors import RunDamaged
-from sonde.strict_json import Natural
 
 ITEM_BYTES: Final = {
     "BOOL": 1, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -97,12 +97,12 @@ class SealedFile:
         """
         size = os.fstat(file.fileno()).st_size
         text, start = _read_header(path, file, size, kind)
-        plain = strict_json.loads(text, f"{path}: its header")
+        plain = files.loads(text, f"{path}: its header")
         metadata = plain.pop("__metadata__", None) if isinstance(plain, dict) else None
         if not isinstance(metadata, dict) or metadata.get("format") != kind.name:
             raise RunDamaged(f"{path} is not a {kind.what}.")
         kind.check_version(metadata.get("schema_version"), str(path))
-        metadata = strict_json.convert(metadata, dict[str, str], f"{path}: its metadata", "text by name")
+        metadata = files.convert(metadata, dict[str, str], f"{path}: its metadata", "text by name")
         tensors = {name: _extent(path, name, entry, start) for name, entry in plain.items()}
         _check_no_holes(path, tensors.values(), start, size)
         return cls(metadata, tensors, start)
@@ -121,7 +121,7 @@ def _read_header(path: Path, file: BinaryIO, size: int, kind: Format) -> tuple[b
 
 
 def _extent(path: Path, name: str, entry: Any, start: int) -> Extent:
-    tensor = strict_json.convert(entry, _Tensor, f"{path}: its header, at {name!r:.80},", "a tensor")
+    tensor = files.convert(entry, _Tensor, f"{path}: its header, at {name!r:.80},", "a tensor")
     first, last = tensor.data_offsets
     if math.prod(tensor.shape) * ITEM_BYTES.get(tensor.dtype, -1) != last - first:
         raise RunDamaged(f"{path}: its header describes the tensor {name!r:.80} as {entry!r:.150}, which cannot be.")

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
-from sonde.core import statistics
+from sonde.core import schema, statistics
+from sonde.core.schema import Bins, Rows
 from sonde.errors import MissingExtra
 from sonde.records import Site
-from sonde.schema import Bins, Rows
 
 if TYPE_CHECKING:
     import pandas

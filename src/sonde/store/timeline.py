@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.records import SEVERITIES, Event, Finding
 from sonde.store.lines import LineFile
 
@@ -14,11 +14,11 @@ from sonde.store.lines import LineFile
 def encode_event(event: Event) -> bytes:
     """Return the line of an event."""
     try:
-        return strict_json.dumps(asdict(event)) + b"\n"
+        return files.dumps(asdict(event)) + b"\n"
     except (RecursionError, ValueError, TypeError) as error:
         # Better an event without its data than none.
         poor = replace(event, data={"unwritable": f"{type(error).__name__}: {error}"[:200]})
-        return strict_json.dumps(asdict(poor)) + b"\n"
+        return files.dumps(asdict(poor)) + b"\n"
 
 
 def decode_event(line: bytes, where: str) -> Event:
@@ -28,10 +28,10 @@ def decode_event(line: bytes, where: str) -> Event:
         RunDamaged: It is not an event.
 
     """
-    plain = strict_json.loads(line, where)
+    plain = files.loads(line, where)
     if isinstance(plain, dict):
-        plain = {"message": "", **plain, "timestamp": strict_json.number(plain.get("timestamp"))}
-    return strict_json.convert(plain, Event, where, "an event")
+        plain = {"message": "", **plain, "timestamp": files.number(plain.get("timestamp"))}
+    return files.convert(plain, Event, where, "an event")
 
 
 class EventFile(LineFile[Event]):
@@ -48,7 +48,7 @@ class EventFile(LineFile[Event]):
 
 def encode_finding(finding: Finding) -> bytes:
     """Return the line of a finding."""
-    return strict_json.dumps(finding.to_json()) + b"\n"
+    return files.dumps(finding.to_json()) + b"\n"
 
 
 def decode_finding(line: bytes, where: str) -> Finding:
@@ -58,7 +58,7 @@ def decode_finding(line: bytes, where: str) -> Finding:
         RunDamaged: It is not a finding.
 
     """
-    return Finding.from_json(strict_json.loads(line, where), where)
+    return Finding.from_json(files.loads(line, where), where)
 
 
 class FindingFile(LineFile[Finding]):

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from sonde import probes
+from sonde.core.files import replacing
 from sonde.errors import OptionError, RunError
-from sonde.replacing import replacing
 from sonde.store.layout import VALIDATION_SCORES, epoch_folder, epoch_of
 
 # --------------------------------------------------------------------------------

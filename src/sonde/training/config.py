@@ -21,8 +21,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from sonde.core.outcome import message_of
 from sonde.errors import MissingExtra, OptionError, SondeError
-from sonde.outcome import message_of
 
 # --------------------------------------------------------------------------------
 # Build objects from descriptions: `{"class": C, "args": {...}}` becomes `C(**args)`.

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor, nn
 
-from sonde import strict_json
-from sonde.arguments import whole_number
+from sonde.core import files
+from sonde.core.arguments import whole_number
 from sonde.errors import OptionError, RunError
 from sonde.hooks.guard import Guard, OnError, warn_of_fault
 from sonde.parallel.ranks import folder_of, this_rank
@@ -215,7 +215,7 @@ class Runner:
 
     def _write_config(self) -> None:
         self.work_dir.mkdir(parents=True, exist_ok=True)
-        strict_json.write(self.work_dir / "config.json", describe(self.config), indent=2)
+        files.write(self.work_dir / "config.json", describe(self.config), indent=2)
 
     # ------------------------------------------------------------------ evaluation
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.errors import OptionError
 from sonde.training.datapoints import SampleId, apply_tensor_op, tensors_in
 
@@ -204,7 +204,7 @@ class Scores:
         plain = {name: getattr(self, name) for name in self.__slots__}
         if not self.captures:
             del plain["captures"]
-        strict_json.write(path, plain)
+        files.write(path, plain)
 
     @classmethod
     def read(cls, path: Path) -> Scores:
@@ -215,7 +215,7 @@ class Scores:
             OSError: It cannot be read.
 
         """
-        plain = strict_json.read_object(path)
+        plain = files.read_object(path)
         aggregated = {name: _number(value) for name, value in plain.get("aggregated", {}).items()}
         lists = {name: _number(values) for name, values in plain.get("per_datapoint", {}).items()}
         ids, directions, captures = plain.get("ids", []), plain.get("directions", {}), plain.get("captures", {})

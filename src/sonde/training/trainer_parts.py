@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from sonde.arguments import whole_number
+from sonde.core.arguments import whole_number
 from sonde.errors import OptionError, RunExists
 from sonde.store import layout
 from sonde.training import checkpoints

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from sonde import vitals
 from sonde.analysis import Ending, FlowRow, LayerSummary, Level, RunFacts, Trend, describe
+from sonde.core import signals
 from sonde.errors import OptionError
 from sonde.records import Event, Finding, Quantity
 from sonde.store import Run, Series, open_run
@@ -164,10 +164,10 @@ def _read_metrics(run: Run) -> list[Metric]:
 
 def _read_phases(run: Run) -> list[PhaseTime]:
     known = {site.key: site for site in run.sites if site.quantity == "vital"}
-    names = {vitals.DATA_WAIT: "waiting for data"} | {vitals.time_of(name): name for name in vitals.PHASE_TIMES}
+    names = {signals.DATA_WAIT: "waiting for data"} | {signals.time_of(name): name for name in signals.PHASE_TIMES}
     seconds: dict[str, Series] = {}
     for part, name in names.items():
-        site = known.get(f"{vitals.LOOP}:vital{vitals.part_of(part)}")
+        site = known.get(f"{signals.LOOP}:vital{signals.part_of(part)}")
         if site is not None:
             series = run.series(site, "mean")
             if np.isfinite(series.values).any():

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from sonde import schema
+from sonde.core import schema
+from sonde.core.facts import EVENT_TYPE, Facts, GroupFacts, LossFacts, ModuleFacts, OptimizerFacts, ParameterFacts
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rules import RULES
-from sonde.facts import EVENT_TYPE, Facts, GroupFacts, LossFacts, ModuleFacts, OptimizerFacts, ParameterFacts
 from sonde.records import Block, Event, Finding, Site, summarise
 
 _KEY = re.compile(r"(?P<name>[^:]+):(?P<quantity>[a-z_]+)(?P<part>[.\[][^#@]*)?(#(?P<call>\d+))?(?P<eval>@eval)?$")

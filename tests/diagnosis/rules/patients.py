@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from sonde import facts as fact_types
-from sonde import schema
+from sonde.core import facts as fact_types
+from sonde.core import schema
+from sonde.core.facts import Facts
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.facts import Facts
 from sonde.records import QUANTITIES, Block, Event, Finding, Site, summarise
 
 Values = Mapping[str, Any]

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from patients import asked, patient
 
+from sonde.core.facts import Facts, GroupFacts, OptimizerFacts, ParameterFacts
 from sonde.diagnosis.rules.optimizers import adam_eps_too_small
-from sonde.facts import Facts, GroupFacts, OptimizerFacts, ParameterFacts
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import sonde
-from sonde.facts import ColumnFacts, Facts, LoaderFacts, ReshapeFacts
+from sonde.core.facts import ColumnFacts, Facts, LoaderFacts, ReshapeFacts
 
 ONE = {"loss:scalar": [1.0] * 4}
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from handmade import found, loss, patient
 from programs import data, kinds, perceptron, train
 
-from sonde.facts import Facts
+from sonde.core.facts import Facts
 
 
 @pytest.mark.parametrize(("weight", "ill"), [(1.0, True), (30.0, False)])

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from patients import asked, patient
 
+from sonde.core.facts import Facts, OptimizerFacts
 from sonde.diagnosis.rules.optimizers import clip_always_active
-from sonde.facts import Facts, OptimizerFacts
 
 
 def run(norms, losses, kind="SGD", pace=None):

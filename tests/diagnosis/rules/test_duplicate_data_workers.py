@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 from patients import asked, patient
 
+from sonde.core.facts import Facts, LoaderFacts
 from sonde.diagnosis.rules.loading import duplicate_data_workers
-from sonde.facts import Facts, LoaderFacts
 
 
 def run(order, workers=2):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sonde
-from sonde.facts import LIKELIHOOD, Facts, HiddenFacts, SoftmaxFacts
+from sonde.core.facts import LIKELIHOOD, Facts, HiddenFacts, SoftmaxFacts
 
 ONE = {"loss:scalar": [1.0, 1.0]}
 

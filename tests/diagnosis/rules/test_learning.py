@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from patients import patient
 
+from sonde.core.facts import Facts, LossFacts
 from sonde.diagnosis.learning import judge
 from sonde.diagnosis.outlook import is_better_than_guessing, is_failing
-from sonde.facts import Facts, LossFacts
 
 
 def test_a_loss_that_takes_both_signs_and_stays_says_nothing():

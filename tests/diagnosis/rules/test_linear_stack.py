@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from patients import asked, patient
 
+from sonde.core.facts import Facts, ModuleFacts, ParameterFacts
 from sonde.diagnosis.rules.architecture import linear_stack
-from sonde.facts import Facts, ModuleFacts, ParameterFacts
 
 
 def run(between="Identity", width=32, name="fc2"):

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 from patients import asked, patient
 
+from sonde.core.facts import Facts, SchedulerFacts
 from sonde.diagnosis.rules.rates import lr_schedule_collapse
-from sonde.facts import Facts, SchedulerFacts
 
 
 def run(rates):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from handmade import ask, found, model, module, optimizer, patient, weight
 
+from sonde.core.facts import Facts
 from sonde.diagnosis.doctor import Doctor
-from sonde.facts import Facts
 from sonde.records import Finding
 
 NAN, INF = float("nan"), float("inf")

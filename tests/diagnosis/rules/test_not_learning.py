@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 from patients import asked, patient
 
+from sonde.core.facts import Facts, LossFacts
 from sonde.diagnosis.rules.outcomes import not_learning
-from sonde.facts import Facts, LossFacts
 
 
 def run(losses, final):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from handmade import UNKNOWN, ask, found, loss, model, module, optimizer, patient
 
-from sonde.facts import Facts
+from sonde.core.facts import Facts
 from sonde.records import Event
 
 rng = np.random.default_rng(0)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from patients import asked, patient
 
+from sonde.core.facts import Facts, LossFacts
 from sonde.diagnosis.rules.outcomes import overfitting
-from sonde.facts import Facts, LossFacts
 
 
 def run(last):

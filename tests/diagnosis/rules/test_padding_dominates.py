@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from patients import asked, patient
 
 import sonde
+from sonde.core.facts import Facts, LossFacts
 from sonde.diagnosis.rules.targets import padding_dominates
-from sonde.facts import Facts, LossFacts
 
 
 def run(valid):

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 from patients import asked, patient
 
+from sonde.core.facts import Facts, LoaderFacts
 from sonde.diagnosis.rules.loading import same_batch_every_step
-from sonde.facts import Facts, LoaderFacts
 
 BATCH = np.random.default_rng(0).normal(size=(8, 4))
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from patients import asked, patient
 
+from sonde.core.facts import Facts
 from sonde.diagnosis.rules.activations import saturated_activation
-from sonde.facts import Facts
 
 
 def run(share, losses, order=("fc", "act", "head"), growing=False):

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from patients import asked, patient
 
+from sonde.core.facts import Facts, SchedulerFacts
 from sonde.diagnosis.rules.rates import scheduler_before_optimizer
-from sonde.facts import Facts, SchedulerFacts
 
 
 def run(counts):

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from patients import asked, patient
 
+from sonde.core.facts import Facts, LoaderFacts, SchedulerFacts
 from sonde.diagnosis.rules.rates import scheduler_never_called
-from sonde.facts import Facts, LoaderFacts, SchedulerFacts
 
 
 def run(counts, kind="StepLR", length=None, final=False):

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from patients import asked, patient
 
+from sonde.core.facts import Facts, GroupFacts, OptimizerFacts, ParameterFacts
 from sonde.diagnosis.rules.optimizers import weight_decay_on_norm_bias
-from sonde.facts import Facts, GroupFacts, OptimizerFacts, ParameterFacts
 
 
 def run(decay):

@@ -9,8 +9,8 @@ from handmade import UNKNOWN, ask, found, model, module, optimizer, patient, wei
 from torch import nn
 
 import sonde
+from sonde.core.facts import Facts
 from sonde.diagnosis.fresh import looks_fresh
-from sonde.facts import Facts
 from sonde.records import summarise
 
 ONE, NO = [1.0] * 8, [0.0] * 8

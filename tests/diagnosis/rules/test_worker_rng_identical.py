@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from patients import asked, patient
 
+from sonde.core.facts import Facts, LoaderFacts
 from sonde.diagnosis.rules.loading import worker_rng_identical
-from sonde.facts import Facts, LoaderFacts
 
 
 @pytest.mark.parametrize(

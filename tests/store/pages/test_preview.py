@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sonde import schema
+from sonde.core import schema
 from sonde.records import summarise
 from sonde.store.pages import PageWriter, load_debug_outputs, preview
 from sonde.store.pages.preview import MAX_BYTES, NOT_FINITE, SIDE, STATS, measure, pack, unpack

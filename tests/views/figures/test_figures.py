@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.made_run import BROKEN, DYING
 
-from sonde import schema, vitals
 from sonde.analysis import column_edges
+from sonde.core import schema, signals
 from sonde.errors import MissingExtra, OptionError
 from sonde.records import Block, Event, Finding, RunHeader, Site
 from sonde.store import RunWriter, open_run
@@ -237,9 +237,9 @@ def test_memory_is_in_a_unit_that_suits_its_peak():
 
 def run_with_phases(path):
     """Write a run whose steps wait 10 ms for data, go forward for 20 ms and backward for 30 ms."""
-    seconds = {vitals.DATA_WAIT: 0.01, vitals.time_of("forward"): 0.02, vitals.time_of("backward"): 0.03}
+    seconds = {signals.DATA_WAIT: 0.01, signals.time_of("forward"): 0.02, signals.time_of("backward"): 0.03}
     sites = [
-        Site(id=i, name=vitals.LOOP, quantity="vital", part=vitals.part_of(name)) for i, name in enumerate(seconds)
+        Site(id=i, name=signals.LOOP, quantity="vital", part=signals.part_of(name)) for i, name in enumerate(seconds)
     ]
     header = RunHeader(schema_version=schema.SCHEMA_VERSION, created=0.0, sonde_version="0")
     writer = RunWriter(path, header)

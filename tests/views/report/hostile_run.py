@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sonde import schema
+from sonde.core import schema
 from sonde.records import Block, Event, Evidence, Finding, RunHeader, Site
 from sonde.store import RunWriter
 

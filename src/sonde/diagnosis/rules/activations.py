@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonde import vitals
+from sonde.core import signals
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, is_learning_well
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
@@ -33,7 +33,7 @@ class _Layer:
 
 @rule(
     "dead_relu",
-    needs=[vitals.EVER_ACTIVE, vitals.UNIT_SAMPLES, "gradient", "output", "facts.edges", "facts.order"],
+    needs=[signals.EVER_ACTIVE, signals.UNIT_SAMPLES, "gradient", "output", "facts.edges", "facts.order"],
     explains=["constant_output", "lr_too_low", "vanishing_gradient"],
     fix="Lower the learning rate, initialise with kaiming_normal_ and zero bias, or use LeakyReLU or GELU.",
     refute="Run the whole training set through the model: if the units are positive for any sample, they are not dead.",
@@ -85,13 +85,13 @@ def _dormant(layers: list[_Layer]) -> Found | None:
 
 
 def _layers(case: Case) -> list[_Layer]:
-    active = case.vitals(vitals.EVER_ACTIVE)
+    active = case.vitals(signals.EVER_ACTIVE)
     if not active:
         return _silent_layers(case)
     sources = {after: before for before, after in case.facts.edges}
     layers = []
     for track in active:
-        seen = case.vital(track.name, vitals.UNIT_SAMPLES)
+        seen = case.vital(track.name, signals.UNIT_SAMPLES)
         samples = float(seen.numbers()[-1]) if seen is not None else float("nan")
         if len(track) >= DEAD_LOOKS and samples >= DEAD_SAMPLES:
             share = 1 - float(track.numbers()[-1])
@@ -139,7 +139,7 @@ SATURATED_BORN = Threshold(0.6, "share of inputs from the start on, which traini
 
 @rule(
     "saturated_activation",
-    needs=[vitals.SATURATED, "facts.edges", "facts.order"],
+    needs=[signals.SATURATED, "facts.edges", "facts.order"],
     explains=["constant_output", "vanishing_gradient"],
     fix="Normalise the inputs, initialise with xavier_uniform_, put a norm in front, or use ReLU or GELU.",
     refute="Look at the histogram of its inputs: if most lie within +-5, this finding is wrong.",
@@ -150,7 +150,7 @@ def saturated_activation(case: Case) -> Found | None:
 
     The last module does not count: a trained classifier may be certain.
     """
-    tracks = case.need_vitals("module", vitals.SATURATED)
+    tracks = case.need_vitals("module", signals.SATURATED)
     last = case.facts.order[-1:]
     flat = [track for track in tracks if track.name not in last and _is_saturated(track)]
     if not flat:
@@ -236,7 +236,7 @@ ATTENTION_LOOKS = Threshold(5, "persistence: first and last samples that are com
 
 @rule(
     "attention_entropy_collapse",
-    needs=[vitals.ATTENTION_ENTROPY],
+    needs=[signals.ATTENTION_ENTROPY],
     fix="Normalise queries and keys (qk-norm), lower the learning rate or warm it up.",
     refute="Draw its attention maps: if rows have several bright positions, this finding is wrong.",
     since=ATTENTION_LOOKS,
@@ -246,7 +246,7 @@ def attention_entropy_collapse(case: Case) -> Found | None:
 
     The mean over heads counts: a few such heads are normal.
     """
-    tracks = case.need_vitals("module", vitals.ATTENTION_ENTROPY)
+    tracks = case.need_vitals("module", signals.ATTENTION_ENTROPY)
     for track in tracks:
         values, looks = track.numbers(), int(ATTENTION_LOOKS)
         if len(values) < looks:
@@ -275,18 +275,18 @@ OUTPUT_STEPS = Threshold(20, "steps: a fresh model may give nearly equal answers
 
 @rule(
     "constant_output",
-    needs=[vitals.SAMPLE_SPREAD, vitals.TARGET_SPREAD],
+    needs=[signals.SAMPLE_SPREAD, signals.TARGET_SPREAD],
     fix="Find the layer where samples become equal: dead ReLUs, weights at zero, or a mean over the batch.",
     refute="Print the outputs for two samples: if they differ by more than rounding, this finding is wrong.",
     since=OUTPUT_STEPS,
 )
 def constant_output(case: Case) -> Found | None:
     """The model gives the same answer to every sample."""
-    spread = case.need_vital(vitals.LOSS, vitals.SAMPLE_SPREAD)
+    spread = case.need_vital(signals.LOSS, signals.SAMPLE_SPREAD)
     values = spread.numbers()
     if len(values) < OUTPUT_LOOKS or spread.steps[-1] < OUTPUT_STEPS:
         return None
-    target = case.vital(vitals.LOSS, vitals.TARGET_SPREAD)
+    target = case.vital(signals.LOSS, signals.TARGET_SPREAD)
     wanted = float(np.median(target.numbers())) if target is not None else _scale(case)
     if wanted <= 0:
         return None
@@ -308,7 +308,7 @@ def constant_output(case: Case) -> Found | None:
 
 def _scale(case: Case) -> float:
     """Return the variance that logits should have at least: that of their own size, at most 1."""
-    inputs = case.track(f"{vitals.LOSS}:input.input")
+    inputs = case.track(f"{signals.LOSS}:input.input")
     sizes = np.ones(1) if inputs is None else inputs.stat("rms")[-4:]
     sizes = sizes[np.isfinite(sizes)]
     size = float(np.median(sizes)) if len(sizes) else 0.0

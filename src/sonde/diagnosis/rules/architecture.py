@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde import vitals
+from sonde.core import signals
+from sonde.core.facts import ReshapeFacts
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import is_learning_well
 from sonde.diagnosis.rule import Found, Threshold, above, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import NOT_TRAINED
-from sonde.facts import ReshapeFacts
 from sonde.records import Severity, Site
 
 _TRANSPARENT: Final = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d"})
@@ -186,7 +186,7 @@ def _mixed_by_view(reshape: ReshapeFacts) -> Found:
     where = reshape.module or "(model)"
     return Found(
         step=1,
-        sites=(where, vitals.LOSS) if where == "(model)" else (where, "(model)"),
+        sites=(where, signals.LOSS) if where == "(model)" else (where, "(model)"),
         evidence=(
             fact("size of the first axis that changed before", reshape.before[_moved(reshape)]),
             fact("the same after", reshape.after[_moved(reshape)]),
@@ -208,7 +208,7 @@ NEXT_TOKEN_SHARE = Threshold(0.99, "share of targets that are the next token: al
 
 @rule(
     "future_leak",
-    needs=[vitals.LOOKS_AHEAD, vitals.NEXT_TOKEN, "facts.softmaxes"],
+    needs=[signals.LOOKS_AHEAD, signals.NEXT_TOKEN, "facts.softmaxes"],
     explains=["attention_entropy_collapse", "overfitting"],
     severity="critical",
     exact=True,
@@ -224,8 +224,8 @@ def future_leak(case: Case) -> Found | None:
 
     The targets are the inputs shifted by one, and no attention is masked.
     """
-    following = case.need_vital(vitals.LOSS, vitals.NEXT_TOKEN)
-    ahead = case.need_vital(vitals.LOOP, vitals.LOOKS_AHEAD)
+    following = case.need_vital(signals.LOSS, signals.NEXT_TOKEN)
+    ahead = case.need_vital(signals.LOOP, signals.LOOKS_AHEAD)
     # An encoder may look ahead, its decoder may not: one masked attention is enough to decide nothing.
     share, least = float(following.numbers().min()), float(ahead.stat("min")[0])
     if share < NEXT_TOKEN_SHARE or least < AHEAD_SHARE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema, vitals
+from sonde.core import schema, signals
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, began_badly
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
@@ -25,7 +25,7 @@ def model_input(case: Case, phase: Phase = "train") -> Track:
         NotMeasured: There is none.
 
     """
-    tracks = [track for track in case.of("input", phase) if track.name != vitals.LOSS and track.site.call == 0]
+    tracks = [track for track in case.of("input", phase) if track.name != signals.LOSS and track.site.call == 0]
     if not tracks:
         raise NotMeasured("inputs of the model")
     return tracks[0]
@@ -59,7 +59,7 @@ INPUT_LARGE = Threshold(30.0, "rms of an input of real numbers; pixels from 0 to
 
 @rule(
     "unnormalised_inputs",
-    needs=[vitals.COLUMN_SCALE, "input", "facts.order"],
+    needs=[signals.COLUMN_SCALE, "input", "facts.order"],
     explains=[*BADLY_SCALED, "bad_init_scale", "target_scale"],
     fix="Standardise each feature with the training set's mean and standard deviation; divide pixels by 255.",
     refute="Train 50 steps on (x - mean) / std: if the loss does not change, this finding is wrong.",
@@ -83,7 +83,7 @@ def unnormalised_inputs(case: Case) -> Found | None:
 
 
 def _scales_of_features(case: Case, track: Track) -> tuple[Evidence, ...] | None:
-    scales = case.vital(track.name, vitals.COLUMN_SCALE)
+    scales = case.vital(track.name, signals.COLUMN_SCALE)
     if scales is None:
         return None
     high, low = float(np.median(scales.stat("max"))), float(np.median(scales.stat("min")))
@@ -151,7 +151,7 @@ CONSTANT_STEPS = Threshold(10, "persistence: steps in which the whole input was 
 
 @rule(
     "constant_feature",
-    needs=[vitals.COLUMN_SCALE, "input"],
+    needs=[signals.COLUMN_SCALE, "input"],
     explains=["constant_output", "dead_relu", "label_shuffle_mismatch", "lr_too_low", "vanishing_gradient"],
     exact=True,
     fix="Check how features are read, cast and filled in; leave constant ones out.",
@@ -174,7 +174,7 @@ def constant_feature(case: Case) -> Found | None:
             cause=f"Every input is {number:g} in every step: the model cannot tell samples apart.",
             refute="Print the inputs of a few batches: if they hold two different numbers, this finding is wrong.",
         )
-    scales = case.need_vital(track.name, vitals.COLUMN_SCALE)
+    scales = case.need_vital(track.name, signals.COLUMN_SCALE)
     if not is_real(track) or len(scales) < CONSTANT_LOOKS:
         return None
     share = float(scales.stat("zero_share").min())
@@ -259,7 +259,7 @@ ALIKE_SHARE = Threshold(0.05, "share of a batch's rows that repeat another: rows
 
 @rule(
     "data_leakage",
-    needs=[vitals.REPEATED_ROWS, vitals.SEEN_ROWS, "input"],
+    needs=[signals.REPEATED_ROWS, signals.SEEN_ROWS, "input"],
     exact=True,
     fix="Hold out samples that training never sees, and evaluate on those.",
     refute="Intersect the indices of both sets: if they have none in common, this finding is wrong.",
@@ -295,7 +295,7 @@ def _same_inputs(case: Case) -> Found | None:
 def _same_rows(case: Case) -> Found | None:
     """Find evaluations nearly all rows of which were trained on, where rows are not equal by chance."""
     name = model_input(case).name
-    seen, repeated = case.vital(name, vitals.SEEN_ROWS, "eval"), case.vital(name, vitals.REPEATED_ROWS)
+    seen, repeated = case.vital(name, signals.SEEN_ROWS, "eval"), case.vital(name, signals.REPEATED_ROWS)
     if seen is None or repeated is None or len(seen) < 2:
         return None
     share, alike = float(seen.numbers().min()), float(repeated.numbers().max())

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from sonde import schema, vitals
-from sonde.core import statistics
+from sonde.core import schema, signals, statistics
+from sonde.core.facts import ParameterFacts
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, began_badly, is_learning_well
 from sonde.diagnosis.ownership import output_module
@@ -16,7 +16,6 @@ from sonde.diagnosis.rule import Found, Threshold, above, below, fact, few, rule
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import BADLY_SCALED
 from sonde.diagnosis.weights import first_weights
-from sonde.facts import ParameterFacts
 from sonde.records import Evidence
 
 GAIN_HIGH = Threshold(5.0, "rms of a weight times the root of its inputs; He has 1.4, torch's default 0.6")
@@ -155,7 +154,7 @@ ROWS_APART = Threshold(1e-5, "spread between units over the spread of all elemen
 
 @rule(
     "symmetric_init",
-    needs=[vitals.ROW_SPREAD, "update", "facts.parameters"],
+    needs=[signals.ROW_SPREAD, "update", "facts.parameters"],
     explains=["class_imbalance_collapse", "constant_output"],
     exact=True,
     fix="Initialise it at random (kaiming_normal_, xavier_uniform_), not with a constant.",
@@ -202,7 +201,7 @@ def _is_layer(parameter: ParameterFacts) -> bool:
 
 def _spread(case: Case, name: str) -> float | None:
     """Return how far rows differ after some steps that moved the weight; None if that is not known."""
-    track, update = case.vital(name, vitals.ROW_SPREAD), case.track(f"{name}:update")
+    track, update = case.vital(name, signals.ROW_SPREAD), case.track(f"{name}:update")
     moved = update is None or bool((update.stat("norm") > 0).any())
     if track is None or track.steps[-1] < 2 or not moved:
         return None
@@ -361,7 +360,7 @@ def _starts_high(case: Case, loss: SeenLoss, ratio: float, expected: float) -> F
     return Found(
         severity="warning" if huge else "info",
         step=1,
-        sites=(head, vitals.LOSS) if head else (vitals.LOSS,),
+        sites=(head, signals.LOSS) if head else (signals.LOSS,),
         evidence=(
             above("first loss over that of guessing", ratio, INITIAL_LOSS_RATIO),
             fact("first loss", ratio * expected, "" if output is None else f"{output.key} mean"),

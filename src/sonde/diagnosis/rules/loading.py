@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from sonde import vitals
+from sonde.core import signals
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.data import identities, model_input
@@ -23,7 +23,7 @@ LABELS_MIXED = Threshold(0.3, "nats of entropy of all labels: of less there is l
 
 @rule(
     "not_shuffled",
-    needs=[vitals.LABEL_ENTROPY, vitals.RUNNING_LABEL_ENTROPY, vitals.VALID_TARGETS, "facts.losses"],
+    needs=[signals.LABEL_ENTROPY, signals.RUNNING_LABEL_ENTROPY, signals.VALID_TARGETS, "facts.losses"],
     explains=["class_imbalance_collapse", "constant_output", "exploding_gradient", "lr_too_high", "overfitting"],
     fix="Pass shuffle=True to the DataLoader, or shuffle the indices of every epoch.",
     refute="Print the labels of three batches: if each has all classes, this finding is wrong.",
@@ -34,9 +34,9 @@ def not_shuffled(case: Case) -> Found | None:
 
     The labels of a batch are far less mixed than those of all batches together.
     """
-    batch = case.need_vital(vitals.LOSS, vitals.LABEL_ENTROPY)
-    running = case.need_vital(vitals.LOSS, vitals.RUNNING_LABEL_ENTROPY)
-    sizes = case.need_vital(vitals.LOSS, vitals.VALID_TARGETS)
+    batch = case.need_vital(signals.LOSS, signals.LABEL_ENTROPY)
+    running = case.need_vital(signals.LOSS, signals.RUNNING_LABEL_ENTROPY)
+    sizes = case.need_vital(signals.LOSS, signals.VALID_TARGETS)
     loss = case.loss_facts("cross_entropy", "nll_loss")
     if loss is None or len(loss.target_shape) != 1:  # the labels of texts and images are sequences
         return None
@@ -70,7 +70,7 @@ MOST_STEPS = Threshold(0.8, "share of steps, or of repetitions, that count as al
 
 @rule(
     "same_batch_every_step",
-    needs=[vitals.DATA_WAIT, "input", "facts.loader"],
+    needs=[signals.DATA_WAIT, "input", "facts.loader"],
     explains=["duplicate_data_workers", "overfitting"],
     exact=True,
     fix="Iterate over the loader: next(iter(loader)) restarts it at each step.",
@@ -88,7 +88,7 @@ def same_batch_every_step(case: Case) -> Found | None:
     if length == 1:  # the batch is the whole set
         return None
     # A deliberate test fetches the batch once; a loop that asks the loader at every step expects others.
-    waits = case.vital(vitals.LOOP, vitals.DATA_WAIT)
+    waits = case.vital(signals.LOOP, signals.DATA_WAIT)
     asked = waits is not None and len(waits) >= MOST_STEPS * len(known)
     return Found(
         severity="warning" if asked else "info",
@@ -112,7 +112,7 @@ _COUNTED = 1024
 
 @rule(
     "sampler_draws_few",
-    needs=[vitals.DISTINCT_ROWS, "input", "facts.loader"],
+    needs=[signals.DISTINCT_ROWS, "input", "facts.loader"],
     explains=["duplicate_data_workers", "overfitting", "same_batch_every_step"],
     fix="Give WeightedRandomSampler a weight for each sample (class_weights[labels]), not one for each class.",
     refute="Collect the indices of one epoch: if they cover most of the data, this finding is wrong.",
@@ -124,7 +124,7 @@ def sampler_draws_few(case: Case) -> Found | None:
     if loader is None or not isinstance(length, int) or loader.settings.get("sampler") in _COMPLETE:
         return None
     track = model_input(case)
-    distinct = float(case.need_vital(track.name, vitals.DISTINCT_ROWS).numbers()[-1])
+    distinct = float(case.need_vital(track.name, signals.DISTINCT_ROWS).numbers()[-1])
     # Drawing uniformly n times from N gives N (1 - (1 - 1/N)^n) distinct samples on average.
     expected = -length * math.expm1(_COUNTED * math.log1p(-1 / length)) if length > 1 else 1.0
     if distinct >= DRAWN_SHARE * expected:
@@ -283,7 +283,7 @@ QUARTERS: Final = 4
 
 @rule(
     "starved_loader",
-    needs=[vitals.DATA_WAIT, vitals.STEP_TIME, "facts.loader"],
+    needs=[signals.DATA_WAIT, signals.STEP_TIME, "facts.loader"],
     fix="Use more workers (num_workers=4, persistent_workers=True), cache decoded samples, or prepare them once.",
     refute="Train on one batch kept in memory: if steps are as slow, this finding is wrong.",
     since=WAIT_STEPS,
@@ -293,8 +293,8 @@ def starved_loader(case: Case) -> Found | None:
 
     A good part of the time goes into waiting for the loader, in every quarter of the last steps.
     """
-    waits = case.need_vital(vitals.LOOP, vitals.DATA_WAIT).last(64)
-    times = case.need_vital(vitals.LOOP, vitals.STEP_TIME).last(64)
+    waits = case.need_vital(signals.LOOP, signals.DATA_WAIT).last(64)
+    times = case.need_vital(signals.LOOP, signals.STEP_TIME).last(64)
     _, at, of = np.intersect1d(waits.steps, times.steps, return_indices=True)
     if len(at) < WAIT_STEPS:
         return None

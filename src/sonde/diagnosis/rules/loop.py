@@ -7,15 +7,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema, vitals
-from sonde.core import statistics
+from sonde.core import schema, signals, statistics
+from sonde.core.facts import OptimizerFacts
 from sonde.core.robust import growth, less
 from sonde.diagnosis.case import Case, NotMeasured, longest_run, run_length
 from sonde.diagnosis.ownership import held, need_optimizers, recent_rates
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.track import Panel, Track
-from sonde.facts import OptimizerFacts
 from sonde.records import Evidence, Severity
 
 LEFTOVER_SHARE = Threshold(0.5, "share of parameters: exact for each; half leaves out optimizers that clear some")
@@ -25,7 +24,7 @@ LEFTOVER_MOST = Threshold(0.5, "share of the last 64 steps: clearing once an epo
 
 @rule(
     "missing_zero_grad",
-    needs=[vitals.LEFTOVER],
+    needs=[signals.LEFTOVER],
     explains=[*ANY_STATISTIC, "momentum_state_stale"],
     severity="critical",
     exact=True,
@@ -39,7 +38,7 @@ LEFTOVER_MOST = Threshold(0.5, "share of the last 64 steps: clearing once an epo
 )
 def missing_zero_grad(case: Case) -> Found | None:
     """Gradients are not cleared between steps, so each step applies the sum of all before."""
-    tracks = case.need_vitals("optimizer", vitals.LEFTOVER)
+    tracks = case.need_vitals("optimizer", signals.LEFTOVER)
     for track in tracks:
         track = track.last(64)
         shares = track.numbers()
@@ -71,7 +70,7 @@ THROWN_MOST = Threshold(0.8, "share of steps with several passes: a loop that ac
 
 @rule(
     "zero_grad_misplaced",
-    needs=[vitals.BACKWARDS_SEEN, vitals.NO_GRADIENT, vitals.THROWN_AWAY, "facts.input_gradient"],
+    needs=[signals.BACKWARDS_SEEN, signals.NO_GRADIENT, signals.THROWN_AWAY, "facts.input_gradient"],
     explains=[*NOT_TRAINED, "graph_break_detach", "optimizer_step_noop", "unused_parameters"],
     exact=True,
     fix="Move optimizer.zero_grad() before loss.backward(), or after optimizer.step().",
@@ -88,8 +87,8 @@ def zero_grad_misplaced(case: Case) -> Found | None:
 
 
 def _cleared(case: Case, optimizer: OptimizerFacts) -> Found | None:
-    missing = case.need_vital(optimizer.name, vitals.NO_GRADIENT)
-    backwards = case.vital(optimizer.name, vitals.BACKWARDS_SEEN)
+    missing = case.need_vital(optimizer.name, signals.NO_GRADIENT)
+    backwards = case.vital(optimizer.name, signals.BACKWARDS_SEEN)
     if backwards is None:
         raise NotMeasured(f"{optimizer.name}:vital.backwards_seen")
     # Where two optimizers hold the same parameters, one clears what the backward pass of the other left.
@@ -122,7 +121,7 @@ def _thrown_away(case: Case) -> Found | None:
     if len(optimizers) != 1 or case.facts.input_gradient:
         return None  # passes for another optimizer, or for the gradient of an input, may come between
     name = optimizers[0].name
-    thrown, passes = case.vital(name, vitals.THROWN_AWAY), case.vital(name, vitals.BACKWARDS_SEEN)
+    thrown, passes = case.vital(name, signals.THROWN_AWAY), case.vital(name, signals.BACKWARDS_SEEN)
     if thrown is None or passes is None:
         return None
     lost = thrown.numbers() == 1
@@ -150,7 +149,7 @@ NEVER_STEPPED = Threshold(5, "backward passes of a run that ended without a step
 
 @rule(
     "step_not_called",
-    needs=[vitals.BACKWARDS, vitals.BACKWARDS_SEEN, vitals.WRITTEN],
+    needs=[signals.BACKWARDS, signals.BACKWARDS_SEEN, signals.WRITTEN],
     explains=[*NOT_TRAINED],
     exact=True,
     fix="Call {optimizer}.step() after loss.backward().",
@@ -160,7 +159,7 @@ NEVER_STEPPED = Threshold(5, "backward passes of a run that ended without a step
 def step_not_called(case: Case) -> Found | None:
     """An optimizer never steps, though backward passes run."""
     optimizers = need_optimizers(case)
-    stepped = {track.name for track in case.vitals(vitals.BACKWARDS_SEEN)}
+    stepped = {track.name for track in case.vitals(signals.BACKWARDS_SEEN)}
     idle = [each for each in optimizers if each.name not in stepped]
     if not idle:
         return None
@@ -173,10 +172,10 @@ def step_not_called(case: Case) -> Found | None:
 
 
 def _nobody_steps(case: Case, idle: list[OptimizerFacts]) -> Found | None:
-    track = case.vital(vitals.LOOP, vitals.BACKWARDS)
+    track = case.vital(signals.LOOP, signals.BACKWARDS)
     if track is None:
         raise NotMeasured("(loop):vital.backwards")
-    written = case.vital(vitals.LOOP, vitals.WRITTEN)
+    written = case.vital(signals.LOOP, signals.WRITTEN)
     if written is not None and written.numbers()[-1] > 0:
         return None  # an optimizer that is not watched steps
     passes = float(track.numbers().sum())
@@ -204,7 +203,7 @@ DOUBLE_SHARE = Threshold(0.4, "share of steps without a backward pass: every sec
 
 @rule(
     "double_step",
-    needs=[vitals.BACKWARDS_SEEN, vitals.NO_GRADIENT],
+    needs=[signals.BACKWARDS_SEEN, signals.NO_GRADIENT],
     explains=["exploding_gradient", "loss_divergence", "lr_too_high"],
     exact=True,
     fix=(
@@ -220,7 +219,7 @@ DOUBLE_SHARE = Threshold(0.4, "share of steps without a backward pass: every sec
 def double_step(case: Case) -> Found | None:
     """The optimizer steps twice with the same gradients."""
     sizes = {optimizer.name: len(set(held(optimizer))) for optimizer in need_optimizers(case)}
-    tracks = case.need_vitals("optimizer", vitals.BACKWARDS_SEEN)
+    tracks = case.need_vitals("optimizer", signals.BACKWARDS_SEEN)
     for track in tracks:
         recent = track.last(int(DOUBLE_STEPS))
         again = recent.numbers() == 0
@@ -234,7 +233,7 @@ def double_step(case: Case) -> Found | None:
 
 def _has_gradients(case: Case, recent: Track, again: NDArray[np.bool_], size: int) -> bool:
     """Return whether those steps had gradients: a step after clearing does nothing."""
-    missing = case.vital(recent.name, vitals.NO_GRADIENT)
+    missing = case.vital(recent.name, signals.NO_GRADIENT)
     if missing is None:
         return False
     bare = dict(zip(missing.steps.tolist(), missing.numbers().tolist(), strict=True))

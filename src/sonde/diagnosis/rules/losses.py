@@ -7,15 +7,15 @@ from math import prod
 
 import numpy as np
 
-from sonde import schema, vitals
+from sonde.core import schema, signals
+from sonde.core.facts import ColumnFacts, SoftmaxFacts
+from sonde.core.schema import Rows
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.ownership import last_module
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.track import Track, Values
-from sonde.facts import ColumnFacts, SoftmaxFacts
-from sonde.schema import Rows
 
 ROW_SUM_ERROR = Threshold(1e-3, "distance of a row's sum from 1: 1e-6 in float32, more for large vocabularies")
 COARSE_SUM_ERROR = Threshold(2e-2, "the same in bfloat16: rows of a thousand classes sum to 1 within a percent")
@@ -34,7 +34,7 @@ def need_signal(loss: SeenLoss, name: str) -> Track:
     """
     track = loss.vital(name)
     if track is None:
-        raise NotMeasured(f"{vitals.LOSS}:vital{vitals.part_of(name)}")
+        raise NotMeasured(f"{signals.LOSS}:vital{signals.part_of(name)}")
     return track
 
 
@@ -76,7 +76,7 @@ def ends_in(case: Case, *kinds: str) -> str | None:
 
 @rule(
     "double_softmax",
-    needs=[vitals.ROW_MIN, vitals.ROW_SUM, "facts.losses", "facts.order"],
+    needs=[signals.ROW_MIN, signals.ROW_SUM, "facts.losses", "facts.order"],
     explains=[*NOT_TRAINED, "saturated_activation"],
     exact=True,
     fix="Remove {the_softmax} from the model and return logits; apply it only where you need probabilities.",
@@ -89,14 +89,14 @@ def double_softmax(case: Case) -> Found | None:
     Its input is never negative and sums to 1 in every row.
     """
     for loss in seen_losses(case, "cross_entropy"):
-        sums, least = need_signal(loss, vitals.ROW_SUM).last(5), need_signal(loss, vitals.ROW_MIN).last(5)
+        sums, least = need_signal(loss, signals.ROW_SUM).last(5), need_signal(loss, signals.ROW_MIN).last(5)
         if bounds(least)[0].min() >= 0 and are_all(sums, 1.0, tolerance(loss)):
             return _given_probabilities(case, loss)
     return None
 
 
 def _given_probabilities(case: Case, loss: SeenLoss) -> Found:
-    sums, least = need_signal(loss, vitals.ROW_SUM), need_signal(loss, vitals.ROW_MIN)
+    sums, least = need_signal(loss, signals.ROW_SUM), need_signal(loss, signals.ROW_MIN)
     classes = (loss.facts.classes if loss.facts is not None else None) or 2
     floor = math.log((math.e + classes - 1) / math.e)
     culprit = ends_in(case, "Softmax")
@@ -104,7 +104,7 @@ def _given_probabilities(case: Case, loss: SeenLoss) -> Found:
     output = loss.output
     return Found(
         step=int(sums.steps[0]),
-        sites=(culprit, vitals.LOSS) if culprit else (vitals.LOSS,),
+        sites=(culprit, signals.LOSS) if culprit else (signals.LOSS,),
         evidence=(
             below("largest difference from 1 of a row's sum", off, tolerance(loss), f"{sums.key} mean"),
             above("smallest input of the loss", float(bounds(least)[0].min()), 0.0, f"{least.key} min"),
@@ -148,7 +148,7 @@ def _given_sigmoids(case: Case, loss: SeenLoss, low: float, high: float) -> Foun
     culprit = ends_in(case, "Sigmoid")
     return Found(
         step=int(loss.values.steps[0]),
-        sites=(culprit, vitals.LOSS) if culprit else (vitals.LOSS,),
+        sites=(culprit, signals.LOSS) if culprit else (signals.LOSS,),
         evidence=(
             above("smallest input of the loss", low, 0.0, f"{loss.values.key} min"),
             below("largest input of the loss", high, 1.0, f"{loss.values.key} max"),
@@ -167,7 +167,7 @@ _TORCH_SAYS = "all elements of input should be between 0 and 1"
 
 @rule(
     "logits_into_prob_loss",
-    needs=[vitals.ZERO_SHARE, "facts.losses"],
+    needs=[signals.ZERO_SHARE, "facts.losses"],
     explains=[*ANY_STATISTIC, "loss_sign_flipped"],
     severity="critical",
     exact=True,
@@ -199,18 +199,18 @@ def logits_into_prob_loss(case: Case) -> Found | None:
 
 def _is_clamped(loss: SeenLoss) -> bool:
     """Return whether a fresh model gave many probabilities of exactly 0: clamped, not passed through a sigmoid."""
-    zeros, (low, _) = loss.vital(vitals.ZERO_SHARE), bounds(loss.values)
+    zeros, (low, _) = loss.vital(signals.ZERO_SHARE), bounds(loss.values)
     if zeros is None or len(zeros) < LOSS_LOOKS or not bool((low >= 0).all()):
         return False
     return bool((zeros.numbers()[: int(LOSS_LOOKS)] >= CLAMPED_SHARE).all())
 
 
 def _clamped(loss: SeenLoss) -> Found:
-    zeros = loss.vital(vitals.ZERO_SHARE)
+    zeros = loss.vital(signals.ZERO_SHARE)
     share = float("nan") if zeros is None else float(zeros.numbers()[0])
     return Found(
         step=int(loss.values.steps[0]),
-        sites=(vitals.LOSS,),
+        sites=(signals.LOSS,),
         evidence=(above("share of exact zeros among the first probabilities", share, CLAMPED_SHARE),),
         cause=f"{share:.0%} of the probabilities that a fresh model gives binary_cross_entropy are exactly 0: its "
         "outputs are clamped at 0, not passed through a sigmoid, and clamped outputs get no gradient.",
@@ -231,7 +231,7 @@ def _not_probabilities(case: Case, kind: str, wanted: str, loss: SeenLoss | None
     }
     return Found(
         step=case.step if loss is None else int(loss.values.steps[0]),
-        sites=(vitals.LOSS,),
+        sites=(signals.LOSS,),
         evidence=tuple(evidence),
         cause=f"{kind} takes {wanted}, but gets numbers that cannot be such: it can become arbitrarily low without any "
         "right answer.",
@@ -268,7 +268,7 @@ def _rectified(case: Case, loss: SeenLoss, zeros: float) -> Found:
     culprit = ends_in(case, "ReLU", "ReLU6")
     return Found(
         step=int(loss.values.steps[0]),
-        sites=(culprit, vitals.LOSS) if culprit else (vitals.LOSS,),
+        sites=(culprit, signals.LOSS) if culprit else (signals.LOSS,),
         evidence=(
             above("share of logits that are exactly 0", zeros, RELU_ZERO_SHARE, f"{loss.values.key} zero_share"),
             below("smallest logit", 0.0, 0.0, f"{loss.values.key} min"),
@@ -286,11 +286,11 @@ _OVER_CLASSES = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy"
 @rule(
     "wrong_dim_softmax",
     needs=[
-        vitals.COLUMN_LOG_Z,
-        vitals.COLUMN_SUM,
-        vitals.LOG_Z,
-        vitals.ROW_SUM,
-        vitals.SAMPLE_SPREAD,
+        signals.COLUMN_LOG_Z,
+        signals.COLUMN_SUM,
+        signals.LOG_Z,
+        signals.ROW_SUM,
+        signals.SAMPLE_SPREAD,
         "facts.softmaxes",
         "facts.losses",
         "facts.order",
@@ -310,9 +310,9 @@ def wrong_dim_softmax(case: Case) -> Found | None:
     if crossed is not None:
         return _crossed(crossed)
     for loss in seen_losses(case, *_OVER_CLASSES):
-        pairs = [(vitals.COLUMN_SUM, vitals.ROW_SUM, 1.0)]
+        pairs = [(signals.COLUMN_SUM, signals.ROW_SUM, 1.0)]
         if loss.kind in ("nll_loss", "cross_entropy"):
-            pairs.append((vitals.COLUMN_LOG_Z, vitals.LOG_Z, 0.0))
+            pairs.append((signals.COLUMN_LOG_Z, signals.LOG_Z, 0.0))
         for down, across, number in pairs:
             columns, rows = loss.vital(down), loss.vital(across)
             if columns is None or rows is None or columns.rows[-1, schema.COUNT] < 2:
@@ -320,7 +320,7 @@ def wrong_dim_softmax(case: Case) -> Found | None:
             margin = tolerance(loss)
             if are_all(columns.last(5), number, margin) and not are_all(rows.last(5), number, margin):
                 return _over_the_batch(case, loss, columns, rows, number)
-    need_signal(seen_losses(case)[0], vitals.SAMPLE_SPREAD)
+    need_signal(seen_losses(case)[0], signals.SAMPLE_SPREAD)
     return None
 
 
@@ -347,7 +347,7 @@ def _crossed(softmax: SoftmaxFacts) -> Found:
     used = "the classes of the loss are" if is_loss else "its result is summed over"
     return Found(
         step=1,
-        sites=tuple(site for site in (where, vitals.LOSS if is_loss else "") if site),
+        sites=tuple(site for site in (where, signals.LOSS if is_loss else "") if site),
         evidence=(
             fact(f"dimension of {softmax.shape} that {name} runs over", softmax.dim),
             fact(f"dimension that {used}", softmax.summed),
@@ -366,7 +366,7 @@ def _over_the_batch(case: Case, loss: SeenLoss, columns: Track, rows: Track, num
     what = "sum" if number else "log-sum"
     return Found(
         step=int(columns.steps[0]),
-        sites=(culprit, vitals.LOSS) if culprit else (vitals.LOSS,),
+        sites=(culprit, signals.LOSS) if culprit else (signals.LOSS,),
         evidence=(
             below(
                 f"largest difference from {number:g} of a class's {what} over the batch",
@@ -446,7 +446,7 @@ def _matters(rows: Rows, low: float, high: float) -> bool:
 def _out_of_reach(culprit: str, reach: tuple[float, float], least: float, most: float, outside: float) -> Found:
     return Found(
         step=1,
-        sites=(culprit, vitals.LOSS),
+        sites=(culprit, signals.LOSS),
         evidence=(
             above("distance of targets beyond the range, in spreads of the target", outside, RANGE_MARGIN),
             fact("smallest target", least, "loss_fn:input.target min"),
@@ -487,7 +487,7 @@ def broadcast_loss(case: Case) -> Found | None:
         if prod(whole) > largest:
             return Found(
                 step=1,
-                sites=(vitals.LOSS,),
+                sites=(signals.LOSS,),
                 evidence=(
                     above("pairs that are compared", prod(whole), largest),
                     fact("numbers in the output", prod(loss.input_shape)),
@@ -504,7 +504,7 @@ def _column_meets_row(met: ColumnFacts) -> Found:
     count = met.column[0]
     return Found(
         step=1,
-        sites=(vitals.LOSS,),
+        sites=(signals.LOSS,),
         evidence=(
             above("pairs that are made", prod(met.result), count),
             fact("samples in the batch", count),

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from sonde import schema, vitals
+from sonde.core import schema, signals
+from sonde.core.facts import ModuleFacts
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import PATIENCE, is_learning_well
 from sonde.diagnosis.ownership import MODEL, module_of
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
-from sonde.facts import ModuleFacts
 from sonde.records import Phase
 
 NORMS: Final = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
@@ -44,7 +44,7 @@ def modes(case: Case, phase: Phase) -> list[Mode]:
         NotMeasured: No module's mode is known.
 
     """
-    part = vitals.part_of(vitals.TRAINING)
+    part = signals.part_of(signals.TRAINING)
     sites = [site for site in (*case.sites("vital"), *case.sites("vital", "eval")) if site.part == part]
     if not sites:
         raise NotMeasured("modes of modules")
@@ -85,7 +85,7 @@ MODE_STEPS = Threshold(3, "persistence: steps trained in evaluation mode")
 
 @rule(
     "eval_mode_in_training",
-    needs=[vitals.TRAINING],
+    needs=[signals.TRAINING],
     explains=["overfitting"],
     exact=True,
     fix="Call model.train() before the training loop, and again after every evaluation.",
@@ -132,7 +132,7 @@ def _is_trained(case: Case, mode: Mode) -> bool:
 
 @rule(
     "train_mode_in_eval",
-    needs=[vitals.TRAINING],
+    needs=[signals.TRAINING],
     explains=["overfitting", "train_val_preproc_mismatch"],
     exact=True,
     fix="Call model.eval() before evaluating, and model.train() after it.",
@@ -185,7 +185,7 @@ TOO_FEW_PER_CHANNEL = Threshold(4, "the same; with two, every output is +1 or -1
 
 @rule(
     "batchnorm_small_batch",
-    needs=[vitals.TRAINING],
+    needs=[signals.TRAINING],
     explains=["overfitting"],
     fix="Use larger batches, or GroupNorm or LayerNorm, which do not depend on the batch.",
     refute="Compare the loss of one batch in train() and eval() mode: if they are about equal, this finding is wrong.",
@@ -276,7 +276,7 @@ _OF_TORCH = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "
 
 @rule(
     "dropout_ignores_mode",
-    needs=[vitals.DROPPED, vitals.TRAINING],
+    needs=[signals.DROPPED, signals.TRAINING],
     exact=True,
     fix="Write F.dropout(x, p, training=self.training), or use nn.Dropout, which follows the mode.",
     refute=(
@@ -290,7 +290,7 @@ def dropout_ignores_mode(case: Case) -> Found | None:
 
     A dropout module of the user's own that ignores the mode is intended: it samples.
     """
-    dropped = case.vital(vitals.LOOP, vitals.DROPPED, "eval")
+    dropped = case.vital(signals.LOOP, signals.DROPPED, "eval")
     mode = case.curve(f"{MODEL}:vital.training@eval")
     if dropped is None or mode is None or mode[1][-1] != 0:
         return None
@@ -299,7 +299,7 @@ def dropout_ignores_mode(case: Case) -> Found | None:
         return None
     return Found(
         step=int(later.steps[0]),
-        sites=(MODEL, vitals.LOOP),
+        sites=(MODEL, signals.LOOP),
         evidence=(
             above("evaluations in which values were dropped", len(later), 1, f"{dropped.key} mean"),
             below("training flag of the model meanwhile", 0, 0, f"{MODEL}:vital.training@eval mean"),

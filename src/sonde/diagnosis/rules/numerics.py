@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema, vitals
-from sonde.core import statistics
+from sonde.core import schema, signals, statistics
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM, Stage, count_bad, find_origin
 from sonde.diagnosis.outlook import is_learning_well
@@ -116,7 +115,7 @@ def _logged(case: Case) -> Found | None:
     word = "NaN" if np.isnan(losses[-1]) else "infinite"
     return Found(
         step=int(steps[bad][0]),
-        sites=(vitals.LOSS,),
+        sites=(signals.LOSS,),
         evidence=(above("losses that are not finite", int(bad.sum()), 1, "loss:scalar mean"),),
         cause=f"The loss is {word}, since step {int(steps[bad][0])}; no recorded tensor shows where it comes from.",
         fix="Record the model's outputs and gradients (sonde.watch does) to find the first operation that is not "
@@ -173,7 +172,7 @@ def _first_bad(case: Case, stage: Stage, cause: str) -> Found | None:
     if origin is None or origin.stage != stage:
         return None
     site, step = origin.site, origin.step
-    name = vitals.LOSS if stage == "loss" else site.name
+    name = signals.LOSS if stage == "loss" else site.name
     harmless = stage == "data" and not _spreads(case, step)
     return Found(
         severity="info" if harmless else "critical",

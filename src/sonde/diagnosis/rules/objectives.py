@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from sonde import schema, vitals
+from sonde.core import schema, signals
+from sonde.core.facts import LIKELIHOOD
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.learning import judge
 from sonde.diagnosis.outlook import chance_loss
@@ -18,7 +19,6 @@ from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.track import Values
 from sonde.diagnosis.weights import first_weights
-from sonde.facts import LIKELIHOOD
 from sonde.records import Evidence
 
 LOSS_ZERO = Threshold(1e-12, "loss: a ratio to less is rounding")
@@ -30,13 +30,13 @@ def root_ratios(case: Case) -> Values | None:
     1 if it was called on the loss itself, 1/k if the loss was divided by k, -1 if its sign was flipped. It is not known
     where a step has several losses, or a scaler multiplies them.
     """
-    root = case.vital(vitals.LOOP, vitals.ROOT)
-    loss = case.track(f"{vitals.LOSS}:output")
+    root = case.vital(signals.LOOP, signals.ROOT)
+    loss = case.track(f"{signals.LOSS}:output")
     if (
         root is None
         or loss is None
         or loss.site.kind == "backward"
-        or case.track(f"{vitals.LOSS}:output#1") is not None
+        or case.track(f"{signals.LOSS}:output#1") is not None
         or _is_divided_by_hand(case, loss.site.kind)
     ):
         return None
@@ -78,7 +78,7 @@ _NO_SCORE: Final = re.compile("loss|error", re.IGNORECASE)
 
 @rule(
     "loss_sign_flipped",
-    needs=[vitals.ROOT, "facts.losses"],
+    needs=[signals.ROOT, "facts.losses"],
     explains=[*ANY_STATISTIC],
     severity="critical",
     exact=True,
@@ -159,7 +159,7 @@ def _falls_without_end(losses: Values) -> Found | None:
 def _wrong_sign(*evidence: Evidence) -> Found:
     return Found(
         step=1,
-        sites=(vitals.LOSS,),
+        sites=(signals.LOSS,),
         evidence=evidence,
         cause="Training makes the loss worse: what is differentiated has the wrong sign.",
     )
@@ -174,7 +174,7 @@ AUX_GUESSING = Threshold(0.95, "loss over that of a guess that ignores the input
 
 @rule(
     "aux_loss_dominates",
-    needs=[vitals.ROOT, "facts.losses"],
+    needs=[signals.ROOT, "facts.losses"],
     fix=(
         "Give the added term (KL, penalty, load balancing) a smaller weight, use the same reduction for both (a mean "
         "and a mean, not a sum), or raise its weight slowly."
@@ -187,7 +187,7 @@ def aux_loss_dominates(case: Case) -> Found | None:
 
     The total is many times the loss within it and falls, while that loss stays at the level of a guess.
     """
-    ratios, loss = root_ratios(case), case.curve(f"{vitals.LOSS}:output")
+    ratios, loss = root_ratios(case), case.curve(f"{signals.LOSS}:output")
     if ratios is None or loss is None:
         raise NotMeasured("what backward() was called on, and a loss function of torch")
     if len(ratios) < 2 * AUX_FIRST or len(loss[1]) < AUX_STEPS:
@@ -201,11 +201,11 @@ def aux_loss_dominates(case: Case) -> Found | None:
     kind = next((each.kind for each in case.facts.losses), "loss")
     return Found(
         step=1,
-        sites=(vitals.LOSS,),
+        sites=(signals.LOSS,),
         evidence=(
             above("what was differentiated over the loss, lowest of the first steps", first, AUX_SHARE),
             fact("the same now", now, "(loop):vital.root mean"),
-            fact(f"{kind} of the first steps", learning.initial, f"{vitals.LOSS}:output mean"),
+            fact(f"{kind} of the first steps", learning.initial, f"{signals.LOSS}:output mean"),
             fact(f"{kind} now", learning.recent),
         ),
         cause=f"Most of what is minimised is not the {kind}: at the start the total was {first:.0f} times as large. "
@@ -228,7 +228,7 @@ def target_not_detached(case: Case) -> Found | None:
         return None
     return Found(
         step=1,
-        sites=(vitals.LOSS, "(loop)"),
+        sites=(signals.LOSS, "(loop)"),
         evidence=(fact("sides of the loss that get gradients", 2),),
         cause=f"The target of the loss ({kind}) contains the model's own output, and the gradient flows into it as "
         "well: "
@@ -242,7 +242,7 @@ SUM_DIVIDED = Threshold(0.5, "what backward() was called on over the sum: below,
 
 @rule(
     "wrong_loss_reduction",
-    needs=[vitals.ROOT, "gradient", "parameter", "update", "facts.losses", "facts.order"],
+    needs=[signals.ROOT, "gradient", "parameter", "update", "facts.losses", "facts.order"],
     explains=[*ANY_STATISTIC],
     fix="Use reduction='mean', or divide the learning rate by the batch size.",
     refute="Train with half the batch size: if steps keep their length, this finding is wrong.",
@@ -267,7 +267,7 @@ def wrong_loss_reduction(case: Case) -> Found | None:
     output = loss.output
     return Found(
         step=1,
-        sites=(vitals.LOSS,),
+        sites=(signals.LOSS,),
         evidence=(
             above("largest early step over the weights", float(np.max(pace[:10])), SUM_UPDATE_RATIO),
             above("samples that are summed", batch, 2),
@@ -288,7 +288,7 @@ ROOT_PASSES = Threshold(3, "passes per step: two may be sharpness-aware training
 
 @rule(
     "accumulation_not_scaled",
-    needs=[vitals.BACKWARDS, vitals.FORWARDS, vitals.ROOT, "facts.losses"],
+    needs=[signals.BACKWARDS, signals.FORWARDS, signals.ROOT, "facts.losses"],
     explains=[*ANY_STATISTIC],
     exact=True,
     fix="Call (loss / {passes:g}).backward(), or divide the learning rate by {passes:g}.",
@@ -306,8 +306,8 @@ def accumulation_not_scaled(case: Case) -> Found | None:
     optimizers = need_optimizers(case)
     if any(optimizer.traits.searches for optimizer in optimizers):
         return None
-    backwards = case.need_vital(vitals.LOOP, vitals.BACKWARDS).last(8)
-    forwards = case.need_vital(vitals.LOOP, vitals.FORWARDS).last(8)
+    backwards = case.need_vital(signals.LOOP, signals.BACKWARDS).last(8)
+    forwards = case.need_vital(signals.LOOP, signals.FORWARDS).last(8)
     times = float(np.median(backwards.numbers()))
     same = len(forwards) == len(backwards) and bool((forwards.numbers() == backwards.numbers()).all())
     if times < 2 or len(backwards) < LOSS_LOOKS or not same or len(optimizers) > 1:
@@ -324,7 +324,7 @@ def accumulation_not_scaled(case: Case) -> Found | None:
     return Found(
         severity="info" if harmless else "warning",
         step=int(backwards.steps[0]),
-        sites=(vitals.LOSS,),
+        sites=(signals.LOSS,),
         evidence=(
             above("backward passes per step", times, 2, f"{backwards.key} mean"),
             above("what backward() was called on, over the loss", ratio, ROOT_RATIO),
@@ -344,7 +344,7 @@ UNEQUAL_STEPS = Threshold(2, "persistence: steps with several micro-batches")
 
 @rule(
     "token_mean_of_means",
-    needs=[vitals.BACKWARDS, vitals.VALID_TARGETS, "facts.losses"],
+    needs=[signals.BACKWARDS, signals.VALID_TARGETS, "facts.losses"],
     exact=True,
     fix=(
         "Compute the loss with reduction='sum' in each micro-batch and divide by the number of targets of the "
@@ -355,8 +355,8 @@ UNEQUAL_STEPS = Threshold(2, "persistence: steps with several micro-batches")
 )
 def token_mean_of_means(case: Case) -> Found | None:
     """Micro-batches weigh the same though they have different numbers of targets."""
-    valid = case.need_vital(vitals.LOSS, vitals.VALID_TARGETS)
-    backwards = case.need_vital(vitals.LOOP, vitals.BACKWARDS)
+    valid = case.need_vital(signals.LOSS, signals.VALID_TARGETS)
+    backwards = case.need_vital(signals.LOOP, signals.BACKWARDS)
     loss = case.loss_facts("cross_entropy", "nll_loss")
     if loss is None:
         raise NotMeasured("a loss of classes")
@@ -372,7 +372,7 @@ def token_mean_of_means(case: Case) -> Found | None:
     return Found(
         severity="warning" if ratio >= UNEQUAL_GRAVE else "info",
         step=int(valid.steps[0]),
-        sites=(vitals.LOSS,),
+        sites=(signals.LOSS,),
         evidence=(
             above("most over fewest valid targets of the micro-batches of a step", ratio, UNEQUAL_TARGETS),
             above("backward passes per step", times, 2, f"{backwards.key} mean"),

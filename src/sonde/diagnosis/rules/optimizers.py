@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import vitals
-from sonde.core import statistics
+from sonde.core import signals, statistics
+from sonde.core.facts import GroupFacts, OptimizerFacts
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.outlook import anomaly_severity, is_failing, is_learning_well
 from sonde.diagnosis.ownership import held
@@ -16,7 +16,6 @@ from sonde.diagnosis.rule import Found, Threshold, above, below, fact, few, rule
 from sonde.diagnosis.symptoms import NOT_FINITE, TOO_FAR
 from sonde.diagnosis.track import Panel, Track, Values
 from sonde.diagnosis.weights import Weights, first_weights, last_weights
-from sonde.facts import GroupFacts, OptimizerFacts
 from sonde.records import Severity
 
 APPLIED_OVER_LIMIT = Threshold(1.05, "norm over limit: clipped gradients exceed it by no more than rounding")
@@ -26,7 +25,7 @@ CLIP_MOST = Threshold(0.8, "share of steps: nearly all that could show it")
 
 @rule(
     "clip_after_step",
-    needs=[vitals.CLIP_MAX, vitals.CLIP_NORM, "gradient"],
+    needs=[signals.CLIP_MAX, signals.CLIP_NORM, "gradient"],
     explains=[*NOT_FINITE, "exploding_gradient", "lr_too_high"],
     exact=True,
     fix="Call clip_grad_norm_ between loss.backward() and optimizer.step().",
@@ -38,7 +37,7 @@ CLIP_MOST = Threshold(0.8, "share of steps: nearly all that could show it")
 )
 def clip_after_step(case: Case) -> Found | None:
     """Gradients are clipped after the step has used them, or before the backward pass."""
-    norms = case.vitals(vitals.CLIP_NORM)
+    norms = case.vitals(signals.CLIP_NORM)
     gradients = case.panel("gradient")
     if not norms or not gradients.sites:
         raise NotMeasured("optimizer:vital.clip_norm and gradients")
@@ -51,7 +50,7 @@ def clip_after_step(case: Case) -> Found | None:
 
 def _too_late(case: Case, norms: Track, applied: dict[int, float]) -> Found | None:
     """Find clipping that measured the gradients that a step had applied unclipped."""
-    limits = case.vital(norms.name, vitals.CLIP_MAX)
+    limits = case.vital(norms.name, signals.CLIP_MAX)
     if limits is None:
         return None
     limit = float(np.median(limits.numbers()))
@@ -79,7 +78,7 @@ def _too_early(case: Case, norms: Track, applied: dict[int, float]) -> Found | N
     early = (norms.numbers() == 0) & (used > 0)
     if early.sum() < CLIP_STEPS or early.sum() < CLIP_MOST * len(norms):
         return None
-    limits = case.vital(norms.name, vitals.CLIP_MAX)
+    limits = case.vital(norms.name, signals.CLIP_MAX)
     limit = float("nan") if limits is None else float(np.median(limits.numbers()))
     return Found(
         step=int(norms.steps[early][0]),
@@ -111,7 +110,7 @@ CLIPPED_PACE = Threshold(1e-3, "update over weight of usual steps; clipped ones 
 
 @rule(
     "clip_always_active",
-    needs=[vitals.CLIP_MAX, vitals.CLIP_NORM, "gradient", "parameter", "update", "facts.order"],
+    needs=[signals.CLIP_MAX, signals.CLIP_NORM, "gradient", "parameter", "update", "facts.order"],
     explains=["lr_too_low"],
     fix="Raise max_norm to about {typical:.3g} (90 % of the norms are lower), or lower the learning rate instead.",
     refute="Train with the limit raised a hundredfold: if the loss does not change, this finding is wrong.",
@@ -119,9 +118,9 @@ CLIPPED_PACE = Threshold(1e-3, "update over weight of usual steps; clipped ones 
 )
 def clip_always_active(case: Case) -> Found | None:
     """Gradients are clipped at nearly every step."""
-    norms = case.need_vitals("optimizer", vitals.CLIP_NORM)
+    norms = case.need_vitals("optimizer", signals.CLIP_NORM)
     for track in norms:
-        limits = case.vital(track.name, vitals.CLIP_MAX)
+        limits = case.vital(track.name, signals.CLIP_MAX)
         found = None if limits is None else _far_above(case, track.last(100), limits.last(100))
         if found is not None:
             return found
@@ -172,7 +171,7 @@ def _crawls(case: Case) -> bool:
 
 @rule(
     "clip_before_unscale",
-    needs=[vitals.CLIP_NORM, vitals.SCALED_CLIP],
+    needs=[signals.CLIP_NORM, signals.SCALED_CLIP],
     explains=["clip_always_active", "lr_too_low"],
     exact=True,
     fix="Call scaler.unscale_(optimizer) before clip_grad_norm_.",
@@ -181,11 +180,11 @@ def _crawls(case: Case) -> bool:
 )
 def clip_before_unscale(case: Case) -> Found | None:
     """Gradients are clipped while they are still multiplied by the loss scale."""
-    tracks = case.need_vitals("optimizer", vitals.SCALED_CLIP)
+    tracks = case.need_vitals("optimizer", signals.SCALED_CLIP)
     for track in tracks:
         scaled = track.numbers() == 1
         if run_length(scaled) >= CLIP_STEPS:
-            norms = case.vital(track.name, vitals.CLIP_NORM)
+            norms = case.vital(track.name, signals.CLIP_NORM)
             return Found(
                 step=int(track.steps[scaled][0]),
                 sites=(track.name,),

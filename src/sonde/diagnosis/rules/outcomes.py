@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import vitals
+from sonde.core import signals
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.dynamics import CERTAIN, FAR_ABOVE, REGULAR
 from sonde.diagnosis.outlook import chance_loss, is_averaged, is_better_than_guessing
@@ -368,5 +368,5 @@ def _validation(case: Case) -> tuple[str, Steps, Values] | None:
         if "loss" in plain and any(word in plain for word in ("val", "test", "dev", "eval")):
             curve = case.scalar(name)
             return None if curve is None else (f"{name}:scalar", *curve)
-    track = case.track(f"{vitals.LOSS}:output@eval")
+    track = case.track(f"{signals.LOSS}:output@eval")
     return None if track is None else (track.key, track.steps, track.numbers())

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonde import vitals
-from sonde.core import statistics
+from sonde.core import signals, statistics
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.fresh import fresh_parameters
 from sonde.diagnosis.ownership import (
@@ -73,7 +72,7 @@ def _find_unreached(case: Case) -> Unreached:
 
 
 def _is_never_reached(case: Case, optimizer: str) -> bool:
-    backwards = case.vital(optimizer, vitals.BACKWARDS_SEEN)
+    backwards = case.vital(optimizer, signals.BACKWARDS_SEEN)
     return backwards is not None and not backwards.numbers().any()
 
 
@@ -220,7 +219,7 @@ def stale_params_in_optimizer(case: Case) -> Found | None:
 
 @rule(
     "duplicate_param_in_groups",
-    needs=[vitals.BACKWARDS],
+    needs=[signals.BACKWARDS],
     explains=["exploding_gradient", "loss_divergence", "lr_too_high"],
     exact=True,
     fix=(
@@ -340,7 +339,7 @@ EXTRACTOR_SHARE = Threshold(0.1, "share of trainable elements: a trained feature
 
 @rule(
     "graph_break_detach",
-    needs=[vitals.BACKWARDS_SEEN, "gradient", "parameter", "update", "facts.order"],
+    needs=[signals.BACKWARDS_SEEN, "gradient", "parameter", "update", "facts.order"],
     explains=[*NOT_TRAINED],
     exact=True,
     fix=(
@@ -393,7 +392,7 @@ ROUTED_STEPS = Threshold(64, "the same for modules whose siblings ran, which may
 
 @rule(
     "unused_parameters",
-    needs=[vitals.BACKWARDS_SEEN, "gradient", "update", "facts.order"],
+    needs=[signals.BACKWARDS_SEEN, "gradient", "update", "facts.order"],
     exact=True,
     fix="Use the layer in forward(), or delete it. Look for a layer that is called twice instead of two layers.",
     refute="Set {name} to zeros and run the same batch in eval mode: if the output changes, this finding is wrong.",

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from sonde import schema
+from sonde.core import schema
 from sonde.diagnosis.case import Case, Drift, NotMeasured
 from sonde.diagnosis.rule import Found, Threshold, above, fact, rule
 from sonde.store import Run

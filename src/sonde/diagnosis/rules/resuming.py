@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema, vitals
+from sonde.core import schema, signals
+from sonde.core.facts import OptimizerFacts
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.track import Panel, Track, Values
 from sonde.diagnosis.weights import is_weight
-from sonde.facts import OptimizerFacts
 from sonde.records import Evidence, Site
 
 EVEN_UPDATE = Threshold(0.97, "mean over largest magnitude of an update: 1 at Adam's first step, about 0.2 later")
@@ -169,7 +169,7 @@ FRESH_MOST = Threshold(0.2, "share of steps that look fresh: optimizers that ste
 
 @rule(
     "momentum_state_stale",
-    needs=[vitals.STATE_STEPS, vitals.WRITTEN, "update", "facts.parameters"],
+    needs=[signals.STATE_STEPS, signals.WRITTEN, "update", "facts.parameters"],
     exact=True,
     fix="Create the optimizer once, before the loop, and load its state_dict when resuming.",
     refute="Print optimizer.state[p]['step'] around that step: if it continues to count, this finding is wrong.",
@@ -180,7 +180,7 @@ def momentum_state_stale(case: Case) -> Found | None:
 
     Adam's state counts fewer steps than before, or it moves weights as only a fresh one does.
     """
-    written = case.vital(vitals.LOOP, vitals.WRITTEN)
+    written = case.vital(signals.LOOP, signals.WRITTEN)
     if case.final and written is not None and written.numbers()[-1] > 0 and case.facts.optimizers:
         return _another_steps(case, float(written.numbers()[-1]))
     if not any(optimizer.traits.adam for optimizer in case.facts.optimizers):
@@ -203,7 +203,7 @@ def _another_steps(case: Case, written: float) -> Found:
 
 
 def _restarted(case: Case, optimizer: OptimizerFacts) -> Found | None:
-    counted = case.vital(optimizer.name, vitals.STATE_STEPS)
+    counted = case.vital(optimizer.name, signals.STATE_STEPS)
     if counted is not None and len(counted) > 1:
         return _count_fell(optimizer, counted)
     return _moves_afresh(case, optimizer) if optimizer.traits.even_first_step else None

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from sonde import schema, vitals
+from sonde.core import schema, signals
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM
 from sonde.diagnosis.outlook import anomaly_severity, chance_loss, is_near_chance
@@ -51,7 +51,7 @@ def constant_target(case: Case) -> Found | None:
     number = float(target.rows[-1, schema.MAX])
     return Found(
         step=int(target.steps[0]),
-        sites=(vitals.LOSS, "loader"),
+        sites=(signals.LOSS, "loader"),
         evidence=(
             above("steps in which all targets were the same", len(target), SAME_TARGET_STEPS, target.key),
             fact("that number", number),
@@ -85,7 +85,7 @@ def target_scale(case: Case) -> Found | None:
     """The targets of a regression are huge or far from zero."""
     if case.loss_facts("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss") is None:
         raise NotMeasured("a loss of real numbers")
-    target = case.track(f"{vitals.LOSS}:input.target")
+    target = case.track(f"{signals.LOSS}:input.target")
     if target is None or "float" not in target.site.dtype:
         raise NotMeasured("loss_fn:input.target")
     std, mean = float(np.median(target.stat("std"))), float(np.median(target.stat("mean")))
@@ -110,7 +110,7 @@ def target_scale(case: Case) -> Found | None:
 
 def _reach(case: Case, mean: float, std: float) -> float:
     """Return the size of the target over that of the model's first outputs; 0 if that is not known."""
-    outputs = case.track(f"{vitals.LOSS}:input.input")
+    outputs = case.track(f"{signals.LOSS}:input.input")
     first = float(outputs.stat("rms")[0]) if outputs is not None and len(outputs) else 0.0
     size = float(np.hypot(mean, std))
     return size / first if first > 0 and size >= 1 else 0.0
@@ -156,7 +156,7 @@ def _from_error(case: Case) -> tuple[Evidence, ...] | None:
 
 def _from_values(case: Case) -> tuple[Evidence, ...] | None:
     loss = case.loss_facts("cross_entropy", "nll_loss")
-    target = case.track(f"{vitals.LOSS}:input.target")
+    target = case.track(f"{signals.LOSS}:input.target")
     if loss is None or target is None or not loss.classes or "int" not in target.site.dtype:
         return None
     ignored = loss.settings.get("ignore_index", -100)
@@ -179,9 +179,9 @@ _PATIENCE_WITH_WORDS = 2.5
 @rule(
     "label_shuffle_mismatch",
     needs=[
-        vitals.LABEL_COUNTS,
-        vitals.NEIGHBOUR_AGREEMENT,
-        vitals.SAMPLE_SPREAD,
+        signals.LABEL_COUNTS,
+        signals.NEIGHBOUR_AGREEMENT,
+        signals.SAMPLE_SPREAD,
         "gradient",
         "input",
         "parameter",
@@ -198,8 +198,8 @@ def label_shuffle_mismatch(case: Case) -> Found | None:
 
     Nearest neighbours have equal labels no more often than by chance, and the loss stays at that of guessing.
     """
-    agreement = case.need_vital(vitals.LOSS, vitals.NEIGHBOUR_AGREEMENT)
-    counts = case.need_vital(vitals.LOSS, vitals.LABEL_COUNTS)
+    agreement = case.need_vital(signals.LOSS, signals.NEIGHBOUR_AGREEMENT)
+    counts = case.need_vital(signals.LOSS, signals.LABEL_COUNTS)
     patience = MISMATCH_STEPS * (MISMATCH_WORDS if _reads_words(case) else 1)
     if case.learning.points < patience or not _is_stuck(case):
         return None
@@ -228,8 +228,8 @@ def label_shuffle_mismatch(case: Case) -> Found | None:
 
 def _answers_alike(case: Case) -> bool:
     """Return whether the model gave all samples the same answer from the first step on."""
-    spread = case.vital(vitals.LOSS, vitals.SAMPLE_SPREAD)
-    inputs = case.track(f"{vitals.LOSS}:input.input")
+    spread = case.vital(signals.LOSS, signals.SAMPLE_SPREAD)
+    inputs = case.track(f"{signals.LOSS}:input.input")
     if spread is None or inputs is None:
         return False
     size = float(inputs.stat("rms")[0])
@@ -238,7 +238,7 @@ def _answers_alike(case: Case) -> bool:
 
 def _reads_words(case: Case) -> bool:
     """Return whether the model reads tokens."""
-    first = next((site for site in case.sites("input") if site.name != vitals.LOSS), None)
+    first = next((site for site in case.sites("input") if site.name != signals.LOSS), None)
     return first is not None and "int" in first.dtype
 
 
@@ -268,7 +268,7 @@ PREDICTED_ENTROPY = Threshold(1e-3, "nats: all answers of a batch are the same c
 
 @rule(
     "class_imbalance_collapse",
-    needs=[vitals.LABEL_COUNTS, vitals.PREDICTED_ENTROPY, vitals.RUNNING_LABEL_ENTROPY, "facts.losses"],
+    needs=[signals.LABEL_COUNTS, signals.PREDICTED_ENTROPY, signals.RUNNING_LABEL_ENTROPY, "facts.losses"],
     explains=["constant_output"],
     fix="Weight the loss (nn.CrossEntropyLoss(weight=...)), use a WeightedRandomSampler, and look at recall.",
     refute="Compute the recall of the rare class: if it is above 0, this finding is wrong.",
@@ -276,8 +276,8 @@ PREDICTED_ENTROPY = Threshold(1e-3, "nats: all answers of a batch are the same c
 )
 def class_imbalance_collapse(case: Case) -> Found | None:
     """The model always answers with the most frequent class."""
-    labels = case.need_vital(vitals.LOSS, vitals.RUNNING_LABEL_ENTROPY)
-    predicted = case.need_vital(vitals.LOSS, vitals.PREDICTED_ENTROPY)
+    labels = case.need_vital(signals.LOSS, signals.RUNNING_LABEL_ENTROPY)
+    predicted = case.need_vital(signals.LOSS, signals.PREDICTED_ENTROPY)
     loss = case.loss_facts("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
     entropy = float(labels.numbers()[-1])
     late = predicted.since(int(IMBALANCE_STEPS)).numbers()
@@ -287,7 +287,7 @@ def class_imbalance_collapse(case: Case) -> Found | None:
     answer = float(np.max(late[-3:]))
     if not uneven or answer > PREDICTED_ENTROPY:
         return None
-    counts = case.vital(vitals.LOSS, vitals.LABEL_COUNTS)
+    counts = case.vital(signals.LOSS, signals.LABEL_COUNTS)
     rows = None if counts is None else counts.stat("max") / (counts.stat("mean") * counts.stat("count"))
     weighted = bool(loss.settings.get("weighted"))
     return Found(
@@ -314,7 +314,7 @@ def _severity(case: Case, entropy: float, *, weighted: bool) -> Severity:
 
 @rule(
     "empty_target",
-    needs=[vitals.VALID_TARGETS],
+    needs=[signals.VALID_TARGETS],
     explains=[*NOT_FINITE, "dead_relu", "lr_too_high"],
     exact=True,
     fix=(
@@ -327,18 +327,18 @@ def _severity(case: Case, entropy: float, *, weighted: bool) -> Severity:
 )
 def empty_target(case: Case) -> Found | None:
     """A batch has no valid target: all are ignore_index, and their mean is NaN."""
-    tracks = case.need_vitals("loss_fn", vitals.VALID_TARGETS)
+    tracks = case.need_vitals("loss_fn", signals.VALID_TARGETS)
     for track in tracks:
         empty = track.numbers() == 0
         if not empty.any():
             continue
         step = int(track.steps[empty][0])
-        output = case.track(f"{vitals.LOSS}:output")
+        output = case.track(f"{signals.LOSS}:output")
         broken = output is not None and bool((output.stat("nonfinite") > 0).any())
         return Found(
             severity="critical" if broken else "warning",
             step=step,
-            sites=("loader", vitals.LOSS),
+            sites=("loader", signals.LOSS),
             evidence=(
                 below("valid targets of the batch", 0, 0, f"{track.key} mean"),
                 fact("such batches among those sampled", int(empty.sum())),
@@ -358,23 +358,23 @@ VALID_LOOKS = Threshold(5, "persistence: batches sampled")
 
 @rule(
     "padding_dominates",
-    needs=[vitals.COUNTED_PADDING, vitals.VALID_TARGETS, "facts.losses"],
+    needs=[signals.COUNTED_PADDING, signals.VALID_TARGETS, "facts.losses"],
     fix="Pass the label of padding to the loss as ignore_index; bucket samples by length, or pack sequences into rows.",
     refute="Count the targets that are padding in a few batches: if they are less than half, this finding is wrong.",
     since=COUNTED_LOOKS,
 )
 def padding_dominates(case: Case) -> Found | None:
     """Batches are mostly padding, which counts in the loss or wastes the work."""
-    counted = case.vital(vitals.LOSS, vitals.COUNTED_PADDING)
+    counted = case.vital(signals.LOSS, signals.COUNTED_PADDING)
     if counted is not None and len(counted) >= COUNTED_LOOKS:
         share = float(np.median(counted.numbers()))
         if share > COUNTED_SHARE:
             return _padding_counts(counted, share)
-    valid = case.need_vital(vitals.LOSS, vitals.VALID_TARGETS)
+    valid = case.need_vital(signals.LOSS, signals.VALID_TARGETS)
     loss = case.loss_facts("cross_entropy", "nll_loss")
     if loss is None or len(valid) < VALID_LOOKS or len(loss.target_shape) < 1:
         return None
-    target = case.track(f"{vitals.LOSS}:input.target")
+    target = case.track(f"{signals.LOSS}:input.target")
     if target is None:
         return None
     # A step may have several batches, of which only some were sampled.

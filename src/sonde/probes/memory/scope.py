@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from sonde.arguments import whole_number
+from sonde.core.arguments import whole_number
 from sonde.core.robust import WARM_UP_SHARE, Growth
 from sonde.errors import OptionError
 from sonde.hooks.guard import Guard, Handle, remove_all, warn_of_fault

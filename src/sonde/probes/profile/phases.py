@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeVar
 import torch
 from torch import nn
 
-from sonde import vitals
+from sonde.core import signals
 from sonde.hooks.guard import UNGUARDED, Guard, Guarded, Handle, remove_all
 from sonde.hooks.on_call import ModuleCalls
 from sonde.hooks.replace_function import BACKWARD, LOADING
@@ -278,15 +278,15 @@ class StepVitals:
         if seconds is None:
             spent.pop("other", None)  # nobody knows when the first step began
         else:
-            self._put(vitals.STEP_TIME, seconds)
+            self._put(signals.STEP_TIME, seconds)
         if waited is not None:
-            self._put(vitals.DATA_WAIT, waited)
+            self._put(signals.DATA_WAIT, waited)
         for phase, each in spent.items():
-            self._put(vitals.time_of(phase), each)
+            self._put(signals.time_of(phase), each)
         self._memory.see()
 
     def _put(self, name: str, value: float) -> None:
         site = self._sites.get(name)
         if site is None:
-            site = self._sites[name] = self._recorder.site(vitals.LOOP, "vital", part=vitals.part_of(name))
+            site = self._sites[name] = self._recorder.site(signals.LOOP, "vital", part=signals.part_of(name))
         self._recorder.put(site, value)

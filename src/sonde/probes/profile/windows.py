@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.utils.data import dataloader
 
-from sonde.arguments import whole_number
+from sonde.core.arguments import whole_number
 from sonde.errors import OptionError
 from sonde.hooks.guard import Guard, Handle, remove_all
 from sonde.hooks.replace_function import LOADING

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde import schema
-from sonde.schema import Bins, Rows
+from sonde.core import schema
+from sonde.core.schema import Bins, Rows
 from sonde.stats.cuda.driver import beside_captures, keep_if_failed, noting_failure
 
 _WORDS_PER_ROW: Final = schema.NUM_COLUMNS + schema.NUM_BINS

@@ -18,7 +18,7 @@ from typing import ClassVar, Final, TypeGuard, TypeVar
 import torch
 from torch import Tensor
 
-from sonde import schema
+from sonde.core import schema
 from sonde.stats.adapt import PLAIN_TYPES, is_dense, to_readable, widened
 from sonde.stats.base import BaseKernel, Changes
 from sonde.stats.cuda.arena import DeviceArena, DeviceShipment

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sonde import strict_json
-from sonde.strict_json import Finite
+from sonde.core import files
+from sonde.core.files import Finite
 
 _Step = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
@@ -33,7 +33,7 @@ def parse(text: bytes | memoryview, where: str) -> Attempt:
         RunDamaged: It does not describe an attempt.
 
     """
-    return strict_json.decode(text, Attempt, where, "the description of an attempt")
+    return files.decode(text, Attempt, where, "the description of an attempt")
 
 
 def resolve(attempts: Iterable[Attempt], first_step: int | None) -> list[Attempt]:

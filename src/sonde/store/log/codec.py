@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
+from sonde.core import schema
 from sonde.records import Block
 from sonde.store import framing
 from sonde.store.sealed import raw

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonde import schema
-from sonde.core import statistics
+from sonde.core import schema, statistics
 from sonde.errors import MissingExtra
 from sonde.records import Site
 from sonde.store import series

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.core import statistics
+from sonde.core.schema import Bins
 from sonde.errors import OptionError, RunDamaged
 from sonde.records import Block, Event, Finding, Reading, RunHeader, Site
-from sonde.schema import Bins
 from sonde.store import header, layout, lease, series, timeline
 from sonde.store.log import export, sites
 from sonde.store.log.all_ranks import AllRanks

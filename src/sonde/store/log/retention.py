@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
+from sonde.core import schema
 from sonde.store.log import attempts, codec
 from sonde.store.log.attempts import Attempt
 from sonde.store.log.segment import Segment

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema, strict_json
+from sonde.core import files, schema
+from sonde.core.files import Natural
 from sonde.errors import RunDamaged
 from sonde.records import Site
 from sonde.store.log import attempts, sites
@@ -43,7 +44,6 @@ from sonde.store.log.segment_format import (
 )
 from sonde.store.log.table import Blocks, Table
 from sonde.store.sealed import SealedFile, bad_checksum, raw, read_tensor
-from sonde.strict_json import Natural
 
 _NEAR_BYTES: Final = 16 << 10
 """Pieces of a file that lie this near are asked for in one go: a disk reads the gap sooner than it seeks over it."""
@@ -71,7 +71,7 @@ class Segment:
             self.stamp = Stamp.of(os.fstat(file.fileno()))
             sealed = SealedFile.read(path, file, FORMAT)
             self._extents = sealed.tensors
-            metadata = strict_json.convert(sealed.metadata, _Metadata, f"{path}: its metadata", "that of a segment")
+            metadata = files.convert(sealed.metadata, _Metadata, f"{path}: its metadata", "that of a segment")
             self._crcs = _parse(metadata.crc32, dict[str, Natural], f"{path}: crc32", "a checksum for each tensor")
             small = {name: self._read_small(file, name, dtype) for name, dtype in SMALL.items()}
         self.sites = _parse_sites(metadata.sites, path, known_sites)
@@ -269,7 +269,7 @@ def _constant(value: int, length: int, dtype: type[Any]) -> NDArray[Any]:
 
 
 def _parse(text: str, kind: type[T], where: str, what: str) -> T:
-    return strict_json.decode(text.encode("utf-8", "surrogatepass"), kind, where, what)
+    return files.decode(text.encode("utf-8", "surrogatepass"), kind, where, what)
 
 
 def _parse_sites(text: str, path: Path, known: dict[str, list[Site]] | None) -> list[Site]:

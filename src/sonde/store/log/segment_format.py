@@ -18,10 +18,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema, strict_json
+from sonde.core import files, schema
+from sonde.core.files import sync_folder
 from sonde.errors import RunDamaged
 from sonde.records import Site
-from sonde.replacing import sync_folder
 from sonde.store import sealed
 from sonde.store.log import sites
 from sonde.store.log.attempts import Attempt
@@ -238,9 +238,9 @@ def _build_header(tensors: dict[str, NDArray[Any]], rows: Table, origin: Origin)
         "window": str(origin.window),
         "first_step": str(int(steps[0])) if len(steps) else "",
         "last_step": str(int(steps[-1])) if len(steps) else "",
-        "attempts": strict_json.dumps([attempt.to_json() for attempt in origin.attempts]).decode(),
-        "sites": strict_json.dumps(sites.to_json(origin.sites)).decode(),
-        "crc32": strict_json.dumps({name: zlib.crc32(raw(tensor)) for name, tensor in tensors.items()}).decode(),
+        "attempts": files.dumps([attempt.to_json() for attempt in origin.attempts]).decode(),
+        "sites": files.dumps(sites.to_json(origin.sites)).decode(),
+        "crc32": files.dumps({name: zlib.crc32(raw(tensor)) for name, tensor in tensors.items()}).decode(),
     }
     entries = []
     at = 0

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.errors import SelectionError
 from sonde.records import Site
 
@@ -48,7 +48,7 @@ def parse(text: bytes | memoryview, where: str) -> list[Site]:
         RunDamaged: It is something else.
 
     """
-    stored = strict_json.decode(text, list[_StoredSite], where, "a list of sites")
+    stored = files.decode(text, list[_StoredSite], where, "a list of sites")
     return [Site(**msgspec.structs.asdict(site)) for site in stored]
 
 

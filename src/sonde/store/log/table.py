@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
+from sonde.core import schema
 from sonde.store.log import codec
 from sonde.store.log.codec import Counts, Packed
 

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from sonde import schema, strict_json
-from sonde.core import statistics
+from sonde.core import files, schema, statistics
+from sonde.core.outcome import Outcome
 from sonde.errors import ClosedError, OptionError, RunError, RunInUse
-from sonde.outcome import Outcome
 from sonde.records import Block, Event, Finding, RunHeader, Site
 from sonde.store import framing, layout, lease, timeline
 from sonde.store.lines import Appender, LineWriter
@@ -387,5 +386,5 @@ class LatestLoss:
         at = None if self._site is None or self._block is None else table.find_site(self._block.sites, self._site)
         if self._block is None or at is None:
             return None
-        value: float | str = strict_json.plain(float(statistics.value(self._block.rows[at])))
+        value: float | str = files.plain(float(statistics.value(self._block.rows[at])))
         return value

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
-from sonde import strict_json
+from sonde.core import files
+from sonde.core.files import sync_folder
 from sonde.errors import RunDamaged
-from sonde.replacing import sync_folder
 from sonde.store import framing, sealed
 from sonde.store.lines import Appender
 from sonde.store.pages import dtypes, names, record
@@ -351,7 +351,7 @@ def read_header(path: Path, file: BinaryIO) -> tuple[list[Entry], int]:
     """
     page = SealedFile.read(path, file, FORMAT)
     text = page.metadata.get("datapoints", "").encode("utf-8", "surrogatepass")
-    listed = strict_json.decode(text, list[Any], f"{path}: its datapoints", "a list")
+    listed = files.decode(text, list[Any], f"{path}: its datapoints", "a list")
     entries = [parse(plain, "", f"{path}: datapoint {at}") for at, plain in enumerate(listed)]
     _compare(path, entries, page)
     return entries, page.start

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
+from sonde.core import schema
 from sonde.store.pages import dtypes
 
 STATS: Final = (*schema.COLUMNS, "p01", "p50", "p99", "sampled")

@@ -24,14 +24,14 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
-from sonde import strict_json
+from sonde.core import files
+from sonde.core.files import Natural
 from sonde.errors import OptionError, RunDamaged
 from sonde.store import framing, sealed
 from sonde.store.framing import Record
 from sonde.store.pages import dtypes, nodes, preview
-from sonde.strict_json import Natural
 
-FORMAT: Final = sealed.Format("sonde-page", "page of captures", 1, strict_json.MAX_BYTES)
+FORMAT: Final = sealed.Format("sonde-page", "page of captures", 1, files.MAX_BYTES)
 ALIGN: Final = 8
 MAX_TEXT: Final = 16 << 20  # of one datapoint; what is longer is replaced by a placeholder
 MAX_DIMENSIONS: Final = 64
@@ -204,7 +204,7 @@ def read_start(payload: memoryview, where: str) -> int:
         RunDamaged: Its content has another form.
 
     """
-    start = strict_json.decode(payload, _Start, where, f"the start of a {FORMAT.what}")
+    start = files.decode(payload, _Start, where, f"the start of a {FORMAT.what}")
     if start.format != FORMAT.name:
         raise RunDamaged(f"{where} is not a {FORMAT.what}.")
     FORMAT.check_version(start.schema_version, where)
@@ -213,7 +213,7 @@ def read_start(payload: memoryview, where: str) -> int:
 
 def encode_end(sequence: int, table: list[tuple[Datapoint, int]], offset: int) -> bytes:
     """Return the last record of a journal: where the record of each datapoint begins, and at the very end its own."""
-    text = strict_json.dumps(table)
+    text = files.dumps(table)
     padded = text + b" " * (-len(text) % ALIGN)
     return framing.encode(Kind.END, 0, sequence, [padded, offset.to_bytes(8, "little")])
 
@@ -225,7 +225,7 @@ def read_end(payload: memoryview, where: str) -> list[tuple[Datapoint, int]]:
         RunDamaged: Its content has another form.
 
     """
-    return strict_json.decode(payload[:-8], list[tuple[int | str, Natural]], where, "a table of datapoints")
+    return files.decode(payload[:-8], list[tuple[int | str, Natural]], where, "a table of datapoints")
 
 
 def encode(sequence: int, key: bytes, text: bytes, previews: list[bytes]) -> bytes:
@@ -244,7 +244,7 @@ def read_key(record: Record, where: str) -> Datapoint:
 
     """
     key, _, _ = _split(record.payload, where)
-    return strict_json.convert(strict_json.loads(key, where), Datapoint, where, "the name of a datapoint")  # type: ignore[arg-type]
+    return files.convert(files.loads(key, where), Datapoint, where, "the name of a datapoint")  # type: ignore[arg-type]
 
 
 def decode(payload: memoryview, where: str) -> Entry:
@@ -255,7 +255,7 @@ def decode(payload: memoryview, where: str) -> Entry:
 
     """
     _, text, packed = _split(payload, where)
-    plain = strict_json.loads(text, where)
+    plain = files.loads(text, where)
     entry = parse(plain, bytes(text).decode(), where)
     previews = list(_unpack_previews(packed, len(entry.places), where))
     return Entry(entry.datapoint, entry.time, entry.outputs, entry.info, entry.places, entry.text, previews)
@@ -309,7 +309,7 @@ def parse(plain: Any, text: str, where: str) -> Entry:
         RunDamaged: Its content has another form.
 
     """
-    stored = strict_json.convert(plain, _StoredEntry, where, "the description of a datapoint")
+    stored = files.convert(plain, _StoredEntry, where, "the description of a datapoint")
     places = [_place(each, where) for each in stored.tensors]
     return Entry(stored.datapoint, stored.time, stored.outputs, stored.info, places, text, None)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from io import StringIO
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.records import Finding
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Values:
 
     def as_json(self, *, ascii_only: bool = False) -> str:
         """Return them as indented JSON."""
-        return json.dumps(strict_json.plain(self.values, nonfinite="null"), indent=1, ensure_ascii=ascii_only)
+        return json.dumps(files.plain(self.values, nonfinite="null"), indent=1, ensure_ascii=ascii_only)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -170,7 +170,7 @@ class Document:
     def to_json(self) -> str:
         """Return strict JSON; what is not known is null."""
         values = self.data if self.data is not None else {"title": self.title, "sections": _described(self.shown)}
-        return strict_json.text(values, indent=1) + "\n"
+        return files.text(values, indent=1) + "\n"
 
     def to_text(self, width: int = 100) -> str:
         """Return the document as plain text, as a terminal without colours would show it."""
@@ -211,4 +211,4 @@ def _describe(block: Block) -> dict[str, Any]:
 
 
 def _one_line(value: Any) -> str:
-    return value if isinstance(value, str) else strict_json.text(value)
+    return value if isinstance(value, str) else files.text(value)

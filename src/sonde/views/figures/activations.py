@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from sonde import vitals
 from sonde.analysis import ModelOrder, Values
+from sonde.core import signals
 from sonde.errors import OptionError
 from sonde.records import Site
 from sonde.store import Run
@@ -89,7 +89,7 @@ def _of_run(run: Run, pattern: str, theme: Theme) -> Figure:
 
 def _is_activation(site: Site) -> bool:
     usual = site.quantity == "output" and site.phase == "train" and site.same_as is None
-    return usual and site.name != vitals.LOSS
+    return usual and site.name != signals.LOSS
 
 
 def _of_values(values: Values, name: str, theme: Theme) -> Figure:

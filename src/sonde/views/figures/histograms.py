@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde import schema
 from sonde.analysis import Values, column_edges
+from sonde.core import schema
 from sonde.errors import OptionError
 from sonde.records import Reading, Site, summarise
 from sonde.store import Run

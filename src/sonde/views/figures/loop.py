@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from sonde import vitals
 from sonde.analysis import column_edges
+from sonde.core import signals
 from sonde.records import Event, Finding, Site
 from sonde.store import Run
 from sonde.views.figures.curves import MOST_COLUMNS, Line, add_line, as_lines, read_lines, refuse_names, step_axis
@@ -110,8 +110,8 @@ def _places(steps: Any, edges: Any) -> Any:
 
 
 def _read_phases(run: Run) -> list[Line]:
-    wanted = {vitals.DATA_WAIT: "data wait"} | {
-        vitals.time_of(phase): phase.replace("_", " ") for phase in vitals.PHASE_TIMES
+    wanted = {signals.DATA_WAIT: "data wait"} | {
+        signals.time_of(phase): phase.replace("_", " ") for phase in signals.PHASE_TIMES
     }
     lines = []
     for part, name in wanted.items():
@@ -122,8 +122,8 @@ def _read_phases(run: Run) -> list[Line]:
 
 
 def _vital(run: Run, name: str) -> Site | None:
-    part = vitals.part_of(name)
-    found = (site for site in run.sites if (site.name, site.quantity, site.part) == (vitals.LOOP, "vital", part))
+    part = signals.part_of(name)
+    found = (site for site in run.sites if (site.name, site.quantity, site.part) == (signals.LOOP, "vital", part))
     return next(found, None)
 
 

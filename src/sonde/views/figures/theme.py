@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from sonde import schema
-from sonde.core import statistics
+from sonde.core import schema, statistics
 from sonde.errors import MissingExtra, OptionError
 from sonde.views.terminal.style import printable
 

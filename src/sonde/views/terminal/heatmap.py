@@ -12,9 +12,9 @@ from rich.console import Group
 from rich.style import Style
 from rich.text import Text
 
-from sonde import schema
 from sonde.analysis import Values
-from sonde.schema import Bins
+from sonde.core import schema
+from sonde.core.schema import Bins
 from sonde.views.terminal.plot import power_of_ten, shares
 from sonde.views.terminal.style import BAD, BAR, CROSS, QUIET, Look, ramp, short
 

@@ -36,7 +36,7 @@ from sonde.analysis import (
     thin,
     worst_first,
 )
-from sonde.facts import EVENT_TYPE as FACTS
+from sonde.core.facts import EVENT_TYPE as FACTS
 from sonde.records import Event, Finding
 from sonde.store import Run
 from sonde.views.terminal.events import event_table

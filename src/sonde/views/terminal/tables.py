@@ -12,12 +12,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from sonde import schema
 from sonde.analysis import FlowRow, LayerSummary, Level, SiteSummary, any_in_columns, column_edges, columns
 from sonde.analysis.unusual import RECENT
-from sonde.core import statistics
+from sonde.core import schema, statistics
+from sonde.core.schema import Bins
 from sonde.records import Quantity, Reading, Site
-from sonde.schema import Bins
 from sonde.store import Run
 from sonde.views.terminal.bars import bar, sparkline
 from sonde.views.terminal.heatmap import HeatMap, heat_map, histogram_plot, power_of_two, visible_bins

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from sonde import strict_json
+from sonde.core import files
 from sonde.errors import MissingExtra, OptionError, RunDamaged, RunNotFound, SelectionError, SondeError
 from sonde.views.web.library import Library, OpenRun
 
@@ -73,7 +73,7 @@ class Query:
 
 def as_json(value: Any) -> Response:
     """Return strict JSON; what is not a finite number is null."""
-    return Response(strict_json.text(value), media_type="application/json")
+    return Response(files.text(value), media_type="application/json")
 
 
 def as_bytes(value: bytes, kind: str = "application/octet-stream") -> Response:

@@ -14,7 +14,7 @@ from typing import Any, Final, Self, get_type_hints
 
 import msgspec
 
-from sonde import strict_json
+from sonde.core import files
 
 EVENT_TYPE: Final = "facts"
 LIKELIHOOD: Final = "log_likelihood"
@@ -260,7 +260,7 @@ class Facts:
         True
         """
         # While a run is recorded the values come from the program itself, which may use types of numpy's.
-        given = strict_json.plain(plain) if isinstance(plain, dict) else {}
+        given = files.plain(plain) if isinstance(plain, dict) else {}
         known = {}
         for name, hint in _hints(cls).items():
             if name in given:

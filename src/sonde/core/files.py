@@ -1,18 +1,60 @@
-"""JSON that any parser reads: no bare NaN, nothing too large or too deep to be taken from a stranger."""
+"""Read and write small files safely: strict JSON within bounds, and replacement in one step."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, BinaryIO, Final, Literal, TypeVar
 
 import msgspec
 
 from sonde.errors import RunDamaged
-from sonde.replacing import replacing
+
+# --------------------------------------------------------------------------------
+# Writing a file in one step.
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """Open a file beside `path` that takes its place when the block ends well.
+
+    A reader sees the old content or the new one, and never a part; a block that fails leaves nothing behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a loss of power, where the system can."""
+    try:
+        fd = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return  # some systems cannot open folders
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass  # some file systems cannot sync them
+    finally:
+        os.close(fd)
+
+
+# --------------------------------------------------------------------------------
+# JSON that any parser reads: no bare NaN, nothing too large or too deep to be taken from a stranger.
+
 
 MAX_BYTES: Final = 64 << 20
 
