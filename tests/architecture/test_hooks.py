@@ -73,3 +73,20 @@ def test_what_the_test_looks_for_is_found(code):
 
 def test_what_only_looks_like_it_is_not_found():
     assert not list(hooks_and_replacements(ast.parse("import torch\nself.backward = torch.autograd.backward")))
+
+
+def decides_kinds(tree):
+    """Yield comparisons of an optimizer's class, by name, or tests of what wrappers and scalers leave on it."""
+    for node in ast.walk(tree):
+        text = ast.unparse(node) if isinstance(node, ast.Compare | ast.Call) else ""
+        if isinstance(node, ast.Compare) and re.search(r"optimizer\.kind|type\(optimizer\)\.__name__", text):
+            yield text
+        if re.match(r"(getattr|hasattr)\(.*'(grad_scale|found_inf|_step_supports_amp_scaling)'", text):
+            yield text
+
+
+def test_the_kind_of_an_optimizer_is_decided_in_one_place():
+    paths = [path for path in SOURCE.rglob("*.py") if path != SOURCE / "record" / "kinds.py"]
+    found = {str(path.relative_to(SOURCE)): list(decides_kinds(ast.parse(path.read_text()))) for path in paths}
+    assert {name: each for name, each in found.items() if each} == {}
+    assert list(decides_kinds(ast.parse("'Adam' in optimizer.kind; getattr(optimizer, 'found_inf', None)")))
