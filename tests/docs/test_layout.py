@@ -6,6 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import sonde
 
 SOURCE = Path(sonde.__file__).parent
@@ -35,6 +37,14 @@ def test_the_plain_floor_is_held_to_need_no_torch():
     plain = {f"sonde.{name.partition('/')[0]}" for name in listed("Plain")}
     assert plain
     assert plain <= set(held)
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/how-to-extend.md", "docs/layout.md"])
+def test_files_that_are_named_exist(page):
+    named = re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|js|md|txt))`", (ROOT / page).read_text())
+    missing = [name for name in named if not any((place / name).exists() for place in (SOURCE, ROOT))]
+    assert named
+    assert not missing
 
 
 def test_every_decision_is_in_the_index_under_its_title():
