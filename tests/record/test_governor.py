@@ -169,3 +169,66 @@ def test_the_environment_sets_the_default(tmp_path, monkeypatch):
 
 def test_levels_are_in_the_order_of_what_they_record():
     assert NOTHING < PARAMETERS < OUTPUTS < EVERYTHING
+
+
+def test_the_state_before_the_first_step_is_not_taken_for_the_cost_of_an_unrecorded_step(tmp_path):
+    session, _ = train(tmp_path / "run", 60, budget=0.05)
+    worker = session._pipeline.worker
+    assert worker.seconds(-1) > 0
+    assert (worker.seconds(NOTHING) or 0) < worker.seconds(-1)
+
+
+def test_unrecorded_steps_that_cost_more_than_the_budget_do_not_end_the_recording():
+    machine = Machine(0.05, bare=0.001, cost=(1e-4, 2e-4, 3e-4, 5e-4)).run(2000)
+    assert machine.governor.strides.parameters <= 16
+
+
+def test_levels_are_compared_anew_when_recording_has_become_cheaper():
+    machine = Machine(0.05, bare=0.001, cost=(0, 1e-2, 2e-2, 5e-2)).run(700)
+    assert machine.governor.strides.parameters > 16
+    machine.cost = (0, 1e-5, 2e-5, 3e-5)
+    machine.run(300_000)
+    assert machine.governor.strides.parameters == 1
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 6, 8, 16])
+@pytest.mark.parametrize("count", [1, 2, 4, 6, 8, 12])
+def test_no_rhythm_of_a_loop_hides_from_a_level(period, count):
+    strides = Strides()
+    for _ in range(count):
+        strides = strides.thinner()
+    for level in (PARAMETERS, OUTPUTS, EVERYTHING):
+        seen = {step % period for step in range(200 * period * strides.extras) if strides.level(step) >= level}
+        assert seen == set(range(period))
+
+
+def test_every_optimizer_is_recorded_whatever_the_rhythm(tmp_path):
+    torch.manual_seed(0)
+    models = {name: nn.Linear(4, 4) for name in ("generator", "critic")}
+    optimizers = {name: torch.optim.SGD(model.parameters(), 1e-3) for name, model in models.items()}
+    with sonde.watch(models, run=tmp_path / "run", budget=0.02):  # the optimizers are found when they step
+        for step in range(2400):
+            name = "generator" if step % 4 == 3 else "critic"
+            optimizers[name].zero_grad()
+            models[name](torch.randn(8, 4)).square().mean().backward()
+            optimizers[name].step()
+    run = sonde.open_run(tmp_path / "run")
+    for name in models:
+        assert any(step > 300 for step in run.series(f"{name}.weight:gradient", "norm").steps)
+
+
+def test_evaluations_are_seen_even_where_steps_are_hardly_ever_recorded(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    with sonde.watch(model, optimizer, run=tmp_path / "run", budget=0.0005):
+        for step in range(1, 301):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            if step % 100 == 0:
+                with torch.no_grad():
+                    model(torch.randn(4, 8))
+    run = sonde.open_run(tmp_path / "run")
+    sites = [site for site in run.sites if site.phase == "eval" and site.quantity == "output"]
+    assert {site.name for site in sites} >= {"0", "1", "2"}

@@ -6,6 +6,9 @@ is how much longer its steps take than those of level 0, and at least the time t
 thread measured. From that follows how often each level can be afforded. What the diagnosis needs is thinned first, then
 outputs, and parameters last; nothing ever stops. Logged numbers are recorded in every step.
 
+A few callbacks cost time in unrecorded steps too. Recording less often cannot save that, so where it takes up most of
+the budget, recorded steps may still use half of it.
+
 Decisions depend on clocks only: never on a value of the training, and nothing of the training depends on them.
 """
 
@@ -26,9 +29,11 @@ FULL_STEPS: Final = 24
 """Steps at the start in which everything is recorded: most faults of a loop show there."""
 JUDGING: Final = 0.2
 """The part of the budget that is set aside for judging the run; the rest is for recording it."""
+_WARM_UP: Final = 12  # of those, how many say nothing about the cost: sites and facts are written, graphs are traced
 _SAMPLES: Final = 5  # steps of a level that are compared
 _ENOUGH: Final = 3  # of them that must be known; a device tells of its last steps late
 _KEPT: Final = 32
+_RENEW: Final = 256  # steps after which levels that are hardly ever recorded are measured anew, at the earliest
 _REVIEW: Final = 64  # steps between two decisions
 _MOST: Final = 1024  # the longest stride
 # How much rarer the level above may become before the level below is thinned as well.
@@ -37,12 +42,17 @@ _RARER_OUTPUTS: Final = 8
 # A looser setting is taken up again only if it would need less than this share of the budget.
 _SLACK: Final = 0.7
 _OFTEN: Final = 4  # one step in so many must be due for levels to be compared
+_GOLDEN_RATIO: Final = (math.sqrt(5) - 1) / 2
 _LEAST_OWN: Final = 0.1  # of a step's time that is taken to be the training's own, whatever the clocks say
 
 
 @dataclass(frozen=True, slots=True)
 class Strides:
-    """One in how many steps records parameters, outputs, and what only the diagnosis needs; each divides the next."""
+    """One in how many steps records parameters, outputs, and what only the diagnosis needs; each divides the next.
+
+    Of as many steps as a stride is long one is chosen, never at a fixed rhythm: loops have rhythms of their own (a
+    second optimizer that steps every other time, a batch of another kind), and one in step with them would be blind.
+    """
 
     parameters: int = 1
     outputs: int = 1
@@ -50,11 +60,13 @@ class Strides:
 
     def level(self, step: int) -> int:
         """Return the level of a step."""
-        if step % self.parameters:
+        number, is_chosen = _choose(step, self.parameters)
+        if not is_chosen:
             return NOTHING
-        if step % self.outputs:
+        number, is_chosen = _choose(number, self.outputs // self.parameters)
+        if not is_chosen:
             return PARAMETERS
-        return OUTPUTS if step % self.extras else EVERYTHING
+        return EVERYTHING if _choose(number, self.extras // self.outputs)[1] else OUTPUTS
 
     def shares(self) -> tuple[float, ...]:
         """Return the share of steps of each level."""
@@ -73,6 +85,15 @@ class Strides:
     def __str__(self) -> str:
         names = {"parameters and gradients": self.parameters, "outputs": self.outputs, "diagnosis": self.extras}
         return ", ".join(f"{name} {describe_stride(stride)}" for name, stride in names.items() if stride > 1)
+
+
+def _choose(number: int, size: int) -> tuple[int, bool]:
+    """Return the block of `size` numbers that a number belongs to, and whether it is the one chosen of it.
+
+    The place in the block moves on by the golden ratio, which is in step with no period.
+    """
+    block, place = divmod(number, size)
+    return block, place == int(size * (block * _GOLDEN_RATIO % 1.0))
 
 
 def describe_stride(stride: int) -> str:
@@ -159,6 +180,7 @@ class Governor:
         self._next_review = FULL_STEPS
         self._durations: dict[int, deque[float]] = {level: deque(maxlen=_KEPT) for level in LEVELS}
         self._waited: dict[int, deque[float]] = {level: deque(maxlen=_KEPT) for level in LEVELS}
+        self._renew_at: int | None = None
         self._last: tuple[float, float] | None = None
 
     @property
@@ -168,6 +190,13 @@ class Governor:
             return EVERYTHING
         return self._exploring[-1] if self._exploring else self.strides.level(self._due_steps)
 
+    def evaluation_level(self, number: int) -> int:
+        """Return the level of an evaluation pass, by how many there were before.
+
+        Evaluations come between steps, seldom or often: they are thinned as steps are, but counted by themselves.
+        """
+        return EVERYTHING if self.budget is None or number < FULL_STEPS else self.strides.level(number)
+
     def end_step(self, *, due: bool, next_due: tuple[bool, bool] = (True, True), timed: bool = False) -> None:
         """Take the end of a step that was `due` by the user's schedule, or not, as the next two are.
 
@@ -175,7 +204,8 @@ class Governor:
         """
         level, now, waited = self.level if due else NOTHING, self._clock(), self._own_seconds()
         # A step before a recorded one is not left alone: it is no measure of what steps cost that are.
-        if self._last is not None and (level or self.skips or not self._waited[NOTHING]):
+        is_usual = self._steps >= _WARM_UP and (level or self.skips or not self._waited[NOTHING])
+        if self._last is not None and is_usual:
             self._waited[level].append(waited - self._last[1])
             if not timed:
                 self._durations[level].append(now - self._last[0])
@@ -200,7 +230,8 @@ class Governor:
 
     def take_duration(self, level: int, seconds: float) -> None:
         """Take how long a step of a level took on its device."""
-        self._durations[level].append(seconds)
+        if self._steps >= _WARM_UP:
+            self._durations[level].append(seconds)
 
     # ------------------------------------------------------------------ deciding
 
@@ -227,7 +258,8 @@ class Governor:
         seen = next((each for each in LEVELS[level:] if self._waited[each]), None)
         if seen is None:
             return 0.0
-        beside = next((cost for each in LEVELS[level:] if (cost := self._worker_seconds(each)) is not None), 0.0)
+        levels = LEVELS[level:] if level else (NOTHING,)  # a step that records nothing usually needs no worker
+        beside = next((cost for each in levels if (cost := self._worker_seconds(each)) is not None), 0.0)
         # What the diagnosis needs is not the same in every step; the rest is, but for the machine's own hiccups.
         waited = (statistics.fmean if seen == EVERYTHING else statistics.median)(self._waited[seen])
         if min(len(self._durations[seen]), len(self._durations[NOTHING])) >= _ENOUGH and seen != NOTHING:
@@ -249,8 +281,13 @@ class Governor:
             # From the end; the last of those that record nothing comes before a recorded step and is not measured.
             self._exploring = [NOTHING] * (_SAMPLES + 1) + [PARAMETERS] * _SAMPLES + [OUTPUTS] * _SAMPLES
             return
-        strides = Strides()
-        allowed = (1 - JUDGING) * self.budget
+        if self._wants_to_renew(bare):
+            for level in (PARAMETERS, OUTPUTS, EVERYTHING):
+                self._durations[level].clear()
+                self._waited[level].clear()
+            self._exploring = [EVERYTHING] * _ENOUGH + [PARAMETERS] * _ENOUGH + [OUTPUTS] * _ENOUGH
+            return
+        strides, allowed = Strides(), self._allowed(bare)
         while self._share(strides, bare) > allowed and strides.parameters < _MOST:
             strides = strides.thinner()
         is_looser = self._share(strides, bare) > self._share(self.strides, bare)
@@ -260,6 +297,27 @@ class Governor:
             self.strides = strides
             self._decided(Cost(bare, self._share(strides, bare), self.budget, strides))
         self._next_review = self._steps + _REVIEW
+
+    def _allowed(self, bare: float) -> float:
+        """Return the share up to which is recorded: the budget, but at least half of it beyond what cannot be saved."""
+        assert self.budget is not None
+        whole = (1 - JUDGING) * self.budget
+        return max(whole, self._seconds(NOTHING, bare) / bare + whole / 2)
+
+    def _wants_to_renew(self, bare: float) -> bool:
+        """Return whether to measure levels anew, which may take a quarter of the budget.
+
+        A level that is hardly ever recorded may cost less by now, or was measured in a bad moment.
+        """
+        assert self.budget is not None
+        if self._renew_at is not None and self._steps < self._renew_at:
+            return False
+        is_first, self._renew_at = self._renew_at is None, None
+        if _ENOUGH * self.strides.extras < _RENEW and not is_first:
+            return False
+        cost = _ENOUGH * math.fsum(self._seconds(level, bare) for level in (PARAMETERS, OUTPUTS, EVERYTHING))
+        self._renew_at = self._steps + max(_RENEW, math.ceil(4 * cost / (self.budget * bare)))
+        return not is_first
 
     def _wants_to_explore(self, bare: float) -> bool:
         if all(len(self._durations[level]) >= _ENOUGH for level in (NOTHING, PARAMETERS, OUTPUTS)):

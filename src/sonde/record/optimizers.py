@@ -101,6 +101,11 @@ class OptimizerTap:
         self._after = guard.wrap("after optimizer steps", self._end)
         self._handles: list[Handle] = []
 
+    @property
+    def number(self) -> int:
+        """How many optimizers step in a round of the loop, as far as is known; at least 1."""
+        return max(1, len(self._watched))
+
     def attach(self) -> None:
         """Begin to listen."""
         self._handles = on_step(self._before, self._after)

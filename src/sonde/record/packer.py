@@ -53,7 +53,8 @@ class Packer:
         self.dropped = 0
         self.stride = 1
         self.epoch: int | None = None
-        self.level = 0
+        self.level = -1
+        """How much the step records, by which the cost of packets is kept; -1 for the state before the first step."""
         self._book = book
         self._pool = pool
         self._kernel_for = kernel_for

@@ -141,8 +141,7 @@ class Pipeline:
         self._scalar_sites: dict[str, int] = {}
         self._plan = plan
         self._helpers = helpers
-        self._eval_passes = 0
-        self._num_optimizers = max(1, len(optimizers))
+        self._eval_passes = self._all_eval_passes = 0
         self.guard = Guard(plan.on_error, self._report_fault)
         modules = _watched_modules(models, plan.where, helpers.loss_fn)
         parameters = _watched_parameters(models, plan.where)
@@ -353,14 +352,17 @@ class Pipeline:
                 self._mark("forward")
             return level
         self._eval_passes += 1
-        return self.level(self._eval_passes - 1)
+        if not self.is_due(self._eval_passes - 1):
+            return NOTHING
+        self._all_eval_passes += 1
+        return self.governor.evaluation_level(self._all_eval_passes - 1)
 
     def _round_level(self) -> int:
         return self.level(self._round())
 
     def _round(self) -> int:
         # With several optimizers one round of the loop is several steps; sample rounds, so that all are seen.
-        return (self.packer.step - 1) // self._num_optimizers + 1
+        return (self.packer.step - 1) // self.optimizers.number + 1
 
     def _after_pass(self, phase: Phase) -> None:
         if phase == "train":
@@ -405,7 +407,7 @@ class Pipeline:
 
     def _end_round(self) -> None:
         """Let the governor decide, once per round of the loop."""
-        if self.packer.step % self._num_optimizers == 0:
+        if self.packer.step % self.optimizers.number == 0:
             self.packer.level = self._round_level()
             if self._step_clock is not None:
                 self._step_clock.end_step(self._round_level(), self.governor.take_duration)

@@ -48,7 +48,7 @@ class Worker:
         self._sites: list[Site] = [book[number] for number in range(len(book))]
         self._last: Block | None = None
         self._reported: set[str] = set()
-        self._costs: dict[int, deque[float]] = defaultdict(functools.partial(deque, maxlen=_COSTS))
+        self._costs: dict[int, deque[tuple[int, float]]] = defaultdict(functools.partial(deque, maxlen=_COSTS))
         self._thread = threading.Thread(target=self._run, name="sonde-worker", daemon=True)
         self._thread.start()
 
@@ -60,9 +60,15 @@ class Worker:
         return True
 
     def seconds(self, level: int) -> float | None:
-        """Return the processor time that a usual step of a level takes, without judging it; None if unknown."""
+        """Return the processor time that a usual step of a level takes, without judging it; None if unknown.
+
+        Steps of level 0 send nothing, unless something was logged: what they sent is spread over all of them.
+        """
         costs = list(self._costs[level])
-        return statistics.median(costs) if costs else None
+        if not costs:
+            return None
+        usual = statistics.median(cost for _, cost in costs)
+        return usual if level else usual * min(1.0, len(costs) / (costs[-1][0] - costs[0][0] + 1))
 
     def subscribe(self, sink: Sink) -> None:
         """Add a sink; it is told of the sites that are known already before anything else."""
@@ -116,7 +122,7 @@ class Worker:
             for packet in job:
                 began = time.thread_time()
                 self._handle(packet)
-                self._costs[packet.level].append(time.thread_time() - began)
+                self._costs[packet.level].append((packet.step, time.thread_time() - began))
         elif job is not None:
             job()
 

@@ -67,6 +67,8 @@ class Sensors:
         self._sizes: dict[str, int] = {}
         self._forwards = self._forwards_by_hand = self._passes_before = 0
         self._steps_traced = self._looks = 0
+        self._missed: set[str] = set()
+        """Optimizers whose last step was skipped: their next one has nothing to be compared with."""
         self._is_prepared = False
         self._process = os.getpid()
         self._handles: list[Handle] = []
@@ -290,21 +292,27 @@ class Sensors:
     # ------------------------------------------------------------------ steps
 
     def _before_step(self, watched: WatchedOptimizer, has_closure: bool, due: bool) -> None:
-        if self._watched.is_skipped():
+        if self._is_step_skipped():
+            self._missed.add(watched.name)
             return
         if self._sizes.get(watched.name) != watched.size:
             self._own(watched.name, watched.optimizer)
             self._book.add_optimizer(watched.name, watched.optimizer)
         if not has_closure:
-            self._look_at_gradients(Step(watched, due=due))
+            self._look_at_gradients(Step(watched, due=due and watched.name not in self._missed))
 
     def _after_step(self, watched: WatchedOptimizer, has_closure: bool, due: bool) -> None:
-        if self._watched.is_skipped():
+        if self._is_step_skipped():
             return
-        step = Step(watched, due=due)
+        step = Step(watched, due=due and watched.name not in self._missed)
+        self._missed.discard(watched.name)
         if has_closure:
             self._look_at_gradients(step)
         self._on_step(step)
+
+    def _is_step_skipped(self) -> bool:
+        # With several optimizers the last step of one may be many rounds back, so each is followed.
+        return self._watched.is_skipped() and len(self._sizes) < 2
 
     def _look_at_gradients(self, step: Step) -> None:
         self._watched.reach.settle()
