@@ -146,3 +146,9 @@ def test_an_expression_with_epoch_is_asked_of_all_epochs(tmp_path):
         scored(tmp_path / f"epoch_{epoch}", [epoch, 0.5])
     assert [(each.epoch, each.idx) for each in pick(tmp_path, "epoch >= 1 and loss > 0.7")] == [(1, 0), (2, 0)]
     assert [(each.epoch, each.idx) for each in pick(tmp_path, "loss > 0")] == [(2, 0), (2, 1)]
+
+
+def test_pick_can_still_be_imported_from_its_former_place():
+    from sonde.analysis import picking
+
+    assert picking.pick is pick
