@@ -186,7 +186,7 @@ def test_unrecorded_steps_that_cost_more_than_the_budget_do_not_end_the_recordin
 def test_levels_are_compared_anew_when_recording_has_become_cheaper():
     machine = Machine(0.05, bare=0.001, cost=(0, 1e-2, 2e-2, 5e-2)).run(700)
     assert machine.governor.strides.parameters > 16
-    machine.cost = (0, 1e-5, 2e-5, 3e-5)
+    machine.cost = (0, 5e-6, 1e-5, 2e-5)
     machine.run(300_000)
     assert machine.governor.strides.parameters == 1
 
@@ -202,19 +202,20 @@ def test_no_rhythm_of_a_loop_hides_from_a_level(period, count):
         assert seen == set(range(period))
 
 
-def test_every_optimizer_is_recorded_whatever_the_rhythm(tmp_path):
+def test_every_optimizer_is_recorded_whatever_the_rhythm(tmp_path, monkeypatch):
+    monkeypatch.setattr(Governor, "_review", lambda self: setattr(self, "strides", Strides(4, 4, 4)))
     torch.manual_seed(0)
     models = {name: nn.Linear(4, 4) for name in ("generator", "critic")}
     optimizers = {name: torch.optim.SGD(model.parameters(), 1e-3) for name, model in models.items()}
     with sonde.watch(models, run=tmp_path / "run", budget=0.02):  # the optimizers are found when they step
-        for step in range(2400):
+        for step in range(400):
             name = "generator" if step % 4 == 3 else "critic"
             optimizers[name].zero_grad()
             models[name](torch.randn(8, 4)).square().mean().backward()
             optimizers[name].step()
     run = sonde.open_run(tmp_path / "run")
     for name in models:
-        assert any(step > 300 for step in run.series(f"{name}.weight:gradient", "norm").steps)
+        assert any(step > 100 for step in run.series(f"{name}.weight:gradient", "norm").steps)
 
 
 def test_evaluations_are_seen_even_where_steps_are_hardly_ever_recorded(tmp_path):
