@@ -183,7 +183,7 @@ def test_an_arena_that_was_shipped_is_not_written_to():
     outputs = outputs_in_c()
     module, rows, bins = nn.Identity(), np.zeros((2, 12)), np.zeros((2, 64), dtype=np.uint64)
     outputs.know(id(module), 0, 1, True, 2)
-    outputs.begin_pass(0)
+    outputs.begin_pass(0, 0)
     outputs.open_cpu(rows.ctypes.data, bins.ctypes.data, 2, 0, 1)
     outputs.close()
     assert not outputs.take(module, torch.ones(3))
@@ -197,7 +197,7 @@ def test_a_mode_in_which_python_must_look_is_left_to_python():
     outputs = outputs_in_c()
     module, rows, bins = nn.Dropout(), np.zeros((1, 12)), np.zeros((1, 64), dtype=np.uint64)
     outputs.know(id(module), 0, 0, True, 1)
-    outputs.begin_pass(0)
+    outputs.begin_pass(0, 0)
     outputs.open_cpu(rows.ctypes.data, bins.ctypes.data, 1, 0, 1)
     assert not outputs.take(module.eval(), torch.ones(3))
     assert outputs.take(module.train(), torch.ones(3))
@@ -218,3 +218,55 @@ def test_training_is_bit_identical_with_outputs_in_c(tmp_path):
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
     assert torch.equal(run(watch=False), run(watch=True))
+
+
+class Parts(nn.Module):
+    """A model without a forward: its parts are called by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(8, 4), nn.Linear(4, 8)
+
+
+@pytest.mark.parametrize("diagnose", [False, True])
+@pytest.mark.parametrize("way", ["c", "python"])
+def test_parts_that_are_called_by_hand_end_their_passes(way, diagnose, tmp_path, monkeypatch):
+    monkeypatch.setenv(SWITCH, way)
+    model = Parts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", diagnose=diagnose):
+        for _ in range(6):
+            optimizer.zero_grad()
+            model.decoder(model.encoder(torch.randn(3, 8))).sum().backward()
+            with torch.no_grad():
+                model.decoder(model.encoder(torch.randn(2, 8)))
+            optimizer.step()
+    run = sonde.open_run(tmp_path / "run")
+    for name, width in (("encoder", 4), ("decoder", 8)):
+        assert list(run.series(f"{name}:output", "count").values) == [3.0 * width] * 6
+        assert list(run.series(f"{name}:output@eval", "count").values) == [2.0 * width] * 6
+
+
+def test_a_table_that_grows_while_a_large_output_is_taken_is_not_read_any_more():
+    class Growing(nn.Module):
+        """Has many other modules made known where C code asks for its mode."""
+
+        @property
+        def training(self):
+            for key in range(1 << 20, (1 << 20) + 16 * 4096, 16):
+                outputs.know(key, 0, 5, True, 2)
+            return True
+
+        @training.setter
+        def training(self, mode):
+            pass
+
+    outputs, module = outputs_in_c(), Growing()
+    rows, bins = np.zeros((2, 12)), np.zeros((2, 64), dtype=np.uint64)
+    outputs.know(id(module), 0, 1, True, 1)
+    outputs.begin_pass(0, 0)
+    outputs.open_cpu(rows.ctypes.data, bins.ctypes.data, 2, 0, 1)
+    assert outputs.take(module, torch.ones(3))
+    assert rows[1, 1] == 3
+    assert outputs.last()[2] == 1
+    assert outputs.calls(id(module), 0) == 1

@@ -172,7 +172,7 @@ class ModuleTap:
         # A pass that Ctrl-C ended is still open; the model's own next call, or the end of the step, ends it.
         if entry.is_root or here.outermost is None:
             inside_wrapper = here.outermost in self._wrappers
-            self._begin_pass(here)
+            self._begin_pass(here, entry.key)
             if observer is not None and not inside_wrapper:
                 call = here.outputs.calls(entry.key, _PHASES[here.phase])
                 observer.begin_pass(entry, call, args, here.phase, here.observed)
@@ -192,7 +192,7 @@ class ModuleTap:
             here.outermost = None
             self._calls.widen()
 
-    def _begin_pass(self, here: _Pass) -> None:
+    def _begin_pass(self, here: _Pass, outermost: int) -> None:
         here.outermost = None
         here.phase = "train" if torch.is_grad_enabled() else "eval"
         level = self._before_pass(here.phase)
@@ -209,7 +209,7 @@ class ModuleTap:
                 here.backward_seen = self._reach.passes
         here.outputs.end_pass()  # a compiled model may return the very same tensor object in every pass
         if here.recording and self._may_take():
-            here.outputs.begin_pass(_PHASES[here.phase])
+            here.outputs.begin_pass(_PHASES[here.phase], outermost)
 
     def _may_take(self) -> bool:
         """Return whether outputs of modules that the observer does not look at need no Python in this pass."""

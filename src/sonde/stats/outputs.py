@@ -20,6 +20,8 @@ from torch.nn import Parameter
 
 ANY_MODE: Final = 2
 """For `Outputs.know`: the module's outputs are taken whatever mode it is in."""
+INTERFACE: Final = 2
+"""The version of what the native library's methods take. One built by another version of Sonde is not used."""
 SWITCH: Final = "SONDE_OUTPUTS"
 _NOTHING: Final = (None, -1, -1)
 Last = tuple["ref[Tensor] | None", int, int]
@@ -43,8 +45,8 @@ class Outputs(Protocol):
     def forget(self) -> None:
         """Forget the sites of all modules; the numbers of their calls stay."""
 
-    def begin_pass(self, phase: int) -> None:
-        """Let outputs be taken, in this thread."""
+    def begin_pass(self, phase: int, outermost: int) -> None:
+        """Let outputs be taken, in this thread, but for that of the outermost module, with which the pass ends."""
 
     def end_pass(self) -> None:
         """Take no more outputs until the next pass, and forget the last one."""
@@ -88,7 +90,7 @@ class PlainOutputs:
     def forget(self) -> None:
         """Do nothing: no site is remembered."""
 
-    def begin_pass(self, phase: int) -> None:
+    def begin_pass(self, phase: int, outermost: int) -> None:
         """Forget the last output."""
         self._last = _NOTHING
 
@@ -130,9 +132,11 @@ def native_module() -> ModuleType | None:
         return None
     try:
         module = import_module("sonde.stats._native")
+        if module.INTERFACE != INTERFACE:
+            return None
         module.connect(api, Tensor, Parameter, torch._C._current_graph_task_id)
-    except (ImportError, AttributeError, RuntimeError):  # not built, built by another version, or another DLPack
-        return None
+    except (ImportError, AttributeError, RuntimeError, TypeError, ValueError):
+        return None  # not built, built by another version, or another DLPack
     return module
 
 

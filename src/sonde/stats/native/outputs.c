@@ -39,6 +39,7 @@ typedef struct {
 
 enum { DL_CPU = 1, DL_CUDA = 2, DL_FLOAT = 2, DL_BFLOAT = 4, SUPPORTED_MAJOR = 1 };
 enum { MOST_AXES = 16 };
+enum { INTERFACE = 2 }; /* raised whenever a method takes other arguments: stats/outputs.py refuses an older build */
 
 static Exchange *exchange;
 static PyObject *tensor_type, *parameter_type, *backward_id;
@@ -149,6 +150,7 @@ typedef struct {
     /* The pass: who may use the fast way, and where rows go. */
     unsigned long thread;
     int in_pass, phase;
+    PyObject *outermost; /* the address of the module with which the pass ends: Python must see its output */
     struct arena arena;
     int64_t base;
     Device device;
@@ -281,21 +283,27 @@ static int measure_place(Outputs *self, const Place *place, int64_t row, int bin
 static int take_output(Outputs *self, PyObject *module, PyObject *output)
 {
     Place place;
-    if (!self->in_pass || !self->is_open || PyThread_get_thread_ident() != self->thread)
+    const int phase = self->phase;
+    if (!self->in_pass || !self->is_open || module == self->outermost || PyThread_get_thread_ident() != self->thread)
         return 0;
-    Entry *entry = entry_of(self, module);
-    if (!entry || entry->calls[self->phase] || entry->row[self->phase] < 0)
+    const Entry *known = entry_of(self, module);
+    if (!known || known->calls[phase] || known->row[phase] < 0)
         return 0;
-    const int64_t row = entry->row[self->phase] - self->base;
+    const Entry entry = *known; /* a copy: below, Python code or another thread may run and have the table grow */
+    const int64_t row = entry.row[phase] - self->base;
     const int cuda = self->device.type == DL_CUDA;
     if (row < 0 || row >= self->arena.capacity || !find_place(output, 0, &place))
         return 0;
     if (place.device.type != self->device.type || (cuda && place.device.index != self->device.index))
         return 0;
-    if (!has_mode(module, entry) || is_last(self, output) || is_in_backward())
+    if (!has_mode(module, &entry) || is_last(self, output) || is_in_backward())
         return 0;
     PyObject *reference = PyWeakref_NewRef(output, NULL);
-    if (!reference || !measure_place(self, &place, row, entry->bins[self->phase])) {
+    if (!self->is_open || entry.row[phase] - self->base != row || row >= self->arena.capacity) { /* shipped meanwhile */
+        Py_XDECREF(reference);
+        return 0;
+    }
+    if (!reference || !measure_place(self, &place, row, entry.bins[phase])) {
         PyErr_Clear();
         Py_XDECREF(reference);
         return 0;
@@ -303,10 +311,10 @@ static int take_output(Outputs *self, PyObject *module, PyObject *output)
     PyObject *before = self->last;
     self->last = reference;
     self->last_version = version_of(output);
-    self->last_site = entry->row[self->phase];
-    entry = entry_of(self, module); /* other threads may have run */
-    if (entry)
-        entry->calls[self->phase]++;
+    self->last_site = entry.row[phase];
+    Entry *now_known = entry_of(self, module);
+    if (now_known)
+        now_known->calls[phase]++;
     Py_XDECREF(before);
     return 1;
 }
@@ -387,12 +395,15 @@ static PyObject *outputs_forget(Outputs *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-static PyObject *outputs_begin_pass(Outputs *self, PyObject *phase)
+/* begin_pass(phase, id of the outermost module) */
+static PyObject *outputs_begin_pass(Outputs *self, PyObject *args)
 {
-    const long number = PyLong_AsLong(phase);
-    if (!is_phase(number))
+    int phase;
+    Py_ssize_t outermost;
+    if (!PyArg_ParseTuple(args, "in", &phase, &outermost) || !is_phase(phase))
         return NULL;
-    self->phase = (int)number;
+    self->phase = phase;
+    self->outermost = (PyObject *)outermost;
     self->thread = PyThread_get_thread_ident();
     self->in_pass = 1;
     forget_last(self);
@@ -535,7 +546,7 @@ static PyMethodDef outputs_methods[] = {
     {"take", (PyCFunction)(void *)outputs_take, METH_FASTCALL, "take(module, output) -> whether the output was recorded"},
     {"know", (PyCFunction)outputs_know, METH_VARARGS, "know(key, phase, site, bins, mode)"},
     {"forget", (PyCFunction)outputs_forget, METH_NOARGS, "forget the sites of all modules"},
-    {"begin_pass", (PyCFunction)outputs_begin_pass, METH_O, "begin_pass(phase): a recorded pass of this thread begins"},
+    {"begin_pass", (PyCFunction)outputs_begin_pass, METH_VARARGS, "begin_pass(phase, outermost): a recorded pass of this thread begins"},
     {"end_pass", (PyCFunction)outputs_end_pass, METH_NOARGS, "the pass has ended"},
     {"clear_calls", (PyCFunction)outputs_clear_calls, METH_O, "clear_calls(phase): number calls from 0 again"},
     {"count", (PyCFunction)outputs_count, METH_VARARGS, "count(key, phase) -> the number of a call that Python handles"},
@@ -649,6 +660,8 @@ static int prepare(PyObject *module)
     name_version = PyUnicode_InternFromString("_version");
     name_training = PyUnicode_InternFromString("training");
     if (!name_is_neg || !name_version || !name_training)
+        return -1;
+    if (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE))
         return -1;
     PyObject *type = PyType_FromSpec(&outputs_spec);
     if (!type || PyModule_AddObject(module, "Outputs", type)) {
