@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from sonde.stats.base import Changes
 from sonde.stats.cuda import DeviceKernel, NoDeviceKernel, batches, cuda_kernel
+from sonde.stats.protocol import Changes
 
 
 def test_asking_for_a_kernel_says_what_is_wrong():

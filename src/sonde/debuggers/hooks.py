@@ -15,10 +15,9 @@ from sonde.capture import copy_outputs
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.isolation import Isolation
 from sonde.debuggers.utils import get_layer_by_name
-from sonde.hooks.guard import UNGUARDED, Handle, remove_all
+from sonde.hooks.guard import UNGUARDED, Handle, backward_id, remove_all
 from sonde.hooks.names import unwrap
 from sonde.hooks.on_call import on_module
-from sonde.hooks.torch_state import backward_id
 
 # A layer that a pass calls more often than this (a cell in a long loop) is captured this often, and counted beyond it.
 MAX_CALLS: Final = 1024

@@ -29,9 +29,8 @@ from sonde.forensics.origin import Incident, Origin
 from sonde.forensics.repeat import repeat_alone
 from sonde.forensics.traps import LossTails
 from sonde.forensics.values import NAN, any_nonfinite, badness
-from sonde.hooks.guard import UNGUARDED, Guard
+from sonde.hooks.guard import UNGUARDED, Guard, is_capturing
 from sonde.hooks.names import named_modules, named_parameters
-from sonde.hooks.torch_state import is_capturing
 from sonde.record.kinds import gradients_of, needs_other_ranks, scale_handed_over, skip_flag
 from sonde.records import Finding, Quantity, Site
 

@@ -15,11 +15,10 @@ from sonde.forensics.bundle import Note, save_bundle
 from sonde.forensics.keeper import GUARD_SITE
 from sonde.forensics.origin import Incident
 from sonde.forensics.watcher import MAX_ORIGINS, GuardAction, Surroundings, Watcher
-from sonde.hooks.guard import UNGUARDED, Handle, remove_all
+from sonde.hooks.guard import UNGUARDED, Handle, backward_id, is_capturing, remove_all
 from sonde.hooks.on_backward import before_backward
 from sonde.hooks.on_call import RootPasses
 from sonde.hooks.on_step import has_closure, on_step
-from sonde.hooks.torch_state import backward_id, is_capturing
 from sonde.record.pipeline import Watched
 from sonde.records import Finding, Sink
 

@@ -19,9 +19,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-from sonde.hooks.guard import Guard, Guarded, Handle
+from sonde.hooks.guard import Guard, Guarded, Handle, backward_id, is_capturing, is_compiling, unless_compiling
 from sonde.hooks.names import unwrap
-from sonde.hooks.torch_state import backward_id, is_capturing, is_compiling, unless_compiling
 
 Entry = TypeVar("Entry")
 _NOTHING: Final = object()

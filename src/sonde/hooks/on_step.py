@@ -8,8 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from sonde.hooks.guard import Guarded, Handle
-from sonde.hooks.torch_state import unless_compiling
+from sonde.hooks.guard import Guarded, Handle, unless_compiling
 
 
 def on_step(before: Guarded, after: Guarded) -> list[Handle]:

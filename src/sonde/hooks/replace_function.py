@@ -17,8 +17,7 @@ import torch
 from torch.overrides import has_torch_function
 from torch.utils.data import dataloader
 
-from sonde.hooks.guard import Guarded
-from sonde.hooks.torch_state import is_compiling
+from sonde.hooks.guard import Guarded, is_compiling
 
 
 class _Lock:

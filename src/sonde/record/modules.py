@@ -21,11 +21,10 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from sonde.hooks.guard import Guard
+from sonde.hooks.guard import Guard, backward_id, is_capturing
 from sonde.hooks.names import is_wrapper
 from sonde.hooks.on_backward import Reach, on_gradient
 from sonde.hooks.on_call import ModuleCalls
-from sonde.hooks.torch_state import backward_id, is_capturing
 from sonde.hooks.unpack import unpack
 from sonde.record.governor import EVERYTHING, OUTPUTS
 from sonde.records import Phase, Quantity

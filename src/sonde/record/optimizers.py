@@ -13,9 +13,8 @@ from typing import Any, Final, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sonde.hooks.guard import Guard, Handle, remove_all
+from sonde.hooks.guard import Guard, Handle, is_capturing, remove_all
 from sonde.hooks.on_step import has_closure, on_step
-from sonde.hooks.torch_state import is_capturing
 from sonde.record.governor import EVERYTHING, PARAMETERS
 from sonde.record.kinds import scale_handed_over, skip_flag
 from sonde.record.parameters import ParameterTable, WatchedParameter

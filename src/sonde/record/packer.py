@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sonde.core import schema
 from sonde.core.schema import Bins, Rows
-from sonde.hooks.torch_state import is_capturing
+from sonde.hooks.guard import is_capturing
 from sonde.record.packets import ArenaPool, Hold, Packet, SiteBook
 from sonde.records import Event, Phase, Quantity, Site
 from sonde.stats.outputs import Outputs

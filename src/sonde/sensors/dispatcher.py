@@ -13,10 +13,9 @@ from torch.optim import Optimizer
 
 from sonde.core import facts
 from sonde.core.signals import LOSS
-from sonde.hooks.guard import Guarded, Handle, remove_all
+from sonde.hooks.guard import Guarded, Handle, backward_id, is_capturing, remove_all
 from sonde.hooks.on_backward import before_backward
 from sonde.hooks.replace_function import OverridableFunction
-from sonde.hooks.torch_state import backward_id, is_capturing
 from sonde.hooks.unpack import unpack
 from sonde.record.modules import WatchedModule
 from sonde.record.optimizers import WatchedOptimizer

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from sonde.core.facts import LIKELIHOOD, LossFacts
 from sonde.core.signals import LOSS
-from sonde.hooks.guard import Guard, Handle, remove_all
-from sonde.hooks.torch_state import backward_id, is_capturing
+from sonde.hooks.guard import Guard, Handle, backward_id, is_capturing, remove_all
 from sonde.hooks.unpack import unpack
 from sonde.records import Phase
 from sonde.sensors.loss_functions import FUNCTIONS, LossCall, LossFunction

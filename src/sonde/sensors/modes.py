@@ -12,9 +12,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from sonde.core.signals import DROPPED, LOOP, TRAINING
-from sonde.hooks.guard import Handle
+from sonde.hooks.guard import Handle, is_capturing
 from sonde.hooks.replace_function import OverridableFunction
-from sonde.hooks.torch_state import is_capturing
 from sonde.record.modules import WatchedModule
 from sonde.records import Phase
 from sonde.schedule import first

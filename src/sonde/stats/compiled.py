@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from sonde.stats.adapt import PLAIN_TYPES, Readable, difference, to_readable
-from sonde.stats.base import BaseKernel, Changes, HostArena, HostShipment
 from sonde.stats.library import ArenaLayout, Library
 from sonde.stats.outputs import Outputs, native_module
-from sonde.stats.protocol import Arena
+from sonde.stats.protocol import Arena, BaseKernel, Changes, HostArena, HostShipment
 
 # What the library calls the dtypes it reads.
 _FORMATS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sonde.core import schema
 from sonde.core.schema import Bins, Rows
-from sonde.hooks.torch_state import is_capturing
+from sonde.hooks.guard import is_capturing
 from sonde.stats.cuda.driver import beside_captures, keep_if_failed, noting_failure
 
 NUM_COUNTS: Final = schema.GE_ONE + 1

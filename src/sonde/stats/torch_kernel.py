@@ -23,8 +23,7 @@ from torch import Tensor
 from sonde.core import schema
 from sonde.stats import torch_on_cpu
 from sonde.stats.adapt import Readable, difference, to_readable
-from sonde.stats.base import BaseKernel, Changes, HostArena, HostShipment
-from sonde.stats.protocol import Arena, Shipment
+from sonde.stats.protocol import Arena, BaseKernel, Changes, HostArena, HostShipment, Shipment
 from sonde.stats.torch_arena import (
     DEVIATION,
     LARGEST,

@@ -18,7 +18,7 @@ from torch import Tensor
 from sonde.core import schema
 from sonde.core.schema import Bins
 from sonde.stats.adapt import Readable, widened
-from sonde.stats.base import HostArena
+from sonde.stats.protocol import HostArena
 
 # Measured on a GPT-like step: smaller chunks stay in the cache but pay for more calls and leave torch's threads idle.
 _CHUNK: Final = 1 << 19

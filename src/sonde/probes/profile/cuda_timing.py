@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from sonde.hooks.torch_state import is_capturing
+from sonde.hooks.guard import is_capturing
 from sonde.stats.cuda.driver import beside_captures
 from sonde.stats.protocol import Recorder
 

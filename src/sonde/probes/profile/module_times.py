@@ -20,10 +20,9 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor, nn
 
-from sonde.hooks.guard import UNGUARDED, Guard
+from sonde.hooks.guard import UNGUARDED, Guard, backward_id, is_capturing
 from sonde.hooks.on_backward import on_gradient
 from sonde.hooks.on_call import ModuleCalls
-from sonde.hooks.torch_state import backward_id, is_capturing
 from sonde.probes.profile.cuda_timing import EventPool
 from sonde.stats.cuda.driver import beside_captures
 

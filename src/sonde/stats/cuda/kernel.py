@@ -20,9 +20,8 @@ from torch import Tensor
 
 from sonde.core import schema
 from sonde.stats.adapt import PLAIN_TYPES, is_dense, to_readable, widened
-from sonde.stats.base import BaseKernel, Changes
 from sonde.stats.cuda.arena import DeviceArena, DeviceShipment
-from sonde.stats.protocol import Arena
+from sonde.stats.protocol import Arena, BaseKernel, Changes
 
 T = TypeVar("T")
 _DTYPE: Final = attrgetter("dtype")
