@@ -278,9 +278,9 @@ class Finding:
     explains: tuple[str, ...] = ()
     """Kinds of the symptoms that were found too and are folded under this one."""
     data: dict[str, Any] = field(default_factory=dict)
-    """What the words do not hold: an operation's source line, offending indices."""
+    """Structured details that are not in the text: an operation's source line, offending indices."""
     withdrawn: bool = False
-    """It was said before and holds no longer, or is folded under a cause that was found since."""
+    """It was reported before and no longer holds, or is folded under a cause that was found since."""
 
     def __str__(self) -> str:
         where = f" ({', '.join(self.sites[:3])})" if self.sites else ""
@@ -358,4 +358,4 @@ class Judge(Sink, Protocol):
 
     @property
     def nbytes(self) -> int:
-        """How much of the memory it remembers with is in use; from any thread."""
+        """Bytes of history currently held; can be read from any thread."""

@@ -1,4 +1,4 @@
-"""How a training ended, as far as the exception tells that left it."""
+"""Classify how training ended from the exception that ended it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _STOPPING: Final = tuple(
 
 
 def outcome_of(error: BaseException | None) -> Outcome:
-    """Say how a training ended that this exception left; without one it finished.
+    """Return how training ended, given the exception that ended it; without one it finished.
 
-    Whoever was asked to stop was *interrupted*: by Ctrl-C, by a cancelled task, by anything that a signal's handler
-    raises, or by exiting with the code that a shell gives to a signal (130, 143). `sys.exit()` without a code, or with
-    0, says that all is well.
+    A training that was asked to stop was *interrupted*: by Ctrl-C, by a cancelled task, by anything that a signal's
+    handler raises, or by exiting with the code that a shell gives to a signal (130, 143). `sys.exit()` without a code,
+    or with 0, means that it finished.
 
     >>> outcome_of(KeyboardInterrupt()), outcome_of(SystemExit(0)), outcome_of(SystemExit("no data"))
     ('interrupted', 'finished', 'failed')
     """
-    if error is None or isinstance(error, GeneratorExit):  # whoever asked a generator for steps wants no more
+    if error is None or isinstance(error, GeneratorExit):  # the consumer of a generator wants no more steps
         return "finished"
     # A cancelled task is known by its name: asyncio takes long to import, and reading a run comes by here too.
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "CancelledError" or _is_from_a_signal(error):

@@ -49,7 +49,7 @@ NO_GRADIENT: Final = "no_gradient"
 after the backward pass. Where gradients were written to after the backward pass, in the first three steps and then
 each tenth; else every step."""
 STATE_STEPS: Final = "state_steps"
-"""How many steps its own memory counts, after its step; absent for optimizers that keep no such number on the CPU."""
+"""The step count kept in the optimizer's state, after its step; absent for optimizers without one on the CPU."""
 BACKWARDS_SEEN: Final = "backwards_seen"
 """Backward passes that reached its parameters since its own step before."""
 THROWN_AWAY: Final = "thrown_away"

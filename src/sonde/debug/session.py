@@ -258,8 +258,8 @@ class DebugSession:
     def log(self, **scalars: Any) -> None:
         """Record single numbers of this step, such as a loss.
 
-        With a model, steps are those of its optimizer. Without one, a name that comes again begins the next step. An
-        `accuracy`, `throughput_samples_per_sec` or `gpu_utilization` that falls and stays low raises an alert.
+        With a model, steps are those of its optimizer. Without one, logging the same name again starts the next step.
+        An `accuracy`, `throughput_samples_per_sec` or `gpu_utilization` that falls and stays low raises an alert.
 
         Raises:
             ClosedError: The session has not started, or has stopped.

@@ -59,7 +59,7 @@ class Monitor:
 
     @property
     def nbytes(self) -> int:
-        """How much of the memory it remembers with is in use; from any thread."""
+        """Bytes of history currently held; can be read from any thread."""
         return self._case.history.nbytes
 
     @property

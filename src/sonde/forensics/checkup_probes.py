@@ -173,7 +173,7 @@ def repeated_step(patient: Patient) -> Outcome:
 
 
 def overfit_one_batch(patient: Patient) -> Outcome:
-    """Learn a few samples by heart: whoever cannot do that learns nothing."""
+    """Overfit a few samples: a model that cannot do that learns nothing."""
     first, last = _learn(patient, patient.batch.first(FEW))
     left = last / first if first else 0.0
     name, said = "one batch by heart", f"the loss falls from {first:.3g} to {last:.3g} in {STEPS} steps"

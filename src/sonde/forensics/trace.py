@@ -2,7 +2,7 @@
 
 Two modes of torch work together: one sees each operation as the kernel gets it (`aten.log.default`), the other the
 function the program called (`log`) and its line. What one bad result led to is followed by storage, so that the origin
-of a NaN can be told from what only passes it on, and from an infinity that was meant (a mask).
+of a NaN can be distinguished from what only passes it on, and from an infinity that was meant (a mask).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Operation:
 
     @property
     def is_intended(self) -> bool:
-        """Say whether it was told to write an infinity: `masked_fill(..., -inf)`, `full(..., inf)`."""
+        """Return whether it was asked to write an infinity: `masked_fill(..., -inf)`, `full(..., inf)`."""
         return not self.badness & NAN and any(
             isinstance(value, float) and math.isinf(value) for value in self.scalars.values()
         )

@@ -264,7 +264,7 @@ class Watcher:
             self._tell_from_readings()
 
     def _notice(self, optimizer: Optimizer) -> None:
-        """Note gradients that are not finite where that can be told without waiting: on the CPU."""
+        """Note gradients that are not finite where that can be known without waiting: on the CPU."""
         gradients = [gradient for _, gradient in gradients_of(optimizer)]
         if skip_flag(optimizer) is not None or not all(map(_is_on_host, gradients)):
             return  # a gradient scaler's business, or that of the readings to come

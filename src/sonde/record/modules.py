@@ -54,9 +54,9 @@ class PassObserver(Protocol):
     """Looks at passes beyond the outputs: what modules are called with, in which order, in which mode."""
 
     is_tracing: bool
-    """Whether to tell of every module; else only of those in `looked_at`."""
+    """Whether to report calls of every module; else only of those in `looked_at`."""
     looked_at: dict[int, bool | None]
-    """Keys of modules. With None `leave` is told of all calls, with a mode, in training, only of those in the other."""
+    """Keys of modules. None: report every call. A mode: in training, report only calls made in the other mode."""
 
     def begin_pass(self, entry: WatchedModule, call: int, args: tuple[Any, ...], phase: Phase, due: bool) -> None:
         """Take the beginning of a pass at this module."""

@@ -188,7 +188,7 @@ class Softmaxes(Sensor):
 
 
 def read_softmaxes(root: Tensor, module_of: Callable[[int], str]) -> list[SoftmaxFacts]:
-    """Return the softmaxes whose use can be told. `module_of` names the module that made a node, by its number."""
+    """Return the softmaxes whose use can be determined. `module_of` names the module of a node, by its number."""
     found: list[SoftmaxFacts] = []
     for node in walk(root.grad_fn):
         for used, below, over in _uses(node):
@@ -249,7 +249,7 @@ def _facts(chain: list[Any], used: str, over: int, module_of: Callable[[int], st
 
 
 def _moved(node: Any, before: tuple[int, ...] | None, after: tuple[int, ...] | None) -> dict[int, int] | None:
-    """Return where a node put each dimension that it kept; None if that cannot be told."""
+    """Return where a node put each dimension that it kept; None if that cannot be determined."""
     if before is None or after is None:
         return None
     name = name_of(node)

@@ -42,7 +42,7 @@ MAX_UNFIT: Final = 8
 
 
 def tally(labels: Tensor, classes: int) -> Tensor:
-    """Count labels by class, leaving out what is no class. By sorting: a bincount would wait for the device."""
+    """Count labels by class, leaving out other values. By sorting: a bincount would wait for the device."""
     ordered = labels.flatten().sort().values
     every = torch.arange(classes, device=labels.device, dtype=ordered.dtype)
     counts = torch.searchsorted(ordered, every, right=True) - torch.searchsorted(ordered, every)

@@ -241,7 +241,7 @@ OUTSTANDING_FACTOR: Final = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One cause, what it was told from, and its numbers."""
+    """One cause and the evidence for it."""
 
     kind: str
     text: str

@@ -115,7 +115,7 @@ _ROOM_FOR_WHERE: Final = 120
 
 
 def finding_lines(findings: Sequence[Finding], look: Look, *, most: int = 5) -> Group:
-    """Return one line per finding: how grave, what, and where; more of them are counted."""
+    """Return one line per finding: severity, kind and place; further ones are counted."""
     lines = [_short_line(finding, look) for finding in findings[:most]]
     if len(findings) > most:
         lines.append(Text(f"  and {plural(len(findings) - most, 'finding')} more", QUIET))
