@@ -19,7 +19,7 @@ from sonde.diagnosis.history import HEAD, MAX_RECENT, History
 from sonde.diagnosis.learning import judge
 from sonde.diagnosis.monitor import Monitor
 from sonde.diagnosis.reliability import confidence_of
-from sonde.diagnosis.rule import Found, Rule
+from sonde.diagnosis.rule import Found, Rule, rule
 from sonde.records import Block, Finding, Site
 from sonde.testing import FakeClock, tiny_mlp
 
@@ -214,3 +214,19 @@ def test_coming_back_from_where_the_first_steps_threw_it_is_no_learning():
     back = np.concatenate([[2.34], 2000 * 0.4 ** np.arange(10), 2.33 + 0.05 * rng.standard_normal(100)])
     assert judge(back).state == "flat"
     assert judge(back - np.linspace(0, 1, len(back))).state == "improving"
+
+
+def test_an_exact_finding_stays_when_fewer_steps_are_recorded_and_goes_when_it_is_mended():
+    wrong = [True]
+
+    @rule("exact_one", fix="f", refute="r", exact=True, since=0)
+    def exact_one(case):
+        return Found(cause="c", sites=()) if wrong[0] else None
+
+    for thinned in (False, True):
+        wrong[0] = True
+        doctor, case = Doctor(rules=(exact_one,)), Case()
+        assert doctor.look(case)
+        case.is_thinned = thinned
+        wrong[0] = False
+        assert bool(doctor.look(case)) is thinned

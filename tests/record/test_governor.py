@@ -12,6 +12,12 @@ import sonde
 from sonde.record.governor import EVERYTHING, FULL_STEPS, LEVELS, NOTHING, OUTPUTS, PARAMETERS, Governor, Strides
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_free(monkeypatch):
+    """Let the budget hold from the first decision on, however short steps are."""
+    monkeypatch.setattr("sonde.record.governor.FREE_S", 0.0)
+
+
 class Machine:
     """A training of which steps of each level take a known time, and a governor that only sees its clocks."""
 
@@ -53,6 +59,13 @@ def test_an_expensive_step_is_recorded_in_full_every_time():
 def test_without_a_budget_everything_is_recorded_whatever_it_costs():
     machine = Machine(None, bare=0.001, cost=(0, 1, 2, 3)).run(200)
     assert set(machine.levels) == {EVERYTHING}
+
+
+def test_short_steps_are_recorded_in_full_until_that_has_taken_a_second(monkeypatch):
+    monkeypatch.setattr("sonde.record.governor.FREE_S", 1.0)
+    machine = Machine(0.05, bare=0.001, cost=(0, 1e-3, 2e-3, 5e-3)).run(1000)
+    assert set(machine.levels[:190]) == {EVERYTHING}
+    assert machine.levels[300:].count(EVERYTHING) < 50
 
 
 def test_the_first_steps_are_recorded_in_full():

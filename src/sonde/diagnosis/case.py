@@ -54,6 +54,8 @@ class Case:
         self.facts = Facts()
         self.events: list[Event] = []
         self.final = False
+        self.is_thinned = False
+        """Whether not every step is recorded any more, to keep within the budget."""
         self.replicas: list[Drift] | None = None
         """Parameters that differ between ranks; None where that was not compared."""
         self._sites: dict[int, Site] = {}
@@ -91,7 +93,9 @@ class Case:
             self.facts = Facts.from_json(event.data)
             self.__dict__.pop("modules", None)
             self.__dict__.pop("parameters", None)
-        elif len(self.events) < MAX_EVENTS:
+            return
+        self.is_thinned |= event.event_type == "budget"
+        if len(self.events) < MAX_EVENTS:
             self.events.append(event)
 
     # ------------------------------------------------------------------ steps

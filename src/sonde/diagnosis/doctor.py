@@ -76,15 +76,18 @@ class Doctor:
         if rule.kind in self.broken or too_early:
             return None
         try:
-            finding = rule.check(case) or self._lasting.get(rule.kind)
+            finding = rule.check(case) or (self._lasting.get(rule.kind) if rule.lasting else None)
         except NotMeasured as missing:
             self.unmeasured[rule.kind] = str(missing)
-            return self._lasting.get(rule.kind)
+            return self._lasting.get(rule.kind) if rule.lasting or case.is_thinned else None
         except Exception:  # noqa: BLE001 - one rule's fault must not silence the others
             self.broken[rule.kind] = traceback.format_exc()
             logger.warning("the rule %s failed and is not asked again.\n%s", rule.kind, self.broken[rule.kind].rstrip())
             return None
         self.unmeasured.pop(rule.kind, None)
-        if rule.lasting and finding is not None:
+        # An exact relation that was broken while every step was recorded is not mended by recording fewer of them.
+        if finding is not None and (rule.lasting or (finding.exact and not case.is_thinned)):
             self._lasting[rule.kind] = finding
-        return finding
+        elif finding is None and not case.is_thinned:
+            self._lasting.pop(rule.kind, None)
+        return finding or (self._lasting.get(rule.kind) if case.is_thinned else None)

@@ -1,7 +1,8 @@
 """Keep what recording costs within a share of the training's own time, by recording less often.
 
 Every step has a level: 0 records nothing, 1 parameters, gradients and updates, 2 also module outputs, 3 also what only
-the diagnosis needs. The first steps are all of level 3. Then a few steps of each level are compared: what a level costs
+the diagnosis needs. The first steps are all of level 3, and so is
+the first second of recording tiny models. Then a few steps of each level are compared: what a level costs
 is how much longer its steps take than those of level 0, and at least the time that Sonde's own clocks and its worker
 thread measured. From that follows how often each level can be afforded. What the diagnosis needs is thinned first, then
 outputs, and parameters last; nothing ever stops. Logged numbers are recorded in every step.
@@ -27,6 +28,10 @@ LEVELS: Final = (NOTHING, PARAMETERS, OUTPUTS, EVERYTHING)
 
 FULL_STEPS: Final = 24
 """Steps at the start in which everything is recorded: most faults of a loop show there."""
+SHORT_STEP_S: Final = 0.01
+FREE_S: Final = 1.0
+"""A training whose steps are shorter than `SHORT_STEP_S` is recorded in full until recording has taken `FREE_S`: trials
+on tiny models end before the budget matters, and their diagnosis needs every step."""
 JUDGING: Final = 0.2
 """The part of the budget that is set aside for judging the run; the rest is for recording it."""
 _WARM_UP: Final = 12  # of those, how many say nothing about the cost: sites and facts are written, graphs are traced
@@ -175,6 +180,7 @@ class Governor:
         self.skips = False
         """Whether the present step is to cost nothing: neither it nor the next is recorded. What compares a recorded
         step with the one before sees both."""
+        self._is_free = True
         self._steps = self._due_steps = 0
         self._exploring: list[int] = []
         self._next_review = FULL_STEPS
@@ -186,7 +192,7 @@ class Governor:
     @property
     def level(self) -> int:
         """The level of the present step, if the schedule records it at all; it stays until the step has ended."""
-        if self.budget is None or self._steps < FULL_STEPS:
+        if self.budget is None or self._is_free:
             return EVERYTHING
         return self._exploring[-1] if self._exploring else self.strides.level(self._due_steps)
 
@@ -195,7 +201,8 @@ class Governor:
 
         Evaluations come between steps, seldom or often: they are thinned as steps are, but counted by themselves.
         """
-        return EVERYTHING if self.budget is None or number < FULL_STEPS else self.strides.level(number)
+        is_free = self._is_free or number < FULL_STEPS
+        return EVERYTHING if self.budget is None or is_free else self.strides.level(number)
 
     def end_step(self, *, due: bool, next_due: tuple[bool, bool] = (True, True), timed: bool = False) -> None:
         """Take the end of a step that was `due` by the user's schedule, or not, as the next two are.
@@ -215,9 +222,16 @@ class Governor:
             self._due_steps += 1
             if self._exploring:
                 self._exploring.pop()
-        if self.budget is not None and self._steps >= self._next_review and not self._exploring:
+        self._is_free = self._is_free and self._stays_free(waited)
+        if self.budget is not None and not self._is_free and self._steps >= self._next_review and not self._exploring:
             self._review()
         self.skips = self.budget is not None and not any(self._next_levels(next_due))
+
+    def _stays_free(self, waited: float) -> bool:
+        if self._steps < FULL_STEPS:
+            return True
+        bare = self._bare_seconds()
+        return bare is not None and bare < SHORT_STEP_S and waited < FREE_S
 
     def _next_levels(self, due: tuple[bool, bool]) -> tuple[int, int]:
         """Return the levels of the next two steps."""

@@ -381,6 +381,7 @@ class Pipeline:
     def end_step(self, *, skipped: bool = False) -> None:
         """Take what is known at the end of a step, and send it off."""
         if self.governor.skips:
+            self._see_helpers()
             self._modules.end_step()
             self._govern()
             self.packer.end_step(skipped=skipped or (self.forensics is not None and self.forensics.is_holding))
