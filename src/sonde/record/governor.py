@@ -304,9 +304,9 @@ class Governor:
         strides, allowed = Strides(), self._allowed(bare)
         while self._share(strides, bare) > allowed and strides.parameters < _MOST:
             strides = strides.thinner()
-        is_looser = self._share(strides, bare) > self._share(self.strides, bare)
-        if is_looser and self._share(strides, bare) > _SLACK * allowed:
-            strides = self.strides
+        now = self._share(self.strides, bare)
+        while self._share(strides, bare) > max(now, _SLACK * allowed) and strides.parameters < _MOST:
+            strides = strides.thinner()  # a looser setting must be well within the budget, not to change back and forth
         if strides != self.strides:
             self.strides = strides
             self._decided(Cost(bare, self._share(strides, bare), self.budget, strides))
