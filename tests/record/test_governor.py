@@ -246,3 +246,35 @@ def test_evaluations_are_seen_even_where_steps_are_hardly_ever_recorded(tmp_path
     run = sonde.open_run(tmp_path / "run")
     sites = [site for site in run.sites if site.phase == "eval" and site.quantity == "output"]
     assert {site.name for site in sites} >= {"0", "1", "2"}
+
+
+def test_a_loss_that_is_not_finite_is_found_though_its_step_was_to_be_skipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(Governor, "_review", lambda self: setattr(self, "strides", Strides(1024, 1024, 1024)))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    with sonde.watch(model, optimizer, run=tmp_path / "run", budget=0.01) as session:
+        for step in range(1, 201):
+            batch = torch.randn(4, 8)
+            if step == 150:
+                batch[0, 0] = torch.nan
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    (finding,) = [finding for finding in session.findings if finding.severity == "critical"]
+    assert finding.step == 150
+
+
+def test_a_guard_holds_back_a_step_that_is_not_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(Governor, "_review", lambda self: setattr(self, "strides", Strides(1024, 1024, 1024)))
+    torch.manual_seed(0)
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", budget=0.01, guard="skip"):
+        for step in range(1, 101):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            if step == 60:
+                model.weight.grad.fill_(torch.inf)
+            optimizer.step()
+    assert torch.isfinite(model.weight).all()

@@ -147,6 +147,10 @@ class Watcher:
             else:
                 self._tell_first(incident)
 
+    def is_loss_bad(self, roots: tuple[Tensor, ...]) -> bool:
+        """Return whether a loss is not finite, as far as no device has to be waited for."""
+        return not is_capturing() and any(_is_near(root) and badness(root) for root in roots)
+
     def _remember(self, roots: tuple[Tensor, ...], passes: list[KeptPass]) -> None:
         if passes and self._left > 0:
             self._tails.add(roots, passes[-1].sequence)

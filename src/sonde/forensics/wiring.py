@@ -62,6 +62,7 @@ class Forensics:
         self._bundles_left = options.max_bundles if options.bundles else 0
         self.watcher = Watcher(models, around, guard=options.guard, max_origins=options.max_origins)
         # A guard looks at every step; else a step that is not recorded is left alone.
+        self._raise_alarm = watched.raise_alarm
         self._is_skipped = watched.is_skipped if options.guard is None else lambda: False
         self._passes = RootPasses(models.values(), self.watcher, guard, is_wanted=lambda: not self._is_skipped())
         self._parameters = {id(parameter) for model in models.values() for parameter in model.parameters()}
@@ -135,6 +136,8 @@ class Forensics:
         return path
 
     def _look_at_losses(self, *args: Any) -> None:
+        if self._is_skipped() and self.watcher.is_loss_bad(args[0]):
+            self._raise_alarm()
         if not self._is_skipped():
             self.watcher.before_backward(*args)
 

@@ -10,7 +10,8 @@ outputs, and parameters last; nothing ever stops. Logged numbers are recorded in
 A few callbacks cost time in unrecorded steps too. Recording less often cannot save that, so where it takes up most of
 the budget, recorded steps may still use half of it.
 
-Decisions depend on clocks only: never on a value of the training, and nothing of the training depends on them.
+Decisions depend on clocks only, and nothing of the training depends on them. One value of the training counts: steps
+whose loss is not finite are recorded in full, as far as that is known without waiting for a device.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _SAMPLES: Final = 5  # steps of a level that are compared
 _ENOUGH: Final = 3  # of them that must be known; a device tells of its last steps late
 _KEPT: Final = 32
 _RENEW: Final = 256  # steps after which levels that are hardly ever recorded are measured anew, at the earliest
+_ALARMS: Final = 4  # how often a step that goes wrong is recorded in full, with the next one, beyond the budget
 _REVIEW: Final = 64  # steps between two decisions
 _MOST: Final = 1024  # the longest stride
 # How much rarer the level above may become before the level below is thinned as well.
@@ -187,6 +189,7 @@ class Governor:
         self._durations: dict[int, deque[float]] = {level: deque(maxlen=_KEPT) for level in LEVELS}
         self._waited: dict[int, deque[float]] = {level: deque(maxlen=_KEPT) for level in LEVELS}
         self._renew_at: int | None = None
+        self._alarms = 0
         self._last: tuple[float, float] | None = None
 
     @property
@@ -195,6 +198,13 @@ class Governor:
         if self.budget is None or self._is_free:
             return EVERYTHING
         return self._exploring[-1] if self._exploring else self.strides.level(self._due_steps)
+
+    def raise_alarm(self) -> None:
+        """Record the present step and the next in full: something is wrong with it. Later alarms are ignored."""
+        if self.budget is not None and self._steps >= FULL_STEPS and self._alarms < _ALARMS:
+            self._alarms += 1
+            self._exploring += [EVERYTHING, EVERYTHING]
+            self.skips = False
 
     def evaluation_level(self, number: int) -> int:
         """Return the level of an evaluation pass, by how many there were before.

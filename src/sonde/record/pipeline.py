@@ -100,6 +100,8 @@ class Watched:
     """Returns whether the present step is recorded in full, in a phase."""
     is_skipped: Callable[[], bool]
     """Returns whether the present step is to cost nothing; see `Governor.skips`."""
+    raise_alarm: Callable[[], None]
+    """Has the present step recorded in full, though it was to be skipped."""
     measured: Callable[[Optimizer], list[int] | None]
     """Returns the sites of all gradients of an optimizer that is about to step; None if not all were recorded."""
     publish: Callable[[Finding], None]
@@ -204,6 +206,7 @@ class Pipeline:
             reach=self._reach,
             is_due=lambda phase: self._round_level() >= EVERYTHING if phase == "train" else self._modules.is_observed,
             is_skipped=lambda: self.governor.skips,
+            raise_alarm=self.governor.raise_alarm,
             measured=self._measured_gradients,
             publish=self.worker.publish,
             records_loss=isinstance(self._helpers.loss_fn, nn.Module) and "outputs" in self._plan.what,
