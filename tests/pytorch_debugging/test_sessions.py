@@ -238,7 +238,7 @@ def test_the_report_has_what_the_profile_found(make):
 
 
 def test_a_block_that_keeps_hundreds_of_megabytes_is_an_event_with_its_line(make):
-    debugger, kept = make(enable_memory_tracking=True), []
+    debugger, kept = make(enable_memory_tracking=True), [torch.nn.LazyLinear(4)]  # parameters without a shape yet
     with debugger.memory_tracking():
         kept.append(torch.ones(200 << 20, dtype=torch.uint8))  # the block
     (event,) = (event for event in debugger.debug_events if event["event_type"] == "excessive_memory_detected")
