@@ -1,11 +1,11 @@
 """Keep what recording costs within a share of the training's own time, by recording less often.
 
 Every step has a level: 0 records nothing, 1 parameters, gradients and updates, 2 also module outputs, 3 also what only
-the diagnosis needs. The first steps are all of level 3, and so is
-the first second of recording tiny models. Then a few steps of each level are compared: what a level costs
-is how much longer its steps take than those of level 0, and at least the time that Sonde's own clocks and its worker
-thread measured. From that follows how often each level can be afforded. What the diagnosis needs is thinned first, then
-outputs, and parameters last; nothing ever stops. Logged numbers are recorded in every step.
+the diagnosis needs. The first steps are all of level 3, and so is the first second of recording tiny models. Then a few
+steps of each level are compared: what a level costs is how much longer its steps take than those of level 0, and at
+least the time that Sonde's own clocks and its worker thread measured. From that follows how often each level can be
+afforded. What the diagnosis needs is thinned first, then outputs, and parameters last; nothing ever stops. Logged
+numbers are recorded in every step.
 
 A few callbacks cost time in unrecorded steps too. Recording less often cannot save that, so where it takes up most of
 the budget, recorded steps may still use half of it.
@@ -201,7 +201,7 @@ class Governor:
 
     def raise_alarm(self) -> None:
         """Record the present step and the next in full: something is wrong with it. Later alarms are ignored."""
-        if self.budget is not None and self._steps >= FULL_STEPS and self._alarms < _ALARMS:
+        if self.budget is not None and not self._is_free and self._alarms < _ALARMS:
             self._alarms += 1
             self._exploring += [EVERYTHING, EVERYTHING]
             self.skips = False
