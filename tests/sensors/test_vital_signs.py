@@ -311,3 +311,29 @@ def test_evaluation_that_stays_in_training_mode_is_told_however_late_it_comes(tm
                     model(torch.randn(4, 8))
     for name in ("(model)", "1", "2"):
         assert set(seen.means(f"{name}:vital.training@eval").values()) == {1.0}
+
+
+def test_a_bias_of_the_shape_of_attention_weights_is_not_taken_for_them(tmp_path):
+    class BiasedAttention(nn.Module):
+        """Returns its result, a bias of zeros and the weights, as the attention of T5 does."""
+
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(8, 8)
+
+        def forward(self, x):
+            parts = self.project(x).unflatten(-1, (2, 4)).transpose(1, 2)
+            bias = torch.zeros(1, 2, x.shape[1], x.shape[1])
+            weights = torch.dropout((parts @ parts.mT + bias).softmax(-1), 0.1, True)
+            return (weights @ parts).transpose(1, 2).flatten(2), bias, weights
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.head = BiasedAttention(), nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.head(self.attention(x)[0])
+
+    seen = train(tmp_path, Model(), [torch.randn(4, 6, 8)])
+    assert seen.means("attention:vital.attention_entropy")[1] > 0.3

@@ -70,6 +70,16 @@ def maker_of(tensor: torch.Tensor) -> str:
     return ""
 
 
+def is_softmax(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds what a softmax returned, perhaps with dropout, in another shape or dtype."""
+    node: Any = tensor.grad_fn
+    for _ in range(_MAX_LOOKS):
+        if name_of(node).endswith("SoftmaxBackward0"):
+            return "Log" not in name_of(node)
+        node = next(iter(children_of(node)), None)
+    return False
+
+
 def shape_of(node: Any) -> tuple[int, ...] | None:
     """Return the shape of what a node made."""
     known: Sequence[Any] = getattr(node, "_input_metadata", ())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.core.signals import ATTENTION_ENTROPY, EVER_ACTIVE, SATURATED, UNIT_SAMPLES
+from sonde.hooks.autograd_graph import is_softmax
 from sonde.record.modules import WatchedModule
 from sonde.records import Phase
 from sonde.schedule import every, first
@@ -118,8 +119,11 @@ class Units(Sensor):
         self.signals.see(units.name, SATURATED, beyond, call=units.call)
 
     def _see_attention(self, units: _Units, output: Any) -> None:
-        weights = output[1] if isinstance(output, tuple | list) and len(output) > 1 else None
-        if not isinstance(weights, Tensor) or not is_real(weights) or weights.dim() != 4 or weights.shape[-1] < 2:
+        # Others return a bias of the same shape there (T5), so the weights are known by the softmax that made them.
+        others = output[1:] if isinstance(output, tuple | list) else ()
+        found = (each for each in others if isinstance(each, Tensor) and is_real(each) and is_softmax(each))
+        weights = next(found, None)
+        if weights is None or weights.dim() != 4 or weights.shape[-1] < 2:
             return
         some = weights.detach()[:_ATTENTION_SAMPLES].float()
         entropy = -torch.special.xlogy(some, some).sum(-1).mean((0, 2)) / math.log(weights.shape[-1])
