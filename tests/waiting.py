@@ -24,7 +24,7 @@ def wait_until(condition: Callable[[], object], what: str = "it") -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Say whether a process runs; one that its parent has not heard of yet does not."""
+    """Return whether a process runs; one that its parent has not heard of yet does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

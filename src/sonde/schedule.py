@@ -22,7 +22,7 @@ class Schedule:
     test: Callable[[int], bool]
 
     def __call__(self, step: int) -> bool:
-        """Say whether to look at this step."""
+        """Return whether to look at this step."""
         return self.test(step)
 
     def __or__(self, other: Schedule) -> Schedule:

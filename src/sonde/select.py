@@ -32,7 +32,7 @@ class Selector:
     test: Callable[[str, str], bool]
 
     def __call__(self, name: str, kind: str = "") -> bool:
-        """Say whether a module or parameter is selected."""
+        """Return whether a module or parameter is selected."""
         return self.test(name, kind)
 
     def __or__(self, other: Selector) -> Selector:
@@ -101,7 +101,7 @@ def _parse(text: str) -> Selector:
 
 def check_each_matches(where: Where, names: dict[str, str], owner: str) -> None:
     """Raise if a part of `where` matches none of `names` (name -> class name), naming the nearest names."""
-    selector(where)  # malformed patterns are told first
+    selector(where)  # malformed patterns are reported first
     if where is None:
         return
     parts = [where] if isinstance(where, str | Selector) else list(where)

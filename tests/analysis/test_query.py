@@ -63,7 +63,7 @@ def picked(text):
 )
 def test_an_expression_picks_what_it_says(text, rows):
     if rows is None:
-        with pytest.raises(OptionError, match="no condition"):
+        with pytest.raises(OptionError, match="not a condition"):
             picked(text)
     else:
         assert picked(text) == rows
@@ -86,8 +86,8 @@ def test_an_expression_picks_what_it_says(text, rows):
         ("score(loss) > 5", "in quotes"),
         ("[x for x in (1, 2)] == 1", "means nothing here"),
         ("(lambda: 1)() == 1", "no function"),
-        ("loss", "no condition"),
-        ("loss + 1 and accuracy == 0", "no condition"),
+        ("loss", "not a condition"),
+        ("loss + 1 and accuracy == 0", "not a condition"),
         ("name > 3", "holds texts"),
         ("name < 'x'", "holds texts|is a text"),
         ("label in 3", "without a list"),

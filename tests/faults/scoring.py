@@ -76,7 +76,7 @@ class Verdict:
 
 
 def is_at(site: str, place: str) -> bool:
-    """Say whether a culprit lies at a place or inside it; `fc` stands for `fc1` and `fc2` too.
+    """Return whether a culprit lies at a place or inside it; `fc` stands for `fc1` and `fc2` too.
 
     >>> is_at("encoder.0.weight", "encoder"), is_at("encoder", "encoder.0"), is_at("optimizer2", "optimizer")
     (True, False, True)

@@ -125,7 +125,7 @@ def _place(order: ModelOrder, site: Site) -> tuple[int, ...]:
 
 
 def _windows(steps: NDArray[np.int64], sites: int) -> Iterator[NDArray[np.int64]]:
-    """Cut the steps into windows that grow: runs that part early are told early."""
+    """Cut the steps into windows that grow: runs that part early are found early."""
     at, size, left = 0, _FIRST_STEPS, max(_MOST_READINGS // max(sites, 1), _FIRST_STEPS)
     while at < len(steps) and left > 0:
         yield steps[at : at + size]

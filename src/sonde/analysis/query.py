@@ -51,7 +51,7 @@ FUNCTIONS: Final = {
     "rank": "rank(loss) <= 20: 1 is the worst",
     "isnan": "isnan(loss)",
     "abs": "abs(loss - 1) < 0.1",
-    "score": "score('val/loss') > 1: a metric whose name is no plain word",
+    "score": "score('val/loss') > 1: a metric whose name is not a plain word",
 }
 
 
@@ -203,7 +203,7 @@ class Query:
         """
         found = _Computation(self.text, columns).value(self._tree)
         if not (isinstance(found, np.ndarray) and found.dtype == bool) and not isinstance(found, bool):
-            raise OptionError(f"{self.text!r:.120} is no condition. Compare it with something, as in loss > 0.5.")
+            raise OptionError(f"{self.text!r:.120} is not a condition. Compare it with something, as in loss > 0.5.")
         return np.broadcast_to(np.asarray(found, bool), (columns.size,)).copy()
 
 
@@ -281,7 +281,7 @@ class _Computation:
         found = self.value(node)
         if isinstance(found, bool) or (isinstance(found, np.ndarray) and found.dtype == bool):
             return np.asarray(found, bool)
-        raise OptionError(f"{ast.unparse(node)!r:.80} is no condition. Compare it with something, as in loss > 0.5.")
+        raise OptionError(f"{ast.unparse(node)!r:.80} is not a condition. Compare it with something, as in loss > 0.5.")
 
     def _numbers(self, value: Any) -> Any:
         if isinstance(value, str):

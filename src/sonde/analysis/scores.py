@@ -49,7 +49,7 @@ class Evaluation:
         return self.scores_file.is_file()
 
     def has(self, part: str) -> bool:
-        """Say whether it holds captures (`debugger`) or samples (`samples`)."""
+        """Return whether it holds captures (`debugger`) or samples (`samples`)."""
         return (self.folder / part).is_dir()
 
     def outputs(self, part: str) -> DebugOutputs | None:

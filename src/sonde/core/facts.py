@@ -240,7 +240,7 @@ class Facts:
     bootstrapped: str = ""
     """The loss whose target is data plus a multiple of what the model says, with a gradient through both."""
     input_gradient: bool = False
-    """The first backward pass also reaches a tensor that is no parameter: an input whose gradient is asked for."""
+    """The first backward pass also reaches a tensor that is not a parameter: an input whose gradient is asked for."""
     carried: tuple[str, ...] = ()
     """Recurrent modules that were given, as their first state, what they returned in the step before."""
     hidden: tuple[HiddenFacts, ...] = ()

@@ -15,7 +15,7 @@ MIN_POINTS: Final = 10
 START: Final = 5
 """How many of the first losses stand for where the run began."""
 RELATIVE: Final = 0.05
-"""A fall by less than this part of the initial loss is no improvement."""
+"""A fall by less than this part of the initial loss does not count as improvement."""
 _CERTAIN: Final = 4.0
 """How many standard errors a slope must be from nothing."""
 _OUTLIER: Final = 4.0

@@ -101,7 +101,7 @@ def _look_at_forward(
         return _Looked(None, repetition.outputs)
     source = root.source
     if isinstance(source, Given) and id(source.tensor) in kept.computed:
-        # The input is no data: the program computed it. Its graph is the loss's.
+        # The input is not data: the program computed it. Its graph is the loss's.
         found = find_loss_origin(roots, None, [])
         if found is not None:
             return _Looked(_with_line(*found, roots, kept, frame), repetition.outputs)

@@ -151,7 +151,7 @@ class KeptPass:
 
     @property
     def is_intact(self) -> bool:
-        """Say whether the inputs are still what the model got."""
+        """Return whether the inputs are still what the model got."""
         return all(tensor._version == version for tensor, version in self.versions)
 
     @property
@@ -379,7 +379,7 @@ class Recent:
             self._spoilt = step if self._spoilt is None else min(step, self._spoilt)
 
     def _was_finite(self, site: Site) -> bool:
-        """Say whether a parameter was finite before: one that never was is a mask of infinities that are meant."""
+        """Return whether a parameter was finite before: one that never was is a mask of infinities that are meant."""
         return site.quantity == "parameter" and any(
             bool((~_is_bad(rows[sites == site.id])).any()) for _, sites, rows in self._blocks
         )

@@ -70,7 +70,7 @@ def nodes_since(roots: Iterable[Tensor], sequence: int, most: int) -> Iterator[A
 
 
 def is_leaf(node: Any) -> bool:
-    """Say whether a node stands for a leaf, such as a parameter."""
+    """Return whether a node stands for a leaf, such as a parameter."""
     return hasattr(node, "variable")
 
 
@@ -127,7 +127,7 @@ def _op(each: GraphNode) -> str:
 
 
 def _is_given(each: GraphNode) -> bool:
-    """Say whether an operand that the graph does not hold must have been bad: the others are finite and moderate."""
+    """Return whether an operand that the graph does not hold must have been bad: the others are finite and moderate."""
     if each.name not in _LINEAR or not any(tensor is None for _, tensor, _ in each.inputs):
         return False
     return all(tensor is None or float(tensor.abs().max()) < _LARGE for _, tensor, _ in each.inputs if _full(tensor))

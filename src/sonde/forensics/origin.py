@@ -54,7 +54,7 @@ class Origin:
     symptom: str = ""
     """The operation that later made NaN of the infinity."""
     repeated: bool = True
-    """Whether repeating the step showed it; False if it is told from the readings alone."""
+    """Whether repeating the step showed it; False if it follows from the readings alone."""
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Origin:
         return _SIGNS.get(plain, plain) or self.name
 
     def same_place(self, other: Origin) -> bool:
-        """Say whether both name the same operation in the same stage, module and line."""
+        """Return whether both name the same operation in the same stage, module and line."""
         return (self.stage, self.op, self.module, self.node) == (other.stage, other.op, other.module, other.node) and (
             self.line is None or other.line is None or self.line.number == other.line.number
         )

@@ -60,7 +60,7 @@ class Given:
 
     @property
     def is_intended(self) -> bool:
-        """Say whether its infinities look meant: an additive mask, a constant of the program's."""
+        """Return whether its infinities look meant: an additive mask, a constant of the program's."""
         return not self.badness & NAN and (self.role == "other" or is_masking(self.tensor))
 
 

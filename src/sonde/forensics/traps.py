@@ -132,7 +132,7 @@ class LossTail:
             self.customs.append(name)
 
     def _has_room(self, values: Iterable[Any]) -> bool:
-        """Say whether these tensors are small enough to be kept, and count them if so."""
+        """Return whether these tensors are small enough to be kept, and count them if so."""
         storages = dict(storage_of(value) for value in values if isinstance(value, Tensor))
         together = self.storages | storages
         if any(size > MAX_TENSOR_BYTES for size in storages.values()) or sum(together.values()) > MAX_BYTES:

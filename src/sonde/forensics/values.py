@@ -69,7 +69,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def is_masking(value: Tensor) -> bool:
-    """Say whether the only values that are not finite are minus infinity, as in an additive mask."""
+    """Return whether the only values that are not finite are minus infinity, as in an additive mask."""
     bad = value.detach()[~torch.isfinite(value.detach())]
     return bool((bad == -math.inf).all())
 

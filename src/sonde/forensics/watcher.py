@@ -315,7 +315,7 @@ class Watcher:
         return self.recent.bad_step is not None and self._left > 0 and self._looks_left > 0
 
     def _may_look(self) -> bool:
-        """Say whether to repeat a step: not again and again, and not while an origin's consequences go on."""
+        """Return whether to repeat a step: not again and again, and not while an origin's consequences go on."""
         return self._left > 0 and self._looks_left > 0 and not self._is_ill
 
     def _begin_look(self) -> None:
@@ -401,7 +401,7 @@ def _is_near(tensor: Tensor) -> bool:
 
 
 def _is_scaled_away(origin: Origin, roots: tuple[Tensor, ...]) -> bool:
-    """Say whether a finite loss only overflowed when a gradient scaler multiplied it: the scaler will see to that."""
+    """Return whether a finite loss only overflowed when a gradient scaler multiplied it: the scaler handles that."""
     last = roots[0].grad_fn
     is_last = last is not None and last.name().startswith("MulBackward")
     return is_last and (origin.stage, origin.name, origin.makes, origin.total) == ("loss", "mul", "inf", 1)

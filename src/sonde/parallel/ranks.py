@@ -15,7 +15,7 @@ _asked: Final[Counter[str]] = Counter()
 
 
 def is_connected() -> bool:
-    """Say whether torch.distributed is set up in this process."""
+    """Return whether torch.distributed is set up in this process."""
     return distributed.is_available() and distributed.is_initialized()
 
 

@@ -102,7 +102,7 @@ class _Recomputation(torch.autograd.Function):
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Say whether calling the model runs compiled code, into which hooks do not reach."""
+    """Return whether calling the model runs compiled code, into which hooks do not reach."""
     return any(
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()

@@ -220,7 +220,7 @@ class Governor:
         If it is `timed` elsewhere, its duration comes by `take_duration`.
         """
         level, now, waited = self.level if due else NOTHING, self._clock(), self._own_seconds()
-        # A step before a recorded one is not left alone: it is no measure of what steps cost that are.
+        # A step before a recorded one runs some hooks: it does not show what a skipped step costs.
         is_usual = self._steps >= _WARM_UP and (level or self.skips or not self._waited[NOTHING])
         if self._last is not None and is_usual:
             self._waited[level].append(waited - self._last[1])

@@ -32,7 +32,7 @@ class WatchedParameter:
     """The same for the last reading of the parameter."""
 
     def is_ready(self) -> bool:
-        """Say whether the parameter has values; one of a lazy module has none before its first forward."""
+        """Return whether the parameter has values; one of a lazy module has none before its first forward."""
         parameter = self.parameter
         return type(parameter) is nn.Parameter or not isinstance(parameter, nn.parameter.UninitializedParameter)
 

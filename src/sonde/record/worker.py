@@ -71,7 +71,7 @@ class Worker:
         return usual if level else usual * min(1.0, len(costs) / (costs[-1][0] - costs[0][0] + 1))
 
     def subscribe(self, sink: Sink) -> None:
-        """Add a sink; it is told of the sites that are known already before anything else."""
+        """Add a sink; it first gets the sites that are known already."""
 
         def add() -> None:
             self._subscribers.append(sink)

@@ -62,7 +62,7 @@ datapoints = st.integers(-(2**63), 2**63 - 1) | st.text(max_size=6)
 
 
 def same(left: object, right: object) -> bool:
-    """Say whether two values are equal in kind and to the bit."""
+    """Return whether two values are equal in kind and to the bit."""
     if isinstance(left, np.ndarray | np.generic):
         return (
             type(left) is type(right)

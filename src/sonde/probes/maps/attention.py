@@ -151,7 +151,7 @@ def find_returned(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def is_attention(tensor: Tensor) -> bool:
-    """Say whether the last axis of a tensor holds rows of weights."""
+    """Return whether the last axis of a tensor holds rows of weights."""
     if tensor.layout is not torch.strided or not tensor.is_floating_point():
         return False
     if tensor.dim() < 2 or tensor.numel() == 0 or tensor.shape[-1] == 1:

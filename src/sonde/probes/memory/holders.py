@@ -36,7 +36,7 @@ class Holder:
     lines: tuple[Line, ...]
     """The lines that put something into it."""
     bounded: bool
-    """It cannot grow for ever: a deque with `maxlen`."""
+    """It cannot grow without bound: a deque with `maxlen`."""
 
 
 def user_frames() -> list[FrameType]:

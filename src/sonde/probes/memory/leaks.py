@@ -201,7 +201,7 @@ class TensorWatch:
         self.suspected = False
         """Memory has grown lately: then the heap is read whenever it is due."""
         self.bounded: set[TensorKind] = set()
-        """Kinds that were seen in a container which cannot grow for ever."""
+        """Kinds that were seen in a container which cannot grow without bound."""
         self._samples: list[tuple[int, LiveTensors]] = []
 
     def weigh(self) -> None:

@@ -265,8 +265,8 @@ def judge_phases(
             Verdict(
                 kind="other",
                 text=f"{other:.0%} of the step is neither loading, forward, backward nor optimizer: look at what the "
-                "loop does between them (logging, plotting, moving data). A loader that is no DataLoader counts here "
-                "unless it is wrapped with session.loading(loader).",
+                "loop does between them (logging, plotting, moving data). Other loaders than DataLoader count here "
+                "unless they are wrapped with session.loading(loader).",
                 evidence={"share": other, "step_ms": step_ms},
             )
         )

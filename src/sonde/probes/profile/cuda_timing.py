@@ -45,7 +45,7 @@ class EventPool:
         self._free.extend(events)
 
     def is_captured(self) -> bool:
-        """Say whether the device's current stream is captured into a graph."""
+        """Return whether the device's current stream is captured into a graph."""
         with torch.cuda.device(self.device):
             return is_capturing()
 
@@ -58,7 +58,7 @@ class EventPool:
 # in.
 
 
-# Marks of one step; a program that calls its model for ever without a step is not timed any more.
+# Marks of one step; a program that keeps calling its model without a step is not timed any more.
 _MOST_MARKS: Final = 10_000
 _STEP: Final = "step"
 _Mark = tuple[str, torch.cuda.Event]

@@ -333,7 +333,7 @@ def profile_scope(
             in its folder; else no file is written. Further repeats of a schedule are numbered.
         schedule: Which steps to record: `ProfileSchedule(wait=1, warmup=1, active=3, repeat=1)` or such a dict. Without
             one everything is recorded, at most 20 steps.
-        shapes: Whether operators are told apart by the shapes of their inputs, and FLOPs counted.
+        shapes: Whether operators are distinguished by the shapes of their inputs, and FLOPs counted.
         stacks: Whether the lines of Python are recorded; needed to name the line of a host sync.
         memory: Whether allocations are recorded.
         modules: Whether modules are timed, forward and backward.

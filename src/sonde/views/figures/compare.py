@@ -59,7 +59,7 @@ def _named(runs: Sequence[Run] | Mapping[str, Run | Any]) -> dict[str, Run | Any
     if isinstance(runs, Mapping):
         return {str(name): run for name, run in runs.items()}
     short = [run.path.name for run in runs]
-    # Runs of the same name are told apart by their folders.
+    # Runs of the same name are distinguished by their folders.
     return {name if short.count(name) == 1 else str(run.path): run for name, run in zip(short, runs, strict=True)}
 
 

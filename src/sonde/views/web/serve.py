@@ -24,7 +24,7 @@ _GIVE_BACK_ABOVE: Final = 1 << 20
 
 
 def keep_memory_low() -> bool:
-    """Let all threads share two arenas, and give freed memory back to the system; say whether that is possible here.
+    """Let all threads share two arenas, and give freed memory back to the system; return whether that is possible here.
 
     Answers are made by a pool of threads. By default each gets an arena of its own that keeps what was freed in it:
     beside a training of 11,000 steps the server grew from 134 to 356 MB; so it stays between 82 and 117 MB.
