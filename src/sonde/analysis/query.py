@@ -1,4 +1,8 @@
-"""Reading an expression that picks samples: with Python's parser, and then nothing is let through that is not known."""
+"""A small language that picks samples: `loss > 0.5 and accuracy == 0 and label in (3, 5)`.
+
+It is read with Python's parser and evaluated over whole columns by a few kinds of nodes; there is no attribute, no
+variable and no call beyond the functions of `query_tree`, so an expression from a stranger can do nothing but pick.
+"""
 
 from __future__ import annotations
 
@@ -167,10 +171,6 @@ def nearest(name: str, known: Mapping[str, Any]) -> str:
 
 
 # --------------------------------------------------------------------------------
-# A small language that picks samples: `loss > 0.5 and accuracy == 0 and label in (3, 5)`.
-#
-# It is read with Python's parser and evaluated over whole columns by a few kinds of nodes; there is no attribute, no
-# variable and no call beyond the functions of `query_tree`, so an expression from a stranger can do nothing but pick.
 
 
 @dataclass(frozen=True, slots=True)

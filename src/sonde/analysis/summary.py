@@ -17,10 +17,6 @@ from sonde.records import Quantity, Site
 from sonde.store import Run
 from sonde.store.series import Readings, compute
 
-# --------------------------------------------------------------------------------
-# Tables over a run: what every site reads now, and which ones to look at first.
-
-
 # How many readings are looked at, over all sites, when nobody says how far back to look. It bounds the time a page
 # takes on a run of any length: five million readings are about two seconds.
 _READING_BUDGET: Final = 5_000_000

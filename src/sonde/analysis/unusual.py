@@ -1,4 +1,8 @@
-"""Find what makes a site stand out, in one short phrase, and order sites as the model does."""
+"""What makes a site stand out in a table: a finding of the doctor, or one of its own steps outside the same bands.
+
+A mark is `bad` where a warning or a critical finding names the site, `odd` where a note does or where a single step
+leaves the bands of `sonde.diagnosis.judgement`; its reason then names that step. All else is `fine`.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +70,6 @@ def _text(entry: dict[str, Any], name: str) -> str:
 
 
 # --------------------------------------------------------------------------------
-# What makes a site stand out in a table: a finding of the doctor, or one of its own steps outside the same bands.
-#
-# A mark is `bad` where a warning or a critical finding names the site, `odd` where a note does or where a single step
-# leaves the bands of `sonde.diagnosis.judgement`; its reason then names that step. All else is `fine`.
 
 
 Level = Literal["bad", "odd", "fine"]

@@ -1,4 +1,4 @@
-"""Values of any kind that debuggers return: copied, split by sample, and converted for the store."""
+"""Copy what debuggers return, of any kind, split it by sample, and prepare it for the store."""
 
 from __future__ import annotations
 
@@ -236,7 +236,6 @@ def _to_array(tensor: Tensor) -> FromTorch | Unsupported:
 
 
 # --------------------------------------------------------------------------------
-# One capture in the queue; its tensors may still be on a device.
 
 
 # What an item takes besides its elements and texts: measured for one small tensor in two dicts.

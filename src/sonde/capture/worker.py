@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from sonde.capture.capture import Capture
 
 
-# --------------------------------------------------------------------------------
-# The queue of captures in memory, bounded in bytes, and the one thread that writes them to pages.
-
-
 logger = logging.getLogger("sonde")
 
 MAX_FAILURES: Final = 100

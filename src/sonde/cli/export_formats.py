@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from sonde.analysis import SiteRows
 
 
-# --------------------------------------------------------------------------------
-# The file formats of `sonde export`: each writes pieces of a long table to one file.
-
-
 # The same columns as `run.to_pandas()` has, in the same order.
 IDENTITY = ("step", "span", "time", "epoch", "rank", "site", "name", "quantity")
 

@@ -1,4 +1,4 @@
-"""Keys from a terminal, one at a time, without waiting for Enter."""
+"""`sonde top RUN`: a live view of a run that fills the terminal."""
 
 from __future__ import annotations
 
@@ -78,7 +78,6 @@ class Keyboard:
 
 
 # --------------------------------------------------------------------------------
-# `sonde top RUN`: a live view of a run that fills the terminal.
 
 
 EXAMPLES = """

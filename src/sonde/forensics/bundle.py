@@ -1,7 +1,7 @@
-"""Nested arguments as JSON with references to tensors, and back: no pickle, so a bundle is safe to open.
+"""A reproduction bundle: what is needed to repeat one step, as `bundle.json` and `tensors.safetensors`.
 
-What a call was given becomes plain lists and objects. Anything that is not plain is an object with one key that names
-its type: `{"tensor": "input.0"}`, `{"tuple": [...]}`, `{"dtype": "float16"}`, `{"float": "nan"}`.
+run/bundles/step-000123/ bundle.json the call, random numbers, modes, precision, the finding, checksums of the
+outputs tensors.safetensors inputs, weights, buffers, gradients at the output, states of the generators
 """
 
 from __future__ import annotations
@@ -129,10 +129,6 @@ _READERS: dict[str, Any] = {
 
 
 # --------------------------------------------------------------------------------
-# A reproduction bundle: what is needed to repeat one step, as `bundle.json` and `tensors.safetensors`.
-#
-# run/bundles/step-000123/ bundle.json the call, random numbers, modes, precision, the finding, checksums of the
-# outputs tensors.safetensors inputs, weights, buffers, gradients at the output, states of the generators
 
 
 FORMAT: Final = 1

@@ -9,10 +9,6 @@ from sonde.forensics.origin import Origin
 from sonde.forensics.reasons import Reason, reason_for
 from sonde.records import Evidence, Finding
 
-# --------------------------------------------------------------------------------
-# Say an origin in words: the finding that a user reads.
-
-
 _KINDS: Final = {
     "data": "nan_in_data",
     "weights": "nan_in_weights",

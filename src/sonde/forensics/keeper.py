@@ -32,17 +32,6 @@ from sonde.hooks.unpack import unpack
 from sonde.hooks.user_line import Line, current_line
 from sonde.records import Block, Event, Finding, Quantity, Site
 
-# --------------------------------------------------------------------------------
-# What is needed to repeat the present step: its batch, random numbers and precision, held by reference.
-#
-# Nothing is copied but the states of the random number generators (5 KB each), and nothing outlives the step. Until
-# it ends this keeps alive, on whatever device it lies:
-#
-# - the inputs of the last pass, which the program mostly holds itself, and those of up to 7 micro-batches before it,
-# up to 256 MB of storage in all; without the graphs that computed them; - the gradients that came to the models'
-# outputs, up to 64 MB in all, the last pass first: they would have been freed.
-
-
 # Passes without a random number of Python's or numpy's after which those generators are no longer kept.
 _PASSES_TO_TRUST: Final = 16
 # Micro-batches of one step that are kept at most; beyond them the oldest goes.

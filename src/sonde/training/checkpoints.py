@@ -1,4 +1,9 @@
-"""Save, restore and seed random state: Python's, numpy's, and torch's on the CPU and every CUDA device in use."""
+"""Checkpoints: which epochs keep one, how they are written and read, and where an interrupted run resumes.
+
+work_dir/ checkpoint_latest.pt -> epoch_4/checkpoint.pt checkpoint_best.pt -> epoch_2/checkpoint.pt epoch_4/
+checkpoint.pt written when the epoch has been trained debugger/, samples/ captures of its validation
+validation_scores.json written last: if it exists, the validation is complete
+"""
 
 from __future__ import annotations
 
@@ -117,11 +122,6 @@ def kept_switches(*, deterministic: bool | None, detect_anomaly: bool | None) ->
 
 
 # --------------------------------------------------------------------------------
-# Checkpoints: which epochs keep one, how they are written and read, and where an interrupted run resumes.
-#
-# work_dir/ checkpoint_latest.pt -> epoch_4/checkpoint.pt checkpoint_best.pt -> epoch_2/checkpoint.pt epoch_4/
-# checkpoint.pt written when the epoch has been trained debugger/, samples/ captures of its validation
-# validation_scores.json written last: if it exists, the validation is complete
 
 
 logger = logging.getLogger("sonde")

@@ -1,4 +1,4 @@
-"""Build objects from descriptions: `{"class": C, "args": {...}}` becomes `C(**args)`."""
+"""Read configs: a Python file that defines `config`, or YAML or JSON with classes as import paths."""
 
 from __future__ import annotations
 
@@ -167,7 +167,6 @@ def _rebuild(value: Any, each: Callable[[Any], Any]) -> Any:
 
 
 # --------------------------------------------------------------------------------
-# Read configs: a Python file that defines `config`, or YAML or JSON with classes as import paths.
 
 
 Config = dict[str, Any]

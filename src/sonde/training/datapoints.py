@@ -1,4 +1,9 @@
-"""Apply an operation to every tensor of a nested value."""
+"""A datapoint: one batch on its way through a loop, as a dict.
+
+inputs what the model is called with labels the targets meta_info {"idx": [ids of the samples], ...} outputs what
+the model returned (after its forward) scores numbers a sample, by name (in evaluation) debug what the debugger
+returned (in evaluation, while it is enabled)
+"""
 
 from __future__ import annotations
 
@@ -134,11 +139,6 @@ def _attributes(value: Any) -> Iterator[str]:
 
 
 # --------------------------------------------------------------------------------
-# A datapoint: one batch on its way through a loop, as a dict.
-#
-# inputs what the model is called with labels the targets meta_info {"idx": [ids of the samples], ...} outputs what
-# the model returned (after its forward) scores numbers a sample, by name (in evaluation) debug what the debugger
-# returned (in evaluation, while it is enabled)
 
 
 Datapoint = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Mixed precision: autocast around the forward, and a gradient scaler where the format needs one."""
+"""The common base of trainers and evaluators: config, model, debugger, moments, and the evaluation loop."""
 
 from __future__ import annotations
 
@@ -137,7 +137,6 @@ def _run_one(step: Callable[[Datapoint], Any], datapoint: Datapoint) -> Datapoin
 
 
 # --------------------------------------------------------------------------------
-# The common base of trainers and evaluators: config, model, debugger, moments, and the evaluation loop.
 
 
 logger = logging.getLogger("sonde")

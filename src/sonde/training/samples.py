@@ -1,12 +1,4 @@
-"""The debugger of a trainer or evaluator: switched on for one folder, saved with the scores, switched off.
-
-A debugger needs `enabled`, `reset_buffer()`, `save_all(folder)` and to be callable. Used where they exist are
-`open(folder, ...)`, so that captures are on disk as they come; `save_all(scores=...)`, so that it can keep only the
-captures of bad samples; `take_problems()`, which returns what is not in the captures; `on_error`; and `close()`.
-
-A debugger that fails does not end the training: a warning names it, the sample and the error, and the scores list what
-is missing. `on_error="raise"` among its args, or as its attribute, lets errors through.
-"""
+"""Store samples with a run: inputs, labels, outputs and scores, so that the viewer needs neither dataset nor code."""
 
 from __future__ import annotations
 
@@ -215,7 +207,6 @@ def _name_of_item(item: Any) -> str:
 
 
 # --------------------------------------------------------------------------------
-# Store samples with a run: inputs, labels, outputs and scores, so that the viewer needs neither dataset nor code.
 
 
 DEFAULT_MOST: Final = 200

@@ -13,10 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-# --------------------------------------------------------------------------------
-# Attention weights: written out for calls that never materialise them, and what they look like per head.
-
-
 # How far the sum of a row of weights may be from 1 (bfloat16 keeps 8 bits).
 _ROW_SUM_TOLERANCE: Final = 2e-2
 

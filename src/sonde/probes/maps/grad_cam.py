@@ -1,4 +1,4 @@
-"""Find the picture in a row of tokens: how many lead tokens there are, and how high and wide the grid is."""
+"""Grad-CAM: where a layer's features speak for a class (Selvaraju et al., 2017), on maps and on token grids."""
 
 from __future__ import annotations
 
@@ -73,7 +73,6 @@ def picture_size(inputs: Any) -> tuple[int, int] | None:
 
 
 # --------------------------------------------------------------------------------
-# Grad-CAM: where a layer's features speak for a class (Selvaraju et al., 2017), on maps and on token grids.
 
 
 Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None

@@ -1,4 +1,4 @@
-"""Memory at one moment, as plain numbers, and what changed between two moments."""
+"""The memory scope: how memory changes from step to step and from phase to phase, whether it leaks, what holds it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,6 @@ def _device() -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------
-# The memory scope: how memory changes from step to step and from phase to phase, whether it leaks, what holds it.
 
 
 logger = logging.getLogger("sonde")

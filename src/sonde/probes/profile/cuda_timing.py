@@ -1,4 +1,9 @@
-"""Events in the streams of one CUDA device, which tell when work has got there without anybody waiting."""
+"""How long the phases of a step take on a CUDA device, by events in its streams that nobody waits for.
+
+Each step hands its events to the worker thread together with its rows. The copy of the rows is queued after the
+last event, so once the rows have arrived the events have happened, and the times belong to the step they were taken
+in.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +56,6 @@ class EventPool:
 
 
 # --------------------------------------------------------------------------------
-# How long the phases of a step take on a CUDA device, by events in its streams that nobody waits for.
-#
-# Each step hands its events to the worker thread together with its rows. The copy of the rows is queued after the
-# last event, so once the rows have arrived the events have happened, and the times belong to the step they were taken
-# in.
 
 
 # Marks of one step; a program that keeps calling its model without a step is not timed any more.

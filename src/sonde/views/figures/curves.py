@@ -18,10 +18,6 @@ from sonde.store import Run, Series
 from sonde.store.series import compute, ratio_of
 from sonde.views.figures.theme import BAD, COLOURS, Figure, cut, graph_objects, linear_axis, log_axis, safe
 
-# --------------------------------------------------------------------------------
-# What figures draw, however it was handed in: curves and grids of plain numbers, few enough for a browser.
-
-
 MOST_POINTS: Final = 1000
 MOST_COLUMNS: Final = 400
 _HUGE: Final = 1e307

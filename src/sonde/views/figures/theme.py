@@ -1,4 +1,4 @@
-"""Plotly, asked for at the moment something is drawn and not before."""
+"""One look for all figures: light and dark, safe for colour-blind readers, and plain."""
 
 from __future__ import annotations
 
@@ -126,7 +126,6 @@ def as_title(text: str) -> str:
 
 
 # --------------------------------------------------------------------------------
-# One look for all figures: light and dark, safe for colour-blind readers, and plain.
 
 
 Theme = Literal["light", "dark"]

@@ -1,4 +1,9 @@
-"""What the page *Layers* asks: the picture of all layers, gradients by depth, the model, and one site at a time."""
+"""What the pages of the viewer ask, and so what a copy answers.
+
+Everything that can be asked without parameters is found from the server's routes and figures. What the pages ask
+about one site, sample or trace is asked here within the limits of a copy; a browser test opens every page of a copy
+and fails if one asks what is not in it.
+"""
 
 from __future__ import annotations
 
@@ -205,11 +210,6 @@ def _ask_contrast(ask: Questions, kept: list[dict[str, Any]], metrics: list[str]
 
 
 # --------------------------------------------------------------------------------
-# What the pages of the viewer ask, and so what a copy answers.
-#
-# Everything that can be asked without parameters is found from the server's routes and figures. What the pages ask
-# about one site, sample or trace is asked here within the limits of a copy; a browser test opens every page of a copy
-# and fails if one asks what is not in it.
 
 
 _OF_RUN: Final = "/api/run/{run}"

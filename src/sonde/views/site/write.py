@@ -1,4 +1,4 @@
-"""How much of a run a copy holds."""
+"""Writing the copy: the front end as one script, Plotly's script, and a file for each group of answers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,6 @@ class Shelf:
 
 
 # --------------------------------------------------------------------------------
-# Writing the copy: the front end as one script, Plotly's script, and a file for each group of answers.
 
 
 MARK: Final = "sonde-site.json"

@@ -1,4 +1,4 @@
-"""Describe in words what a run lacked for a rule to judge it."""
+"""Findings for a person: what is wrong, where and since when, how that is known, and what to do about it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,6 @@ def ending_line(ending: Ending, look: Look) -> Text:
 
 
 # --------------------------------------------------------------------------------
-# Findings for a person: what is wrong, where and since when, how that is known, and what to do about it.
 
 
 STYLES: Final[dict[Severity, str]] = {"critical": BAD, "warning": ODD, "info": "cyan"}

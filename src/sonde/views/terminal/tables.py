@@ -37,7 +37,6 @@ from sonde.views.terminal.style import (
 )
 
 # --------------------------------------------------------------------------------
-# Tables of layers, sites and readings, through rich.
 
 
 WIDE = 110

@@ -1,4 +1,4 @@
-"""Scores over epochs as a figure: a line a run, and for repeats their mean with a band of one deviation."""
+"""Several runs beside each other: settings, curves, where they part, and how their layers differ."""
 
 from __future__ import annotations
 
@@ -130,7 +130,6 @@ def _examples(found: Contrast) -> dict[str, list[str]]:
 
 
 # --------------------------------------------------------------------------------
-# Several runs beside each other: settings, curves, where they part, and how their layers differ.
 
 
 MOST_RUNS: Final = 8

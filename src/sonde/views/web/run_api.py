@@ -1,4 +1,4 @@
-"""Checkpoints beside a run, as events: files that a training saved, placed at the step it was at when it did."""
+"""One run as a whole: facts, findings, health, phases and events."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ def _step_at(run: Run, time: float) -> int | None:
 
 
 # --------------------------------------------------------------------------------
-# One run as a whole: facts, findings, health, phases and events.
 
 
 _MOST_EVENTS: Final = 2000

@@ -1,4 +1,4 @@
-"""What was captured of one sample as a tree of values and descriptions of tensors, of which only texts are read."""
+"""One sample: what was kept and captured of it, as a tree of values, and its tensors as raw bytes, one at a time."""
 
 from __future__ import annotations
 
@@ -139,7 +139,6 @@ def _words(kind: str, held: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------
-# One sample: what was kept and captured of it, as a tree of values, and its tensors as raw bytes, one at a time.
 
 
 MOST_ELEMENTS: Final = 1 << 20  # of a tensor that is sent; what is larger is thinned, dimension by dimension

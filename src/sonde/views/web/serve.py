@@ -1,4 +1,4 @@
-"""Keeping the server's memory low, where the C library lets us say how."""
+"""Serving the viewer: where it listens, what it is called, and until when."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ def keep_memory_low() -> bool:
 
 
 # --------------------------------------------------------------------------------
-# Serving the viewer: where it listens, what it is called, and until when.
 
 
 USUAL_PORT: Final = 7860
