@@ -13,6 +13,8 @@ import pytest
 import torch
 from tests.pytorch_debugging.conftest import batch, kinds, small_model
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from sonde.pytorch_debugging import debug_training_session
 
@@ -238,7 +240,8 @@ def test_the_report_has_what_the_profile_found(make):
 
 
 def test_a_block_that_keeps_hundreds_of_megabytes_is_an_event_with_its_line(make):
-    debugger, kept = make(enable_memory_tracking=True), [torch.nn.LazyLinear(4)]  # parameters without a shape yet
+    fake = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.ones(5, 3), static_shapes=False)
+    debugger, kept = make(enable_memory_tracking=True), [torch.nn.LazyLinear(4), fake]  # without a shape to compare
     with debugger.memory_tracking():
         kept.append(torch.ones(200 << 20, dtype=torch.uint8))  # the block
     (event,) = (event for event in debugger.debug_events if event["event_type"] == "excessive_memory_detected")

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from sonde.hooks.unpack import unpack
@@ -99,7 +98,8 @@ class KeptWatch:
 
     def _needed(self, tensors: Iterable[Tensor]) -> set[_Key]:
         """Return the storages of parameters, gradients, optimizer state and one further copy of the parameters."""
-        tensors = [each for each in tensors if not is_lazy(each)]  # one without a shape yet has no memory either
+        # Others have no memory of their own, or no shape to compare: lazy parameters, a compiler's fake tensors.
+        tensors = [each for each in tensors if type(each) in (Tensor, nn.Parameter)]
         parameters = [each for each in tensors if isinstance(each, nn.Parameter)]
         states = [each for optimizer in self._optimizers for _, each in unpack(list(optimizer.state.values()))]
         mine = [*parameters, *(each.grad for each in parameters if each.grad is not None), *states]
