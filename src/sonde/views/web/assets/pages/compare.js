@@ -89,6 +89,7 @@ export async function show(place, context) {
     await Promise.all([...drawings.children].map((each) => each.update()));
     if (!parted) await drawParting();
     await drawLayers();
+    return info.runs;
   }
 
   function drawFacts() {
@@ -110,14 +111,16 @@ export async function show(place, context) {
 async function follow(ids, refresh, signal) {
   const look = async () => {
     const { runs } = await getJson("runs", {}, signal);
-    return JSON.stringify(runs.filter((each) => ids.includes(each.id)).map((each) => [each.id, each.last_step, each.status]));
+    return runs.filter((each) => ids.includes(each.id));
   };
+  const isShown = (runs, shown) => runs.every(({ id, status }) => shown.find((each) => each.id === id)?.facts.status === status);
   let seen = null;
   while (!signal.aborted) {
     try {
-      const now = document.hidden ? seen : await look();
-      if (seen !== null && now !== seen) await refresh();
-      seen = now;
+      const runs = document.hidden ? null : await look();
+      const now = JSON.stringify(runs?.map((each) => [each.id, each.last_step, each.status]));
+      // The comparison may lag behind the list, which has noticed first that a writer died: then it is asked again.
+      if (runs !== null && (seen === null || now === seen || isShown(runs, await refresh()))) seen = now;
     } catch (error) {
       if (error.name === "AbortError") return; // else it is asked again: a viewer that was stopped may come back
     }
