@@ -12,14 +12,35 @@
     │   └── RunDamaged                its files cannot be read as a run
     └── MissingExtra (ImportError)    an optional package is not installed
 
-A message names the culprit, the state it is in, and the cure.
+A message names the culprit, the state it is in, and the cure. It may quote what a stranger's file holds, so control
+characters in it are shown as escapes.
 """
 
 from __future__ import annotations
 
 
+def escaped(text: str) -> str:
+    r"""Return a text in which control characters, bidirectional marks and the like are shown as escapes.
+
+    A terminal obeys them: they can recolour, retitle, hide or reorder what is on the screen. Line breaks stay.
+
+    >>> print(escaped("a\x1b[31m b"))
+    a\x1b[31m b
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else _escape(each) for each in text)
+
+
+def _escape(character: str) -> str:
+    return " " if character in "\t\u00a0" else character.encode("unicode_escape").decode()
+
+
 class SondeError(Exception):
     """The root of all errors raised by Sonde."""
+
+    def __str__(self) -> str:
+        return escaped(super().__str__())
 
 
 class SelectionError(SondeError, ValueError):
@@ -47,7 +68,7 @@ class RunNotFound(RunError):
 
 
 class RunExists(RunError):
-    """The path holds a run already, and nobody asked to continue it."""
+    """The path already holds a run, and `resume` was not requested."""
 
 
 class RunInUse(RunError):

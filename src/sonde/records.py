@@ -34,9 +34,14 @@ Quantity = Literal[
     "vital",  # a relation of the training loop that a diagnosis needs; see `sonde.core.signals`
 ]
 QUANTITIES: Final[tuple[Quantity, ...]] = get_args(Quantity)
+HELD: Final[tuple[Quantity, ...]] = ("parameter", "gradient", "update", "state")
+"""Quantities of parameters, which ranks hold copies or pieces of; all others are each rank's own data."""
 Phase = Literal["train", "eval"]
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
+Basis = Literal["exact", "experiment", "statistics"]
+BASES: Final[tuple[Basis, ...]] = get_args(Basis)
+"""Kinds of evidence, the strongest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -62,6 +67,9 @@ class Site:
     """Other names of the same tensor (tied weights, shared modules)."""
     same_as: int | None = None
     """The site whose tensor this one passes on unchanged; its readings are recorded there only."""
+    placement: str = ""
+    """What its rank holds of the tensor: `shard 1/4`, `partial 0/2`, `stage 1`, `own 3`, `replica`. Ranks with the same
+    text hold copies. Empty for a parameter, gradient, update or state that is whole, and for data of the rank's own."""
 
     @property
     def key(self) -> str:
@@ -181,7 +189,7 @@ class Reading:
 
 
 def summarise(values: NDArray[np.float64]) -> tuple[Rows, Bins]:
-    """Summarise an array with plain numpy: the slow, obvious way, for values that are handed in."""
+    """Summarise an array with plain numpy: the slow, obvious way, for values that are passed in."""
     flat = values.reshape(-1)
     good = flat[np.isfinite(flat)]
     row = np.zeros(schema.NUM_COLUMNS)
@@ -268,6 +276,8 @@ class Finding:
     kinds that never came up there, and for mere information."""
     exact: bool = False
     """Whether it rests on an exact relation or on a repeated step, not on statistics."""
+    experiment: str = ""
+    """What was changed when a taped step was repeated, and what that did; empty where no experiment confirmed it."""
     sites: tuple[str, ...] = ()
     """The culprits: modules or parameters by name, or `loss_fn`, `loader`, `optimizer`, `scheduler`, `(loop)`."""
     evidence: tuple[Evidence, ...] = ()
@@ -281,6 +291,13 @@ class Finding:
     """Structured details that are not in the text: an operation's source line, offending indices."""
     withdrawn: bool = False
     """It was reported before and no longer holds, or is folded under a cause that was found since."""
+
+    @property
+    def basis(self) -> Basis:
+        """The kind of evidence it rests on."""
+        if self.exact:
+            return "exact"
+        return "experiment" if self.experiment else "statistics"
 
     def __str__(self) -> str:
         where = f" ({', '.join(self.sites[:3])})" if self.sites else ""
@@ -359,3 +376,7 @@ class Judge(Sink, Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of history currently held; can be read from any thread."""
+
+    @property
+    def patience_s(self) -> float:
+        """For how many seconds `close` may wait for experiments."""

@@ -1,4 +1,4 @@
-"""When to look: a schedule is a function from a step number to yes or no.
+"""When to record: a schedule is a function from a step number to a bool.
 
 >>> sparse = first(10) | every(100)
 >>> [step for step in range(301) if sparse(step)]

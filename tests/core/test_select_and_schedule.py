@@ -37,7 +37,7 @@ def test_selectors(where, expected):
     assert chosen(where) == expected
 
 
-def test_text_tells_what_was_combined():
+def test_text_shows_what_was_combined():
     assert (glob("a") & ~kind("B") | regex("c")).text == "((a & ~kind:B) | re:c)"
 
 

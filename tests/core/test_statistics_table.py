@@ -100,7 +100,7 @@ def test_the_page_of_statistics_is_the_one_that_the_table_writes():
     assert made["PAGE"].read_text("utf-8") == made["page"](), "run: python docs/make_statistics.py"
 
 
-def test_nobody_else_lists_the_statistics():
+def test_no_other_module_lists_the_statistics():
     """A list of five names or more beside each other is a copy of the table."""
     names = "|".join(STATISTICS)
     copy = re.compile(rf"(?:[\"'](?:{names})[\"'],\s*){{5,}}")

@@ -1,4 +1,4 @@
-"""Arguments as people hand them in, checked: what is wrong is named before anything is attached or written."""
+"""Check arguments of public functions, before anything is attached or written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sonde.errors import OptionError
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of a value's representation; its class where that cannot be made.
+
+    >>> shown([1, 2])
+    '[1, 2]'
+    """
+    try:
+        return repr(value)[:80]
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return f"an object of class {type(value).__name__}"
 
 
 def whole_number(name: str, value: Any, *, least: int = 1) -> int:
@@ -19,14 +31,14 @@ def whole_number(name: str, value: Any, *, least: int = 1) -> int:
     except (TypeError, ValueError, OverflowError):
         is_whole = False
     if not is_whole or value < least:
-        raise OptionError(f"{name} takes a whole number of at least {least}; got {value!r:.80}.")
+        raise OptionError(f"{name} takes a whole number of at least {least}; got {shown(value)}.")
     return int(value)
 
 
 def mapping(name: str, value: Any) -> dict[Any, Any]:
     """Return a mapping as a dict, an empty one for None."""
     if value is not None and not isinstance(value, Mapping):
-        raise OptionError(f"{name} takes a dict; got {type(value).__name__}: {value!r:.80}.")
+        raise OptionError(f"{name} takes a dict; got {type(value).__name__}: {shown(value)}.")
     return dict(value or {})
 
 

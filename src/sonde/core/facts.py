@@ -1,4 +1,4 @@
-"""Facts: what the objects of a training program say about themselves, as plain data.
+"""Facts about the objects of a training program (model, optimizers, loss, loader), as plain data.
 
 The recorder states them in events of type `facts`: once when it attaches, and again, whole, when something turns out
 later (an optimizer that was found, the loss that was called, how modules follow each other). The last one counts.
@@ -148,12 +148,12 @@ class LossFacts:
     target_dtype: str = ""
     classes: int | None = None
     made_by: str = ""
-    """The operation that returned its input: `sigmoid`, `relu`, `addmm`, ...; empty where that was not told."""
+    """The operation that returned its input: `sigmoid`, `relu`, `addmm`, ...; empty where that is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderFacts:
-    """The data loader that was handed in."""
+    """The data loader that was passed in."""
 
     kind: str
     settings: dict[str, Plain] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class LoaderFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerFacts:
-    """The learning-rate scheduler that was handed in."""
+    """The learning-rate scheduler that was passed in."""
 
     kind: str
     settings: dict[str, Plain] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class SoftmaxFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnFacts:
-    """A column (N, 1) of the loss that met a row (N,) of data and was blown up to (N, N)."""
+    """A column (N, 1) of the loss that was broadcast with a row (N,) of data to (N, N)."""
 
     operation: str = ""
     """`mul`, `sub`, ...: what was done with both."""
@@ -233,7 +233,7 @@ class Facts:
     order: tuple[str, ...] = ()
     """Leaf modules in the order of their first training pass."""
     edges: tuple[tuple[str, str], ...] = ()
-    """Pairs of leaf modules where the second was handed the very tensor that the first returned."""
+    """Pairs of leaf modules where the second got the same tensor that the first returned."""
     softmaxes: tuple[SoftmaxFacts, ...] = ()
     reshapes: tuple[ReshapeFacts, ...] = ()
     columns: tuple[ColumnFacts, ...] = ()
@@ -244,7 +244,7 @@ class Facts:
     carried: tuple[str, ...] = ()
     """Recurrent modules that were given, as their first state, what they returned in the step before."""
     hidden: tuple[HiddenFacts, ...] = ()
-    """Parameters out of sight that got a gradient in the first steps and that nobody has written to."""
+    """Unregistered parameters that got a gradient in the first steps and were never updated."""
     tied: tuple[tuple[str, str], ...] = ()
     """Pairs of parameters that the model's own settings say are shared (`tie_word_embeddings`) though they are not."""
 

@@ -1,4 +1,4 @@
-"""Robust numbers: spread, usual band, slope and growth of a curve, which single outliers cannot bend."""
+"""Robust statistics of curves: spread, usual band, slope and growth, insensitive to single outliers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST: Final = 200
 """Theil-Sen looks at all pairs; 200 points make 19,900 of them."""
 _DEVIATIONS: Final = 2.576
 """Of a normal distribution, for a two-sided confidence of 99 %."""
-# A curve that lost this share of its range at once has let go of something; then only its valleys count.
+# A curve that lost this share of its range at once has released something; then only its valleys count.
 _TOOTH: Final = 0.3
 _FEWEST_VALLEYS: Final = 4
 # Of the first half's slope, what the second half must still have. A cache that fills up slows down.
@@ -147,7 +147,7 @@ class Growth:
 
 
 def less(steps: NDArray[Any], values: Values, own_steps: NDArray[Any], own: Values) -> Values:
-    """Return a curve less another one, which says at some steps how much of it is somebody's own.
+    """Subtract a curve that is known at some steps only; between them its last value counts.
 
     >>> less(np.array([1, 2, 3]), np.array([5.0, 6.0, 7.0]), np.array([2]), np.array([4.0])).tolist()
     [1.0, 2.0, 3.0]
@@ -202,7 +202,7 @@ def _valleys(steps: Values, values: Values) -> tuple[bool, Values, Values]:
         return False, steps, values
     last = int(falls[-1])
     if len(falls) < _FEWEST_VALLEYS and values[last:].max() > values[:last].max():
-        # Something was let go of once or twice, and by now there is more than ever.
+        # Something was released once or twice, and by now there is more than ever.
         return False, steps[last:], values[last:]
     return True, steps[falls], values[falls]
 

@@ -24,8 +24,7 @@ ROOT: Final = "root"
 DROPPED: Final = "dropped"
 """1 in a step in which `torch.nn.functional.dropout` dropped values while gradients were off; phase `eval`."""
 WRITTEN: Final = "written"
-"""How many watched parameters were written to since the session began. Only at the end of a run in which no optimizer
-that is watched has stepped."""
+"""How many watched parameters were written to since the session began. Only at the end of a run without a step."""
 DATA_WAIT: Final = "data_wait"
 """Seconds spent waiting for the data loader."""
 STEP_TIME: Final = "step_time"
@@ -35,6 +34,9 @@ PHASE_TIMES: Final = ("to_device", "forward", "backward", "optimizer", "evaluati
 up to `STEP_TIME`. `to_device` is from the arrival of a batch to the forward: moving it to the device, and whatever else
 is done to it; absent where no loader is seen. `watching` is what Sonde itself needs in its hooks; a part that did not
 occur, such as `evaluation`, is absent."""
+TURNS: Final = "turns"
+"""In a step in which several optimizers have stepped: how many of them did so after a backward pass of their own. 1 if
+all use the gradients of one loss; more in a GAN. Absent where one optimizer has stepped."""
 LOOKS_AHEAD: Final = "looks_ahead"
 """For each attention of a sequence of tokens to itself, in the first backward pass: which part of its weights, or of
 what its mask allows, lies ahead. Written once."""
@@ -52,9 +54,20 @@ STATE_STEPS: Final = "state_steps"
 """The step count kept in the optimizer's state, after its step; absent for optimizers without one on the CPU."""
 BACKWARDS_SEEN: Final = "backwards_seen"
 """Backward passes that reached its parameters since its own step before."""
+WEIGHTS_SET: Final = "weights_set"
+"""Of an optimizer: how often weights were written between its steps so far, as when a model is loaded."""
+BACKWARDS_ADDED: Final = "backwards_added"
+"""How many of those passes the gradients hold: the passes since they were cleared last. Only in steps with more than
+one backward pass; fewer than `BACKWARDS_SEEN` where an optimizer looks ahead and clears them in between (SAM)."""
 THROWN_AWAY: Final = "thrown_away"
 """Share of its parameters whose gradient was cleared between two backward passes for the same values, so that the step
 found that of the last pass only. Only in steps with more than one backward pass."""
+STEPS_TAKEN: Final = "steps_taken"
+"""How many steps the optimizer itself has taken, in a run in which several step, or in which they step inside the
+backward pass. Elsewhere this is the number of the step."""
+REPLACED: Final = "replaced"
+"""How many optimizers of these parameters the program has dropped after they had stepped, each for a new one. Written
+in the first step of each new one."""
 CLIP_NORM: Final = "clip_norm"
 """The norm of the gradients before clipping, as `clip_grad_norm_` measured it."""
 CLIP_MAX: Final = "clip_max"
@@ -125,7 +138,7 @@ NEXT_TOKEN: Final = "next_token"
 VALID_TARGETS: Final = "valid_targets"
 """How many targets of the batch count, that is, are not `ignore_index`."""
 PREDICTED_ENTROPY: Final = "predicted_entropy"
-"""Entropy, in nats, of the classes the model's largest outputs stand for in this batch."""
+"""Entropy, in nats, of the classes predicted in this batch (the largest outputs)."""
 LOG_Z: Final = "log_z"
 """For each sampled row of logits, or of log-probabilities (where it should be 0): log of the sum of exponentials."""
 COLUMN_LOG_Z: Final = "column_log_z"
@@ -150,6 +163,23 @@ REPEATED_ROWS: Final = "repeated_rows"
 """Share of a training batch's rows that repeat another row of it, in the first eight passes."""
 DISTINCT_ROWS: Final = "distinct_rows"
 """How many different rows there are among the first 1,024 or so of training. Written once."""
+
+SAME_ORDER: Final = "same_order"
+"""How many passes over the data in a row had the same shuffled order, as far as a DistributedSampler draws it: 1 where
+every epoch has an order of its own. Absent until two passes can be compared."""
+BATCH_MARK: Final = "batch_mark"
+"""A whole number made of the bits of a training batch's rows and their order, in the first 64 passes: equal for equal
+batches, and only for them."""
+
+# About trainings with several ranks.
+REDUCED_PASSES: Final = "reduced_passes"
+"""Training passes since the step before whose gradients DistributedDataParallel reduces. Only where the watched model
+is wrapped in it."""
+DIRECT_PASSES: Final = "direct_passes"
+"""Training passes since the step before of the module inside of DistributedDataParallel that went around the
+wrapper."""
+BUFFER: Final = "buffer"
+"""The statistics of a buffer that training writes to, before the first pass of a step; the subject is its name."""
 
 SHOWN: Final = frozenset({UNIT_GRADIENT})
 """Signals that are shown or read by `sonde.debug`, though no rule needs them."""
