@@ -95,7 +95,7 @@ def test_the_last_loss_is_kept_when_later_blocks_have_none(tmp_path):
     assert list_runs(tmp_path)[0].last_loss == 0.25
 
 
-def test_the_worst_rank_tells_how_the_run_is(tmp_path):
+def test_the_worst_rank_decides_the_status_of_the_run(tmp_path):
     clock = Clock()
     for rank in range(2):
         write_run(tmp_path / "run", range(2), rank=rank, clock=clock)

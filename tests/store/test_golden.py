@@ -2,7 +2,8 @@
 
 `golden/` was written once, by the code of 2026-11-16: two ranks, a second attempt that replaces the end of the first, a
 journal that a crash left open with a torn tail, events, findings, a sealed page and one that was never sealed.
-`golden.json` is what that code read from it. A change that breaks this test breaks the runs people have.
+`golden.json` is what that code read from it, except that copies of a parameter on several ranks now count once (they
+were added up). A change that breaks this test breaks the runs people have.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def test_a_process_number_that_was_used_again_does_not_count():
     assert not lease.is_alive(holder, now=0.0)
 
 
-def test_a_dead_process_is_dead_even_before_its_parent_has_heard():
+def test_a_dead_process_is_dead_even_before_its_parent_has_noticed():
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     holder = replace(lease.mine("live", 0, beat=0.0), pid=child.pid, process_start=lease.process_start(child.pid))

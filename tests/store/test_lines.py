@@ -2,7 +2,11 @@
 
 import pytest
 
-from sonde.store.lines import Appender, LineWriter
+from sonde.core import files
+from sonde.records import Event
+from sonde.store.lines import MOST_MEMORY, Appender, LineFile, LineWriter, Memory
+from sonde.store.log.room import MOST_LINES_BYTES
+from sonde.store.timeline import encode_event
 
 
 @pytest.fixture
@@ -62,3 +66,27 @@ def test_a_line_that_comes_after_closing_is_not_written_and_breaks_nothing(tmp_p
     writer.close()
     assert writer.put(b"1\n") is None
     assert (tmp_path / "lines").read_text() == "0\n"
+
+
+def test_files_of_lines_are_read_within_a_bound_of_memory_that_they_share_and_say_so(tmp_path):
+    one, two, memory = tmp_path / "events.jsonl", tmp_path / "findings.jsonl", Memory(100_000)
+    for path in (one, two):
+        path.write_bytes(b"{}\n" * 300)
+    first, second = (LineFile(path, files.loads, memory) for path in (one, two))
+    first.refresh()
+    second.refresh()
+    assert (len(first.items), first.bad_lines) == (300, [])
+    held = len(second.items)
+    assert 50 < held < 200
+    assert "The rest is left out" in second.bad_lines[0][1]
+    second.refresh()
+    assert (len(second.items), len(second.bad_lines)) == (held, 1)
+    two.write_bytes(b"{}\n")  # a shorter file in its place
+    second.refresh()
+    assert (len(second.items), second.bad_lines) == (1, [])
+
+
+def test_what_a_writer_may_write_is_what_a_reader_reads():
+    event = Event(event_type="note", message="a note", timestamp=1.0, step=5, data={"loss": 0.5, "epoch": 3})
+    line = encode_event(event)
+    assert MOST_LINES_BYTES / len(line) * files.memory_of(line) < MOST_MEMORY

@@ -31,8 +31,3 @@ def test_to_resume_is_to_take_the_highest_number(tmp_path):
 def test_a_star_elsewhere_is_refused(tmp_path, name):
     with pytest.raises(OptionError, match="in the last part"):
         place_of(tmp_path / name)
-
-
-def test_ranks_must_share_a_name(tmp_path):
-    with pytest.raises(OptionError, match="without a star"):
-        place_of(tmp_path / "mlp-*", shared=True)

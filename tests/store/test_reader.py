@@ -4,7 +4,7 @@ import builtins
 
 import numpy as np
 import pytest
-from tests.store.making import HEADER, make_block, make_sites, write_run
+from tests.store.making import HEADER, make_block, write_run
 
 from sonde.core import schema, statistics
 from sonde.errors import MissingExtra, OptionError, RunNotFound, SelectionError
@@ -134,7 +134,9 @@ def test_all_statistics_agree_with_the_readings(run):
     for name in statistics.names():
         series = run.series("fc.weight:gradient", name).values
         single = [r.get(name) for r in run.readings("fc.weight:gradient")]
-        np.testing.assert_array_equal(series, [np.nan if value is None else value for value in single])
+        expected = np.array([np.nan if value is None else value for value in single])
+        # Numpy before 2 rounds the last bit of a square root differently in a column and in a single number.
+        np.testing.assert_array_almost_equal_nulp(series, expected, nulp=1)
 
 
 @pytest.mark.parametrize("name", [name for name in statistics.names() if statistics.find(name).of])
@@ -195,16 +197,17 @@ def test_ranks_are_merged_exactly(tmp_path):
 def test_ranks_that_were_thinned_differently_are_merged_by_the_wider_window(tmp_path):
     for rank in range(2):
         writer = RunWriter(tmp_path / "run", HEADER, rank=rank)
-        writer.take_sites(make_sites(1))
+        writer.take_sites([Site(id=0, name="layer0", quantity="output"), Site(id=1, name="fc", quantity="gradient")])
         if rank == 0:
-            writer.take_block(values_block(0, [[1.0, 2.0, 3.0, 4.0]], span=4))
+            writer.take_block(values_block(0, [[1.0, 2.0, 3.0, 4.0]] * 2, span=4))
         for step in range(0 if rank else 4, 6):
-            writer.take_block(values_block(step, [[10.0]]))
+            writer.take_block(values_block(step, [[10.0]] * 2))
         writer.close()
-    series = open_run(tmp_path / "run").series("layer0.weight", "count")
-    assert series.steps.tolist() == [0, 4, 5]
-    assert series.spans.tolist() == [4, 1, 1]
-    assert series.values.tolist() == [8.0, 2.0, 2.0]
+    for name, counts in (("layer0", [8.0, 2.0, 2.0]), ("fc", [4.0, 1.0, 1.0])):  # copies of a gradient count once
+        series = open_run(tmp_path / "run").series(name, "count")
+        assert series.steps.tolist() == [0, 4, 5]
+        assert series.spans.tolist() == [4, 1, 1]
+        assert series.values.tolist() == counts
 
 
 def test_a_site_with_two_ids_is_one_site(tmp_path):
@@ -248,7 +251,7 @@ def test_following_a_run_that_is_written(tmp_path):
     assert run.steps.tolist() == list(range(80))
 
 
-def test_a_query_survives_compaction_that_it_has_not_heard_of(tmp_path):
+def test_a_query_survives_compaction_that_it_has_not_noticed(tmp_path):
     for step in range(6):
         write_run(tmp_path / "run", range(step, step + 1), 2, resume=True)
     run = open_run(tmp_path / "run")

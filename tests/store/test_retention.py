@@ -9,7 +9,7 @@ from sonde.records import Reading
 from sonde.store import open_run, verify
 from sonde.store.log.attempts import Attempt
 from sonde.store.log.retention import MAX_WINDOW, Entry, estimate, plan_windows, to_compact, to_join, to_thin
-from sonde.store.log.sealer import folder_bytes
+from sonde.store.log.room import Room, folder_bytes
 
 BUDGET = 1 << 20
 
@@ -83,7 +83,8 @@ def test_a_thinned_run_goes_on_after_its_last_step(tmp_path):
     from sonde.store.log.sealer import Sealer
 
     write_run(tmp_path / "run", range(10))
-    sealer = Sealer(tmp_path / "run/telemetry/r00000", budget=10, report=lambda _: None, clock=lambda: 0.0)
+    folder = tmp_path / "run/telemetry/r00000"
+    sealer = Sealer(folder, room=Room(folder, 10, int), report=lambda _: None, clock=lambda: 0.0)
     sealer.submit(99)
     assert sealer.close(30)
     assert open_run(tmp_path / "run").blocks.span.tolist() == [10]
@@ -113,12 +114,13 @@ def test_thinning_is_never_silent(thinned):
         assert f"windows of {event.data['window']}" in event.message
 
 
-def test_a_budget_that_cannot_be_kept_is_said_so(tmp_path):
+def test_a_budget_that_cannot_be_kept_is_reported(tmp_path):
     from sonde.store.log.sealer import Sealer
 
     write_run(tmp_path / "run", range(4), close=True)
     said = []
-    sealer = Sealer(tmp_path / "run/telemetry/r00000", budget=10, report=said.append, clock=lambda: 0.0)
+    folder = tmp_path / "run/telemetry/r00000"
+    sealer = Sealer(folder, room=Room(folder, 10, int), report=said.append, clock=lambda: 0.0)
     sealer.submit(99)
     assert sealer.close(30)
     assert [event.event_type for event in said] == ["thinned", "over_budget"]
@@ -134,7 +136,7 @@ def test_a_damaged_segment_is_not_rewritten(tmp_path):
     whole[-1000] ^= 4
     path.write_bytes(whole)
     said = []
-    sealer = Sealer(path.parent, budget=10, report=said.append, clock=lambda: 0.0)
+    sealer = Sealer(path.parent, room=Room(path.parent, 10, int), report=said.append, clock=lambda: 0.0)
     sealer.submit(99)
     assert sealer.close(30)
     assert said[0].event_type == "damaged"
@@ -208,3 +210,26 @@ def test_small_neighbours_are_put_together_when_they_are_thinned():
         ([5], 2),
     ]
     assert to_thin([entry(0, 100, blocks=1)], [8], 100) == []
+
+
+def test_the_budget_is_kept_at_every_moment(tmp_path, monkeypatch):
+    """Look at the folder whenever bytes were written: to a journal, to a segment that is made, to events."""
+    from sonde.store import lines
+    from sonde.store.log import segment_format
+
+    path, sizes = tmp_path / "run", []
+
+    def watching(function):
+        def call(*args):
+            function(*args)
+            sizes.append(folder_bytes(path) + folder_bytes(path / "telemetry" / "r00000"))
+
+        return call
+
+    monkeypatch.setattr(lines.Appender, "append", watching(lines.Appender.append))
+    monkeypatch.setattr(segment_format, "write_all", watching(segment_format.write_all))
+    writer = write_run(path, range(700), 12, max_disk_bytes=BUDGET)
+    assert writer.dropped_blocks == 0
+    header = (path / "run.json").stat().st_size
+    assert max(sizes) <= BUDGET + header
+    assert max(sizes) > BUDGET // 2

@@ -1,8 +1,10 @@
 """Sealed files: plain safetensors, and no byte of them is trusted."""
 
 import json
+import os
 import random
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from sonde.errors import RunDamaged
 from sonde.store import open_run, verify
 from sonde.store.log import codec, segment_format, table
 from sonde.store.log.attempts import Attempt
-from sonde.store.log.segment import Maps, Segment
+from sonde.store.log.segment import Handles, Segment
 from sonde.store.log.segment_format import NUM_SLICES, Origin, write_segment
 from sonde.store.sealed import ITEM_BYTES
 
@@ -30,7 +32,7 @@ def test_tables_come_back_as_they_were(tmp_path, blocks):
     rows = table.from_blocks([codec.pack(block) for block in blocks])
     path = tmp_path / "seg-000000.safetensors"
     assert write_segment(path, rows, ORIGIN)
-    opened = Segment(path, Maps())
+    opened = Segment(path)
     back = opened.table()
     for name in NAMES:
         np.testing.assert_array_equal(getattr(back, name), getattr(rows, name))
@@ -60,7 +62,7 @@ def test_any_safetensors_library_reads_a_segment(sealed):
 
 def test_arrays_start_where_their_items_align(sealed):
     path, _ = sealed
-    for extent in Segment(path, Maps())._extents.values():
+    for extent in Segment(path)._extents.values():
         assert extent.start % ITEM_BYTES[extent.dtype] == 0
 
 
@@ -106,10 +108,10 @@ def test_a_segment_cut_at_any_byte_is_refused(sealed):
     for size in range(0, len(whole), 11):
         path.write_bytes(whole[:size])
         with pytest.raises(RunDamaged, match="seg-000000"):
-            Segment(path, Maps())
+            Segment(path)
     path.write_bytes(whole + b"more")
     with pytest.raises(RunDamaged, match="its tensors end at"):
-        Segment(path, Maps())
+        Segment(path)
 
 
 def forge(path, whole, change):
@@ -160,7 +162,7 @@ def test_a_hostile_header_is_refused_and_named(sealed, change):
     path, whole = sealed
     forge(path, whole, change)
     with pytest.raises(RunDamaged, match="seg-000000"):
-        Segment(path, Maps())
+        Segment(path)
     opened = open_run(path.parents[2])
     assert len(opened.steps) == 0
     assert "seg-000000" in opened.problems[0]
@@ -169,7 +171,7 @@ def test_a_hostile_header_is_refused_and_named(sealed, change):
 
 def rebuild(path, **changes):
     """Write a segment whose checksums are right and whose content is not."""
-    rows = Segment(path, Maps()).table()
+    rows = Segment(path).table()
     values = {name: np.array(getattr(rows, name)) for name in NAMES}
     for name, change in changes.items():
         change(values[name])
@@ -198,7 +200,7 @@ def put(at, value):
         {"hist_lo": put(0, 255)},
         {"step": put(slice(None), 7)},
     ],
-    ids=str,
+    ids=",".join,
 )
 def test_hostile_content_is_never_used_as_a_bound(sealed, changes):
     path, _ = sealed
@@ -212,12 +214,14 @@ def test_hostile_content_is_never_used_as_a_bound(sealed, changes):
     assert not verify(opened.path).ok
 
 
-@pytest.mark.parametrize("changes", [{"offset": put(1, 2**60)}, {"offset": put(-1, 5)}, {"site": put(0, 9)}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"offset": put(1, 2**60)}, {"offset": put(-1, 5)}, {"site": put(0, 9)}], ids=",".join
+)
 def test_sites_and_offsets_out_of_order_are_refused(sealed, changes):
     path, _ = sealed
     rebuild(path, **changes)
     with pytest.raises(RunDamaged, match="rising order"):
-        Segment(path, Maps())
+        Segment(path)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -226,7 +230,7 @@ def test_any_bytes_are_a_segment_or_refused(tmp_path, content):
     path = tmp_path / "seg-000000.safetensors"
     path.write_bytes(content)
     with pytest.raises(RunDamaged):
-        Segment(path, Maps())
+        Segment(path)
 
 
 def test_one_damaged_segment_leaves_the_others_readable(tmp_path):
@@ -243,25 +247,69 @@ def test_one_damaged_segment_leaves_the_others_readable(tmp_path):
     assert str(path) in opened.problems[0]
 
 
-def test_maps_are_bounded(tmp_path):
-    maps = Maps(limit=2)
+def _open_files():
+    """Return how many files this process has open; -1 where the system does not tell."""
+    here = Path("/proc/self/fd")
+    return len(list(here.iterdir())) if here.is_dir() else -1
+
+
+def test_open_files_and_tables_in_memory_are_bounded(tmp_path):
+    handles = Handles(limit=2, max_bytes=1)
     opened = []
     for number in range(5):
         path = tmp_path / f"seg-{number:06d}.safetensors"
         write_segment(path, table.from_blocks([codec.pack(make_block(number))]), ORIGIN)
-        opened.append(Segment(path, maps))
+        opened.append(Segment(path, handles))
+    before = _open_files()
     for one in (*opened, *opened):
         assert len(one.table()) == 3
-    assert len(maps._mapped) == 2
+        assert len(one.load(np.arange(2), (0, 3)).rows) == 2
+    assert len(handles) == 2
+    assert len(handles._tables) == 1
+    assert _open_files() == before + 2 or before < 0
 
 
-def test_a_segment_that_was_replaced_is_not_mapped(tmp_path):
+def test_a_segment_that_was_replaced_is_not_read(tmp_path):
     path = tmp_path / "seg-000000.safetensors"
     write_segment(path, table.from_blocks([codec.pack(make_block(0))]), ORIGIN)
-    opened = Segment(path, Maps())
+    opened = Segment(path)
     write_segment(path, table.from_blocks([codec.pack(make_block(0, 2))]), ORIGIN)
     with pytest.raises(FileNotFoundError):
         opened.table()
+
+
+def test_some_sites_of_a_segment_are_the_same_as_in_the_whole(tmp_path):
+    path = tmp_path / "seg-000000.safetensors"
+    write_segment(path, table.from_blocks([codec.pack(make_block(step, 9)) for step in range(700)]), ORIGIN)
+    whole = Segment(path).read()
+    for at in ([0], [8], [1, 2, 3], [0, 4, 8], [*range(9)]):
+        loaded = Segment(path).load(np.array(at), (0, 3, 7), bins=True)
+        assert loaded.sound.all()
+        for place, site in enumerate(at):
+            cut = slice(int(whole.offset[site]), int(whole.offset[site + 1]))
+            mine = slice(int(loaded.rows.offset[place]), int(loaded.rows.offset[place + 1]))
+            for name in ("step", "span", "merged", "hist_lo", "hist_len"):
+                np.testing.assert_array_equal(getattr(loaded.rows, name)[mine], getattr(whole, name)[cut])
+            np.testing.assert_array_equal(
+                [loaded.rows.stats[each][mine] for each in (0, 3, 7)], whole.stats[[0, 3, 7], cut]
+            )
+            low, high = int(whole.hist_offset[cut.start]), int(whole.hist_offset[cut.stop])
+            first, last = int(loaded.rows.hist_offset[mine.start]), int(loaded.rows.hist_offset[mine.stop])
+            np.testing.assert_array_equal(loaded.rows.hist[first:last], whole.hist[low:high])
+
+
+def test_a_segment_that_is_cut_while_it_is_open_is_named_and_ends_no_process(tmp_path):
+    write_run(tmp_path / "run", range(300), 3)
+    run = open_run(tmp_path / "run")
+    site = run.sites[0]
+    assert len(run.series(site, "mean").steps) == 300
+    path = tmp_path / "run/telemetry/r00000/seg-000000.safetensors"
+    os.truncate(path, 20_000)
+    assert len(run.series(run.sites[2], "max").steps) == 0
+    run.at(7)
+    assert any("cut while it was read" in problem for problem in run.problems)
+    run.refresh()
+    assert any(str(path) in problem for problem in run.problems)
 
 
 def test_writing_that_may_not_finish_leaves_nothing(tmp_path):

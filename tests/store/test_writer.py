@@ -25,7 +25,7 @@ def files(run, rank=0):
 
 def test_a_run_is_a_handful_of_plain_files(tmp_path):
     write_run(tmp_path / "run", range(5))
-    assert files(tmp_path / "run") == ["seg-000000.safetensors", "writer.json"]
+    assert files(tmp_path / "run") == ["contents.json", "seg-000000.safetensors", "writer.json"]
     assert json.loads((tmp_path / "run/run.json").read_text())["format"] == "sonde-run"
 
 
@@ -186,7 +186,7 @@ def test_closing_does_not_wait_for_ever(tmp_path):
     assert "journal-000000.bin" in files(tmp_path / "run")
     gate.set()
     writer._sealer._thread.join(PATIENCE_S)
-    assert files(tmp_path / "run") == ["journal-000000.bin", "writer.json"]
+    assert files(tmp_path / "run") == ["contents.json", "journal-000000.bin", "writer.json"]
     assert open_run(tmp_path / "run").steps.tolist() == list(range(20))
 
 
@@ -437,7 +437,7 @@ print(raised, done[-1], w.dropped_blocks)
     assert verify(tmp_path / "run").ok
 
 
-def test_a_deleted_run_is_lost_and_said_so_once(tmp_path):
+def test_a_deleted_run_is_lost_and_reported_once(tmp_path):
     writer = write_run(tmp_path / "run", range(3), close=False)
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(RunError, match="the folder was deleted"):
@@ -473,6 +473,21 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path):
         RunWriter(tmp_path / "run", HEADER)
 
 
+def test_a_writer_that_cannot_be_made_leaves_no_thread_and_can_be_made_again(tmp_path, monkeypatch):
+    write_run(tmp_path / "run", range(3), close=False)._journal.close()
+    lease.OPEN.clear()  # as if that process had died
+    real = RunWriter._report_resumed
+    monkeypatch.setattr(RunWriter, "_report_resumed", lambda *given: 1 / 0)
+    before = set(threading.enumerate())
+    with pytest.raises(ZeroDivisionError):
+        RunWriter(tmp_path / "run", HEADER, resume=True)
+    assert set(threading.enumerate()) <= before
+    monkeypatch.setattr(RunWriter, "_report_resumed", real)
+    write_run(tmp_path / "run", range(3, 5), resume=True)
+    assert open_run(tmp_path / "run").steps.tolist() == list(range(5))
+    assert verify(tmp_path / "run").ok
+
+
 def test_a_power_loss_is_survived_if_asked_for(tmp_path, monkeypatch):
     synced = []
     fsync = os.fsync
@@ -482,7 +497,7 @@ def test_a_power_loss_is_survived_if_asked_for(tmp_path, monkeypatch):
     writer.take_block(make_block(0))
     assert len(synced) == before + 1
     writer.sync()
-    assert len(synced) == before + 3
+    assert len(synced) == before + 4
     writer.close()
 
 
@@ -499,7 +514,7 @@ def test_what_a_crash_left_in_the_middle_of_compaction_is_cleared_away(tmp_path)
     writer.take_block(make_block(10))
     wait_until(lambda: writer._number == 3)
     writer.close()
-    assert files(run) == ["seg-000000-000002.safetensors", "seg-000003.safetensors", "writer.json"]
+    assert files(run) == ["contents.json", "seg-000000-000002.safetensors", "seg-000003.safetensors", "writer.json"]
     assert open_run(run).steps.tolist() == list(range(11))
 
 

@@ -27,8 +27,10 @@ _UNCHECKED: Final = struct.Struct("<4sHHqQQI")  # the header up to its checksum
 # checked bytes per byte of the file, the search for the next whole record gives up.
 _MAX_WORK: Final = 4
 
-_PIECE: Final = 64 << 20
-_MAX_PIECE: Final = 1 << 30  # no record is longer
+MAX_RECORD: Final = 256 << 20
+"""The longest payload of a record that is read."""
+_PIECE: Final = 32 << 20
+_MAX_SEARCHED: Final = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +95,41 @@ def scan(buffer: bytes | memoryview, base: int = 0) -> Iterator[Record | Gap]:
 
 
 def follow(file: BinaryIO, start: int) -> Iterator[Record | Gap]:
-    """Yield what `scan` yields, from `start` to the end of a file, holding only a piece of it in memory."""
-    size = _PIECE
+    """Yield what `scan` yields, from `start` to the end of a file, holding only a piece of it in memory.
+
+    Once `_MAX_SEARCHED` bytes were read without finding a record, the rest is left alone: a sparse file may claim any
+    size.
+    """
+    size, good, searched = _PIECE, start, 0
     while True:
         file.seek(start)
         piece = file.read(size)
         end = start
         for item in scan(piece, start):
-            end = item.end
-            yield item
-        if len(piece) < size or size > _MAX_PIECE:
+            # Damage that began in an earlier piece is one gap.
+            yield Gap(good, item.end) if isinstance(item, Gap) else item
+            good = end = item.end
+        if len(piece) < size:
             return
-        # A piece without a whole record holds the beginning of a long one.
-        size = _PIECE if end > start else size * 2
-        start = end
+        searched = 0 if end > start else searched + len(piece)
+        if searched > _MAX_SEARCHED:
+            return
+        ahead, size = (0, _PIECE) if end > start else _unfinished(piece)
+        start = end + ahead
+
+
+def _unfinished(piece: bytes) -> tuple[int, int]:
+    """Return where in a piece without whole records the next search begins, and how many bytes it takes.
+
+    That is at the first record which ends beyond the piece, as far as headers can be believed, or at its end.
+    """
+    at = piece.find(MAGIC)
+    while 0 <= at <= len(piece) - HEADER.size:
+        needed = HEADER.size + HEADER.unpack_from(piece, at)[4]
+        if len(piece) - at < needed <= MAX_RECORD:
+            return at, max(needed, _PIECE)
+        at = piece.find(MAGIC, at + 1)
+    return len(piece) - HEADER.size + 1, _PIECE
 
 
 def _read(view: memoryview, at: int, base: int, budget: int) -> tuple[Record | None, int]:

@@ -12,13 +12,15 @@ from sonde.core.schema import SCHEMA_VERSION
 from sonde.errors import RunDamaged, RunNotFound
 from sonde.records import RunHeader
 from sonde.store import layout
+from sonde.store.remote import mirror
 
 FORMAT: Final = "sonde-run"
 
 
-def write_header(run: Path, header: RunHeader) -> None:
-    """Write `run.json` in one step."""
-    files.write(run / layout.HEADER, {"format": FORMAT, **asdict(header)}, indent=1)
+def write_header(run: Path, header: RunHeader, *, replace: bool = True) -> None:
+    """Write `run.json` in one step; without `replace` only if there is none."""
+    write = files.write if replace else files.create
+    write(run / layout.HEADER, {"format": FORMAT, **asdict(header)}, indent=1)
 
 
 def read_header(run: Path) -> RunHeader:
@@ -33,6 +35,8 @@ def read_header(run: Path) -> RunHeader:
     try:
         plain = files.read_object(path)
     except (FileNotFoundError, NotADirectoryError):
+        if mirror.is_mirrored(run):
+            raise RunNotFound(f"There is no run at {mirror.shown(run)}.") from None
         raise RunNotFound(f"There is no run at {run}. {instead_of(run)}".rstrip()) from None
     if plain.get("format") != FORMAT:
         raise RunDamaged(f"{path} was not written by Sonde (its format is {plain.get('format')!r}, not {FORMAT!r}).")

@@ -1,4 +1,4 @@
-"""Where the files of a run lie, and what they are called.
+"""Paths and names of the files of a run.
 
 run/
   run.json                      description of the run
@@ -8,6 +8,7 @@ run/
     writer.json                 the writer's heartbeat and status
     events.jsonl, findings.jsonl   (rank 1 and up)
     journal-000003.bin          open: appended step by step
+    fingerprints.bin            hashes by which ranks are compared
     seg-000002.safetensors      sealed from journal-000002
     seg-000000-000001.safetensors   sealed from journals 0 to 1, compacted
 
@@ -52,7 +53,7 @@ def findings_file(run: Path, rank: int) -> Path:
 
 
 def rank_of(folder_name: str) -> int | None:
-    """Return the rank that a folder's name stands for, or None."""
+    """Return the rank that a folder is named after, or None."""
     match = _RANK.fullmatch(folder_name)
     return int(match[1]) if match else None
 
@@ -174,7 +175,7 @@ def epoch_folder(run: Path, epoch: int) -> Path:
 
 
 def epoch_of(folder_name: str) -> int | None:
-    """Return the epoch that a folder's name stands for, or None.
+    """Return the epoch that a folder is named after, or None.
 
     >>> epoch_of("epoch_4"), epoch_of("epochs")
     (4, None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import secrets
 import socket
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -13,6 +14,7 @@ from typing import Final, Literal
 from sonde.core import files
 from sonde.core.files import Finite, Natural
 from sonde.core.outcome import Outcome
+from sonde.errors import RunDamaged, RunInUse
 from sonde.store import layout
 
 State = Literal["live"] | Outcome
@@ -22,6 +24,58 @@ BEAT_S: Final = 5.0
 """Seconds between two heartbeats of a writer, at least."""
 STALE_S: Final = 300.0
 """Seconds without a heartbeat after which a writer on another host counts as dead."""
+
+
+OPEN: Final[set[str]] = set()
+"""The tokens of the writers of this process that have not ended."""
+_CLAIM_S: Final = 30.0
+"""How long a process waits while another one takes the same folder."""
+
+
+@contextlib.contextmanager
+def claiming(folder: Path) -> Iterator[None]:
+    """Let one process at a time find out whether a folder is free, and take it.
+
+    A lock of the system on the folder itself, which ends with its process. File systems without locks (and Windows)
+    leave it to the exclusive making of journals.
+    """
+    descriptor = _lock(folder)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            _unlock(descriptor)
+
+
+def _lock(folder: Path) -> int | None:
+    try:
+        import fcntl
+
+        descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except (ImportError, OSError):
+        return None
+    deadline = time.monotonic() + _CLAIM_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
+            os.close(descriptor)
+            raise RunInUse(f"Another process is about to write {folder}. Choose another path.") from None
+        except OSError:  # no locks here
+            os.close(descriptor)
+            return None
+        return descriptor
+
+
+def _unlock(descriptor: int) -> None:
+    import fcntl
+
+    # A process forked meanwhile holds the folder open, too: closing it here would leave it locked.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +97,11 @@ class Lease:
     loss: float | str | None = None
     """The newest value of the scalar that is called a loss."""
     dropped_blocks: Natural = 0
+    journal_bytes: Natural | None = None
+    """Bytes of that journal at the beat; None if an older version wrote this, as for the next two."""
+    events_bytes: Natural | None = None
+    contents: Natural | None = None
+    """The checksum of `contents.json`, once the writer has ended."""
 
 
 def mine(state: State, attempt: int, beat: float) -> Lease:
@@ -54,7 +113,7 @@ def mine(state: State, attempt: int, beat: float) -> Lease:
         process_start=process_start(os.getpid()) or "",
         attempt=attempt,
         beat=beat,
-        token=secrets.token_hex(8),
+        token=os.urandom(8).hex(),
     )
 
 
@@ -78,13 +137,26 @@ def read(folder: Path) -> Lease | None:
     return files.convert(plain, Lease, str(path), "the note of a writer")
 
 
+def read_if_readable(folder: Path) -> Lease | None:
+    """Return the lease of a folder; None if there is none, or it cannot be read."""
+    try:
+        return read(folder)
+    except (RunDamaged, OSError):
+        return None
+
+
 def is_alive(lease: Lease, now: float) -> bool:
     """Return whether the writer is still there: by its process on this host, by its last heartbeat elsewhere."""
     if lease.state != "live":
         return False
     if lease.host != socket.gethostname():
         return now - lease.beat < STALE_S
-    return _is_running(lease.pid) and process_start(lease.pid) in (lease.process_start, None)
+    return is_running(lease.pid, lease.process_start)
+
+
+def is_running(pid: int, started: str) -> bool:
+    """Return whether a process of this host is still there; its start tells it from a later one of that number."""
+    return _is_running(pid) and process_start(pid) in (started, None)
 
 
 def status(lease: Lease | None, now: float) -> Status:

@@ -1,4 +1,4 @@
-"""A file that only grows, one whole write at a time."""
+"""Append whole lines to a file, and read them while it grows."""
 
 from __future__ import annotations
 
@@ -80,6 +80,11 @@ class Appender:
 
 
 _CHUNK: Final = 64 << 10
+_LAST_SHARE: Final = 4
+"""One in this many bytes is reserved for the lines that matter most."""
+
+MOST_MEMORY: Final = 2 * files.MAX_MEMORY
+"""Bytes that the parsed lines of all files of a run may take; estimated, they take half as many."""
 
 T = TypeVar("T")
 
@@ -88,7 +93,7 @@ def open_for_append(path: Path) -> Appender:
     """Open a file of lines, without the line that a crash cut short: it was never acknowledged."""
     appender = Appender(path, new=False)
     if appender.size:
-        with path.open("rb") as file:
+        with files.open_file(path) as file:
             end = _end_of_last_line(file, appender.size)
         if end < appender.size:
             appender.cut(end)
@@ -109,13 +114,15 @@ def _end_of_last_line(file: BinaryIO, size: int) -> int:
 class LineWriter:
     """Appends lines to a file that is made with the first of them. What the disk refuses waits for the next.
 
-    At most `max_waiting` lines wait; older ones are dropped and counted. Any thread may put a line.
+    At most `max_waiting` lines wait; older ones are dropped and counted. So are lines beyond `max_bytes` of the file,
+    where those put as `last` may take a little more. Any thread may put a line.
     """
 
-    def __init__(self, path: Path, max_waiting: int) -> None:
+    def __init__(self, path: Path, max_waiting: int, max_bytes: int | None = None) -> None:
         self.path = path
+        self.max_bytes = max_bytes
         self.dropped = 0
-        """Lines that were dropped because too many waited."""
+        """Lines that were dropped because too many waited, or the file is full."""
         self._waiting: deque[bytes] = deque(maxlen=max_waiting)
         self._appender: Appender | None = None
         self._closed = False
@@ -130,10 +137,18 @@ class LineWriter:
         """
         self._appender = open_for_append(self.path)
 
-    def put(self, line: bytes) -> OSError | None:
+    @property
+    def nbytes(self) -> int:
+        """The size of the file, as far as this writer knows."""
+        return 0 if self._appender is None else self._appender.size
+
+    def put(self, line: bytes, *, last: bool = False) -> OSError | None:
         """Write a line, after those that wait; return why it has to wait as well. Once closed, it does nothing."""
         with self._lock:
             if self._closed:
+                return None
+            if self.max_bytes is not None and self.nbytes + len(line) > self.max_bytes * (1 + last / _LAST_SHARE):
+                self.dropped += 1
                 return None
             if len(self._waiting) == self._waiting.maxlen:
                 self.dropped += 1
@@ -167,10 +182,17 @@ class LineWriter:
         return None
 
 
-class LineFile(Generic[T]):
-    """Follows a file of lines: each `refresh` reads what was added since the last."""
+class Memory:
+    """Counts what the parsed lines of several files take."""
 
-    def __init__(self, path: Path, decode: Callable[[bytes, str], T]) -> None:
+    def __init__(self, most: int = MOST_MEMORY) -> None:
+        self.left = most
+
+
+class LineFile(Generic[T]):
+    """Follows a file of JSON lines: each `refresh` reads what was added since the last, while there is memory left."""
+
+    def __init__(self, path: Path, decode: Callable[[bytes, str], T], memory: Memory | None = None) -> None:
         self.path = path
         self.items: list[T] = []
         self.bad_lines: list[tuple[int, str]] = []
@@ -178,29 +200,50 @@ class LineFile(Generic[T]):
         self.end = 0
         """Where the last whole line ends; what follows is still being written, or was cut short."""
         self._decode = decode
+        self._memory = memory or Memory()
+        self._taken = 0
 
     def refresh(self) -> bool:
         """Read what is new; return whether there was anything."""
         before = self.end
         try:
-            with self.path.open("rb") as file:
+            with files.open_file(self.path) as file:
                 if file.seek(0, 2) < self.end:  # replaced by a shorter file
-                    self.items, self.bad_lines, self.end = [], [], 0
+                    self._begin_anew()
                 while self._read(file):
                     pass
         except FileNotFoundError:
             return False
+        except RunDamaged as error:  # not a file of lines at all
+            self.bad_lines = [(0, str(error))]
         return self.end != before
 
     def _read(self, file: BinaryIO) -> bool:
         """Read a piece; return whether there is more."""
+        if self._memory.left < 0:
+            return False
         file.seek(self.end)
         fresh = file.read(files.MAX_BYTES)
         whole = fresh[: fresh.rfind(b"\n") + 1]
         for line in whole.split(b"\n")[:-1]:
+            if not self._has_memory(line):
+                return False
             self._take(line)
             self.end += len(line) + 1
         return bool(whole) and len(fresh) == files.MAX_BYTES
+
+    def _begin_anew(self) -> None:
+        self._memory.left += self._taken
+        self.items, self.bad_lines, self.end, self._taken = [], [], 0, 0
+
+    def _has_memory(self, line: bytes) -> bool:
+        size = files.memory_of(line)
+        self._memory.left -= size
+        self._taken += size
+        if self._memory.left < 0:
+            why = "more would take too much memory. The rest is left out."
+            self.bad_lines.append((self.end, f"{self.path} is read up to byte {self.end:,}: {why}"))
+        return self._memory.left >= 0
 
     def _take(self, line: bytes) -> None:
         if not line.strip():

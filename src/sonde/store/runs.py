@@ -1,4 +1,4 @@
-"""The runs below a folder, each in a few words, without reading what they recorded."""
+"""List the runs below a folder with a short summary of each, without reading what they recorded."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 import re
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from sonde.core import files
 from sonde.errors import OptionError, RunDamaged
 from sonde.store import header, layout, lease
 from sonde.store.framing import HEADER, MAGIC
@@ -20,6 +21,7 @@ from sonde.store.log.codec import Kind
 from sonde.store.log.folder import RankFolder
 from sonde.store.log.reader import open_run
 from sonde.store.log.writer import is_loss
+from sonde.store.remote import mirror
 
 MAX_DEPTH: Final = 4
 
@@ -49,6 +51,11 @@ class RunSummary:
         """The name of its folder."""
         return self.path.name
 
+    @property
+    def address(self) -> str:
+        """Where the run is: its folder, or its address in an object store."""
+        return mirror.shown(self.path)
+
 
 def list_runs(
     folder: str | Path = ".", *, max_depth: int = MAX_DEPTH, clock: Callable[[], float] = time.time
@@ -56,14 +63,21 @@ def list_runs(
     """Return the runs in a folder and in those below it, the newest first.
 
     Args:
-        folder: Where to look; it may be a run itself.
+        folder: Where to look, also in an object store; it may be a run itself.
         max_depth: How many levels below it to look.
         clock: Returns the time in seconds since the epoch.
 
     """
     now = clock()
-    found = [summarise(path, now) for path in _find(Path(folder), max_depth)]
+    found = [summarise(path, now) for path in find_runs(folder, max_depth=max_depth)]
     return sorted(found, key=lambda run: (run.created or 0.0, str(run.path)), reverse=True)
+
+
+def find_runs(folder: str | Path, *, max_depth: int = MAX_DEPTH) -> list[Path]:
+    """Return the folders of the runs in a folder and in those below it, by name; nothing of a run is read."""
+    place = mirror.local_path(folder)
+    mirror.bring(place, brief=True)
+    return list(_find(place, max_depth))
 
 
 def _find(folder: Path, depth: int) -> Iterator[Path]:
@@ -89,7 +103,7 @@ def summarise(path: Path, now: float) -> RunSummary:
         head = header.read_header(path)
     except (RunDamaged, OSError) as error:
         return RunSummary(path=path, status="crashed", created=None, updated=None, problem=str(error))
-    leases = {rank: _lease(layout.rank_folder(path, rank)) for rank in layout.ranks(path)}
+    leases = {rank: lease.read_if_readable(layout.rank_folder(path, rank)) for rank in layout.ranks(path)}
     status = lease.together(lease.status(holder, now) for holder in leases.values())
     model = head.model.get("name", "")
     base = RunSummary(
@@ -119,7 +133,7 @@ def _with_progress(base: RunSummary, leases: dict[int, Lease | None]) -> RunSumm
 
 
 def _number(loss: float | str | None) -> float | None:
-    """Return a loss as a number; a text that is none stands for something that is not finite."""
+    """Return a loss as a number; a text that is not a number means that it was not finite."""
     try:
         return None if loss is None else float(loss)
     except ValueError:
@@ -156,13 +170,6 @@ def _read_progress(base: RunSummary, folder: Path) -> RunSummary:
     )
 
 
-def _lease(folder: Path) -> Lease | None:
-    try:
-        return lease.read(folder)
-    except (RunDamaged, OSError):
-        return None
-
-
 def _count(folder: Path, holder: Lease) -> tuple[int, int | None]:
     """Count the steps: those before the journal that was open at the last beat, and those in it."""
     steps, last = holder.blocks, None
@@ -180,7 +187,7 @@ def _walk(path: Path) -> tuple[int, int | None]:
     """Count the blocks of a journal by their headers alone."""
     count, last, at = 0, None, 0
     try:
-        with path.open("rb") as file:
+        with files.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             while at + HEADER.size <= size:
                 magic, kind, _, step, length, *_ = HEADER.unpack(file.read(HEADER.size))
@@ -190,7 +197,7 @@ def _walk(path: Path) -> tuple[int, int | None]:
                 file.seek(at)
                 if kind == Kind.BLOCK:
                     count, last = count + 1, step
-    except (OSError, struct.error):
+    except (OSError, struct.error, RunDamaged):
         pass  # sealed meanwhile
     return count, last
 
@@ -198,13 +205,12 @@ def _walk(path: Path) -> tuple[int, int | None]:
 STAR = "*"
 
 
-def place_of(run: str | os.PathLike[str], *, resume: bool = False, shared: bool = False) -> Path:
+def place_of(run: str | os.PathLike[str], *, resume: bool = False) -> Path:
     """Return the folder of a run. A star in its last part becomes the next number; to resume, the highest there is.
 
     Args:
         run: The folder as the user named it.
         resume: Whether a run that exists is to be continued.
-        shared: Whether several processes write the run, and so have to know its name beforehand.
 
     Raises:
         OptionError: The star stands where it cannot be replaced.
@@ -218,17 +224,18 @@ def place_of(run: str | os.PathLike[str], *, resume: bool = False, shared: bool 
         return path
     if STAR in str(path.parent) or path.name.count(STAR) > 1:
         raise OptionError(f"run={str(path)!r}: one star can stand for a number, in the last part of the path.")
-    if shared:
-        raise OptionError(
-            f"run={str(path)!r}: the ranks of a distributed training write one run, and each would count for itself. "
-            "Name the run without a star."
-        )
+    last = max(numbered(path), default=0)
+    return path.with_name(path.name.replace(STAR, str(max(1, last) if resume else last + 1)))
+
+
+def numbered(path: Path) -> dict[int, Path]:
+    """Return what exists with a number in place of the star of `path`, by that number."""
+    names = (child.name for child in path.parent.iterdir()) if path.parent.is_dir() else ()
+    return {number: path.with_name(name) for number, name in numbers_in(path, names).items()}
+
+
+def numbers_in(path: Path, names: Iterable[str]) -> dict[int, str]:
+    """Return the names that have a number in place of the star of `path`, by that number."""
     before, after = path.name.split(STAR)
-    last = max(_numbers(path.parent, before, after), default=0)
-    return path.with_name(f"{before}{max(1, last) if resume else last + 1}{after}")
-
-
-def _numbers(folder: Path, before: str, after: str) -> list[int]:
     pattern = re.compile(f"{re.escape(before)}([0-9]+){re.escape(after)}")
-    names = (child.name for child in folder.iterdir()) if folder.is_dir() else ()
-    return [int(found[1]) for name in names if (found := pattern.fullmatch(name))]
+    return {int(found[1]): name for name in names if (found := pattern.fullmatch(name))}

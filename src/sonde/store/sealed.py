@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from sonde.core import files
 from sonde.core.files import Natural
 from sonde.errors import RunDamaged
+from sonde.store.remote import mirror
 
 ITEM_BYTES: Final = {
     "BOOL": 1, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -33,7 +34,7 @@ ITEM_BYTES: Final = {
 }  # fmt: skip
 """Bytes of one element, by what safetensors calls its type."""
 
-_BLANK: Final = "00000000"  # stands in the checksum's place while it is computed
+_BLANK: Final = "00000000"  # in place of the checksum while it is computed
 _PREFIX: Final = b'{"__metadata__":{"check":"'
 _START: Final = len(_PREFIX)
 _END: Final = _START + len(_BLANK)
@@ -96,6 +97,7 @@ class SealedFile:
 
         """
         size = os.fstat(file.fileno()).st_size
+        mirror.need(path, 0, 8)
         text, start = _read_header(path, file, size, kind)
         plain = files.loads(text, f"{path}: its header")
         metadata = plain.pop("__metadata__", None) if isinstance(plain, dict) else None
@@ -113,6 +115,8 @@ def _read_header(path: Path, file: BinaryIO, size: int, kind: Format) -> tuple[b
     length = int.from_bytes(file.read(8), "little")
     if not _END < length <= min(kind.max_header_bytes, size - 8):
         raise RunDamaged(f"{path} is not a {kind.what}: of its {size:,} bytes, {length:,} should be a header.")
+    mirror.need(path, 8, 8 + length)
+    file.seek(8)
     text = file.read(length)
     blanked = text[:_START] + _BLANK.encode() + text[_END:]
     if not text.startswith(_PREFIX) or text[_START:_END] != _checksum(blanked):
@@ -150,6 +154,7 @@ def read_tensor(file: BinaryIO, name: str, start: int, end: int, crc: int) -> me
     # Checked before memory is allocated: a hostile file may name any size.
     if end > size:
         raise RunDamaged(f"{file.name} has {size:,} bytes; {name!r:.80} should end at {end:,}.")
+    mirror.need(file.name, start, end)
     content = np.empty(end - start, np.uint8)
     view = content.data
     file.seek(start)

@@ -89,6 +89,53 @@ def ratio_of(update: Series, weight: Series) -> Series:
     return Series(update.site, "ratio", steps, ratios, update.spans[left])
 
 
+def first_of(parts: list[Readings]) -> Readings:
+    """Return the readings of copies of the same tensor: those of the first rank, and of others where it has none."""
+    whole = parts[0]
+    for part in parts[1:]:
+        if np.array_equal(part.step, whole.step):
+            continue
+        place = np.searchsorted(whole.step, part.step, side="right")
+        ends = np.append(0, np.maximum.accumulate(whole.step + whole.span))
+        begins = np.append(whole.step, np.iinfo(np.int64).max)
+        ends[0] = np.iinfo(np.int64).min
+        free = (ends[place] <= part.step) & (part.step + part.span <= begins[place])
+        if free.any():
+            whole = _interleave(whole, take(part, np.flatnonzero(free)))
+    return whole
+
+
+def only_whole(readings: Readings, size: int | None) -> Readings:
+    """Return those merged readings that have all elements of a tensor of `size` elements; None: all."""
+    if size is None:
+        return readings
+    return take(readings, np.flatnonzero(readings.rows[:, schema.COUNT] == size * readings.merged))
+
+
+def take(readings: Readings, index: NDArray[np.intp]) -> Readings:
+    """Return some of the readings."""
+    return Readings(
+        step=readings.step[index],
+        span=readings.span[index],
+        merged=readings.merged[index],
+        rows=readings.rows[index],
+        bins=None if readings.bins is None else readings.bins[index],
+        binned=readings.binned[index],
+    )
+
+
+def _interleave(left: Readings, right: Readings) -> Readings:
+    joined = Readings(
+        step=np.concatenate([left.step, right.step]),
+        span=np.concatenate([left.span, right.span]),
+        merged=np.concatenate([left.merged, right.merged]),
+        rows=np.concatenate([left.rows, right.rows]),
+        bins=None if left.bins is None or right.bins is None else np.concatenate([left.bins, right.bins]),
+        binned=np.concatenate([left.binned, right.binned]),
+    )
+    return take(joined, np.argsort(joined.step, kind="stable"))
+
+
 def merge_overlapping(parts: list[Readings]) -> Readings:
     """Merge the readings of several ranks: those whose steps overlap become one.
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from sonde.core import files
-from sonde.records import SEVERITIES, Event, Finding
-from sonde.store.lines import LineFile
+from sonde.records import BASES, SEVERITIES, Event, Finding
+from sonde.store.lines import LineFile, Memory
 
 
 def encode_event(event: Event) -> bytes:
     """Return the line of an event."""
     try:
-        return files.dumps(asdict(event)) + b"\n"
+        return files.dumps(event) + b"\n"
     except (RecursionError, ValueError, TypeError) as error:
         # Better an event without its data than none.
         poor = replace(event, data={"unwritable": f"{type(error).__name__}: {error}"[:200]})
-        return files.dumps(asdict(poor)) + b"\n"
+        return files.dumps(poor) + b"\n"
 
 
 def decode_event(line: bytes, where: str) -> Event:
@@ -37,8 +37,8 @@ def decode_event(line: bytes, where: str) -> Event:
 class EventFile(LineFile[Event]):
     """Follows a file of events."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, decode_event)
+    def __init__(self, path: Path, memory: Memory | None = None) -> None:
+        super().__init__(path, decode_event, memory)
 
     @property
     def events(self) -> list[Event]:
@@ -64,8 +64,8 @@ def decode_finding(line: bytes, where: str) -> Finding:
 class FindingFile(LineFile[Finding]):
     """Follows a file of findings."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, decode_finding)
+    def __init__(self, path: Path, memory: Memory | None = None) -> None:
+        super().__init__(path, decode_finding, memory)
 
 
 def current_findings(lines: Iterable[Finding]) -> list[Finding]:
@@ -74,7 +74,29 @@ def current_findings(lines: Iterable[Finding]) -> list[Finding]:
     return sorted((finding for finding in last.values() if not finding.withdrawn), key=rank_of_finding)
 
 
-def rank_of_finding(finding: Finding) -> tuple[int, bool, float, int, str]:
-    """Return the key that puts the most severe first, then exact relations, then the most certain and the earliest."""
+def closed_findings(lines: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that were withdrawn, with the steps from which and to which each held.
+
+    A kind that came again is listed once for each time that it was withdrawn; the last one, if it holds, is not.
+    """
+    began: dict[str, int] = {}
+    closed: list[Finding] = []
+    for finding in lines:
+        if not finding.withdrawn:
+            began.setdefault(finding.kind, finding.step)
+            continue
+        first = began.pop(finding.kind, finding.step)
+        closed.append(replace(finding, step=first, last_step=max(first, finding.last_step)))
+    return closed
+
+
+def rank_of_finding(finding: Finding) -> tuple[bool, int, int, bool, float, int, str]:
+    """Return the key that orders findings by their evidence: exact relations, experiments, then statistics.
+
+    Notes come last. Among findings with the same kind of evidence the most severe come first, then those that explain
+    others, then the most certain and the earliest.
+    """
     severity = SEVERITIES.index(finding.severity)
-    return -severity, not finding.exact, -(finding.confidence or 0.0), finding.step, finding.kind
+    basis = BASES.index(finding.basis)
+    doubt = -(finding.confidence or 0.0)
+    return severity == 0, basis, -severity, not finding.explains, doubt, finding.step, finding.kind

@@ -1,4 +1,4 @@
-"""Checking every byte of a run."""
+"""Check every byte of a run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
+from sonde.core import files
 from sonde.errors import RunDamaged
-from sonde.store import framing, header, layout, lease
+from sonde.store import contents, framing, header, layout, lease
 from sonde.store.log import attempts, codec, journal, sites
 from sonde.store.log.codec import Kind
-from sonde.store.log.segment import Maps, Segment
+from sonde.store.log.segment import Segment
 from sonde.store.log.segment_format import slice_crcs
+from sonde.store.log.table import Table
 from sonde.store.pages import names, open_page, record
 from sonde.store.pages.page import read_content
 from sonde.store.pages.record import Entry
 from sonde.store.pages.record import Kind as PageKind
+from sonde.store.remote import mirror
 from sonde.store.timeline import EventFile, FindingFile
 
 _MAX_LOOKS: Final = 20
@@ -46,6 +49,8 @@ class Report:
 
     path: Path
     problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What could not be checked."""
     torn_tails: list[Problem] = field(default_factory=list)
     num_files: int = 0
     num_blocks: int = 0
@@ -62,6 +67,7 @@ class Report:
         """Add the report of a part."""
         self.problems += other.problems
         self.torn_tails += other.torn_tails
+        self.notes += other.notes
         self.num_files += other.num_files
         self.num_blocks += other.num_blocks
         self.num_captures += other.num_captures
@@ -69,6 +75,7 @@ class Report:
     def __str__(self) -> str:
         lines = [str(problem) for problem in self.problems]
         lines += [f"torn tail: {tail}" for tail in self.torn_tails]
+        lines += self.notes
         verdict = "every checksum is right" if self.ok else f"{len(self.problems)} problems"
         captures = f", {self.num_captures} captures" if self.num_captures else ""
         scope = f"{self.num_files} files, {self.num_blocks} blocks{captures}"
@@ -82,7 +89,8 @@ def verify(path: str | Path) -> Report:
         RunNotFound: There is no run at the path.
 
     """
-    report = Report(Path(path))
+    report = Report(mirror.local_path(path))
+    mirror.need_all(report.path)
     report.num_files += 1
     try:
         header.read_header(report.path)
@@ -95,7 +103,35 @@ def verify(path: str | Path) -> Report:
         _check_lines(report, FindingFile(layout.findings_file(report.path, rank)))
     for folder in names.page_folders(report.path):
         report.add(verify_pages(folder))
+    _check_presence(report)
     return report
+
+
+def _check_presence(report: Report) -> None:
+    """Check that everything is here that the writers have left."""
+    run, ranks = report.path, layout.ranks(report.path)
+    if not ranks:
+        report.problems.append(Problem(run / layout.TELEMETRY, "is missing, or holds no folder of a rank"))
+    for rank in ranks:
+        try:
+            note = lease.read(layout.rank_folder(run, rank))
+        except RunDamaged:
+            continue  # reported with its folder
+        if note is None or note.journal_bytes is None:
+            report.notes.append(f"Rank {rank} was written before Sonde listed files: removed ones are not noticed.")
+            continue
+        if note.contents is None:  # it was killed
+            events = layout.events_file(run, rank)
+            size = events.stat().st_size if events.is_file() else 0
+            if size < (note.events_bytes or 0):
+                report.problems.append(Problem(events, f"has {size:,} bytes; it had {note.events_bytes:,}"))
+            continue
+        known = {problem.file for problem in report.problems}
+        try:
+            found = contents.problems(run, contents.read(run, rank, note.contents))
+            report.problems.extend(Problem(path, what) for path, what in found if path not in known)
+        except RunDamaged as error:
+            report.problems.append(_problem(layout.rank_folder(run, rank) / contents.NAME, error))
 
 
 def verify_pages(folder: str | Path) -> Report:
@@ -114,6 +150,8 @@ def _check_steadily(folder: Path, check: Callable[[Report], None]) -> Report:
             check(report)
         except FileNotFoundError:
             continue
+        except RunDamaged as error:  # such as a pipe in the place of a file
+            report.problems.append(Problem(folder, str(error)))
         return report
     raise RunDamaged(f"{folder} keeps changing: its files vanish as they are read.")
 
@@ -129,7 +167,7 @@ def _check_records(report: Report, path: Path, take: Callable[[framing.Record, s
     """Check the records of a journal or an index; return where the last whole one ends."""
     end = 0
     expected: int | None = 0
-    with path.open("rb") as file:
+    with files.open_file(path) as file:
         for item in framing.follow(file, 0):
             end = item.end
             if isinstance(item, framing.Gap):
@@ -174,7 +212,12 @@ def _check_telemetry(report: Report) -> None:
     if listing.missing:
         report.problems.append(Problem(folder, layout.describe_missing(listing.missing)))
     try:
-        report.num_files += lease.read(folder) is not None
+        note = lease.read(folder)
+        if note is None:
+            report.problems.append(Problem(folder / layout.WRITER, "is missing"))
+        else:
+            report.num_files += 1
+            _check_newest(report, note, listing)
     except RunDamaged as error:
         report.problems.append(_problem(folder / layout.WRITER, error))
     for _, _, name in listing.segments:
@@ -184,22 +227,34 @@ def _check_telemetry(report: Report) -> None:
         _check_records(report, folder / name, _JournalCheck(report, folder / name).take)
 
 
+def _check_newest(report: Report, note: lease.Lease, listing: layout.Listing) -> None:
+    """Check that the journal which the writer noted last is here, or the segment made from it, and is not cut."""
+    if listing.next_number <= note.journal:
+        name = layout.journal_name(note.journal)
+        report.problems.append(Problem(report.path / name, "is missing, and so is the segment made from it"))
+    for number, name in listing.journals:
+        size = (report.path / name).stat().st_size
+        least = max(1, note.journal_bytes or 0) if number == note.journal else 1
+        if size < least and number <= note.journal:  # a later one had only been begun when the process ended
+            report.problems.append(Problem(report.path / name, f"has {size:,} bytes; {least:,} were written"))
+
+
 def _check_segment(report: Report, path: Path) -> None:
     report.num_files += 1
     try:
-        segment = Segment(path, Maps())
+        segment = Segment(path)
+        rows = segment.read()
     except RunDamaged as error:
         report.problems.append(_problem(path, error))
         return
-    rows = segment.table()
     found = [Problem(path, what.removeprefix(f"{path}: ")) for what in segment.problems(rows)]
-    report.problems.extend(found or _check_slices(segment))
+    report.problems.extend(found or _check_slices(segment, rows))
     report.problems.extend(_unknown(path, segment.site.tolist(), {site.id for site in segment.sites}))
     report.num_blocks += len(segment.blocks)
 
 
-def _check_slices(segment: Segment) -> list[Problem]:
-    wrong = (slice_crcs(segment.table()) != segment.slice_crc).any(axis=0)
+def _check_slices(segment: Segment, rows: Table) -> list[Problem]:
+    wrong = (slice_crcs(rows) != segment.slice_crc).any(axis=0)
     return [
         Problem(segment.path, f"the readings of site {number} do not match their checksum")
         for number in segment.site[wrong].tolist()
@@ -241,10 +296,22 @@ class _JournalCheck:
 def _check_pages(report: Report) -> None:
     folder = report.path
     pages = names.list_pages(folder)
-    missing = sorted(set(range(pages[-1].number if pages else 0)) - {page.number for page in pages})
+    note = _note_of(report)
+    newest = max([page.number for page in pages], default=-1)
+    if note is not None and note.state != "live":
+        newest = max(newest, min(note.journal, newest + layout.MAX_MISSING) - 1)
+    missing = sorted(set(range(newest + 1)) - {page.number for page in pages})
     report.problems += [Problem(names.page_file(folder, each, names.SEALED), "is missing") for each in missing]
     for page in pages:
         _check_page(report, folder, page)
+
+
+def _note_of(report: Report) -> lease.Lease | None:
+    try:
+        return lease.read(report.path)
+    except RunDamaged as error:
+        report.problems.append(_problem(report.path / layout.WRITER, error))
+        return None
 
 
 def _check_page(report: Report, folder: Path, page: names.Page) -> None:
@@ -258,14 +325,14 @@ def _check_page(report: Report, folder: Path, page: names.Page) -> None:
         _check_sealed(report, names.page_file(folder, page.number, names.SEALED), entries)
     elif names.OPEN in page.suffixes:
         path = names.page_file(folder, page.number, names.OPEN)
-        with path.open("rb") as file:
+        with files.open_file(path) as file:
             _check_tensors(report, file, entries or [])
     elif entries:
         report.problems.append(Problem(names.page_file(folder, page.number, names.SEALED), "is missing"))
 
 
 def _check_sealed(report: Report, path: Path, indexed: list[Entry] | None) -> None:
-    with path.open("rb") as file:
+    with files.open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         try:
             entries, start = open_page.read_header(path, file)

@@ -154,7 +154,7 @@ place = st.tuples(
 @example({"a": {"pairs": [[[1], 2]]}}, [], {"pairs": 3})
 @example({"a": {"scalar": [[["a", "O"]], "AAAA"]}}, [], {"set": [[1]]})
 @example({"a": {"int": "9" * 5000}}, [], {"tuple": {"dict": 1}})
-def test_a_record_that_nobody_would_write_gives_an_error_and_no_more(tmp_path_factory, outputs, places, info):
+def test_an_absurd_record_gives_an_error_and_no_more(tmp_path_factory, outputs, places, info):
     folder = tmp_path_factory.mktemp("hostile")
     described = {"datapoint": 0, "time": 1.0, "outputs": outputs, "info": info, "tensors": places}
     start = record.encode_page({"format": "sonde-page", "schema_version": 1, "reserved": 16384})
@@ -190,7 +190,7 @@ def test_any_payload_is_survived(tmp_path_factory, payload, kind):
 )
 @example({"x": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 2**64]}}, None, [])
 @example({}, {"format": "sonde-page", "schema_version": "1", "datapoints": "[" * 100_000}, [])
-def test_a_header_that_nobody_would_write_gives_an_error_and_no_more(tmp_path_factory, header, metadata, datapoints):
+def test_an_absurd_header_gives_an_error_and_no_more(tmp_path_factory, header, metadata, datapoints):
     folder = tmp_path_factory.mktemp("hostile")
     if not isinstance(metadata, dict):
         metadata = {"format": "sonde-page", "schema_version": "1", "datapoints": json.dumps(datapoints)}

@@ -14,7 +14,8 @@ from sonde.records import Site
 from sonde.store import layout, series
 from sonde.store.log import table
 from sonde.store.log.folder import RankFolder
-from sonde.store.log.segment import Maps
+from sonde.store.log.holdings import Merger, can_merge, is_piece, pieces_of, whole_size
+from sonde.store.log.segment import SHARED
 from sonde.store.log.sites import Directory
 from sonde.store.log.table import Blocks, Snapshot
 from sonde.store.series import ALL_COLUMNS, Readings
@@ -31,13 +32,13 @@ class AllRanks:
     Any thread may ask. Sites are those of `directory`, whose ids count over the whole run.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, only: int | None = None) -> None:
         self.path = path
+        self._only = only
         self.folders: dict[int, RankFolder] = {}
         self.directory = Directory()
         self.blocks: Blocks = table.empty_blocks()
         """One line a step."""
-        self._maps = Maps()
         self._lock = threading.RLock()
         self._sites_by_rank: dict[int, dict[int, Site]] = {}
 
@@ -45,8 +46,8 @@ class AllRanks:
         """Read what was written since; return whether there was anything."""
         with self._lock:
             changed = False
-            for rank in layout.ranks(self.path):
-                folder = self.folders.setdefault(rank, RankFolder(layout.rank_folder(self.path, rank), self._maps))
+            for rank in self._present():
+                folder = self.folders.setdefault(rank, RankFolder(layout.rank_folder(self.path, rank)))
                 try:
                     changed |= folder.refresh()
                 except FileNotFoundError:
@@ -54,6 +55,18 @@ class AllRanks:
             if changed:
                 self._arrange()
             return changed
+
+    def close(self) -> None:
+        """Close all files. What is asked later opens them again."""
+        with self._lock:
+            for folder in self.folders.values():
+                folder.close()
+
+    def _present(self) -> list[int]:
+        """Return the ranks to read, as far as they have a folder."""
+        if self._only is None:
+            return layout.ranks(self.path)
+        return [self._only] if layout.rank_folder(self.path, self._only).is_dir() else []
 
     def _arrange(self) -> None:
         found = {rank: folder.sites for rank, folder in self.folders.items()}
@@ -86,28 +99,37 @@ class AllRanks:
 
     def _at(self, step: int, rank: int | None) -> Snapshot:
         shots = []
+        merger = Merger(self.directory)
+        is_alone = rank is not None or (len(self.folders) == 1 and not self.directory.has_pieces)
         for number in sorted(self.folders) if rank is None else [rank]:
             shot = self.folders[number].at(step) if number in self.folders else Snapshot.none()
-            keys = (self.directory.keys.get((number, site)) for site in shot.site.tolist())
+            keys = [self.directory.keys.get((number, site)) for site in shot.site.tolist()]
             ids = [-1 if key is None else self.directory.by_key[key].id for key in keys]
-            shots.append(Snapshot(np.array(ids, np.int64), shot.step, shot.span, shot.rows, shot.bins, shot.binned))
+            shot = Snapshot(np.array(ids, np.int64), shot.step, shot.span, shot.rows, shot.bins, shot.binned)
+            shots.append(shot.take(np.array(merger.wanted(number, keys, alone=is_alone), np.int64)))
         joined = Snapshot.join(shots)
-        joined = joined.take(np.flatnonzero(joined.site >= 0))
-        return joined if len(shots) == 1 else joined.merged()
+        return joined if is_alone else merger.complete(joined.merged())
 
     def _stored(
         self, site: Site, columns: tuple[int, ...], *, bins: bool, rank: int | None, start: int | None, stop: int | None
     ) -> Readings:
         wanted = {number: ids for number, ids in sorted(self.places(site).items()) if rank in (None, number)}
-        if len(wanted) > 1:
+        pieces = pieces_of({number: self.holdings(site)[number] for number in wanted})
+        if rank is None and (len(wanted) > 1 or any(map(is_piece, pieces))):
             columns = ALL_COLUMNS  # merging takes them all
-        parts = [
-            self.folders[number].readings(ids, columns, bins=bins, start=start, stop=stop)
-            for number, ids in wanted.items()
-        ]
-        if not parts:
+
+        def read(number: int) -> Readings:
+            return self.folders[number].readings(wanted[number], columns, bins=bins, start=start, stop=stop)
+
+        if not wanted or (rank is None and not can_merge(pieces)):
             return RankFolder(self.path).readings([], columns, bins=bins, start=start, stop=stop)
-        return parts[0] if len(parts) == 1 else series.merge_overlapping(parts)
+        parts = [series.first_of([read(number) for number in numbers]) for numbers in pieces.values()]
+        merged = parts[0] if len(parts) == 1 else series.merge_overlapping(parts)
+        return merged if rank is not None else series.only_whole(merged, whole_size(site, pieces))
+
+    def holdings(self, site: Site) -> dict[int, str]:
+        """Return by rank what it holds of a site."""
+        return self.directory.holdings[self.directory.source(self.directory.by_key[site.key]).key]
 
     def _stored_many(
         self, sites: Sequence[Site], columns: tuple[int, ...], *, rank: int | None, start: int | None, stop: int | None
@@ -116,8 +138,10 @@ class AllRanks:
         by_rank: dict[int, list[tuple[int, list[int]]]] = {}
         for place, site in enumerate(sites):
             ids = self.places(site)
-            wanted = [number for number in ids if rank in (None, number)]
-            if len(wanted) == 1:
+            wanted = [number for number in sorted(ids) if rank in (None, number)]
+            if rank is None and len(wanted) > 1 and self._first_will_do(site, wanted[0]):
+                wanted = wanted[:1]
+            if len(wanted) == 1 and (rank is not None or not is_piece(self.holdings(site)[wanted[0]])):
                 by_rank.setdefault(wanted[0], []).append((place, ids[wanted[0]]))
             else:
                 found[place] = self._stored(site, columns, bins=False, rank=rank, start=start, stop=stop)
@@ -127,6 +151,10 @@ class AllRanks:
             found |= {place: each for (place, _), each in zip(asked, read, strict=True)}
         return [found[place] for place in range(len(sites))]
 
+    def _first_will_do(self, site: Site, first: int) -> bool:
+        """Return whether all ranks hold copies of a site, and the first has recorded every step."""
+        return set(self.holdings(site).values()) == {"replica"} and len(self.folders[first].blocks) == len(self.blocks)
+
     def _again(self, query: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Ask, and ask again when a segment was put together with others or thinned in between."""
         for number in range(_MAX_TRIES):
@@ -135,6 +163,6 @@ class AllRanks:
                     return query(*args, **kwargs)
                 except FileNotFoundError:
                     if number > 1:
-                        self._maps.widen(2 * sum(len(folder.segments) for folder in self.folders.values()))
+                        SHARED.widen(2 * sum(len(folder.segments) for folder in self.folders.values()))
                     self.refresh()
         raise RunDamaged(f"{self.path}: its segments vanish as they are read.")

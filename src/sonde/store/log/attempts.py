@@ -1,4 +1,4 @@
-"""Stretches of writing: a run that was continued has several, and the later ones replace what they overlap."""
+"""Attempts: a run that was resumed has several, and later ones replace the steps that they repeat."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Taking a rank's folder of a run for writing, or saying why not."""
+"""Claim a rank's folder of a run for writing, or raise why it cannot be."""
 
 from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sonde.errors import RunDamaged, RunError, RunExists, RunInUse, RunNotFound
@@ -42,13 +42,15 @@ def claim(path: Path, rank: int, run_header: RunHeader, *, resume: bool, start_s
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_live_writer(path, folder, now)
-        has_header = _has_header(path)
+        author = _author_of_header(path)
         listing = layout.list_folder(folder)
-        is_used = bool(listing.segments or listing.journals) or (rank == 0 and has_header)
+        is_used = bool(listing.segments or listing.journals) or author == rank == 0
         if is_used and not resume:
             raise RunExists(_describe(path, folder, now))
-        if rank == 0 and not has_header:
-            header.write_header(path, run_header)
+        # Any rank may come first, or be the only one that records; rank 0's description replaces that of another.
+        if author is None or author > rank == 0:
+            by = run_header.environment | ({"rank": rank} if rank else {})
+            header.write_header(path, replace(run_header, environment=by), replace=rank == 0)
         return _recall(folder, start_step) if listing.next_number else Past()
     except (FileExistsError, NotADirectoryError):
         raise RunError(f"{path} cannot hold a run: a file is in the way. Choose another path.") from None
@@ -65,6 +67,8 @@ def _refuse_live_writer(path: Path, folder: Path, now: float) -> None:
         return  # left by a dead writer; a live one would have replaced it in one step
     if holder is not None and lease.is_alive(holder, now):
         if (holder.pid, holder.host) == (os.getpid(), socket.gethostname()):
+            if holder.token not in lease.OPEN:
+                return  # a writer of this process that has ended, but could not write so
             raise RunInUse(f"{path} is being written by a session of this process. Close it, or choose another path.")
         raise RunInUse(
             f"{path} is being written by process {holder.pid} on {holder.host} "
@@ -72,12 +76,13 @@ def _refuse_live_writer(path: Path, folder: Path, now: float) -> None:
         )
 
 
-def _has_header(path: Path) -> bool:
+def _author_of_header(path: Path) -> int | None:
+    """Return which rank wrote the run's description; None if there is none."""
     try:
-        header.read_header(path)
+        rank = header.read_header(path).environment.get("rank", 0)
     except RunNotFound:
-        return False
-    return True
+        return None
+    return rank if type(rank) is int else 0
 
 
 def _describe(path: Path, folder: Path, now: float) -> str:

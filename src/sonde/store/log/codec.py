@@ -1,4 +1,4 @@
-"""Blocks as bytes: the payload of a block's record, and the compact form of histograms."""
+"""Encode blocks as bytes: the payload of a block's record, and the compact form of histograms."""
 
 from __future__ import annotations
 

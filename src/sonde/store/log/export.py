@@ -1,4 +1,4 @@
-"""A run as one long table, for pandas and Arrow: a line for each reading of each rank."""
+"""Convert a run to one long table, for pandas and Arrow: a row for each reading of each rank."""
 
 from __future__ import annotations
 

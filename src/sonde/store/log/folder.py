@@ -1,8 +1,8 @@
-"""One rank's folder, read: its segments and its open journal, as one list of tables."""
+"""Read one rank's folder: its segments and its open journal, as one list of tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +18,8 @@ from sonde.store import layout
 from sonde.store.log import attempts, codec, table
 from sonde.store.log.attempts import Attempt
 from sonde.store.log.journal import JournalSource
-from sonde.store.log.segment import Maps, Segment, Stamp
-from sonde.store.log.table import Blocks, Snapshot, Table
+from sonde.store.log.segment import SHARED, Loaded, Segment, Stamp
+from sonde.store.log.table import Blocks, Snapshot, Table, join
 from sonde.store.series import Readings
 
 # Files are renamed and deleted while a folder is read. Each turn of a writer's compaction can spoil one look at it;
@@ -38,7 +38,7 @@ class Part:
     loaded: Table | None
 
     def rows(self) -> Table:
-        """Return the readings, mapped from their segment if need be."""
+        """Return all readings, read from their segment if need be."""
         if self.loaded is not None:
             return self.loaded
         assert self.segment is not None
@@ -52,7 +52,7 @@ class Part:
 class RankFolder:
     """Everything one rank has written."""
 
-    def __init__(self, path: Path, maps: Maps | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.sites: dict[int, Site] = {}
         """The sites by id."""
@@ -65,7 +65,6 @@ class RankFolder:
         self.journals: dict[str, JournalSource] = {}
         self._bad_segments: dict[str, tuple[Stamp, str]] = {}
         self._damage: dict[str, None] = {}
-        self._maps = maps if maps is not None else Maps()
         self._known_sites: dict[str, list[Site]] = {}
         self._missing: list[int] = []
         self._is_followed = False
@@ -110,7 +109,7 @@ class RankFolder:
             opened = self._open(name)
             if isinstance(opened, Segment):
                 if self._is_followed:
-                    opened.table()  # mapped at once: a busy writer may replace it before anyone asks
+                    opened.hold()  # at once: a busy writer may replace it before anyone asks
                 segments[name] = opened
                 self._keep(name, opened)
             else:
@@ -122,14 +121,14 @@ class RankFolder:
             grew |= journals[name].refresh()
         for name, segment in self.segments.items():
             if name not in segments:
-                self._maps.drop(segment)
+                SHARED.drop(segment)
         self.segments, self.journals, self._bad_segments = segments, journals, bad
         return grew
 
     def _keep(self, name: str, segment: Segment) -> None:
         old = self.segments.get(name)
         if old is not None and old is not segment:
-            self._maps.drop(old)
+            SHARED.drop(old)
         self.segments[name] = segment
 
     def _open(self, name: str) -> Segment | tuple[Stamp, str]:
@@ -141,9 +140,14 @@ class RankFolder:
         if bad is not None and bad[0] == stamp:
             return bad
         try:
-            return Segment(path, self._maps, self._known_sites)
+            return Segment(path, SHARED, self._known_sites)
         except RunDamaged as error:
             return stamp, str(error)
+
+    def close(self) -> None:
+        """Close all files. What is asked later opens them again."""
+        for segment in self.segments.values():
+            SHARED.drop(segment)
 
     def _arrange(self) -> None:
         sources: list[Segment | JournalSource] = [*self.segments.values(), *self.journals.values()]
@@ -178,16 +182,17 @@ class RankFolder:
         keep: Any = slice(None)
         if len(step) > 1 and not (step[1:] > step[:-1]).all():
             keep = table.last_of_each([step])
-        stats = np.zeros((len(step), schema.NUM_COLUMNS))
+        # Column by column in memory: those that were not requested stay untouched zeros, which cost nothing.
+        stats = np.zeros((schema.NUM_COLUMNS, len(step)))
         for column in columns:
-            stats[:, column] = join([rows.stats[column, cut] for rows, cut in found], "f8")
+            stats[column] = join([rows.stats[column][cut] for rows, cut in found], "f8")
         lengths = join([rows.hist_len[cut] for rows, cut in found], "u1")
         all_bins = _bins(found, lengths) if bins else None
         return Readings(
             step=step[keep],
             span=join([rows.span[cut] for rows, cut in found], "u4")[keep],
             merged=join([rows.merged[cut] for rows, cut in found], "u4").astype(np.float64)[keep],
-            rows=stats[keep],
+            rows=stats.T[keep],
             bins=None if all_bins is None else all_bins[keep],
             binned=(lengths > 0)[keep],
         )
@@ -204,11 +209,14 @@ class RankFolder:
         ]
         for part, at in places:
             if part.segment is not None:
-                part.segment.prefetch(at, columns)
+                part.segment.prefetch(np.array([at]), columns)
         for part, at in places:
-            if self._is_sound(part, at, columns, bins=bins):
-                rows = part.rows()
-                cut = _cut(rows, at, start, _least(stop, part.limit))
+            rows, place = part.loaded, at
+            if part.segment is not None:
+                loaded = self._load(part.segment, np.array([at]), columns, bins=bins)
+                rows, place = (None if loaded is None or not loaded.sound.all() else loaded.rows), 0
+            if rows is not None:
+                cut = _cut(rows, place, start, _least(stop, part.limit))
                 if cut.start < cut.stop:
                     yield rows, cut
 
@@ -231,26 +239,27 @@ class RankFolder:
             if len(at):
                 places.append((part, at, which))
                 if part.segment is not None:
-                    part.segment.prefetch_many(at, columns)
+                    part.segment.prefetch(at, columns)
         finds = []
         for part, at, which in places:
-            if part.segment is not None:
-                self._damage.update(dict.fromkeys(part.segment.check_sites(part.rows(), at, columns)))
-                sound = part.segment.is_sound(at, columns)
-                at, which = at[sound], which[sound]
-            finds.append(Found(part.rows, at, owners[which], part.limit))
+            if part.segment is None:
+                finds.append(Found(part.rows(), at, owners[which], part.limit))
+            elif (loaded := self._load(part.segment, at, columns)) is not None:
+                sound = np.flatnonzero(loaded.sound)
+                finds.append(Found(loaded.rows, sound, owners[which[sound]], part.limit))
         return gather_rows(finds, len(wanted), columns, start, stop)
 
-    def _is_sound(self, part: Part, at: int, columns: tuple[int, ...], *, bins: bool) -> bool:
-        """Return whether readings match their checksum; if not, they are left out and named in `problems`."""
-        if part.segment is None:
-            return True
+    def _load(
+        self, segment: Segment, at: NDArray[np.intp], columns: tuple[int, ...], *, bins: bool = False
+    ) -> Loaded | None:
+        """Read some sites of a segment. What does not match its checksum is named in `problems`, to be left out."""
         try:
-            part.segment.check_site(part.rows(), at, columns, bins=bins)
+            loaded = segment.load(at, columns, bins=bins)
         except RunDamaged as error:
             self._damage[str(error)] = None
-            return False
-        return True
+            return None
+        self._damage.update(dict.fromkeys(loaded.problems))
+        return loaded
 
     def at(self, step: int) -> Snapshot:
         """Return the reading of each site that covers a step; the newest one wins.
@@ -263,20 +272,15 @@ class RankFolder:
         for part in self.parts:
             if not _reaches(part.blocks, step) or (part.limit is not None and step >= part.limit):
                 continue
-            rows = part.rows()
-            if part.segment is not None:
-                try:
+            try:
+                rows = part.rows()
+                if part.segment is not None:
                     part.segment.check_all(rows)
-                except RunDamaged as error:
-                    self._damage[str(error)] = None
-                    continue
+            except RunDamaged as error:
+                self._damage[str(error)] = None
+                continue
             found = found.update(Snapshot.of(rows, *rows.covering(step)))
         return found
-
-
-def join(parts: list[NDArray[Any]], dtype: str) -> NDArray[Any]:
-    """Put arrays end to end; none at all make an empty one of `dtype`."""
-    return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
 def _before(blocks: Blocks, limit: int | None) -> Blocks:
@@ -318,7 +322,7 @@ Index = NDArray[np.intp]
 class Found:
     """Where some of the wanted sites lie in one table, and the step from which its readings do not count."""
 
-    rows: Callable[[], Table]
+    rows: Table
     at: Index
     """The places of the sites in the table, in rising order."""
     wanted: Index
@@ -384,7 +388,7 @@ class _Piece:
 
 
 def _piece(found: Found, columns: Sequence[int], start: int | None, stop: int | None) -> _Piece:
-    rows = found.rows()
+    rows = found.rows
     first, last = rows.offset[found.at].astype(np.intp), rows.offset[found.at + 1].astype(np.intp)
     lengths = last - first
     # The rows of each site in turn: its first one, and how far inside its own part each is.

@@ -1,4 +1,4 @@
-"""Following a journal while it grows."""
+"""Follow a journal while it grows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from sonde.core import files
 from sonde.errors import RunDamaged
 from sonde.records import Site
 from sonde.store import framing
@@ -28,7 +29,7 @@ class JournalSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._inode = 0
+        self._inode = self._size = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -51,11 +52,18 @@ class JournalSource:
 
     def refresh(self) -> bool:
         """Read what is new; return whether there was anything."""
-        with self.path.open("rb") as file:
+        try:
+            opened = files.open_file(self.path)
+        except RunDamaged as error:  # such as a pipe in its place
+            self.problems = [str(error)]
+            return False
+        with opened as file:
             stat = os.fstat(file.fileno())
             if self._inode not in (0, stat.st_ino) or stat.st_size < self.end:
                 self._begin()  # another file took its name
-            self._inode = stat.st_ino
+            if (stat.st_ino, stat.st_size) == (self._inode, self._size):
+                return False
+            self._inode, self._size = stat.st_ino, stat.st_size
             before, packed, waiting = self.end, list[Packed](), 0
             for item in framing.follow(file, self.end):
                 if isinstance(item, framing.Gap):

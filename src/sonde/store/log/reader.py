@@ -1,4 +1,4 @@
-"""Reading a run: all ranks of it as one, while it is written or long after."""
+"""Read a run, all ranks as one, while it is written or later."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.core import statistics
+from sonde.core import statistics, tape
 from sonde.core.schema import Bins
+from sonde.core.tape import Tape
 from sonde.errors import OptionError, RunDamaged
 from sonde.records import Block, Event, Finding, Reading, RunHeader, Site
 from sonde.store import header, layout, lease, series, timeline
+from sonde.store.lines import Memory
 from sonde.store.log import export, sites
 from sonde.store.log.all_ranks import AllRanks
 from sonde.store.log.attempts import Attempt
 from sonde.store.log.table import Blocks
+from sonde.store.remote import mirror
 from sonde.store.series import ALL_COLUMNS, Readings, Series
 from sonde.store.timeline import EventFile, FindingFile
 
@@ -29,13 +32,20 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
+_NOTEBOOK: Final = "sonde.views.notebook"  # imported by name: the store knows nothing of views
 _MOST_ROWS: Final = 400_000  # readings that are gathered in one go: some 30 MB for a usual statistic
 
 
-def open_run(path: str | Path, *, clock: Callable[[], float] = time.time) -> Run:
+def open_run(path: str | Path, *, rank: int | None = None, clock: Callable[[], float] = time.time) -> Run:
     """Open a run for reading, finished or not.
 
+    Args:
+        path: The folder of the run, or its address in an object store, such as `s3://bucket/runs/first`.
+        rank: Read only what this rank wrote; None reads all ranks as one.
+        clock: Returns the time in seconds since the epoch.
+
     Raises:
+        OptionError: The run has no such rank.
         RunNotFound: There is no run at the path.
         RunDamaged: Its `run.json` cannot be read.
 
@@ -43,7 +53,7 @@ def open_run(path: str | Path, *, clock: Callable[[], float] = time.time) -> Run
     given: Any = path
     if not isinstance(given, str | os.PathLike):
         raise OptionError(f"open_run takes the folder of a run, such as 'runs/first'; got {given!r:.80}.")
-    return Run(path, clock=clock)
+    return Run(path, rank=rank, clock=clock)
 
 
 class Run:
@@ -52,31 +62,45 @@ class Run:
     What cannot be read is left out and named in `problems`; the rest stays readable.
     """
 
-    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, *, rank: int | None = None, clock: Callable[[], float] = time.time) -> None:
+        self.path = mirror.local_path(path)
         self.header: RunHeader = header.read_header(self.path)
         self._clock = clock
         self._lock = threading.Lock()  # a viewer asks from several threads
-        self._ranks = AllRanks(self.path)
+        self._only = rank
+        self._ranks = AllRanks(self.path, rank)
+        self._memory = Memory()
         self._event_files: dict[int, EventFile] = {}
         self._finding_files: dict[int, FindingFile] = {}
         self.refresh()
+        if rank is not None and rank not in self._ranks.folders:
+            known = layout.ranks(self.path)
+            raise OptionError(f"{self.path} has no rank {rank}; it has {_some(known)}.")
 
     def __repr__(self) -> str:
-        return f"<Run {self.path} ({self.status}, {int((self.steps > 0).sum())} steps, {len(self.sites)} sites)>"
+        return f"<Run {self.address} ({self.status}, {int((self.steps > 0).sum())} steps, {len(self.sites)} sites)>"
 
     # ------------------------------------------------------------------ the run as a whole
 
+    @property
+    def address(self) -> str:
+        """Where the run is: its folder, or its address in an object store."""
+        return mirror.shown(self.path)
+
     def refresh(self) -> bool:
         """Read what was written since; return whether there was anything. Call it to follow a live run."""
+        mirror.bring(self.path)
         with self._lock:
             changed = self._ranks.refresh()
-            for rank in {0, *self._ranks.folders}:
-                file = self._event_files.setdefault(rank, EventFile(layout.events_file(self.path, rank)))
-                changed |= file.refresh()
-                found = self._finding_files.setdefault(rank, FindingFile(layout.findings_file(self.path, rank)))
-                changed |= found.refresh()
+            for rank in {0, *self._ranks.folders} if self._only is None else {self._only}:
+                events, findings = layout.events_file(self.path, rank), layout.findings_file(self.path, rank)
+                changed |= self._event_files.setdefault(rank, EventFile(events, self._memory)).refresh()
+                changed |= self._finding_files.setdefault(rank, FindingFile(findings, self._memory)).refresh()
             return changed
+
+    def close(self) -> None:
+        """Close all files. What is asked later opens them again."""
+        self._ranks.close()
 
     @property
     def status(self) -> lease.Status:
@@ -99,6 +123,10 @@ class Run:
         """One line a step: `step`, `time`, `epoch` (-1: none), `skipped`, `span`."""
         return self._ranks.blocks
 
+    def blocks_of(self, rank: int) -> Blocks:
+        """Return one line a step, as one rank recorded it."""
+        return self._ranks.folders[rank].blocks
+
     @property
     def steps(self) -> NDArray[np.int64]:
         """The steps that were recorded, in order."""
@@ -116,6 +144,13 @@ class Run:
         # The lowest rank comes last, so its version of a kind wins.
         files = [file for _, file in sorted(self._finding_files.items(), reverse=True)]
         return timeline.current_findings(finding for file in files for finding in file.items)
+
+    @property
+    def closed_findings(self) -> list[Finding]:
+        """What was found while it ran and no longer held later, with the steps at which it did."""
+        return timeline.closed_findings(
+            finding for rank in sorted(self._finding_files) for finding in self._finding_files[rank].items
+        )
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -143,13 +178,36 @@ class Run:
         inside = (file for folder in self._ranks.folders.values() for file in folder.path.glob("*"))
         return sum(_size(file) for file in (*top, *inside))
 
-    def show(self, *, height: int = 760) -> Any:
+    def tapes(self) -> list[int]:
+        """Return the steps of which every operation was recorded; see `tape`."""
+        return list(tape.folders(self.path))
+
+    def tape(self, step: int | None = None) -> Tape:
+        """Return the tape of a step: all its operations and what they were given; by default the last tape.
+
+        Raises:
+            RunNotFound: The run has no tapes.
+            OptionError: It has none of that step.
+            RunDamaged: It cannot be read.
+
+        """
+        return tape.read(tape.find(self.path, step))
+
+    def show(self, *, height: int = 760, live: bool = False) -> Any:
         """Show the run in a notebook: findings first, then the figures, in a frame of `height` pixels.
 
-        Figures need plotly (`pip install 'sonde[view]'`); without it the frame has words only.
+        Figures need plotly (`pip install 'sonde[view]'`); without it the frame has words only. `live=True` shows a
+        smaller page without Plotly, which is drawn again while the run trains.
         """
-        # By name: the store knows nothing of views, and reading must not wait for them.
-        return import_module("sonde.views.notebook").RunView(self, height=height)
+        notebook = import_module(_NOTEBOOK)
+        if not live:
+            return notebook.RunView(self, height=height)
+        notebook.LiveView(self, height=height).start()
+        return None
+
+    def _repr_html_(self) -> str:
+        html: str = import_module(_NOTEBOOK).brief_html(self)
+        return html
 
     # ------------------------------------------------------------------ sites
 
@@ -177,6 +235,14 @@ class Run:
         """Return the ranks that recorded a site."""
         return sorted(self._ranks.places(self.site(site)))
 
+    def holdings_of(self, site: Site | str) -> dict[int, str]:
+        """Return by rank what it holds of a site: ranks with the same text hold copies of the same elements.
+
+        The first word is the kind: `replica`, `shard` (with its coordinates), `partial`, `stage`, `own`, or `data` for
+        a rank's own data.
+        """
+        return dict(self._ranks.holdings(self.site(site)))
+
     # ------------------------------------------------------------------ readings
 
     def series(
@@ -194,7 +260,8 @@ class Run:
             site: A site, its key, or a pattern that only it matches.
             stat: A name in `sonde.core.statistics`; `"value"` for scalars (their mean); or, for an update, `"ratio"`:
                 its norm over the norm of its parameter.
-            rank: Whose readings; None merges those of all ranks.
+            rank: Whose readings; None takes all ranks together: shards and the ranks' own data are merged, of copies
+                one counts.
             start: The first step.
             stop: The step before which to end.
 
@@ -234,7 +301,7 @@ class Run:
             yield Reading(found.rows[i], bins, int(found.step[i]), int(found.span[i]))
 
     def at(self, step: int, *, rank: int | None = None) -> dict[Site, Reading]:
-        """Return what every site read at a step; a reading of merged steps stands for each of them."""
+        """Return what every site read at a step; a reading of merged steps counts for each of them."""
         shot = self._ranks.at(step, rank)
         spans = zip(shot.step.tolist(), shot.span.tolist(), strict=True)
         known = {
@@ -314,6 +381,13 @@ class Run:
         chosen = self._ranks.directory.sites if pattern is None else self.find(pattern)
         # One that only passes on another's tensor would repeat its lines.
         return [site for site in chosen if site.same_as is None or pattern is not None]
+
+
+def _some(ranks: list[int]) -> str:
+    """Write which ranks there are."""
+    if not ranks:
+        return "none"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}"
 
 
 def _status(folder: Path, now: float) -> lease.Status:

@@ -1,4 +1,4 @@
-"""Thinning: when a run outgrows its budget, old steps are merged into windows; nothing is thrown away."""
+"""Thin old steps when a run outgrows its budget: they are merged into windows, and no reading is lost."""
 
 from __future__ import annotations
 

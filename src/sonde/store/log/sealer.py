@@ -1,12 +1,12 @@
-"""Off the recording thread: journals become segments, small segments become larger ones, old ones become thinner."""
+"""Seal journals into segments, merge small segments and thin old ones, in a background thread."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -17,36 +17,32 @@ from sonde.store import layout
 from sonde.store.log import attempts, retention, table
 from sonde.store.log.journal import JournalSource
 from sonde.store.log.retention import MAX_SEGMENT_BYTES, Entry, plan_windows, to_compact, to_join, to_thin
-from sonde.store.log.segment import Maps, Segment
+from sonde.store.log.room import Room
+from sonde.store.log.segment import Segment
 from sonde.store.log.segment_format import Origin, write_segment
 from sonde.store.log.table import Table
 
 _MAX_KNOWN_SITES: Final = 8  # parsed lists of sites that are kept; most segments have the same
 
 
-def folder_bytes(folder: Path) -> int:
-    """Return how many bytes the files of a folder hold."""
-    total = 0
-    for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):
-            total += entry.stat().st_size
-    return total
-
-
 class Sealer:
-    """Seals the journals it is given, in order, on a thread of its own. The thread starts with the first journal."""
+    """Seals the journals it is given, in order, on a thread of its own. The thread starts with the first journal.
+
+    Whatever fails there is reported in the run and tried again: journals stay, and are read as they are.
+    """
 
     def __init__(
         self,
         folder: Path,
         *,
-        budget: int,
+        room: Room,
         report: Callable[[Event], None],
         clock: Callable[[], float],
         max_segment_bytes: int = MAX_SEGMENT_BYTES,
     ) -> None:
         self._folder = folder
-        self._budget = budget
+        self._room = room
+        self._budget = room.target
         self._report = report
         self._clock = clock
         self._max_segment_bytes = max_segment_bytes
@@ -57,7 +53,7 @@ class Sealer:
         self._shelf: list[Entry] = []
         self._known_sites: dict[str, list[Site]] = {}
         self._bad: set[str] = set()
-        self._has_failed = self._is_over = False
+        self._has_failed = self._is_over = self._is_working = False
 
     def submit(self, number: int) -> None:
         """Seal a journal that is written no more."""
@@ -78,17 +74,22 @@ class Sealer:
         self._hurry.set()
         return not self._thread.is_alive()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is work that may yet free room."""
+        return self._is_working or not self._queue.empty()
+
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            for number in self._take_all():
-                if number is None:
-                    is_last = True
-                else:
-                    self._waiting.append(number)
+            taken = self._take_all()
+            self._is_working = True
+            is_last = None in taken
+            self._waiting += [number for number in taken if number is not None]
             if self._waiting and not self._hurry.is_set():
                 self._work()
-                _give_memory_back()
+            self._is_working = False
+            self._room.note_change()
 
     def _take_all(self) -> list[int | None]:
         """Wait for a journal, and take all that came meanwhile: together they cost less."""
@@ -98,20 +99,49 @@ class Sealer:
         return taken
 
     def _work(self) -> None:
-        try:
-            while self._waiting and not self._hurry.is_set():
+        """Do what there is to do, each part even if another fails. What fails is tried again with the next journal."""
+        failures: list[Exception] = []
+        for part in (self._seal_all, self._look, self._compact_all, self._thin_all, _give_memory_back):
+            try:
+                part()
+            except Exception as error:  # noqa: BLE001 - the edge of this thread: no fault may end it
+                failures.append(error)
+        if failures and not self._has_failed:
+            try:
+                self._report_failure(failures[0])
+            except Exception:  # noqa: BLE001 - as above: a clock or an encoder may fail too
+                failures.append(failures[0])
+        self._has_failed = bool(failures)
+
+    def _report_failure(self, error: Exception) -> None:
+        what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        data = {"error": what}
+        if not isinstance(error, OSError):
+            data["traceback"] = "".join(traceback.format_exception(error))[-8000:]
+        self._say("seal_failed", f"Could not seal a journal in {self._folder}: {what}", **data)
+
+    def _seal_all(self) -> None:
+        """Seal what waits. A journal that cannot be sealed does not hold up those after it."""
+        left, failure = [], None
+        while self._waiting and not self._hurry.is_set():
+            try:
                 self._seal()
-            self._look()
-            while self._compact():
-                pass
-            while self._thin():
-                pass
-            self._has_failed = False
-        except OSError as error:
-            # Nothing is lost: the journals stay, are read as they are, and are tried again with the next one.
-            if not self._has_failed:
-                self._say("seal_failed", f"Could not seal a journal in {self._folder}: {error}", error=str(error))
-            self._has_failed = True
+            except Exception as error:  # noqa: BLE001 - raised below
+                failure = failure or error
+                left.append(self._waiting.pop(0))
+                if isinstance(error, OSError):
+                    break  # the disk refuses the others, too
+        self._waiting = [*left, *self._waiting]
+        if failure is not None:
+            raise failure
+
+    def _compact_all(self) -> None:
+        while self._compact():
+            pass
+
+    def _thin_all(self) -> None:
+        while self._thin():
+            pass
 
     def _may_finish(self) -> bool:
         return not self._hurry.is_set()
@@ -189,7 +219,7 @@ class Sealer:
         if len(self._known_sites) > _MAX_KNOWN_SITES:
             self._known_sites.clear()
         try:
-            return Entry.of(first, last, Segment(self._folder / name, Maps(), self._known_sites))
+            return Entry.of(first, last, Segment(self._folder / name, known_sites=self._known_sites))
         except RunDamaged as error:
             self._set_aside(name, error)
             return None
@@ -201,9 +231,9 @@ class Sealer:
         self._say("damaged", str(error))
 
     def _read(self, entry: Entry) -> tuple[Segment, Table] | None:
-        opened = Segment(self._folder / entry.name, Maps(), self._known_sites)
-        rows = opened.table()
+        opened = Segment(self._folder / entry.name, known_sites=self._known_sites)
         try:
+            rows = opened.read()
             opened.check_all(rows)
         except RunDamaged as error:
             self._set_aside(entry.name, error)
@@ -217,7 +247,7 @@ class Sealer:
 
     def _thin(self) -> bool:
         """Thin the segments if the folder is over its budget; return whether there may be more to do."""
-        nbytes = folder_bytes(self._folder)
+        nbytes = self._room.used()
         if nbytes <= self._budget:
             return False
         others = nbytes - sum(entry.nbytes for entry in self._shelf)
@@ -237,8 +267,9 @@ class Sealer:
             return self._rewrite(joined, joined[0].window) is not None
         if not self._is_over:
             self._is_over = True
-            message = f"{self._folder} holds {nbytes:,} bytes of {self._budget:,}, and cannot be thinned."
-            self._say("over_budget", message, bytes=nbytes, budget=self._budget)
+            budget = self._room.budget
+            message = f"{self._folder} holds {nbytes:,} bytes of {budget:,}, and cannot be thinned."
+            self._say("over_budget", message, bytes=nbytes, budget=budget)
         return False
 
     def _thin_group(self, group: list[Entry], window: int) -> None:
@@ -248,7 +279,7 @@ class Sealer:
         first, last = group[0].first_step, max(entry.end_step for entry in group) - 1
         self._say(
             "thinned",
-            f"Merged steps {first} to {last} into windows of {window}, to keep to {self._budget:,} bytes.",
+            f"Merged steps {first} to {last} into windows of {window}, to keep to {self._room.budget:,} bytes.",
             first_step=first,
             last_step=last,
             window=window,
@@ -279,6 +310,7 @@ class Sealer:
         for entry in group:
             if entry.name != name:
                 (self._folder / entry.name).unlink(missing_ok=True)
+        self._room.note_change()
         after = self._open(group[0].first, group[-1].last, name)
         at = self._shelf.index(group[0])
         self._shelf[at : at + len(group)] = [after] if after is not None else []

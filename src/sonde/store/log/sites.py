@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,8 +14,8 @@ from typing import Annotated, Any
 import msgspec
 
 from sonde.core import files
-from sonde.errors import SelectionError
-from sonde.records import Site
+from sonde.errors import RunDamaged, SelectionError
+from sonde.records import HELD, Site
 
 
 def to_json(sites: Iterable[Site]) -> list[dict[str, Any]]:
@@ -39,6 +40,7 @@ class _StoredSite(msgspec.Struct):
     dtype: str = ""
     aliases: tuple[str, ...] = ()
     same_as: _Id | None = None
+    placement: str = ""
 
 
 def parse(text: bytes | memoryview, where: str) -> list[Site]:
@@ -48,8 +50,18 @@ def parse(text: bytes | memoryview, where: str) -> list[Site]:
         RunDamaged: It is something else.
 
     """
-    stored = files.decode(text, list[_StoredSite], where, "a list of sites")
-    return [Site(**msgspec.structs.asdict(site)) for site in stored]
+    try:
+        return list(_parse(bytes(text)))
+    except RunDamaged:
+        files.decode(text, list[_StoredSite], where, "a list of sites")  # the same error, which names the file
+        raise
+
+
+@functools.lru_cache(maxsize=32)
+def _parse(text: bytes) -> tuple[Site, ...]:
+    """Parse a list of sites; the ranks of a run mostly have the same."""
+    stored = files.decode(text, list[_StoredSite], "What was given", "a list of sites")
+    return tuple(Site(**msgspec.structs.asdict(site)) for site in stored)
 
 
 @dataclass
@@ -62,6 +74,10 @@ class Directory:
     """For each key, for each rank: the ids in that rank's folder."""
     keys: dict[tuple[int, int], str] = field(default_factory=dict)
     """For each rank and id: the key."""
+    holdings: dict[str, dict[int, str]] = field(default_factory=dict)
+    """For each key, for each rank: what the rank holds; see `holding`."""
+    has_pieces: bool = False
+    """Whether a rank may hold less than the whole of a tensor."""
 
     @classmethod
     def merge(cls, ranks: dict[int, dict[int, Site]]) -> Directory:
@@ -69,12 +85,23 @@ class Directory:
         self = cls()
         for rank, sites in sorted(ranks.items()):
             for number, site in sorted(sites.items()):
-                self.keys[rank, number] = site.key
-                self.places.setdefault(site.key, {}).setdefault(rank, []).append(number)
-                if site.key not in self.by_key:
+                site = self._apart(site) if site.placement else site
+                key = site.key
+                self.has_pieces |= bool(site.placement)
+                self.keys[rank, number] = key
+                self.places.setdefault(key, {}).setdefault(rank, []).append(number)
+                self.holdings.setdefault(key, {})[rank] = holding(site, rank)
+                if key not in self.by_key:
                     same_as = sites.get(site.same_as) if site.same_as is not None else None
                     self._add(site, None if same_as is None else same_as.key)
         return self._link()
+
+    def _apart(self, site: Site) -> Site:
+        """Name a site apart from that of another pipeline stage whose module has the same name."""
+        known = self.by_key.get(site.key)
+        if not site.placement.startswith("stage ") or known is None or known.placement == site.placement:
+            return site
+        return replace(site, name=f"{site.placement.replace(' ', '')}.{site.name}")
 
     def _add(self, site: Site, same_as: str | None) -> None:
         numbered = replace(site, id=len(self.sites), same_as=None)
@@ -100,6 +127,15 @@ class Directory:
             site = self.sites[site.same_as]
             seen.add(site.id)
         return site
+
+
+def holding(site: Site, rank: int) -> str:
+    """Return what a rank holds of a site, as text: ranks with the same text hold copies of the same elements.
+
+    The text begins with the kind: `replica`, `shard` and `stage` can be merged; `partial` and `own` cannot. Readings of
+    each rank's own data (outputs, losses) are pieces of the data of all ranks: `data 3`.
+    """
+    return site.placement or ("replica" if site.quantity in HELD else f"data {rank}")
 
 
 def find(sites: Sequence[Site], pattern: str, run: Path) -> list[Site]:

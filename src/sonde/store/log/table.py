@@ -123,14 +123,14 @@ def from_blocks(packed: Sequence[Packed]) -> Table:
         np.array([block.skipped for block in packed], dtype=np.bool_),
         np.array([block.span for block in packed], dtype=np.uint32),
     )
-    hist_len = _join([block.hist_len for block in packed], "u1")
+    hist_len = join([block.hist_len for block in packed], "u1")
     return _build(
-        site=_join([block.sites for block in packed], "u4"),
+        site=join([block.sites for block in packed], "u4"),
         step=np.repeat(blocks.step, lengths),
         span=np.repeat(blocks.span, lengths),
         merged=np.ones(int(lengths.sum()), dtype=np.uint32),
         columns=[[block.stats[column] for block in packed] for column in range(schema.NUM_COLUMNS)],
-        hist_lo=_join([block.hist_lo for block in packed], "u1"),
+        hist_lo=join([block.hist_lo for block in packed], "u1"),
         hist_len=hist_len,
         hist_start=starts(hist_len)[:-1],
         hist=_join_counts([block.hist for block in packed]),
@@ -142,14 +142,14 @@ def merge(tables: Sequence[Table]) -> Table:
     """Put tables together, the older ones first. Of two rows for the same site and step the later one stays."""
     bases = np.cumsum([0, *(len(table.hist) for table in tables)]).astype(np.uint64)
     return _build(
-        site=_join([np.repeat(table.site, np.diff(table.offset).astype(np.intp)) for table in tables], "u4"),
-        step=_join([table.step for table in tables], "i8"),
-        span=_join([table.span for table in tables], "u4"),
-        merged=_join([table.merged for table in tables], "u4"),
+        site=join([np.repeat(table.site, np.diff(table.offset).astype(np.intp)) for table in tables], "u4"),
+        step=join([table.step for table in tables], "i8"),
+        span=join([table.span for table in tables], "u4"),
+        merged=join([table.merged for table in tables], "u4"),
         columns=[[table.stats[column] for table in tables] for column in range(schema.NUM_COLUMNS)],
-        hist_lo=_join([table.hist_lo for table in tables], "u1"),
-        hist_len=_join([table.hist_len for table in tables], "u1"),
-        hist_start=_join([table.hist_offset[:-1] + base for table, base in zip(tables, bases, strict=False)], "u8"),
+        hist_lo=join([table.hist_lo for table in tables], "u1"),
+        hist_len=join([table.hist_len for table in tables], "u1"),
+        hist_start=join([table.hist_offset[:-1] + base for table, base in zip(tables, bases, strict=False)], "u8"),
         hist=_join_counts([table.hist for table in tables]),
         blocks=concat_blocks([table.blocks for table in tables]),
     )
@@ -172,7 +172,7 @@ def _build(
     ids, firsts = np.unique(site[order], return_index=True)
     stats = np.empty((schema.NUM_COLUMNS, len(order)))
     for column, parts in enumerate(columns):  # one column at a time: at most one is held twice
-        np.take(_join(parts, "f8"), order, out=stats[column], mode="clip")
+        np.take(join(parts, "f8"), order, out=stats[column], mode="clip")
     length = hist_len[order]
     return Table(
         site=ids.astype(np.uint32),
@@ -203,13 +203,14 @@ def starts(lengths: NDArray[np.uint8]) -> NDArray[np.uint64]:
     return np.concatenate([np.zeros(1, np.uint64), np.cumsum(lengths, dtype=np.uint64)])
 
 
-def _join(parts: Sequence[NDArray[Any]], dtype: str) -> NDArray[Any]:
+def join(parts: Sequence[NDArray[Any]], dtype: str) -> NDArray[Any]:
+    """Put arrays end to end; none at all make an empty one of `dtype`."""
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
 def _join_counts(parts: Sequence[Counts]) -> Counts:
     # Mixed widths become u64, as numpy promotes.
-    return _join(parts, "u4")
+    return join(parts, "u4")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

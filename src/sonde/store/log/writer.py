@@ -1,11 +1,13 @@
-"""Writing a run: appends what a session records, and survives whatever happens to the disk or the process."""
+"""Write a run: append what a session records, and survive faults of the disk or the process."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -13,19 +15,21 @@ from sonde.core import files, schema, statistics
 from sonde.core.outcome import Outcome
 from sonde.errors import ClosedError, OptionError, RunError, RunInUse
 from sonde.records import Block, Event, Finding, RunHeader, Site
-from sonde.store import framing, layout, lease, timeline
+from sonde.store import contents, framing, layout, lease, timeline
 from sonde.store.lines import Appender, LineWriter
 from sonde.store.log import codec, retention, sites, table
 from sonde.store.log.attempts import Attempt
-from sonde.store.log.claim import claim
+from sonde.store.log.claim import Past, claim
 from sonde.store.log.codec import Kind
 from sonde.store.log.retention import MAX_SEGMENT_BYTES
+from sonde.store.log.room import Room
 from sonde.store.log.sealer import Sealer
 
 # Kept while the disk refuses them; older ones are dropped.
 _MAX_WAITING_EVENTS: Final = 1000
 _MAX_WAITING_FINDINGS: Final = 256
-_BUDGET_SHARE: Final = 16  # no journal or segment takes more than this part of the budget, so thinning has a grain
+_LASTING: Final = frozenset({"exception", "interrupted", "fault", "dropped", "resumed", "over_budget", "seal_failed"})
+"""Events that are written even where others are dropped for want of room."""
 
 Health = Literal["well", "failing", "lost", "closed"]
 
@@ -83,47 +87,80 @@ class RunWriter:
         self._clock = clock
         self._pid = os.getpid()
         self._sync = sync
-        past = claim(self.path, rank, header, resume=resume, start_step=start_step, now=clock())
-        budget = (max_disk_bytes or retention.default_budget(self.folder)) // max(1, num_ranks)
-        self._journal_bytes = max(1 << 12, min(journal_bytes, budget // _BUDGET_SHARE))
+        above = (self.folder, *self.folder.parents)
+        new = [each for each in above if not os.path.exists(each)]  # noqa: PTH110 - raises nothing
+        with contextlib.suppress(OSError):  # claiming it reports what is wrong with it
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with lease.claiming(self.folder):
+            past = claim(self.path, rank, header, resume=resume, start_step=start_step, now=clock())
+            budget = (max_disk_bytes or retention.default_budget(self.folder)) // max(1, num_ranks)
+            self._prepare(past, start_step, budget, journal_bytes)
+            self._journal = self._begin_writing()
+            lease.OPEN.add(self._lease.token)
+        # A segment that survives a loss of power is of no use if the folders above it, or run.json, do not.
+        for folder in {self.path, *(each.parent for each in new)}:
+            files.sync_folder(folder)
+        try:
+            self._take_over(past, start_step)
+        except BaseException:  # nobody has this writer yet: what it started ends here
+            self.final_state = "failed"
+            with contextlib.suppress(Exception):
+                self.close()
+            raise
+
+    def _take_over(self, past: Past, start_step: int | None) -> None:
+        """Have the journals sealed that earlier attempts left open, and report that the run goes on."""
+        for number in past.journals:
+            if not self._remove_if_empty(number):
+                self._sealer.submit(number)
+        if past.attempt:
+            self._report_resumed(start_step, past.last_step)
+
+    def _remove_if_empty(self, number: int) -> bool:
+        """Remove a journal that a killed process had only begun; return whether it was one."""
+        path = self.folder / layout.journal_name(number)
+        try:
+            is_empty = path.stat().st_size == 0
+            if is_empty:
+                path.unlink()
+        except OSError:
+            return False
+        return is_empty
+
+    def _prepare(self, past: Past, start_step: int | None, budget: int, journal_bytes: int) -> None:
+        """Set up what continues the past of a folder, without writing to it."""
+        self._room = Room(self.folder, budget, lambda: self._events.nbytes + self._findings.nbytes)
+        self._journal_bytes = max(1 << 12, min(journal_bytes, self._room.share))
         self.attempt = past.attempt
         self.last_step: int | None = past.last_step
         """The last step written, also by earlier attempts."""
         self._sites = dict(past.sites)
         self._unsaved: list[Site] = []
-        self._attempt = Attempt(past.attempt, start_step, clock())
-        self._events = LineWriter(layout.events_file(self.path, rank), _MAX_WAITING_EVENTS)
+        self._attempt = Attempt(past.attempt, start_step, self._clock())
+        events = layout.events_file(self.path, self.rank)
+        self._events = LineWriter(events, _MAX_WAITING_EVENTS, self._room.events_bytes)
         self._events_refused = False
-        self._findings = LineWriter(layout.findings_file(self.path, rank), _MAX_WAITING_FINDINGS)
+        findings = layout.findings_file(self.path, self.rank)
+        self._findings = LineWriter(findings, _MAX_WAITING_FINDINGS, self._room.findings_bytes)
         self._reported = 0
         self._reason = ""
         self._loss = LatestLoss()
         self._loss.meet(past.sites.values())
         self._sealer = Sealer(
             self.folder,
-            budget=budget,
+            room=self._room,
             report=self._report,
-            clock=clock,
-            max_segment_bytes=min(MAX_SEGMENT_BYTES, budget // _BUDGET_SHARE),
+            clock=self._clock,
+            max_segment_bytes=min(MAX_SEGMENT_BYTES, self._room.share),
         )
         self._number = past.number
         self._lease = replace(
-            lease.mine("live", past.attempt, clock()),
+            lease.mine("live", past.attempt, self._clock()),
             journal=past.number,
             blocks=past.num_blocks,
             last_step=past.last_step,
         )
-        self._journal = self._begin_writing()
         self._num_blocks = past.num_blocks
-        for number in past.journals:
-            self._sealer.submit(number)
-        if past.attempt:
-            self._report_resumed(start_step, past.last_step)
-
-    @property
-    def dropped_events(self) -> int:
-        """How many events could not be written."""
-        return self._events.dropped
 
     @property
     def sites(self) -> list[Site]:
@@ -175,7 +212,7 @@ class RunWriter:
         """Take an event. While the disk refuses, it waits."""
         if not self._may_write():
             return
-        error = self._events.put(timeline.encode_event(event))
+        error = self._events.put(timeline.encode_event(event), last=event.event_type in _LASTING)
         was_refused, self._events_refused = self._events_refused, error is not None
         if error is not None and not was_refused and self.health == "well":
             reason = error.strerror or str(error)
@@ -198,6 +235,7 @@ class RunWriter:
         if self._may_write() and self.health == "well":
             self._journal.sync()
             self._events.sync()
+            files.sync_folder(self.folder)
 
     def close(self, deadline: float = 10.0) -> None:
         """Finish: seal the journal, wait for the sealer at most `deadline` seconds, and write how the run ended.
@@ -207,11 +245,14 @@ class RunWriter:
         if self.health == "closed" or os.getpid() != self._pid:
             return
         health, self.health = self.health, "closed"
-        self._journal.close()
-        if health != "lost":
-            self._report_dropped()
-            self._sealer.submit(self._number)
-            self._sealer.close(deadline)
+        lease.OPEN.discard(self._lease.token)
+        try:
+            self._journal.close()
+            if health != "lost":
+                self._report_dropped()
+                self._sealer.submit(self._number)
+        finally:  # its thread ends whatever failed
+            self._sealer.close(0.0 if health == "lost" else deadline)
         self._events.close()
         self._findings.close()
         if health == "lost":
@@ -246,18 +287,29 @@ class RunWriter:
         appender = Appender(self.folder / layout.journal_name(number), new=True)
         unsaved = {site.id for site in self._unsaved}
         saved = [site for site in self.sites if site.id not in unsaved]
+        records = [framing.encode_json(Kind.START, 0, self._attempt.to_json())]
+        if saved:
+            records.append(framing.encode_json(Kind.SITES, 1, sites.to_json(saved)))
         try:
-            appender.append(framing.encode_json(Kind.START, 0, self._attempt.to_json()))
-            if saved:
-                appender.append(framing.encode_json(Kind.SITES, 1, sites.to_json(saved)))
+            for record in records:
+                self._take_room(record, begins=True)
+                appender.append(record)
         except OSError:
             appender.close()
             appender.path.unlink(missing_ok=True)
             raise
-        self._sequence = 2 if saved else 1
+        if self._sync == "always":
+            files.sync_folder(self.folder)
+        self._sequence = len(records)
         return appender
 
+    def _take_room(self, record: bytes, *, begins: bool = False) -> None:
+        """Raise OSError if a record would take more bytes than the run may have."""
+        if not self._room.take(len(record), lambda: self._sealer.is_busy, begins=begins):
+            raise OSError(ENOSPC, f"there is no room within {self._room.budget:,} bytes (max_disk_mb)")
+
     def _append(self, record: bytes) -> None:
+        self._take_room(record)
         self._journal.append(record)
         self._sequence += 1
 
@@ -315,8 +367,17 @@ class RunWriter:
             last_step=self.last_step,
             loss=self._loss.value(),
             dropped_blocks=self.dropped_blocks,
+            journal_bytes=self._journal.size if state == "live" else 0,
+            events_bytes=self._events.nbytes,
+            contents=None if state == "live" else self._list_contents(),
         )
         lease.write(self.folder, self._lease)
+
+    def _list_contents(self) -> int | None:
+        try:
+            return contents.write(self.path, self.rank)
+        except OSError:
+            return None
 
     def _refused(self, error: OSError) -> None:
         """Note a refusal; raise if it is the first in a row."""
@@ -329,7 +390,7 @@ class RunWriter:
 
     def _report(self, event: Event) -> None:
         """Take an event of the store's own; what cannot be written waits, without an error."""
-        self._events.put(timeline.encode_event(event))
+        self._events.put(timeline.encode_event(event), last=event.event_type in _LASTING)
 
     def _report_dropped(self) -> None:
         missing = self.dropped_blocks - self._reported

@@ -1,4 +1,4 @@
-"""Arrays back to torch tensors: only when asked for, so that reading needs no torch."""
+"""Convert arrays back to torch tensors on request, so that reading needs no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def to_torch(array: NDArray[Any], dtype: str) -> Any:
     wanted = getattr(torch, dtype.removeprefix(TORCH), None)
     if not isinstance(wanted, torch.dtype):
         raise RunDamaged(f"A tensor of type {dtype!r:.60}: this torch ({torch.__version__}) has no such type.")
-    # A pair of halves stands for a type that numpy lacks.
+    # A pair of halves represents a type that numpy lacks.
     shape = array.shape[:-1] if wanted.is_complex and array.dtype.kind != "c" else array.shape
     if not array.size:
         return torch.empty(shape, dtype=wanted)

@@ -1,4 +1,4 @@
-"""Which captures stay, decided once the scores are known; and moving those to their place."""
+"""Decide which captures to keep once the scores are known, and move them to their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where pages lie, and what their files are called.
+"""Paths and file names of pages.
 
 debugger/
   writer.json             the writer's heartbeat and status

@@ -1,4 +1,4 @@
-"""Where something is in nested values: as keys and indices, and as text."""
+"""Paths within nested values: as keys and indices, and as text."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class BadNode(Exception):
 
 
 class Unsupported(dict[str, str]):
-    """Stands for a value that cannot be stored: its type and what it called itself.
+    """Placeholder for a value that cannot be stored: its type and its representation.
 
     >>> Unsupported.of(object)
     {'unsupported': 'type', 'text': "<class 'object'>"}

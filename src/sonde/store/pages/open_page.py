@@ -113,7 +113,7 @@ class OpenPage:
         give_names(self.folder, self.number, sync=sync)
 
     def close(self) -> None:
-        """Let go of the files as they are."""
+        """Close the files as they are."""
         self._data.close()
         self._journal.close()
 
@@ -161,7 +161,7 @@ def _parse(described: Any) -> dtypes.Dtype:
 
 
 def padding_tensor(end: int, pad: int, data_start: int) -> tuple[str, str, tuple[int, ...], int, int]:
-    """Return the tensor that stands for the bytes between two datapoints: the format allows no holes."""
+    """Return a tensor that covers the bytes between two datapoints: the format allows no gaps."""
     first = end - data_start
     return f"padding/{first}", "U8", (pad,), first, first + pad
 
@@ -272,7 +272,7 @@ def read_journal(path: Path) -> tuple[list[tuple[int, Entry]], int, int]:
     """
     entries: list[tuple[int, Entry]] = []
     reserved, end = 0, 0
-    with path.open("rb") as file:
+    with files.open_file(path) as file:
         for item in framing.follow(file, 0):
             where = f"{path} at byte {item.offset}"
             if isinstance(item, framing.Gap):

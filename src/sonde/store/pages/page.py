@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.core import files
 from sonde.errors import RunDamaged
 from sonde.store import framing, sealed
 from sonde.store.framing import HEADER
@@ -72,7 +73,7 @@ class Page:
     def read_header(self) -> list[Entry]:
         """Return the datapoints that the page itself lists: its index was lost or cut, and it can do without."""
         path = names.page_file(self.folder, self.number, names.SEALED)
-        with path.open("rb") as file:
+        with files.open_file(path) as file:
             entries, _ = read_header(path, file)
         self.is_whole = True
         return entries
@@ -156,7 +157,7 @@ class Page:
         for _ in range(_MAX_LOOKS):
             for suffix in suffixes:
                 try:
-                    return names.page_file(self.folder, self.number, suffix).open("rb", buffering=0)
+                    return files.open_file(names.page_file(self.folder, self.number, suffix), buffering=0)
                 except FileNotFoundError:
                     continue
         raise FileNotFoundError(f"{self._name()} is gone")

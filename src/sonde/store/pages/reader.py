@@ -1,4 +1,4 @@
-"""Reading pages: an index in memory, everything else when it is asked for."""
+"""Read pages: the index is held in memory, everything else is read on demand."""
 
 from __future__ import annotations
 

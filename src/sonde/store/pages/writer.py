@@ -1,4 +1,4 @@
-"""Writing pages: datapoint after datapoint into one folder, by one writer."""
+"""Write pages: one datapoint after another into one folder, by one writer."""
 
 from __future__ import annotations
 

@@ -1,0 +1,168 @@
+"""Hand-made hostile runs: each is read in every way and ends in one clear line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.hostile.mutations import NASTY
+from tests.hostile.reading import read_all
+from tests.store.making import HEADER, make_block, write_run
+
+from sonde.analysis.embedding import embed
+from sonde.analysis.fleet import RESULTS, read_results
+from sonde.analysis.ranks import spread_over_ranks
+from sonde.analysis.summary import usual_stat
+from sonde.core import files
+from sonde.errors import RunDamaged
+from sonde.records import Event, Finding, Site
+from sonde.store import RunWriter, list_runs, open_run, verify
+from sonde.store.labels import Labels, write_labels
+from sonde.store.logs import read_output
+
+PARTS = [
+    "run.json", "events.jsonl", "findings.jsonl", "telemetry/r00000/writer.json",
+    "telemetry/r00000/seg-000000.safetensors", "telemetry/r00000/beat.json", "telemetry/r00000/steps.bin",
+    "epoch_0/validation_scores.json", "traces/one.json", "tapes/step_1/tape.json",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link", "folder"])
+def test_what_is_not_a_regular_file_is_refused_wherever_it_is(tmp_path, kind):
+    (tmp_path / "secret").write_text("{}")
+    for number, part in enumerate(PARTS):
+        run = tmp_path / kind / f"{number}"
+        write_run(run, range(3))
+        path = run / part
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        _put(path, kind, tmp_path / "secret")
+        with pytest.raises((RunDamaged, IsADirectoryError), match=r"not a regular file|is a link|directory"):
+            files.open_file(path)
+    failed: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            assert len(list_runs(tmp_path / kind)) >= len(PARTS) - 1
+            for number in range(1, len(PARTS)):
+                verify(tmp_path / kind / str(number))
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            failed.append(error)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(60)
+    assert not reader.is_alive(), "reading hangs"
+    assert failed == []
+
+
+def _put(path, kind, secret) -> None:
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        made = socket.socket(socket.AF_UNIX)
+        here = os.open(path.parent, os.O_RDONLY)
+        try:
+            made.bind(f"/proc/self/fd/{here}/{path.name}")  # such a path may be long
+        finally:
+            made.close()
+            os.close(here)
+    elif kind in ("device", "link"):
+        path.symlink_to("/dev/zero" if kind == "device" else secret)
+    else:
+        path.mkdir()
+
+
+def test_a_link_to_a_folder_does_not_lead_out_of_the_run(tmp_path):
+    write_run(tmp_path / "other", range(3))
+    write_run(tmp_path / "run", range(3))
+    (tmp_path / "run/telemetry").rename(tmp_path / "moved")
+    (tmp_path / "run/telemetry").symlink_to(tmp_path / "other/telemetry")
+    with pytest.raises(RunDamaged, match="is a link"):
+        files.open_file(tmp_path / "run/telemetry/r00000/writer.json")
+    (tmp_path / "latest").symlink_to(tmp_path / "other")
+    assert len(open_run(tmp_path / "latest").steps) == 3
+
+
+def test_a_small_file_cannot_take_much_memory_or_time(tmp_path):
+    write_run(tmp_path / "run", range(3))
+    journal = tmp_path / "run/telemetry/r00000/journal-000001.bin"
+    with journal.open("wb") as file:
+        file.truncate(10 << 30)
+    assert open_run(tmp_path / "run").steps.tolist() == [0, 1, 2]
+    for content in (b"[" * 100_000, b"1" * 400, b"[" + b"[]," * 4_000_000 + b"1]", b'{"a":1e999}'):
+        with pytest.raises(RunDamaged):
+            files.loads(content, "x.json")
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_no_text_of_a_file_reaches_a_terminal_as_it_is(tmp_path, text):
+    writer = RunWriter(tmp_path / "run", replace(HEADER, environment={text: text}))
+    writer.take_sites([Site(id=0, name=f"loss{text}", quantity="scalar"), Site(id=1, name=text, quantity="gradient")])
+    for step in range(3):
+        writer.take_block(make_block(step, 2))
+    writer.take_event(Event(event_type=text, message=text, timestamp=1.0, data={text: text}))
+    writer.take_finding(Finding(kind="a", severity="warning", step=1, last_step=1, cause=text, fix=text, sites=(text,)))
+    writer.close()
+    scores = {"per_datapoint": {"loss": [0.5], text: [0.5]}, "ids": [text]}
+    (tmp_path / "run/epoch_0").mkdir()
+    (tmp_path / "run/epoch_0/validation_scores.json").write_text(json.dumps(scores))
+    write_labels(tmp_path / "run", Labels((text,), text))
+    (tmp_path / "run/logs").mkdir()
+    (tmp_path / "run/logs/output.jsonl").write_text(json.dumps({"text": text}))
+    (tmp_path / "run/logs/code.json").write_text(json.dumps({"files": [{"path": text, "text": text}]}))
+    wanted = ("show", "runs", "verify", "query", "tail", "export", "logs", "note")
+    assert [str(each) for each in read_all(tmp_path, commands=wanted)] == []
+
+
+def test_a_pipe_among_the_lines_that_were_printed_makes_no_reader_wait(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/output.jsonl").write_text(json.dumps({"text": "one"}))
+    os.mkfifo(tmp_path / "logs/output-new.jsonl")
+    read = []
+    reader = threading.Thread(target=lambda: read.append(read_output(tmp_path)), daemon=True)
+    reader.start()
+    reader.join(30)
+    assert [line.text for output in read for line in output.lines] == ["one"]
+
+
+def test_results_of_a_fleet_that_are_none_are_left_out(tmp_path):
+    good = {"run_id": "a", "project": "p", "findings": [{"kind": "k", "time": 1.0}]}
+    bad = [[], {}, {"run_id": 3}, good | {"run_id": "b", "findings": [1]}, good | {"run_id": "c", "project": None}]
+    text = "\n".join(map(json.dumps, [good, *bad])) + "\n" + "[" * 1000 + "\n{"
+    (tmp_path / RESULTS).write_text(text)
+    assert read_results(tmp_path) == [good]
+
+
+def test_what_the_mutation_campaign_found_stays_mended(tmp_path):
+    pytest.importorskip("starlette")
+    from sonde.views.web.answers import as_json
+
+    with pytest.raises(RunDamaged):
+        files.convert({"\ud800": 1}, Labels, "x.json", "labels")
+    assert json.loads(as_json({"a": "\ud800"}).body) == {"a": "\ud800"}
+    assert usual_stat(Site(id=0, name="a", quantity="of_a_later_version"), set()) == "rms"
+    assert len(embed(np.zeros((0, 3))).points) == 0
+    for rank in (0, 1):
+        write_run(tmp_path / "run", range(10 * rank, 10 * rank + 3), rank=rank)
+    run = open_run(tmp_path / "run")
+    assert len(spread_over_ranks(run, run.sites[0], "mean", (0, 1)).steps) == 0
+
+
+def test_a_packed_trace_that_is_huge_is_refused(tmp_path):
+    pytest.importorskip("starlette")
+    from sonde.views.web.profile_api import _read
+
+    path = tmp_path / "bomb.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b'{"traceEvents": [')
+        for _ in range(300):
+            file.write(b" " * (1 << 20))
+    with pytest.raises(RunDamaged):
+        _read(path)
