@@ -29,7 +29,7 @@ def listen(heard):
     assert torch.autograd.backward is original
 
 
-def test_both_ways_to_call_backward_are_heard_once_with_their_roots(listen, heard):
+def test_both_ways_to_call_backward_are_seen_once_with_their_roots(listen, heard):
     listen()
     weight = torch.ones(3, requires_grad=True)
     loss = weight.sum()
@@ -60,7 +60,7 @@ def test_two_listeners_hear_and_leave_apart(listen, heard):
     assert (len(heard), len(others)) == (2, 1)
 
 
-def test_a_wrapper_of_someone_else_survives_and_nothing_is_heard_twice(listen, heard):
+def test_a_wrapper_of_someone_else_survives_and_nothing_is_seen_twice(listen, heard):
     original = torch.autograd.backward
     listener = listen()
     ours = torch.autograd.backward

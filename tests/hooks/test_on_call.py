@@ -79,7 +79,7 @@ def test_who_listens_to_all_modules_hears_each_by_itself():
     assert num_hooks() == (0, 0)
 
 
-def test_a_call_that_raises_is_told_of_at_every_module_it_ends():
+def test_a_call_that_raises_is_reported_at_every_module_it_ends():
     model, heard = tiny_mlp(), []
     chosen = ModuleCalls(
         {id(model): "model", id(model[0]): "first", id(model[1]): "second"},
@@ -106,14 +106,14 @@ def test_a_call_that_raises_is_told_of_at_every_module_it_ends():
 
 
 def test_a_pass_that_raised_does_not_hide_the_passes_of_another_model():
-    told = []
+    reply = []
 
     class Listener:
         def begin_pass(self, model, args):
-            told.append(("begin", model))
+            reply.append(("begin", model))
 
         def end_pass(self, model, args, kwargs, output):
-            told.append(("end", model))
+            reply.append(("end", model))
 
     first, second = tiny_mlp(), tiny_mlp()
     passes = RootPasses([first, second], Listener(), Guard("raise", lambda *fault: None))
@@ -122,7 +122,7 @@ def test_a_pass_that_raised_does_not_hide_the_passes_of_another_model():
         first(torch.ones(2, 3))
     second(torch.ones(2, 8))
     passes.remove()
-    assert told == [("begin", first), ("begin", second), ("end", second)]
+    assert reply == [("begin", first), ("begin", second), ("end", second)]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -187,7 +187,7 @@ def test_an_evaluation_after_a_step_that_is_not_recorded_is_seen(tmp_path):
             if step == 6:
                 with torch.no_grad():
                     model(torch.randn(4, 8))
-    assert list(sink.readings("0:output@eval")) == [7]
+    assert list(sink.readings("0:output@eval")) == [6], "at the step whose weights it uses"
 
 
 def test_weights_are_the_same_with_and_without_resting(tmp_path):

@@ -28,7 +28,7 @@ def test_passes_are_counted_for_those_they_reach():
         assert_no_taps(model)
 
 
-def test_an_owner_found_later_gets_what_was_heard_for_nobody():
+def test_an_owner_found_later_gets_what_had_no_owner_before():
     model = tiny_mlp()
     reach = Reach()
     reach.listen("", model.parameters())

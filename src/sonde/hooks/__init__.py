@@ -1,4 +1,4 @@
-"""The only package that registers torch hooks and stands in for torch functions.
+"""The only package that registers torch hooks and replaces torch functions.
 
 - `on_call`: calls of modules, and of one module;
 - `on_step`: optimizer steps;

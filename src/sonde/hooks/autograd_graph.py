@@ -1,8 +1,9 @@
-"""Reading the nodes of an autograd graph."""
+"""Read the nodes of an autograd graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,8 @@ _SHOWN_OTHERWISE: Final = (
     *("unsafeview", "unsqueeze", "view"),
 )
 _MAX_LOOKS: Final = 10
+_MADE_LOCAL: Final = "_ToTorchTensorBackward"
+_MAX_NODES_BEHIND: Final = 2_000
 MAX_NODES: Final = 20_000
 """Nodes of a graph that are walked; no usual program has as many."""
 
@@ -39,6 +42,18 @@ def walk(root: Any, until: tuple[str, ...] = ()) -> Iterator[Any]:
             if child is not None and child not in known:
                 known.add(child)
                 waiting.append(child)
+
+
+def layouts_behind(tensor: torch.Tensor) -> list[Any]:
+    """Return the layout (`DTensorSpec`) of a DTensor; of a plain tensor, those of the DTensors it was computed from.
+
+    Only the nearest count: where a DTensor was made local, its layout is known, whatever it came from.
+    """
+    own = getattr(tensor, "_spec", None)
+    if own is not None or tensor.grad_fn is None:
+        return [] if own is None else [own]
+    nodes = islice(walk(tensor.grad_fn, until=(_MADE_LOCAL,)), _MAX_NODES_BEHIND)
+    return [node.dtensor_spec for node in nodes if name_of(node) == _MADE_LOCAL]
 
 
 def signed(value: Any) -> Any:

@@ -1,20 +1,28 @@
-"""Isolate Sonde's callbacks from the user's training: this is the one place in the training thread that catches all.
+"""Isolate Sonde's code from the user's training: the only place in the training thread that catches every exception.
 
-It also knows what torch is doing in this thread (compiling, capturing, a backward pass), when callbacks may do nothing.
+A guard runs the callbacks of hooks, the methods that the program calls and the end of a session. It knows every hook
+that was made for a callback of its own, so that none is left behind whatever fails. This module also knows what torch
+is doing in this thread (compiling, capturing, a backward pass), when callbacks may do nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, Protocol, cast
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar, cast
 
 import torch
 
+from sonde.errors import NonFiniteError
+
+T = TypeVar("T")
 OnError = Literal["isolate", "raise"]
 Report = Callable[[str, str], None]
 """Takes the name of what failed and its traceback."""
@@ -26,11 +34,15 @@ is_compiling: Final = torch.compiler.is_compiling
 backward_id: Final[Callable[[], int]] = torch._C._current_graph_task_id
 """Returns the number of the backward pass that this thread runs, or -1. A forward inside one is a checkpoint that is
 recomputed."""
+_set_eval_frame: Final[Callable[[Any], Any]] = torch._C._dynamo.eval_frame.set_eval_frame
 _innermost_transform: Final[Callable[[], object]] = torch._C._functorch.peek_interpreter_stack
 
 
 class Guarded(Protocol):
-    """A callback that `Guard.wrap` returned. Hooks take nothing else, so that none is left unguarded by mistake."""
+    """A callback that `Guard.wrap` returned. Hooks take nothing else, so that none is left unguarded by mistake.
+
+    Its attributes `guard` and `part` tell whose it is; `UNGUARDED` returns callbacks without them.
+    """
 
     __wrapped__: Any
 
@@ -45,15 +57,26 @@ class Handle(Protocol):
         """Remove it; removing it twice is fine."""
 
 
+class Paused(Protocol):
+    """Something that must not see what Sonde's own code does."""
+
+    def pause(self) -> bool:
+        """Stop seeing what this thread does; return whether it did before."""
+
+    def resume(self, was_paused: bool) -> None:
+        """See it again if it did before, or if it began in guarded code."""
+
+
 class _Span:
     """One thread's time in guarded code."""
 
-    __slots__ = ("began", "depth", "seconds")
+    __slots__ = ("began", "depth", "is_paused", "seconds")
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.depth = 0
         self.began = 0.0
+        self.is_paused = False
 
 
 class Meter(threading.local):
@@ -76,41 +99,86 @@ class Guard:
     "raise" its exception reaches the user.
     """
 
-    def __init__(self, on_error: OnError, report: Report) -> None:
+    paused: ClassVar[Paused | None] = None
+    """What is paused while guarded code runs, of any session."""
+
+    def __init__(self, on_error: OnError, report: Report, *, measures: bool = True) -> None:
         self._on_error = on_error
+        self._measures = measures
         self._report = report
+        self._unreported: list[str] = []
+        self._parts: set[str] = set()
         self.failed: set[str] = set()
+        self.attached: set[Handle] = set()
+        """The hooks that call back through this guard."""
         self.meter = Meter()
 
     def wrap(self, part: str, function: Callable[..., None]) -> Guarded:
         """Return `function` guarded. The result always returns None, so as a hook it cannot replace a value."""
         if self._on_error == "raise":
+            return self._own(part, self._measured(function)) if self._measures else cast(Guarded, function)
+        return self.catch(part, self._measured(function))
+
+    def catch(self, part: str, function: Callable[..., None]) -> Guarded:
+        """Return `function` so that its exceptions do not reach the user, and nothing else: no time is measured.
+
+        For callbacks that run thousands of times in a step, whose caller measures them and takes them aside.
+        """
+        if self._on_error == "raise":
             return cast(Guarded, function)
-        failed, meter, clock, fail = self.failed, self.meter, self.meter.clock, self._fail
+        failed, fail = self.failed, self._fail
 
         @functools.wraps(function)
-        def guarded(*args: Any) -> None:
+        def caught(*args: Any) -> None:
             if part in failed:
                 return
-            # Everything is inside the `try`: a clock may fail too, and so may whatever runs at the recursion limit.
+            # A clock may fail too, and so may whatever runs at the recursion limit.
             try:
-                span = meter.span
-                if not span.depth:
-                    span.began = clock()
-                span.depth += 1
-                try:
-                    function(*args)
-                finally:
-                    span.depth -= 1
-                    if not span.depth:
-                        span.seconds += clock() - span.began
+                function(*args)
+            except NonFiniteError:  # raised on purpose, by a session that was asked to stop
+                raise
             except Exception:  # noqa: BLE001 - this is the guard: whatever went wrong, training continues
                 try:  # noqa: SIM105 - `contextlib.suppress` needs stack frames of its own
                     fail(part)
                 except Exception:  # noqa: BLE001 - no memory or stack left, or a logging handler that raises
                     pass
 
-        return cast(Guarded, guarded)
+        return self._own(part, caught)
+
+    def _own(self, part: str, function: Callable[..., None]) -> Guarded:
+        self._parts.add(part)
+        vars(function).update(guard=self, part=part)
+        return cast(Guarded, function)
+
+    def _measured(self, function: Callable[..., None]) -> Callable[..., None]:
+        """Return `function` with its time measured, and its exceptions let through."""
+        meter, clock = self.meter, self.meter.clock
+
+        @functools.wraps(function)
+        def measured(*args: Any) -> None:
+            span = meter.span
+            if not span.depth:
+                span.began = clock()
+                if Guard.paused is not None:
+                    span.is_paused = Guard.paused.pause()
+            span.depth += 1
+            try:
+                function(*args)
+            finally:
+                span.depth -= 1
+                if not span.depth:
+                    try:
+                        span.seconds += clock() - span.began
+                    finally:
+                        if Guard.paused is not None or span.is_paused:
+                            self._resume(span)
+
+        return measured
+
+    def _resume(self, span: _Span) -> None:
+        was_paused, span.is_paused = span.is_paused, False
+        if Guard.paused is not None:
+            Guard.paused.resume(was_paused)
 
     def wrap_all(self, callbacks: Sequence[tuple[str, Callable[..., None]]]) -> Guarded:
         """Return one function that calls all of these parts in turn, each guarded by itself.
@@ -119,7 +187,7 @@ class Guard:
         """
         functions = [(part, function) for part, function in callbacks if part not in self.failed]
         if self._on_error == "raise" or not functions:
-            return cast(Guarded, functools.partial(_call_all, [function for _, function in functions]))
+            return self.wrap("", functools.partial(_call_all, [function for _, function in functions]))
         failed, fail = self.failed, self._fail
 
         def call(*args: Any) -> None:
@@ -139,7 +207,114 @@ class Guard:
     def _fail(self, part: str) -> None:
         """Disable a part, then report it: what cannot be reported must still be disabled."""
         self.failed.add(part)
+        self._unreported.append(part)
         self._report(part, traceback.format_exc())
+        self._unreported.remove(part)
+
+    # ------------------------------------------------------------------ what the program calls itself
+
+    def excuse(self, part: str, error: Exception) -> None:
+        """Report a fault in something that the program called, once; called again, it is tried again.
+
+        Raises:
+            Exception: The error, if the user asked for that.
+
+        """
+        if self._on_error == "raise":
+            raise error
+        try:
+            if part not in self.failed:
+                self._fail(part)
+        except Exception:  # noqa: BLE001 - as in `catch`
+            pass
+
+    def run_each(self, actions: Sequence[tuple[str, Callable[[], object]]]) -> None:
+        """Run all of these, whatever fails in between.
+
+        Raises:
+            BaseException: The first that is not for the guard to keep: Ctrl-C, or any if the user asked for that.
+
+        """
+        raised: BaseException | None = None
+        for part, action in actions:
+            try:
+                action()
+            except BaseException as error:  # noqa: BLE001 - the others must run too
+                if isinstance(error, Exception) and self._on_error == "isolate":
+                    self.excuse(part, error)
+                else:
+                    raised = raised or error
+        if raised is not None:
+            raise raised
+
+    def report_late(self) -> None:
+        """Report the parts whose fault could not be reported when it came, for want of memory or stack."""
+        parts, self._unreported = self._unreported, []
+        for part in parts:
+            self._report(part, "There was no memory or no stack left for its traceback.")
+
+    def release(self) -> None:
+        """Remove every hook that calls back through this guard, and let no callback of it run again."""
+        self.failed.update(self._parts)
+        remove_all(list(self.attached))
+        remove_all(list(self.attached))  # those that could not be removed at first
+        self.attached.clear()
+
+
+def isolated(
+    guard_of_owner: Callable[[Any], Guard], instead: Callable[..., T], raises: tuple[type[Exception], ...]
+) -> Callable[..., Any]:
+    """Decorate a method that the program calls: after a fault of Sonde's it returns `instead(owner, ...)`.
+
+    What a wrong argument raises goes through: `raises`, and Python's own error for arguments that it does not take.
+    """
+
+    def decorate(method: Callable[..., T]) -> Callable[..., T]:
+        part, code = f"session.{method.__name__}", inspect.unwrap(method).__code__
+
+        @functools.wraps(method)
+        def call(owner: Any, *args: Any, **kwargs: Any) -> T:
+            try:
+                return method(owner, *args, **kwargs)
+            except raises:
+                raise
+            except Exception as error:
+                if isinstance(error, TypeError) and not _was_entered(code, error):
+                    raise
+                guard_of_owner(owner).excuse(part, error)
+            return instead(owner, *args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _was_entered(code: CodeType, error: Exception) -> bool:
+    """Return whether an error came from within a function."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not code:
+        trace = trace.tb_next
+    return trace is not None
+
+
+def attempt(action: Callable[[], T]) -> T | Exception:
+    """Return the result of an action, or the exception that it raised."""
+    try:
+        return action()
+    except Exception as error:  # noqa: BLE001 - the caller decides
+        return error
+
+
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    """Keep what the block does out of a tape: for code of Sonde's that the user calls."""
+    paused = Guard.paused
+    was_paused = paused is not None and paused.pause()
+    try:
+        yield
+    finally:
+        if was_paused and paused is not None:
+            paused.resume(True)
 
 
 def _call_all(functions: Sequence[Callable[..., None]], *args: Any) -> None:
@@ -149,11 +324,11 @@ def _call_all(functions: Sequence[Callable[..., None]], *args: Any) -> None:
 
 def warn_of_fault(part: str, trace: str) -> None:
     """Log a fault where there is no run to record it in."""
-    logger.warning("%s failed and is switched off; training goes on without it.\n%s", part, trace.rstrip())
+    logger.warning("%s failed and is switched off; training continues without it.\n%s", part, trace.rstrip())
 
 
-UNGUARDED: Final = Guard("raise", warn_of_fault)
-"""For callbacks whose exception is meant to reach the user, and those that isolate themselves."""
+UNGUARDED: Final = Guard("raise", warn_of_fault, measures=False)
+"""For callbacks whose exception must reach the user, and those that isolate themselves."""
 
 
 def remove_all(handles: list[Any]) -> None:
@@ -164,6 +339,66 @@ def remove_all(handles: list[Any]) -> None:
         except Exception:
             logger.warning("a hook of Sonde's could not be removed", exc_info=True)
     handles.clear()
+
+
+class _Kept:
+    """A hook of torch's that its guard knows."""
+
+    def __init__(self, handle: Handle, guard: Guard) -> None:
+        self._handle, self._guard = handle, guard
+
+    def remove(self) -> None:
+        """Remove the hook."""
+        self._handle.remove()
+        self._guard.attached.discard(self)
+
+
+def guard_of(callback: Guarded | None) -> Guard | None:
+    """Return the guard of a callback; None for one without."""
+    return getattr(callback, "guard", None)
+
+
+def keep(guard: Guard | None, handle: Handle) -> Handle:
+    """Return a hook of torch's so that a guard knows it; without a guard as it is.
+
+    The guard comes first: it has to be found before there is a hook that could be left behind.
+    """
+    if guard is None:
+        return handle
+    try:
+        kept = _Kept(handle, guard)
+        guard.attached.add(kept)
+    except BaseException:
+        handle.remove()
+        raise
+    return kept
+
+
+def attach_to_guards(handle: Handle, callbacks: Sequence[Guarded | None]) -> None:
+    """Let the guards of callbacks know what calls them."""
+    for guard in _guards_of(callbacks):
+        guard.attached.add(handle)
+
+
+def detach_from_guards(handle: Handle, callbacks: Sequence[Guarded | None]) -> None:
+    """Take back `attach_to_guards`."""
+    for guard in _guards_of(callbacks):
+        guard.attached.discard(handle)
+
+
+def _guards_of(callbacks: Sequence[Guarded | None]) -> set[Guard]:
+    return {guard for each in callbacks if (guard := guard_of(each)) is not None}
+
+
+class Handles:
+    """Handles that are removed together."""
+
+    def __init__(self) -> None:
+        self.handles: list[Handle] = []
+
+    def remove(self) -> None:
+        """Remove them all."""
+        remove_all(self.handles)
 
 
 def is_capturing() -> bool:
@@ -179,10 +414,17 @@ def is_capturing() -> bool:
 
 
 def unless_compiling(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return `hook` so that under `torch.compile` only a constant test remains of it."""
+    """Return `hook` so that under `torch.compile` only a constant test remains of it.
+
+    Where a compiled function runs a part of itself uncompiled, torch would compile what that part calls: not Sonde.
+    """
 
     def call(*args: Any) -> None:
         if not is_compiling():
-            hook(*args)
+            compiling = _set_eval_frame(None)
+            try:
+                hook(*args)
+            finally:
+                _set_eval_frame(compiling)
 
     return call

@@ -55,7 +55,7 @@ def is_compiled_wrapper(module: nn.Module) -> bool:
 
 
 def unwrap(module: nn.Module, *, also_compiled: bool = True) -> nn.Module:
-    """Return the user's module inside any number of wrappers, or what lies outside any compiled code."""
+    """Return the user's module inside any number of wrappers; of compiled code, the part outside it."""
     while is_wrapper(module) and (also_compiled or not is_compiled_wrapper(module)):
         inner = module._modules.get(_WRAPPED_AS[type(module).__name__])
         if inner is None:

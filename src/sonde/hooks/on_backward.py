@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from sonde.hooks.guard import UNGUARDED, Guarded, Handle
+from sonde.hooks.guard import UNGUARDED, Guard, Guarded, Handle, guard_of, keep
 from sonde.hooks.replace_function import BACKWARD
 
 _on_accumulated: Callable[[Tensor, Callable[[Tensor], None]], RemovableHandle]
@@ -20,63 +18,27 @@ _on_accumulated = Tensor.register_post_accumulate_grad_hook
 _on_gradient: Callable[[Tensor, Callable[[Tensor], Any]], RemovableHandle] = Tensor.register_hook
 
 
-class _Callbacks:
-    """What is called ahead of backward passes; the arguments of a pass are read once for all of them."""
+def before_backward(callback: Guarded) -> Handle:
+    """Call this ahead of every backward pass of the process, in its thread, while the graph of the loss is whole.
 
-    def __init__(self) -> None:
-        self._callbacks: tuple[Guarded, ...] = ()
-        self._listener: Handle | None = None
-        self._lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew_lock)
+    It takes the tensors that the pass starts from, usually the loss, and the gradients passed in for them, if any.
+    """
 
-    def add(self, callback: Guarded) -> None:
-        with self._lock:
-            self._callbacks = (*self._callbacks, callback)
-            if self._listener is None:
-                self._listener = BACKWARD.listen(before=UNGUARDED.wrap("backward passes", self._before))
-
-    def drop(self, callback: Guarded) -> None:
-        with self._lock:
-            self._callbacks = tuple(each for each in self._callbacks if each is not callback)
-            if not self._callbacks and self._listener is not None:
-                self._listener.remove()
-                self._listener = None
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()
-
-    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = args[0] if args else kwargs.get("tensors")
         roots = (tensors,) if isinstance(tensors, Tensor) else _tensors(tensors)
         if roots:
             given = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
             gradients = (given,) if isinstance(given, Tensor) else _tensors(given)
-            for callback in self._callbacks:
-                callback(roots, gradients or (None,) * len(roots))
+            callback(roots, gradients or (None,) * len(roots))
+
+    guard = guard_of(callback) or UNGUARDED
+    return BACKWARD.listen(before=guard.catch(getattr(callback, "part", "backward passes"), read))
 
 
-_callbacks: Final = _Callbacks()
-
-
-class BackwardListener:
-    """A callback ahead of backward passes, until `remove`."""
-
-    def __init__(self, callback: Guarded) -> None:
-        self._callback = callback
-
-    def remove(self) -> None:
-        """Call it no more; doing so twice is fine."""
-        _callbacks.drop(self._callback)
-
-
-def before_backward(callback: Guarded) -> BackwardListener:
-    """Call this ahead of every backward pass of the process, in its thread, while the graph of the loss is whole.
-
-    It takes the tensors that the pass starts from, usually the loss, and the gradients handed in for them, if any.
-    """
-    _callbacks.add(callback)
-    return BackwardListener(callback)
+def after_backward(callback: Guarded) -> Handle:
+    """Call this without arguments after every backward pass of the process, also one that raised."""
+    return BACKWARD.listen(end=callback)
 
 
 def on_gradient(tensor: Tensor, callback: Guarded, *given: Any) -> Handle:
@@ -86,7 +48,7 @@ def on_gradient(tensor: Tensor, callback: Guarded, *given: Any) -> Handle:
 
 def on_accumulated(parameter: Tensor, callback: Guarded) -> Handle:
     """Call this with the parameter after each accumulation into its gradient."""
-    return _on_accumulated(parameter, callback)
+    return keep(guard_of(callback), _on_accumulated(parameter, callback))
 
 
 def replace_gradient(tensor: Tensor, gradient: Tensor) -> Handle:
@@ -117,11 +79,12 @@ class Reach:
     an owner belong to the owner "". That a pass is over is known only when something follows it (`settle`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard | None = None) -> None:
+        self._guard = guard
         self.passes = 0
         """How many backward passes have reached any parameter, as far as settled."""
         self._groups: dict[str, _Group] = {}
-        self._handles: dict[int, RemovableHandle] = {}
+        self._handles: dict[int, Handle] = {}
 
     def listen(self, owner: str, parameters: Iterable[Tensor]) -> None:
         """Count what reaches these parameters for `owner`, and for no other owner any more."""
@@ -130,7 +93,8 @@ class Reach:
             if parameter.requires_grad:
                 self._forget(id(parameter))
                 # Not guarded: a method of C that cannot fail.
-                self._handles[id(parameter)] = _on_accumulated(parameter, group.reached.append)
+                handle = _on_accumulated(parameter, group.reached.append)
+                self._handles[id(parameter)] = keep(self._guard, handle)
 
     def claim(self, owner: str, parameters: Iterable[Tensor]) -> None:
         """Give parameters that are listened to a new owner, including passes seen before the owner was known."""
@@ -141,7 +105,7 @@ class Reach:
         self.listen(owner, [each for each in parameters if id(each) in self._handles])
 
     def settle(self) -> None:
-        """Count what came since the last time as one pass; called where no backward pass is running."""
+        """Count the gradients since the last call as one pass; called where no backward pass is running."""
         reached = False
         for group in self._groups.values():
             if group.reached:
@@ -149,6 +113,11 @@ class Reach:
                 group.passes += 1
                 reached = True
         self.passes += reached
+
+    def forget_passes(self) -> None:
+        """Count nothing that came since the last time."""
+        for group in self._groups.values():
+            group.reached.clear()
 
     def passes_of(self, owner: str) -> int:
         """Return how many passes have reached the parameters of an owner, as far as settled."""
@@ -159,8 +128,7 @@ class Reach:
         """Stop listening and forget the parameters."""
         for key in list(self._handles):
             self._forget(key)
-        for group in self._groups.values():
-            group.reached.clear()
+        self.forget_passes()
 
     def _forget(self, key: int) -> None:
         handle = self._handles.pop(key, None)

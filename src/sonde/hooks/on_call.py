@@ -9,7 +9,6 @@ idle listeners can be paused. Hooks on a single module are for what needs the na
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -19,13 +18,26 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-from sonde.hooks.guard import Guard, Guarded, Handle, backward_id, is_capturing, is_compiling, unless_compiling
+from sonde.core.forks import after_fork_in_child
+from sonde.hooks.guard import (
+    Guard,
+    Guarded,
+    Handle,
+    attach_to_guards,
+    backward_id,
+    detach_from_guards,
+    guard_of,
+    is_capturing,
+    is_compiling,
+    keep,
+    unless_compiling,
+)
 from sonde.hooks.names import unwrap
 
 Entry = TypeVar("Entry")
 _NOTHING: Final = object()
 _MARKS: Final = ("_global_forward_hooks_with_kwargs", "_global_forward_hooks_always_called")
-_Heard = dict[int, tuple[tuple["ModuleCalls[Any]", Any], ...]]
+_ByModule = dict[int, tuple[tuple["ModuleCalls[Any]", Any], ...]]
 """By the id of a module: its listeners, each with its entry."""
 
 
@@ -62,14 +74,14 @@ class _Pair:
         self.lock = threading.RLock()
         self._listeners: tuple[ModuleCalls[Any], ...] = ()
         self._everywhere: tuple[ModuleCalls[Any], ...] = ()
-        self._begun: _Heard = {}
-        self._heard: _Heard = {}
-        self._heard_by: dict[tuple[tuple[ModuleCalls[Any], bool], ...], tuple[_Heard, _Heard]] = {}
+        self._begun: _ByModule = {}
+        self._ended: _ByModule = {}
+        self._tables: dict[tuple[tuple[ModuleCalls[Any], bool, bool], ...], tuple[_ByModule, _ByModule]] = {}
         self._switches: list[_Switch] = []
 
     def add(self, listener: ModuleCalls[Any]) -> None:
         """Add a listener."""
-        if listener.hears_all:
+        if listener.is_everywhere:
             self._everywhere = (*self._everywhere, listener)
         else:
             self._listeners = (*self._listeners, listener)
@@ -79,26 +91,31 @@ class _Pair:
         """Remove a listener."""
         self._everywhere = tuple(each for each in self._everywhere if each is not listener)
         self._listeners = tuple(each for each in self._listeners if each is not listener)
-        self._heard_by.clear()
+        self._tables.clear()
         self.settle()
 
     def settle(self) -> None:
         """Register the hooks if anyone listens, else remove them."""
-        awake = tuple((each, each.is_narrow) for each in self._listeners if each.is_awake)
-        if awake not in self._heard_by:  # states come and go with passes and steps
-            begun = _put_together((each, each.always if narrow else each.entries) for each, narrow in awake)
-            self._heard_by[awake] = (begun, _put_together((each, each.entries) for each, _ in awake))
-        self._begun, self._heard = self._heard_by[awake]
-        wanted = bool(self._everywhere or self._heard)
-        if wanted and not self._switches:
+        awake = tuple((each, each.is_narrow, each.is_dozing) for each in self._listeners if each.is_awake)
+        if awake not in self._tables:  # states come and go with passes and steps
+            begun = _put_together(
+                (each, each.always if narrow or doze else each.entries) for each, narrow, doze in awake
+            )
+            self._tables[awake] = (
+                begun,
+                _put_together((each, {} if doze else each.entries) for each, _, doze in awake),
+            )
+        self._begun, self._ended = self._tables[awake]
+        wanted = (bool(self._everywhere or self._begun or self._ended), bool(self._everywhere or self._ended))
+        if any(wanted) and not self._switches:
             self._switches = [
                 _Switch(torch_module.register_module_forward_pre_hook(self._before_forward)),
                 _Switch(
                     torch_module.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True)
                 ),
             ]
-        for switch in self._switches:
-            switch.turn(on=wanted)
+        for switch, on in zip(self._switches, wanted, strict=False):
+            switch.turn(on=on)
 
     def renew_lock(self) -> None:
         """Forget which thread holds the lock: in a forked child that thread does not exist."""
@@ -121,7 +138,7 @@ class _Pair:
         if output is _NOTHING:  # after a forward that raised, torch leaves the named arguments out
             self._after_raising(module)
             return
-        for each, entry in self._heard.get(id(module), ()):
+        for each, entry in self._ended.get(id(module), ()):
             if each.take is None or not each.take(module, output):
                 each.after(entry, args, kwargs, output)
         for each in self._everywhere:
@@ -129,23 +146,22 @@ class _Pair:
 
     def _after_raising(self, module: nn.Module) -> None:
         everywhere = tuple((each, module) for each in self._everywhere)
-        for each, entry in (*self._heard.get(id(module), ()), *everywhere):
+        for each, entry in (*self._ended.get(id(module), ()), *everywhere):
             if each.raised is not None:
                 each.raised(entry)
 
 
-def _put_together(listeners: Iterable[tuple[ModuleCalls[Any], dict[int, Any]]]) -> _Heard:
+def _put_together(listeners: Iterable[tuple[ModuleCalls[Any], dict[int, Any]]]) -> _ByModule:
     """Return the listeners of each module, so that a call takes one look-up for all."""
-    heard: _Heard = {}
+    found: _ByModule = {}
     for each, entries in listeners:
         for key, entry in entries.items():
-            heard[key] = (*heard.get(key, ()), (each, entry))
-    return heard
+            found[key] = (*found.get(key, ()), (each, entry))
+    return found
 
 
 _PAIR: Final = _Pair()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_PAIR.renew_lock)
+after_fork_in_child(_PAIR.renew_lock)
 
 
 class ModuleCalls(Generic[Entry]):
@@ -176,14 +192,16 @@ class ModuleCalls(Generic[Entry]):
         take: Callable[[nn.Module, Any], bool] | None = None,
     ) -> None:
         self.before, self.after, self.raised, self.take = before, after, raised, take
-        self.hears_all = entries is None
+        self.is_everywhere = entries is None
         self.entries: dict[int, Entry] = dict(entries or {})
         self.always = {key: entry for key, entry in self.entries.items() if key in always}
         self.is_awake = False
         self.is_narrow = False
+        self.is_dozing = False
 
     def attach(self) -> None:
         """Start listening."""
+        attach_to_guards(self, (self.before, self.after, self.raised))
         with _PAIR.lock:
             self.is_awake = True
             _PAIR.add(self)
@@ -199,6 +217,10 @@ class ModuleCalls(Generic[Entry]):
         """Resume listening."""
         self._turn(awake=True)
 
+    def doze(self) -> None:
+        """Report only the beginnings of calls of the modules in `always`, until `wake`."""
+        self._turn(awake=True, dozing=True)
+
     def narrow(self) -> None:
         """Report the beginnings of calls only at the modules in `always`, in all threads, until `widen`."""
         self._bound(narrow=True)
@@ -213,11 +235,12 @@ class ModuleCalls(Generic[Entry]):
             self.is_awake = False
             self.entries = self.always = {}
             _PAIR.drop(self)
+        detach_from_guards(self, (self.before, self.after, self.raised))
 
-    def _turn(self, *, awake: bool) -> None:
-        if self.is_awake is not awake and self.entries:
+    def _turn(self, *, awake: bool, dozing: bool = False) -> None:
+        if (self.is_awake, self.is_dozing) != (awake, dozing) and self.entries:
             with _PAIR.lock:
-                self.is_awake = awake
+                self.is_awake, self.is_dozing = awake, dozing
                 _PAIR.settle()
 
     def _bound(self, *, narrow: bool) -> None:
@@ -231,10 +254,10 @@ class PassListener(Protocol):
     """Takes the passes of whole models."""
 
     def begin_pass(self, model: nn.Module, args: tuple[Any, ...]) -> None:
-        """Take the beginning of a training pass."""
+        """Handle the beginning of a training pass."""
 
     def end_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Take the end of a training pass."""
+        """Handle the end of a training pass."""
 
 
 class _Here(threading.local):
@@ -317,17 +340,19 @@ def on_module(
     """
     handles: list[Handle] = []
     if before is not None:
-        handles.append(module.register_forward_pre_hook(unless_compiling(before), with_kwargs=True))
+        handles.append(
+            keep(guard_of(before), module.register_forward_pre_hook(unless_compiling(before), with_kwargs=True))
+        )
     if end is not None:
-        handles.append(module.register_forward_hook(unless_compiling(end), always_call=True))
+        handles.append(keep(guard_of(end), module.register_forward_hook(unless_compiling(end), always_call=True)))
     if after is not None:
-        handles.append(module.register_forward_hook(unless_compiling(after)))
+        handles.append(keep(guard_of(after), module.register_forward_hook(unless_compiling(after))))
     return handles
 
 
 @contextlib.contextmanager
 def replace_output(module: nn.Module, replace: Callable[[Any], Any]) -> Iterator[None]:
-    """Have `replace(output)` returned in place of a module's output, in this thread, while the block runs.
+    """Replace the output of a module by `replace(output)`, in this thread, while the block runs.
 
     Only for computations that Sonde runs itself.
     """

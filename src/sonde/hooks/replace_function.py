@@ -1,4 +1,4 @@
-"""Stand in for functions of torch that have no hook while anyone listens, and put them back exactly.
+"""Replace functions of torch that have no hook while there are listeners, and restore them exactly.
 
 The replacement calls the original with the very arguments and returns the very result; code that is compiled finds the
 original behind it. Any number of listeners share one replacement.
@@ -6,18 +6,17 @@ original behind it. Any number of listeners share one replacement.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch.overrides import has_torch_function
 from torch.utils.data import dataloader
 
-from sonde.hooks.guard import Guarded, is_compiling
+from sonde.core.forks import after_fork_in_child
+from sonde.hooks.guard import Guarded, attach_to_guards, detach_from_guards, is_compiling
 
 
 class _Lock:
@@ -32,8 +31,7 @@ class _Lock:
 
 
 _lock: Final = _Lock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_lock.renew)
+after_fork_in_child(_lock.renew)
 
 
 REPLACED: Final[set[ReplacedFunction]] = set()
@@ -61,6 +59,7 @@ class Listener:
     def remove(self) -> None:
         """Stop listening; doing so twice is fine."""
         self._function.drop(self)
+        detach_from_guards(self, (self.before, self.end, self.after))
 
 
 class ReplacedFunction:
@@ -97,11 +96,18 @@ class ReplacedFunction:
 
         """
         listener = Listener(self, before, end, after)
+        attach_to_guards(listener, (before, end, after))
         with _lock.held:
-            if not self._listeners:
-                self._put_in_place()
-                REPLACED.add(self)
-            self._set((*self._listeners, listener))
+            try:
+                if not self._listeners:
+                    self._put_in_place()
+                    REPLACED.add(self)
+                self._set((*self._listeners, listener))
+            except BaseException:
+                if not self._listeners:
+                    self._put_back()
+                    REPLACED.discard(self)
+                raise
         return listener
 
     def drop(self, listener: Listener) -> None:
@@ -128,8 +134,9 @@ class ReplacedFunction:
         setattr(self._owner, self._name, self._ours)
 
     def _put_back(self) -> None:
-        # If someone wrapped ours, the original would throw theirs away; without listeners ours only passes on.
-        if getattr(self._owner, self._name) is not self._ours:
+        # If another tool has wrapped our function, restoring the original would drop its wrapper. Without listeners
+        # ours only passes calls on.
+        if self._ours is None or getattr(self._owner, self._name) is not self._ours:
             return
         if self._is_inherited:  # an attribute of an object hides the method of its class
             delattr(self._owner, self._name)
@@ -160,7 +167,7 @@ class ReplacedFunction:
 class OverridableFunction(ReplacedFunction):
     """A function of torch that can be scripted, and overridden by subclasses of Tensor and by modes.
 
-    Scripted code finds the original behind the replacement. Something that overrides torch's functions is handed the
+    Scripted code finds the original behind the replacement. Something that overrides torch's functions gets the
     original function too, since it may look it up in a table. Where one such function calls another, only listeners of
     the outer one are called. They listen with `after` only.
     """
@@ -177,16 +184,21 @@ class OverridableFunction(ReplacedFunction):
 
     def _replacement(self, original: Callable[..., Any]) -> Callable[..., Any]:
         _builtin_table()
+        owner, name = self._owner, self._name
 
         @functools.wraps(original)
-        def replacement(*args: Any, **kwargs: Any) -> Any:
+        def ours(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not self._listeners:
                 return original(*args, **kwargs)
             _here.depth += 1
             try:
-                if has_torch_function((*args, *kwargs.values())):
-                    with self._aside():
+                if has_torch_function((*args, *kwargs.values())) and getattr(owner, name) is ours:
+                    # The body of the original names itself to what overrides it: have it in place for this call.
+                    setattr(owner, name, original)
+                    try:
                         result = original(*args, **kwargs)
+                    finally:
+                        setattr(owner, name, ours)
                 else:
                     result = original(*args, **kwargs)
             finally:
@@ -195,23 +207,10 @@ class OverridableFunction(ReplacedFunction):
                 listener(args, kwargs, result)
             return result
 
-        # How torch marks a Python function that stands in for one that can be scripted. As an entry of the dictionary,
+        # How torch marks a Python function that replaces one that can be scripted. As an entry of the dictionary,
         # since inside a class Python would rename such an attribute.
-        vars(replacement).update({"__script_if_tracing_wrapper": True, "__original_fn": original})
-        return replacement
-
-    @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Have the original in place for one call: its body names itself to what overrides it."""
-        ours = getattr(self._owner, self._name)
-        if ours is not self._ours:
-            yield
-            return
-        setattr(self._owner, self._name, self._original)
-        try:
-            yield
-        finally:
-            setattr(self._owner, self._name, ours)
+        vars(ours).update({"__script_if_tracing_wrapper": True, "__original_fn": original})
+        return ours
 
 
 def _builtin_table() -> dict[int, str]:
@@ -224,7 +223,7 @@ def _builtin_table() -> dict[int, str]:
 
 
 def _teach_script(ours: Callable[..., Any], original: Callable[..., Any]) -> None:
-    """Let code that is scripted while ours is in place find what the original stands for."""
+    """Let code that is scripted while ours is in place find the original's operator."""
     table = _builtin_table()
     if id(original) in table:
         table[id(ours)] = table[id(original)]
@@ -232,5 +231,13 @@ def _teach_script(ours: Callable[..., Any], original: Callable[..., Any]) -> Non
 
 LOADING: Final = ReplacedFunction(dataloader._BaseDataLoaderIter, "__next__")
 """Fetching a batch from any torch DataLoader."""
+SCALING: Final = ReplacedFunction(torch.amp.GradScaler, "scale")
+"""Scaling a loss by any gradient scaler; its first argument is the scaler."""
+SCALED_STEP: Final = ReplacedFunction(torch.amp.GradScaler, "step")
+"""The step of an optimizer by any gradient scaler, which may skip it; its first argument is the scaler."""
 BACKWARD: Final = ReplacedFunction(torch.autograd, "backward")
 """A backward pass: `Tensor.backward` calls this attribute too. `torch.autograd.grad` is not seen."""
+MODULE_CALL: Final = ReplacedFunction(torch.nn.Module, "__call__")
+"""A call of any module, before torch looks for hooks: what is attached here takes part in the very call."""
+NEW_OPTIMIZER: Final = ReplacedFunction(torch.optim.Optimizer, "__init__")
+"""Making an optimizer; at the end of the call its parameter groups are there."""

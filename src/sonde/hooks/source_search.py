@@ -8,10 +8,10 @@ import inspect
 import linecache
 import textwrap
 from dataclasses import dataclass
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from torch import nn
+from torch import Tensor, nn
 
 from sonde.hooks.user_line import Line, is_users
 
@@ -48,7 +48,7 @@ def find_call(
 ) -> tuple[Line, ...]:
     """Return the lines that may have called an operation since the model was called, the likeliest first.
 
-    `number` says which of the calls of this operation it was, counted from 0. The search ends at `backward_line`, which
+    `number` is which call of this operation it was, counted from 0. The search ends at `backward_line`, which
     is where the frame is by default.
     """
     last = frame.f_lineno if backward_line is None else backward_line
@@ -69,7 +69,7 @@ def _between(frame: FrameType, called_at: Line | None, last: int) -> Place:
 
 def _search(place: Place, operation: str, depth: int) -> list[Line]:
     nodes = _nodes(place)
-    found = [node for node in nodes if _calls(node, operation)]
+    found = [node for node in nodes if _calls(node, operation) and not _is_foreign(node, place)]
     if found or depth == 0:
         found.sort(key=_end)
         return [_line(place, node) for node in found]
@@ -84,7 +84,11 @@ def _search(place: Place, operation: str, depth: int) -> list[Line]:
 
 def _nodes(place: Place) -> list[Any]:
     try:
-        lines, start = inspect.getsourcelines(place.code)
+        # Of the code of a whole file, inspect returns the first statement only.
+        if place.code.co_name == "<module>":
+            lines, start = linecache.getlines(place.code.co_filename), 1
+        else:
+            lines, start = inspect.getsourcelines(place.code)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, SyntaxError, TypeError):
         return []
@@ -104,6 +108,14 @@ def _calls(node: ast.AST, operation: str) -> bool:
     if isinstance(node, ast.BinOp | ast.AugAssign) and operation in _BINARY:
         return isinstance(node.op, _BINARY[operation])
     return operation == "neg" and isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+
+
+def _is_foreign(node: ast.AST, place: Place) -> bool:
+    """Return whether a method of an object is called that is neither a tensor nor a namespace, as `session.log`."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    owner = _resolve(node.func.value, place.names)
+    return owner is not None and not isinstance(owner, Tensor | ModuleType | type)
 
 
 def _name(function: ast.expr) -> str:
@@ -127,7 +139,7 @@ def _called_code(node: ast.Call, place: Place) -> Place | None:
 
 
 def _resolve(function: ast.expr, names: dict[str, Any]) -> Any:
-    """Return what a name stands for, without running anything of the program's."""
+    """Return the value of a name, without running code of the program."""
     if isinstance(function, ast.Name):
         return names.get(function.id)
     if isinstance(function, ast.Attribute):

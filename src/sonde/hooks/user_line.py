@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import sys
 import sysconfig
@@ -18,6 +19,11 @@ _OURS_AND_TORCHS: Final = tuple(
         for folder in (Path(__file__).parents[1], Path(torch.__file__).parent)
         for place in (folder, folder.resolve())
     }
+)
+_TORCHS: Final = tuple({f"{place}/" for place in (Path(torch.__file__).parent, Path(torch.__file__).parent.resolve())})
+_PASSING_ON: Final = frozenset(
+    {"_wrapped_call_impl", "_call_impl", "forward", "inner", "decorate_context", "wrapper", "_fn", "__torch_dispatch__"}
+    | {"_no_grad_wrapper", "_use_grad", "<listcomp>", "<genexpr>", "<lambda>"}
 )
 _STDLIB: Final = sysconfig.get_path("stdlib")
 _PACKAGES: Final = ("site-packages", "dist-packages")
@@ -70,6 +76,28 @@ def users_frame(frame: FrameType | None, boundary: frozenset[CodeType] = frozens
             return frame
         frame = frame.f_back
     return None
+
+
+def users_call(frame: FrameType | None) -> tuple[FrameType | None, str]:
+    """Return the innermost frame of the user's program, and the function of torch's that it called, if any.
+
+    Of functions inside each other the outermost counts; how torch calls modules and wraps functions does not.
+    """
+    function = ""
+    while frame is not None:
+        code = frame.f_code
+        users = _known.get(code.co_filename)  # as in `users_frame`
+        if users or (users is None and is_users(code.co_filename)):
+            return frame, function
+        if code.co_name not in _PASSING_ON and _is_torchs(code.co_filename):
+            function = code.co_name
+        frame = frame.f_back
+    return None, function
+
+
+@functools.cache
+def _is_torchs(file: str) -> bool:
+    return file.startswith(_TORCHS)
 
 
 _known: dict[str, bool] = {}

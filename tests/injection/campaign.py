@@ -1,0 +1,200 @@
+"""Make every function of Sonde's fail that a training reaches, one at a time, and list what that did to the training.
+
+Run all of it with `python -m tests.injection.campaign`; `--sample 60` draws some. What it prints is what failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import itertools
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ZYGOTE = Path(__file__).with_name("zygote.py")
+QUICK_FIRST = ("crashing", "by_hand", "going_bad", "adversarial", "language", "ranked", "supervised", "resumed")
+KINDS = ("always", "once", "exit", "MemoryError", "RecursionError", "KeyboardInterrupt", "start")
+"""Which error is raised where; a `RuntimeError` at the beginning of the function if nothing else is said.
+
+Faults come once a session was started, but for those of the kind "start", which are there when `watch()` is called.
+"""
+
+
+EDGES = re.compile(
+    r"hooks\.guard\.(Guard\.catch\.caught|Guard\._measured\.measured|Guard\.run_each|unless_compiling\.call|keep|attempt):"
+    r"|hooks\.on_call\._Pair\._(before|after)_forward:"
+    r"|hooks\.on_operation\._Mode\.__torch_dispatch__:|forensics\.tape\.operations\.Operations\.observe:"
+    r"|hooks\.replace_function\.\w+\._replacement\.(replacement|ours):"
+    r"|probes\.profile\.phases\.LoopPhases\.loading:"
+    r"|hooks\.guard\.isolated\.decorate\.call:|session\.(Session\.(__enter__|__exit__|close|is_closed)|IdleSession\.\w+):"
+    r"|watching\.(watch|_or_unrecorded|_options):|options\.(_default_budget|Options\.replace):"
+)
+"""What torch or the program calls directly. These catch what fails inside them; that Python cannot even enter them is
+what `sonde.hooks.stack_room` is for. Checking options comes before anything is known of `on_error`."""
+MACHINERY = re.compile(
+    r"hooks\.(guard|stack_room)\.|hooks\.on_call\.(ModuleCalls\.remove|_Pair\.|_Switch\.|_put_together)"
+    r"|hooks\.on_operation\.OperationObserver\.|hooks\.replace_function\.|forensics\.tape\.recorder\._Taping\.end:"
+    r"|record\.(heart\.Heart|rank_watch\.RankWatch)\.close:"
+)
+"""What removes hooks and ends threads is tried twice, so there is no way out if it fails for ever: it fails once."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One program, in which one function fails."""
+
+    program: str
+    target: str
+    kind: str
+
+    def order(self) -> dict[str, Any]:
+        """Return it as the zygote takes it."""
+        return {
+            "program": self.program,
+            "target": self.target,
+            "error": self.kind if self.kind.endswith(("Error", "Interrupt")) else "RuntimeError",
+            "times": 1 if self.kind in ("once", "KeyboardInterrupt") or MACHINERY.match(self.target) else None,
+            "moment": self.kind if self.kind in ("exit", "start") else "entry",
+        }
+
+
+class Zygote:
+    """The process that forks a child for each order."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(ZYGOTE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True,
+        )  # fmt: skip
+
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Have a program run, and return what came of it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+@contextlib.contextmanager
+def zygotes(count: int) -> Iterator[list[Zygote]]:
+    """Start zygotes, and end them."""
+    started = [Zygote() for _ in range(count)]
+    try:
+        yield started
+    finally:
+        for each in started:
+            each.close()
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What the programs reach without a fault, and what they return bare."""
+
+    digests: dict[str, str]
+    functions: dict[str, tuple[str, bool]]
+    """By name: the quickest program that reaches the function, and whether it does so in the main thread."""
+    at_start: dict[str, str]
+    """By name: the quickest program in which `watch()` reaches the function."""
+
+
+def reach(zygote: Zygote, programs: Iterable[str] = QUICK_FIRST) -> Reach:
+    """Find out which functions the programs reach once they are watched."""
+    digests, functions, at_start = {}, {}, {}
+    for program in programs:
+        digests[program] = zygote.ask({"program": program, "bare": True})["digest"]
+        traced = zygote.ask({"program": program, "trace": True})
+        assert (traced["escaped"], traced["left"], traced["digest"]) == (None, [], digests[program]), traced
+        for name, is_main in traced["reached"].items():
+            if name not in functions or (is_main and not functions[name][1]):
+                functions[name] = (program, is_main)
+        at_start = {**dict.fromkeys(traced["at_start"], program), **at_start}
+    return Reach(digests, functions, at_start)
+
+
+def trials(found: Reach, kinds: Iterable[str]) -> list[Trial]:
+    """Return every trial; an interrupt comes in the main thread only."""
+    later = [
+        Trial(program, name, kind)
+        for (name, (program, is_main)), kind in itertools.product(sorted(found.functions.items()), kinds)
+        if kind != "start" and (is_main or kind != "KeyboardInterrupt")
+    ]
+    first = [Trial(program, name, "start") for name, program in sorted(found.at_start.items()) if "start" in kinds]
+    return [each for each in later + first if not EDGES.match(each.target)]
+
+
+def judge(trial: Trial, answer: dict[str, Any], found: Reach) -> str:
+    """Return what is wrong with the outcome of a trial; nothing if all is well."""
+    wrong = [f"left behind: {each}" for each in answer["left"]]
+    interrupted = trial.kind == "KeyboardInterrupt" and answer["raised"]
+    if interrupted and not str(answer["escaped"]).startswith("KeyboardInterrupt"):
+        wrong.append(f"Ctrl-C did not come out, but {answer['escaped']}")
+    elif not interrupted and answer["escaped"] is not None:
+        wrong.append(f"{answer['escaped']} reached the program")
+    elif not interrupted and answer["digest"] != found.digests[trial.program]:
+        wrong.append("other results")
+    return "; ".join(wrong)
+
+
+def run(started: list[Zygote], todo: list[Trial], found: Reach) -> Iterator[tuple[Trial, dict[str, Any], str]]:
+    """Run trials, as many at a time as there are zygotes; yield each with its answer and what is wrong with it."""
+    free = collections.deque(started)
+
+    def one(trial: Trial) -> tuple[Trial, dict[str, Any], str]:
+        zygote = free.popleft()
+        try:
+            answer = zygote.ask(trial.order())
+        finally:
+            free.append(zygote)
+        return trial, answer, judge(trial, answer, found)
+
+    with ThreadPoolExecutor(len(started)) as pool:
+        yield from pool.map(one, todo)
+
+
+def main() -> None:
+    """Run the campaign and print what failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--sample", type=int, default=0, help="how many trials to draw; 0 runs all")
+    parser.add_argument("--only", default="", help="a part of the names of functions")
+    parser.add_argument("--main", action="store_true", help="functions of the training thread only")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--verbose", action="store_true", help="print tracebacks")
+    options = parser.parse_args()
+    with zygotes(options.jobs) as started:
+        found = reach(started[0])
+        todo = [each for each in trials(found, options.kinds) if options.only in each.target]
+        todo = [each for each in todo if not options.main or found.functions.get(each.target, ("", True))[1]]
+        if options.sample:
+            todo = random.Random(0).sample(todo, min(options.sample, len(todo)))
+        print(f"{len(found.functions)} functions, {len(todo)} trials", flush=True)
+        failed = 0
+        for number, (trial, answer, wrong) in enumerate(run(started, todo, found), 1):
+            if not number % 100:
+                print(f"{number} trials, {failed} failed", flush=True)
+            if wrong:
+                failed += 1
+                print(f"{trial.kind} in {trial.target} ({trial.program}): {wrong}", flush=True)
+                if options.verbose:
+                    print(answer["trace"], answer["log"])
+        print(f"{failed} of {len(todo)} failed")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
