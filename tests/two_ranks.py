@@ -6,39 +6,65 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
-RunTwoRanks = Callable[[str, str, Path], None]
-"""Runs imports, and a program in both ranks; it knows `torch`, `dist`, `nn`, its `rank` and the `folder`, a text."""
+
+class RunTwoRanks(Protocol):
+    """Runs imports, and a program in each rank; it knows `torch`, `dist`, `nn`, its `rank` and the `folder`, a text."""
+
+    def __call__(self, imports: str, program: str, folder: Path, *, ranks: int = 2, backend: str = "gloo") -> None:
+        """Run the program, and wait until all ranks have ended."""
+
+
+def backend_for(ranks: int) -> str:
+    """Return `nccl` where each rank can have a GPU of its own, which NCCL demands; `gloo` elsewhere."""
+    import torch
+
+    return "nccl" if torch.cuda.device_count() >= ranks else "gloo"
+
 
 _BEFORE = """
 {imports}
 folder = {folder!r}
-child = os.fork()
-rank = int(child == 0)
+children = []
+rank = 0
+for number in range(1, {ranks}):
+    children.append(os.fork())
+    if children[-1] == 0:
+        rank, children = number, []
+        break
+if {backend!r} == "nccl":
+    torch.cuda.set_device(rank)
 # Not by a port: somebody else could have taken it.
-dist.init_process_group("gloo", init_method=f"file://{{folder}}.meeting", rank=rank, world_size=2)
+dist.init_process_group({backend!r}, init_method=f"file://{{folder}}.meeting", rank=rank, world_size={ranks})
 torch.manual_seed(0)
 """
 _AFTER = """
 dist.destroy_process_group()
-os._exit(child and os.waitpid(child, 0)[1] != 0)  # tearing torch down takes a second
+os._exit(any([os.waitpid(child, 0)[1] for child in children]))  # tearing torch down takes a second
 """
 
 
 @contextmanager
 def two_ranks() -> Iterator[RunTwoRanks]:
     """Start a process that imports torch, and hand out a function that runs programs in forks of it."""
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # programs may import what tests share
     process = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path.cwd(),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
     assert process.stdin
     assert process.stdout
 
-    def run(imports: str, program: str, folder: Path) -> None:
-        code = _BEFORE.format(imports=imports, folder=str(folder)) + program + _AFTER
+    def run(imports: str, program: str, folder: Path, *, ranks: int = 2, backend: str = "gloo") -> None:
+        code = _BEFORE.format(imports=imports, folder=str(folder), ranks=ranks, backend=backend) + program + _AFTER
         process.stdin.write(f"{json.dumps(code)}\n")
         process.stdin.flush()
         assert process.stdout.readline() == "0\n", "a rank has failed; its words are on standard error"
