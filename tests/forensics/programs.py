@@ -516,6 +516,40 @@ def bce_by_hand_in_a_function(watch):
             optimizer.step()
 
 
+class Bound(nn.Module):
+    """A loss with constants: the graph does not hold the results of adding them."""
+
+    def forward(self, rebuilt, x, mean, variance):
+        apart = 1 + torch.log(variance) - mean**2 - variance  # BAD loss_module_with_constants
+        return F.mse_loss(rebuilt, x) - 0.5 * apart.mean()
+
+
+class Coder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(3, 4), nn.Linear(2, 3)
+
+    def forward(self, x):
+        mean, variance = self.encode(x).chunk(2, 1)
+        return self.decode(mean), mean, variance.abs() + 0.1 - 10 * (x[:, :1] > 50)
+
+
+@program("nan_in_loss", "loss_fn", "log", "log_of_negative", [3])
+def loss_module_with_constants(watch):
+    model, bound = Coder(), Bound()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = batches(3)
+    data[1][0][3] = torch.tensor([51.0, 0.0, 0.0])
+    with torch.no_grad():
+        model.encode.weight.mul_(0.01)
+    with watch(model, optimizer):
+        for x, _ in data:
+            loss = bound(model(x)[0], x, *model(x)[1:])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
 class Focal(nn.Module):
     def forward(self, p, y):
         weight = (1 - p) ** 2
@@ -852,6 +886,20 @@ def under_autocast(watch):
         for x, y in data:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = F.mse_loss(model(x).float(), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+@program("nan_in_loss", "loss_fn", "mul", "bad_number")
+def weight_of_the_loss_is_nan(watch):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer):
+        for step, (x, y) in enumerate(batches(3), 1):
+            weight = float("nan") if step == BAD_STEP else 1.0
+            loss = F.mse_loss(model(x), y)
+            loss = loss * weight  # BAD weight_of_the_loss_is_nan
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -66,7 +66,7 @@ def check(illness, probe, loss_fn=F.cross_entropy, lr=1e-3):
         ("blind", "zeroed_input", "constant_output"),
     ],
 )
-def test_a_probe_tells_the_ill_from_the_healthy(illness, probe, kind):
+def test_a_probe_distinguishes_the_ill_from_the_healthy(illness, probe, kind):
     assert check(illness, probe) == [kind]
     assert check("", probe) == []
 

@@ -71,7 +71,7 @@ def test_when_armed_a_step_waits_once_for_all_gradients_and_once_for_all_paramet
 
 
 @pytest.mark.usefixtures("as_if_on_a_device")
-def test_when_all_has_been_told_nothing_is_read_any_more(tmp_path, reads):
+def test_when_all_has_been_reported_nothing_is_read_any_more(tmp_path, reads):
     model, optimizer = deep(2)
     with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
         session._pipeline.forensics.watcher._left = 0

@@ -153,3 +153,24 @@ def test_a_batch_that_the_model_writes_into_is_not_written_into_again(tmp_path):
     finding = next(each for each in sonde.open_run(tmp_path / "run").findings if "origin" in each.data)
     assert finding.data["inputs_written_over"] is True
     assert not finding.exact
+
+
+def test_an_operation_that_passes_no_gradient_on_is_not_a_fault(tmp_path):
+    class Cut(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return None
+
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    what = ("outputs", "output_gradients", "gradients")
+    with sonde.watch(model, optimizer, run=tmp_path / "run", what=what, on_error="raise") as session:
+        for _ in range(3):
+            y = model(torch.randn(2, 3))
+            (Cut.apply(y).sum() + torch.ones(1, requires_grad=True)).sum().backward()
+            optimizer.step()
+    assert session.current_step == 3

@@ -49,7 +49,7 @@ class Hidden(nn.Module):
         return Custom.apply(x)
 
 
-def test_nan_in_the_forward_pass_is_told_by_module_operation_and_line():
+def test_nan_in_the_forward_pass_is_reported_by_module_operation_and_line():
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), Log()), nn.Linear(4, 1))
     with looking() as found:
         model(torch.randn(2, 4)).sum().backward()
@@ -59,7 +59,7 @@ def test_nan_in_the_forward_pass_is_told_by_module_operation_and_line():
     assert_no_taps(model)
 
 
-def test_an_fp16_overflow_in_the_forward_pass_is_told():
+def test_an_fp16_overflow_in_the_forward_pass_is_reported():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False)).half()
     with torch.no_grad():
         model[0].weight.fill_(200.0)
@@ -70,7 +70,7 @@ def test_an_fp16_overflow_in_the_forward_pass_is_told():
     assert "in test_an_fp16_overflow" in found[0].source
 
 
-def test_what_python_does_not_see_is_told_by_its_module():
+def test_what_python_does_not_see_is_reported_by_its_module():
     model = nn.Sequential(nn.Linear(4, 4), Hidden())
     with looking() as found:
         model(torch.randn(2, 4))
@@ -78,7 +78,7 @@ def test_what_python_does_not_see_is_told_by_its_module():
     assert "in test_what_python_does_not_see" in found[0].source
 
 
-def test_an_infinite_gradient_is_told_though_torch_anomaly_mode_does_not_see_it():
+def test_an_infinite_gradient_is_reported_though_torch_anomaly_mode_does_not_see_it():
     model = nn.Linear(3, 1)
     with torch.autograd.set_detect_anomaly(True), looking() as found:
         model(torch.ones(1, 3)).sum().backward(torch.tensor(float("inf")))
@@ -87,7 +87,7 @@ def test_an_infinite_gradient_is_told_though_torch_anomaly_mode_does_not_see_it(
     assert "in test_an_infinite_gradient" in found[0].source
 
 
-def test_what_the_optimizer_writes_is_told_once_with_the_line_of_the_step():
+def test_what_the_optimizer_writes_is_reported_once_with_the_line_of_the_step():
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=float("inf"))
     with looking() as found:
@@ -111,7 +111,7 @@ def test_parameters_that_were_bad_before_are_not_blamed_on_the_optimizer():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_masks_made_of_infinities_on_purpose_are_not_told(training):
+def test_masks_made_of_infinities_on_purpose_are_not_reported(training):
     layer = nn.TransformerEncoderLayer(8, 2, batch_first=True).train(training)
     mask = torch.full((3, 3), float("-inf")).triu(1)
     with looking() as found:
@@ -120,7 +120,7 @@ def test_masks_made_of_infinities_on_purpose_are_not_told(training):
     assert [each for each in found if each.what == "Inf"] == []
 
 
-def test_a_row_that_is_masked_completely_is_told():
+def test_a_row_that_is_masked_completely_is_reported():
     with looking() as found:
         torch.randn(2, 3).masked_fill(torch.ones(2, 3, dtype=torch.bool), float("-inf")).softmax(-1)
     assert [(each.operation, each.what) for each in found] == [("softmax", "NaN")]

@@ -63,7 +63,7 @@ def test_a_derivative_inside_the_model_is_not_taken_for_the_losss_because_an_inn
     assert found.data["origin"]["line"]["text"].startswith("return torch.sqrt(h * 0)")
 
 
-def test_a_loss_whose_derivative_is_bad_at_an_inner_tensor_is_still_told_from_the_model(reported):
+def test_a_loss_whose_derivative_is_bad_at_an_inner_tensor_is_still_distinguished_from_the_model(reported):
     def program(watch):
         model = Branching()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

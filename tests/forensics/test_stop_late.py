@@ -206,7 +206,7 @@ def test_a_gradient_scaler_keeps_its_own_counsel(tmp_path):
 
 
 @pytest.mark.parametrize("guard", ["stop", "stop_late"])
-def test_a_stop_tells_of_its_own_cause_and_lets_go_of_its_batch(guard, tmp_path):
+def test_a_stop_reports_its_own_cause_and_releases_its_batch(guard, tmp_path):
     model, optimizer = new()
     ones = torch.ones(4, 3)
     with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", guard=guard) as session:

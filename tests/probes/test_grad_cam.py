@@ -215,7 +215,7 @@ def test_logits_are_found_in_usual_outputs(images, wrap):
     torch.testing.assert_close(grad_cam(model, model.conv2, images).maps, grad_cam(plain, plain.conv2, images).maps)
 
 
-def test_a_single_logit_speaks_for_the_predicted_side(images):
+def test_a_single_logit_supports_the_predicted_side(images):
     model = SmallConvNet(classes=1).eval()
     cam = grad_cam(model, model.conv2, images)
     assert cam.classes.tolist() == (model(images)[:, 0] > 0).long().tolist()

@@ -66,7 +66,7 @@ class Numbers:
         self.numbers[self.sites[site]] = value
 
 
-def test_an_allocator_that_counts_nothing_is_told_nothing_of(books):
+def test_an_allocator_that_counts_nothing_is_not_reported(books):
     books(RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats."))
     recorder = Numbers()
     DeviceMemory(torch.device("cuda", 0), recorder).see()
@@ -128,7 +128,7 @@ def test_a_scope_lets_exceptions_through():
     assert scope.after
 
 
-def test_growth_is_told_by_phase():
+def test_growth_is_reported_by_phase():
     held = 1000
 
     class Growing(nn.Linear):

@@ -97,7 +97,7 @@ def test_every_phase_gets_its_own_seconds_and_they_add_up():
     assert sum(parts) == 10.4375
 
 
-def test_micro_batches_add_up_and_evaluation_is_told_apart():
+def test_micro_batches_add_up_and_evaluation_is_distinguished():
     clock = FakeClock()
     model = Timed(clock)
     phases = LoopPhases([model], clock=clock)
@@ -113,7 +113,7 @@ def test_micro_batches_add_up_and_evaluation_is_told_apart():
     assert spent == {"forward": 6.0, "backward": 9.0, "evaluation": 2.0, "other": 0.0}
 
 
-def test_without_a_loader_nothing_is_said_about_waiting_for_data():
+def test_without_a_loader_waiting_for_data_is_not_reported():
     clock, recorder = FakeClock(), Recorder()
     model = Timed(clock)
     vitals = StepVitals([model], recorder, UNGUARDED, clock=clock)
@@ -203,7 +203,7 @@ def test_nested_listeners_leave_in_any_order():
     assert torch.autograd.backward is ORIGINALS[1]
 
 
-def test_a_wrapper_that_somebody_put_over_ours_stays():
+def test_a_wrapper_put_over_ours_stays():
     phases = LoopPhases([], clock=FakeClock())
     phases.attach()
     ours = torch.autograd.backward

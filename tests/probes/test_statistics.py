@@ -117,7 +117,7 @@ def test_a_channel_that_is_not_finite_has_no_mean():
     assert stats["channel_means"][1:].tolist() == [1.0, 1.0]
 
 
-def test_the_axis_of_channels_is_told_by_the_layers_inside():
+def test_the_axis_of_channels_is_found_from_the_layers_inside():
     assert channel_axis(nn.Sequential(nn.Linear(4, 6), nn.ReLU()), torch.ones(2, 3, 6)) == 2
     assert channel_axis(nn.Sequential(nn.Conv2d(4, 6, 1), nn.ReLU()), torch.ones(2, 6, 3, 3)) == 1
     assert channel_axis(nn.Sequential(nn.BatchNorm1d(6), nn.ReLU()), torch.ones(2, 6, 9)) == 1

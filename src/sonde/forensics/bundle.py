@@ -12,6 +12,8 @@ import os
 import platform
 import random
 import shutil
+import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +28,10 @@ from torch import Tensor, nn
 
 from sonde.core import files
 from sonde.core.files import Natural
-from sonde.errors import RunDamaged, RunNotFound
+from sonde.errors import RunDamaged, RunNotFound, SondeError
 from sonde.forensics.keeper import KeptPass, Precision, RandomState
 from sonde.forensics.origin import Incident, Origin
+from sonde.probes.memory.process import available_bytes
 from sonde.records import Finding
 from sonde.version import VERSION
 
@@ -98,7 +101,7 @@ def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
         if kind in value:
             try:
                 return read(value, tensors)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise RunDamaged(f"the bundle describes an argument in a way that cannot be read: {value!r:.80}") from (
                     error
                 )
@@ -139,7 +142,7 @@ FOLDER: Final = "bundles"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What a bundle says about itself besides the step."""
+    """Metadata of a bundle, apart from the step."""
 
     reason: str
     step: int
@@ -160,14 +163,16 @@ def save_bundle(run: Path, incident: Incident, note: Note, *, max_bytes: int) ->
     draft = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    safetensors.torch.save_file({name: _storable(each) for name, each in tensors.items()}, draft / TENSORS)
+    storable = {name: _storable(each) for name, each in tensors.items()}
+    info["crc32"] = {name: zlib.crc32(_bytes(each)) for name, each in storable.items()}
+    safetensors.torch.save_file(storable, draft / TENSORS)
     files.write(draft / INFO, info, indent=1)
     draft.replace(target)
     return target, left_out
 
 
 def checksums(outputs: list[tuple[str, Tensor]]) -> list[dict[str, Any]]:
-    """Return what tells whether outputs are bit for bit the same."""
+    """Return a fingerprint that shows whether outputs are bit for bit the same."""
     return [
         {
             "part": part,
@@ -208,6 +213,8 @@ class _Stored(msgspec.Struct):
     gradients: dict[Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$")], str] = {}
     origin: dict[str, Any] | None = None
     finding: dict[str, Any] | None = None
+    crc32: dict[str, Natural] = {}
+    """Of each tensor; empty in bundles of older versions."""
 
 
 class Bundle:
@@ -246,11 +253,22 @@ class Bundle:
         return None if plain is None else Origin.from_json(plain, f"{self.path / INFO}: its origin")
 
     def tensors(self) -> dict[str, Tensor]:
-        """Read all tensors."""
+        """Read all tensors, and compare them with their checksums, where the bundle has them.
+
+        Raises:
+            RunDamaged: They cannot be read, or are not what was written.
+
+        """
+        path = self.path / TENSORS
         try:
-            return dict(safetensors.torch.load_file(self.path / TENSORS))
+            # Read and not mapped: cutting a file that is mapped ends the process.
+            found = dict(safetensors.torch.load(files.read_file(path, _most_bytes())))
         except (OSError, safetensors.SafetensorError) as error:
-            raise RunDamaged(f"{self.path / TENSORS} cannot be read: {error}") from error
+            raise RunDamaged(f"{path} cannot be read: {error}") from error
+        for name, crc in self._stored.crc32.items():
+            if name not in found or zlib.crc32(_bytes(found[name])) != crc:
+                raise RunDamaged(f"{path}: the tensor {name!r:.80} is missing or does not match its checksum.")
+        return found
 
     def load(self, model: nn.Module) -> tuple[KeptPass, dict[str, Tensor]]:
         """Bring a model into the state it had in that step; return the pass to repeat, and all tensors.
@@ -292,10 +310,22 @@ class Bundle:
             ) from error
 
     def replay(self, model: nn.Module | Callable[[], nn.Module]) -> Any:
-        """Repeat the step on a model, or on what a function builds; see `sonde.forensics.repeat`."""
+        """Repeat the step on a model, or on what a function builds; see `sonde.forensics.repeat`.
+
+        Raises:
+            RunDamaged: The bundle cannot be read, or the model fails on what it holds.
+
+        """
         from sonde.forensics.repeat import replay
 
-        return replay(self, model)
+        try:
+            return replay(self, model)
+        except SondeError:
+            raise
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise RunDamaged(
+                f"{self.path}: the step cannot be repeated. {type(error).__name__}: {error!s:.400}"
+            ) from error
 
     def __repr__(self) -> str:
         return f"<Bundle {self.path} (step {self.step})>"
@@ -364,7 +394,7 @@ def _describe(kept: KeptPass, incident: Incident, note: Note) -> tuple[dict[str,
 
 
 def _weigh(info: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module, max_bytes: int) -> str:
-    """Add the weights if they fit, and leave out what does not; say what was left out."""
+    """Add the weights if they fit; return a description of what was left out."""
     size = sum(map(_size, tensors.values()))
     state, aliases = _weights(model)
     info["weights"] = size + sum(map(_size, state.values())) <= max_bytes
@@ -423,6 +453,12 @@ def _random_from(stored: _Random, tensors: dict[str, Tensor]) -> RandomState:
         return RandomState(tensors["random.cpu"], usable, stored.python, numpy_state)
     except (KeyError, TypeError, ValueError) as error:
         raise RunDamaged(f"the bundle's random numbers cannot be read: {error}") from error
+
+
+def _most_bytes() -> int:
+    """Return how large the tensors of a bundle may be: they are in memory twice while they are read."""
+    left = available_bytes()
+    return sys.maxsize if left is None else left // 2
 
 
 def _free_name(folder: Path, step: int) -> Path:

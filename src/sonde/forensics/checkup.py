@@ -1,4 +1,4 @@
-"""A checkup before a long training: ask the model a few questions that only trying can answer."""
+"""A checkup before a long training: try the model, the loss and a batch for common faults."""
 
 from __future__ import annotations
 

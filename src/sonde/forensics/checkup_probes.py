@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,19 +12,27 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sonde.core.examination import Result
+from sonde.core.tape import Tape
 from sonde.forensics.checkup_batch import Batch, Kept
+from sonde.forensics.experiments import examine
+from sonde.forensics.tape.recorder import tape_once
 from sonde.records import Evidence, Finding, Severity
 
-STEPS: Final = 100
 FEW: Final = 16
 """Samples to be learnt by heart."""
 LEARNT: Final = 0.3
-"""Part of the first loss that may be left after STEPS steps on one batch."""
+"""Share of the way from a guess to the lowest loss that a fit of one batch must go."""
+MOVED: Final = 1e-6
+"""Change of an answer, relative, in float64."""
+MOST_BYTES: Final = 1 << 30
+"""The largest model whose step is repeated on the CPU."""
+MOST_SECONDS: Final = 30.0
 RATES: Final = (1e-6, 1.0, 60)
 """From which learning rate to which the range test goes, and in how many steps."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Patient:
     """What a probe may use. `state.fresh()` brings everything back to the start."""
 
@@ -41,6 +50,31 @@ class Patient:
     def loss(self, batch: Batch) -> Tensor:
         """Call the model and the loss."""
         return self.loss_fn(batch.output(self.model), batch.target)
+
+    @functools.cached_property
+    def tape(self) -> Tape:
+        """The tape of one step on a few samples."""
+        few = self.batch.first(FEW)
+
+        def run_step() -> None:
+            self.loss(few).backward()  # type: ignore[no-untyped-call] # torch
+
+        self.state.fresh()
+        self.model.train()
+        optimizer = self.optimizer or _optimizer_like(self, 1e-2)
+        return tape_once(self.model, optimizer, run_step, max_bytes=MOST_BYTES)
+
+    def examine(self, experiment: str) -> Result:
+        """Run an experiment on the tape.
+
+        Raises:
+            RuntimeError: It cannot be run.
+
+        """
+        found = examine(self.tape, only=[experiment], seconds=MOST_SECONDS)
+        if found.note or found.results[0].skipped:
+            raise RuntimeError(found.note or found.results[0].skipped)
+        return found.results[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +105,16 @@ def loss_at_init(patient: Patient) -> Outcome:
     if classes is None:
         return Outcome(probe=name, passed=None, said=f"{value:.3g}; what guessing costs is not known for this loss")
     chance = math.log(classes)
-    said = f"{value:.3g}, guessing among {classes} classes costs {chance:.3g}"
+    text = f"{value:.3g}, guessing among {classes} classes costs {chance:.3g}"
     if value <= 2 * chance:
-        return Outcome(probe=name, passed=True, said=said)
+        return Outcome(probe=name, passed=True, said=text)
     found = _finding(
         "large_initial_loss", "warning", "(model)",
         f"The untrained model is sure and wrong: its loss is {value:.3g}, that of guessing {chance:.3g}.",
         "Begin with a smaller last layer, normalise the inputs, or average the loss over the batch.",
         Evidence(name="first loss over that of guessing", value=value / chance, threshold=2.0, relation=">"),
     )  # fmt: skip
-    return Outcome(probe=name, passed=False, said=said, findings=(found,))
+    return Outcome(probe=name, passed=False, said=text, findings=(found,))
 
 
 def tiled_batch(patient: Patient) -> Outcome:
@@ -89,16 +123,16 @@ def tiled_batch(patient: Patient) -> Outcome:
     with torch.no_grad():
         once, twice = float(patient.loss(patient.batch)), float(patient.loss(patient.batch.tiled()))
     ratio = twice / once if once else float("nan")
-    name, said = "every sample twice", f"the loss changes by a factor of {ratio:.3g}"
+    name, text = "every sample twice", f"the loss changes by a factor of {ratio:.3g}"
     if not ratio > 1.5:
-        return Outcome(probe=name, passed=True, said=said)
+        return Outcome(probe=name, passed=True, said=text)
     found = _finding(
         "wrong_loss_reduction", "warning", "loss_fn",
         "The loss grows with the batch: it is a sum, so that the learning rate depends on the batch size.",
         "Use reduction='mean', or divide by the number of samples.",
         Evidence(name="loss with every sample twice over that of each once", value=ratio, threshold=1.5, relation=">"),
     )  # fmt: skip
-    return Outcome(probe=name, passed=False, said=said, findings=(found,))
+    return Outcome(probe=name, passed=False, said=text, findings=(found,))
 
 
 def eval_twice(patient: Patient) -> Outcome:
@@ -124,25 +158,22 @@ def eval_twice(patient: Patient) -> Outcome:
 
 
 def sample_independence(patient: Patient) -> Outcome:
-    """Ask by gradient whether the answer to one sample depends on the others."""
+    """Change one sample: the answers to the others must stay."""
     name = "samples on their own"
     if patient.batch.size < 2:
         return Outcome(probe=name, passed=None, said="the batch has one sample only")
-    patient.model.eval()
-    share = _leak_by_gradient(patient)
-    if share is None:
-        share = _leak_by_change(patient)
+    share = patient.examine("dependence").number("other_samples")
     if share is None:
         return Outcome(probe=name, passed=None, said="the first dimension of the output is not that of the samples")
-    if share <= 1e-4:
+    if share <= MOVED:
         return Outcome(probe=name, passed=True, said="the answer to a sample does not depend on the others")
     found = _finding(
         "norm_on_wrong_dim", "warning", "(model)",
         "The answer to one sample depends on the other samples of its batch, even in evaluation.",
         "Look for a norm, a softmax, a mean or a view over dimension 0.",
-        Evidence(name="influence of the other samples over its own", value=share, threshold=1e-4, relation=">"),
+        Evidence(name="change of other answers over that of its own", value=share, threshold=MOVED, relation=">"),
     )  # fmt: skip
-    return Outcome(probe=name, passed=False, said=f"others count {share:.1e} of its own", findings=(found,))
+    return Outcome(probe=name, passed=False, said=f"others change by {share:.1e} of its own", findings=(found,))
 
 
 def repeated_step(patient: Patient) -> Outcome:
@@ -173,37 +204,42 @@ def repeated_step(patient: Patient) -> Outcome:
 
 
 def overfit_one_batch(patient: Patient) -> Outcome:
-    """Overfit a few samples: a model that cannot do that learns nothing."""
-    first, last = _learn(patient, patient.batch.first(FEW))
-    left = last / first if first else 0.0
-    name, said = "one batch by heart", f"the loss falls from {first:.3g} to {last:.3g} in {STEPS} steps"
-    if not left > LEARNT:
-        return Outcome(probe=name, passed=True, said=said)
+    """Fit a few samples, with your settings and with one changed: a model that cannot do that learns nothing."""
+    result = patient.examine("learnability")
+    skills = result.part("skill")
+    name, text = "one batch by heart", result.said
+    if not skills:
+        return Outcome(probe=name, passed=None, said="what a guess costs is not known for this loss")
+    learnt = [each for each, skill in skills.items() if skill >= LEARNT]
+    if "as is" in learnt or any(each.startswith("learning rate") for each in learnt):
+        return Outcome(probe=name, passed=True, said=text)
+    fix = f"It can with {learnt[0]}." if learnt else (
+        "Look at the model and the loss: cut gradients, a wrong loss, dead layers, labels that do not fit."
+    )  # fmt: skip
     found = _finding(
         "not_learning", "warning", "(model)",
-        f"The model cannot learn {min(FEW, patient.batch.size)} samples by heart: {left:.0%} of the loss is left.",
-        "Look at the model and the loss: cut gradients, a wrong loss, dead layers, labels that do not fit.",
-        Evidence(name="part of the first loss that is left", value=left, threshold=LEARNT, relation=">"),
+        f"The model cannot learn {min(FEW, patient.batch.size)} samples by heart: {text}.", fix,
+        Evidence(name="share of what there is to learn", value=skills["as is"], threshold=LEARNT, relation="<"),
     )  # fmt: skip
-    return Outcome(probe=name, passed=False, said=said, findings=(found,))
+    return Outcome(probe=name, passed=False, said=text, findings=(found,))
 
 
 def zeroed_input(patient: Patient) -> Outcome:
-    """Learn the same samples from inputs of zeros: that must go worse."""
-    name = "inputs of zeros"
-    few = patient.batch.first(FEW)
-    _, seeing = _learn(patient, few)
-    first, blind = _learn(patient, few.change(torch.zeros_like))
-    said = f"{STEPS} steps leave a loss of {blind:.3g}, with the real inputs {seeing:.3g}"
-    if blind > 1.05 * seeing or blind > seeing + 0.02 * abs(first):
-        return Outcome(probe=name, passed=True, said=said)
+    """Give every sample the inputs of another: that must change the output."""
+    name = "inputs of other samples"
+    result = patient.examine("dependence")
+    inputs, ignored = result.number("inputs"), result.number("ignored")
+    if not inputs:
+        return Outcome(probe=name, passed=None, said="the inputs of all samples are the same")
+    if ignored != inputs:
+        return Outcome(probe=name, passed=True, said="the outputs depend on the inputs")
     found = _finding(
         "constant_output", "warning", "(model)",
-        "The model learns as much from zeros as from its inputs: they do not reach the output.",
-        "Look for the layer where samples become equal: dead units, a wrong dimension, a detached branch.",
-        Evidence(name="loss from real inputs over that from zeros", value=seeing / blind if blind else 1.0),
+        "The outputs do not depend on the inputs.",
+        "Look for an input that is overwritten, multiplied by zero or not used, and for a detached branch.",
+        Evidence(name="inputs that change no output", value=ignored, threshold=0, relation=">"),
     )  # fmt: skip
-    return Outcome(probe=name, passed=False, said=said, findings=(found,))
+    return Outcome(probe=name, passed=False, said="no input changes an output", findings=(found,))
 
 
 def rate_range(patient: Patient) -> Outcome:
@@ -227,18 +263,18 @@ def rate_range(patient: Patient) -> Outcome:
     if not finite or min(finite) > 0.98 * finite[0]:
         return Outcome(probe=name, passed=None, said="the loss falls at no rate within so few steps")
     suggested, burst = rates[best] / 10, rates[min(len(smooth), len(rates)) - 1]
-    said = f"about {suggested:.1e} is a good start; the loss is lowest at {rates[best]:.1e}"
+    text = f"about {suggested:.1e} is a good start; the loss is lowest at {rates[best]:.1e}"
     data = {"suggested_lr": suggested}
     yours = None if patient.optimizer is None else float(patient.optimizer.param_groups[0]["lr"])
     if yours is None or len(smooth) == len(rates) or yours < burst:
-        return Outcome(probe=name, passed=True, said=said, data=data)
+        return Outcome(probe=name, passed=True, said=text, data=data)
     found = _finding(
         "lr_too_high", "warning", "optimizer",
         f"The learning rate of {yours:.1e} is beyond {burst:.1e}, where the loss bursts.",
         f"Begin with about {suggested:.1e}.",
         Evidence(name="learning rate", value=yours, threshold=burst, relation=">="),
     )  # fmt: skip
-    return Outcome(probe=name, passed=False, said=f"{said}; yours is {yours:.1e}", findings=(found,), data=data)
+    return Outcome(probe=name, passed=False, said=f"{text}; yours is {yours:.1e}", findings=(found,), data=data)
 
 
 PROBES: Final[dict[str, Callable[[Patient], Outcome]]] = {
@@ -269,7 +305,7 @@ def _finding(kind: str, severity: Severity, site: str, cause: str, fix: str, evi
 
 
 def _classes(output: Any, target: Any) -> int | None:
-    """Return how many classes there are, if a whole number per sample is to be told from a row of scores."""
+    """Return how many classes there are, if a whole number per sample is to be distinguished from a row of scores."""
     if not (isinstance(output, Tensor) and isinstance(target, Tensor)) or target.is_floating_point():
         return None
     scores = output.dim() >= 2 and output.shape[1] > 1 and target.dim() == output.dim() - 1
@@ -280,47 +316,6 @@ def _tensor(output: Any) -> Tensor | None:
     if isinstance(output, tuple | list) and output:
         output = output[0]
     return output if isinstance(output, Tensor) and output.is_floating_point() else None
-
-
-def _leak_by_gradient(patient: Patient) -> float | None:
-    """Return the gradient of the first answer at other samples over that at its own; None for inputs of ids."""
-    inputs: list[Tensor] = []
-
-    def follow(each: Tensor) -> Tensor:
-        if each.is_floating_point():
-            each = each.detach().clone().requires_grad_()
-            inputs.append(each)
-        return each
-
-    output = _tensor(patient.batch.change(follow).output(patient.model))
-    if not inputs or output is None or not output.requires_grad or not output.dim() or len(output) != len(inputs[0]):
-        return None
-    # A plain sum may be constant, as that of a softmax is: weight the parts differently.
-    weights = torch.arange(1, output[0].numel() + 1, device=output.device).view(output[0].shape)
-    (output[0] * weights).sum().backward()  # type: ignore[no-untyped-call] # torch
-    own = sum(float(each.grad[0].norm()) for each in inputs if each.grad is not None)
-    others = sum(float(each.grad[1:].norm()) for each in inputs if each.grad is not None)
-    return others / own if own else (float("inf") if others else 0.0)
-
-
-def _leak_by_change(patient: Patient) -> float | None:
-    """Return how far the first answer moves if all other samples become copies of it, over its size."""
-    with torch.no_grad():
-        before = _tensor(patient.batch.output(patient.model))
-        after = _tensor(patient.batch.change(lambda each: each[:1].expand_as(each)).output(patient.model))
-    if before is None or after is None or not before.dim() or len(before) != patient.batch.size:
-        return None
-    return float((before[0] - after[0]).norm() / before[0].norm().clamp(min=1e-12))
-
-
-def _learn(patient: Patient, batch: Batch) -> tuple[float, float]:
-    """Train from the start on one batch and return the first and the lowest of the last losses."""
-    patient.state.fresh()
-    patient.model.train()
-    trainable = [each for each in patient.model.parameters() if each.requires_grad]
-    optimizer = torch.optim.Adam(trainable, lr=1e-2)
-    losses = [float(_step(patient, optimizer, batch)) for _ in range(STEPS)]
-    return losses[0], min(losses[-10:])
 
 
 def _step(patient: Patient, optimizer: Optimizer, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Say an origin in words: the finding that a user reads."""
+"""Turn the origin of a non-finite number into the finding that a user reads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from sonde.forensics.origin import Origin
 from sonde.forensics.reasons import Reason, reason_for
+from sonde.hooks.user_line import Line
 from sonde.records import Evidence, Finding
 
 _KINDS: Final = {
@@ -87,6 +88,8 @@ def _cause(origin: Origin, reason: Reason | None) -> str:
     if origin.stage == "backward":
         what = f"the backward of {what}" if origin.function else f"the first {made} appears in the backward{where}"
         what += "; the forward and the loss are finite"
+    elif not origin.function and origin.after is not None:
+        what = f"the first {made} was made {_between(origin.after, origin.before)}"
     elif not origin.function:
         what = f"the first {made} appears{where}"
     because = f": {reason.words}" if reason is not None else ""
@@ -94,8 +97,14 @@ def _cause(origin: Origin, reason: Reason | None) -> str:
 
 
 def _data_words(origin: Origin) -> str:
-    which = "target" if origin.tensor in ("target", "other") else f"input {origin.tensor}".rstrip()
     made = "NaN" if origin.makes == "nan" else "an infinity"
+    if origin.tensor == "other" and origin.name in ("mul", "div"):
+        # What a loop multiplies or divides by is rarely the target: it is a weight, a mask or a scale.
+        return _sentence(
+            f"what `{origin.function}`{_where(origin)} multiplies or divides by holds {made}: "
+            f"{origin.count} of {origin.total} elements" + _who(origin)
+        )
+    which = "target" if origin.tensor in ("target", "other") else f"input {origin.tensor}".rstrip()
     return _sentence(f"the batch holds {made}: {origin.count} of {origin.total} elements of the {which}" + _who(origin))
 
 
@@ -138,6 +147,19 @@ def _where(origin: Origin) -> str:
     line = f" at {Path(origin.line.file).name}:{origin.line.number}" if origin.line is not None else ""
     text = f" (`{origin.line.text}`)" if origin.line is not None and origin.line.text else ""
     return module + line + text
+
+
+def _between(after: Line, before: Line | None) -> str:
+    """Return the lines that an operation lies between: behind one whose result is finite."""
+    name, text = Path(after.file).name, f" (`{after.text}`)" if after.text else ""
+    start = f"after {name}:{after.number}{text}, whose result is finite"
+    if before is None or before.file != after.file or before.number <= after.number:
+        return start
+    between = range(after.number + 1, before.number)
+    lines = [each for number in between if (each := Line(after.file, number)).text.strip()]
+    if len(lines) == 1:
+        return f"at {name}:{lines[0].number} (`{lines[0].text.strip()}`), {start}"
+    return f"between lines {after.number} and {before.number} of {name}, {start}"
 
 
 def _who(origin: Origin) -> str:

@@ -13,7 +13,7 @@ class HoldBack:
     """Makes one `optimizer.step` do nothing, and restores everything afterwards.
 
     Without gradients every torch optimizer leaves a parameter and its state alone, so they are taken away for the step.
-    A fused optimizer on a GPU can decide by itself: it is handed a flag that is computed on the device, as a gradient
+    A fused optimizer on a GPU can decide by itself: it gets a flag that is computed on the device, as a gradient
     scaler does, and nothing waits.
     """
 
@@ -25,9 +25,9 @@ class HoldBack:
         self._flagged: Optimizer | None = None
 
     def begin(self, optimizer: Optimizer, bad: bool | Tensor | None) -> bool:
-        """Hold this step back if a gradient is not finite; say whether it was held back, as far as that is known.
+        """Hold this step back if a gradient is not finite; return whether it was held back, as far as that is known.
 
-        `bad` says whether one is not finite, or is a number on the device that says so; None if nobody has looked.
+        `bad` is whether a gradient is not finite, as a bool or as a number on the device; None if not known yet.
         """
         self.release()
         found = [] if bad is False else list(gradients_of(optimizer))

@@ -1,4 +1,4 @@
-"""Find the first bad operation of a step that is at hand: which stage, which operation, which line."""
+"""Find the first bad operation of the present step: which stage, which operation, which line."""
 
 from __future__ import annotations
 
@@ -34,10 +34,22 @@ def investigate_loss(
     last = passes[-1] if passes else None
     found = find_loss_origin(roots, last, _outputs(last))
     if found is None:
-        return Incident(Origin(stage="loss", repeated=False, line=last.called_at if last else None), last, outputs)
+        return Incident(_between(last, outputs, frame), last, outputs)
     origin, node = found
     operands = {name: tensor for name, tensor, _ in node.inputs if tensor is not None}
     return Incident(_with_line(origin, node, roots, last, frame), last, outputs, operands)
+
+
+def _between(kept: KeptPass | None, repeated: list[tuple[str, Tensor]], frame: FrameType | None) -> Origin:
+    """Describe a loss whose operation is unknown: it lies behind the model's call if what that returned is finite."""
+    called = None if kept is None else kept.called_at
+    # What the call returned may have been changed in place since; called again, it shows what the model itself makes.
+    outputs = [tensor for _, tensor in repeated] or _outputs(kept)
+    if called is None or not outputs or any(badness(output) for output in outputs):
+        return Origin(stage="loss", repeated=False, line=called)
+    user = users_frame(frame)
+    seen = None if user is None else Line(user.f_code.co_filename, user.f_lineno)
+    return Origin(stage="loss", repeated=False, after=called, before=seen)
 
 
 def investigate_output(kept: KeptPass, names: dict[int, str]) -> Incident | None:
@@ -136,7 +148,7 @@ def _loss_backward(kept: KeptPass, tails: LossTails, frame: FrameType | None) ->
     tail = tails.of_pass(kept.sequence)
     trap = next(iter(tail.traps()), None) if tail is not None else None
     gradient = next(each for each in kept.gradients.values() if badness(each))
-    # On a device nobody has looked at the loss itself yet.
+    # On a device the loss itself has not been checked yet.
     is_loss = tail is not None and any(badness(loss) for loss in tail.losses)
     about = of_values(gradient, badness(gradient), [], kept.batch_size)
     about = replace(about, stage="loss" if is_loss else "backward")

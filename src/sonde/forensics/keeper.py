@@ -1,4 +1,4 @@
-"""What is needed to repeat the present step: its batch, random numbers and precision, held by reference.
+"""Keep what is needed to repeat the present step: its batch, random numbers and precision, by reference.
 
 Nothing is copied but the states of the random number generators (5 KB each), and nothing outlives the step. Until it
 ends this keeps alive, on whatever device it lies:
@@ -53,7 +53,7 @@ class RandomState:
 
     @classmethod
     def now(cls, device: torch.device | None = None, *, of_torch_only: bool = False) -> RandomState:
-        """Take the states, on one device besides the CPU. A CUDA generator's is kept by the host: nothing waits.
+        """Take the states, on the CPU and one other device. A CUDA generator's is kept by the host: nothing waits.
 
         With `of_torch_only` those of Python and numpy are left out, which take ten times as long to copy.
         """
@@ -105,7 +105,7 @@ class Precision:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class KeptPass:
-    """One training pass of a model: what it was called with, and what came back."""
+    """One training pass of a model: its arguments and its output."""
 
     model: nn.Module
     step: int
@@ -125,7 +125,7 @@ class KeptPass:
     storages: dict[int, int] = field(default_factory=dict)
     """What its inputs keep alive, in bytes by storage."""
     computed: set[int] = field(default_factory=set)
-    """By id: inputs that are no data, since the program computed them with a graph."""
+    """By id: inputs that are not data, since the program computed them with a graph."""
     sequence: int = 0
     """The number the next autograd node would have had when the pass ended: later ones belong to the loss."""
     backwards: int = 0
@@ -156,6 +156,7 @@ class Keeper:
         self.passes: list[KeptPass] = []
         self._torch_only = 0
         """Passes in a row that drew no random number of Python's or numpy's."""
+        self._guard = guard
         self._take = guard.wrap("keeping gradients", self._take_gradient)
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], step: int) -> None:
@@ -188,7 +189,7 @@ class Keeper:
         kept.sequence = next_sequence()
 
     def forget(self, models: set[int] | None = None) -> None:
-        """Let go of the passes of these models (by id), or of all."""
+        """Release the passes of these models (by id), or all."""
         self.passes = [] if models is None else [each for each in self.passes if id(each.model) not in models]
 
     def _earlier(self) -> list[KeptPass]:
@@ -206,12 +207,12 @@ class Keeper:
         # The hook belongs to the tensor and must keep neither the pass nor the keeper alive.
         keeper, reference = weakref.ref(self), weakref.ref(kept)
 
-        def keep(gradient: Tensor) -> None:
+        def keep(gradient: Tensor | None) -> None:
             here, kept = keeper(), reference()
-            if here is not None and kept is not None:
+            if here is not None and kept is not None and gradient is not None:  # operations may pass none on
                 here._take(kept, index, gradient)
 
-        on_gradient(tensor, UNGUARDED.wrap("keeping gradients", keep))
+        on_gradient(tensor, self._guard.catch("keeping gradients", keep))
 
     def _take_gradient(self, kept: KeptPass, index: int, gradient: Tensor) -> None:
         if index in kept.gradients:
@@ -319,7 +320,7 @@ class Recent:
             return step
 
     def note_spoilt(self, step: int) -> None:
-        """Take a step as one whose gradients or parameters are not finite."""
+        """Mark a step as one whose gradients or parameters are not finite."""
         with self._lock:
             self._note_spoilt(step)
 
@@ -368,7 +369,7 @@ class Recent:
             self._spoilt = step if self._spoilt is None else min(step, self._spoilt)
 
     def _was_finite(self, site: Site) -> bool:
-        """Return whether a parameter was finite before: one that never was is a mask of infinities that are meant."""
+        """Return whether a parameter was finite before: one that never was is a mask of intended infinities."""
         return site.quantity == "parameter" and any(
             bool((~_is_bad(rows[sites == site.id])).any()) for _, sites, rows in self._blocks
         )
@@ -383,7 +384,7 @@ class Recent:
         """Nothing is held back."""
 
     def close(self) -> None:
-        """Let go of the readings."""
+        """Release the readings."""
         with self._lock:
             self._blocks.clear()
 

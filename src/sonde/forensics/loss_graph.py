@@ -1,12 +1,14 @@
 """Find the first bad operation in the code between the model's output and `backward()`, from the graph it left.
 
 That code is the program's own and cannot be called again. But just before a backward pass the graph of the loss is
-whole: its nodes say which operations ran, in which order, and hold most of what they were given. What they do not hold
+whole: its nodes show which operations ran, in which order, and hold most of what they were given. What they do not hold
 is computed from them anew, operation by operation.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,9 +18,10 @@ import torch
 from torch import Tensor
 
 from sonde.forensics.keeper import KeptPass
-from sonde.forensics.origin import Origin, Stage, of_values
+from sonde.forensics.origin import Origin, of_values
+from sonde.forensics.reasons import BAD_NUMBER
 from sonde.forensics.trace import Given, Operation, find_root, set_roots
-from sonde.forensics.values import badness
+from sonde.forensics.values import NAN, badness
 from sonde.hooks.autograd_graph import children_of, saved_by, sequence_of, signed
 
 MAX_NODES: Final = 4096
@@ -70,7 +73,7 @@ def nodes_since(roots: Iterable[Tensor], sequence: int, most: int) -> Iterator[A
 
 
 def is_leaf(node: Any) -> bool:
-    """Return whether a node stands for a leaf, such as a parameter."""
+    """Return whether a node accumulates the gradient of a leaf, such as a parameter."""
     return hasattr(node, "variable")
 
 
@@ -89,7 +92,7 @@ def operation_name(name: str) -> str:
 def find_loss_origin(
     roots: tuple[Tensor, ...], kept: KeptPass | None, outputs: list[Tensor]
 ) -> tuple[Origin, GraphNode] | None:
-    """Return where the loss became non-finite and the node that did it, or None if that cannot be told.
+    """Return where the loss became non-finite and the node that did it, or None if that is unknown.
 
     `outputs` are the model's outputs, whose graph is not entered.
     """
@@ -110,16 +113,26 @@ def find_loss_origin(
     batch_size = kept.batch_size if kept is not None else None
     by_source = {id(each.made): each for each in graph if each.made is not None}
     if isinstance(source, Given):
+        if any(source.tensor is output for output in outputs):
+            return None  # the model's output, which something changed in place behind the back of the graph
         user = next(each for each in graph if any(tensor is source.tensor for _, tensor, _ in each.inputs))
-        about = of_values(source.tensor, source.badness, [], batch_size)
-        return replace(about, stage="data", tensor=source.name, op=_op(user)), user
+        if source.tensor.dim():
+            about = of_values(source.tensor, source.badness, [], batch_size)
+            return replace(about, stage="data", tensor=source.name, op=_op(user)), user
+        assert user.made is not None
+        source = user.made  # a factor or a term such as a weight of the loss, not a part of the batch
+        source.scalars = source.scalars | {BAD_NUMBER: "NaN" if source.badness & NAN else "infinite"}
     node = by_source[id(source)]
-    if any(tensor is None and made_by is not None for _, tensor, made_by in node.inputs):
-        return None  # it was handed something that cannot be known, and may only pass it on
+    unknown = (made_by for _, tensor, made_by in node.inputs if tensor is None)
+    if any(made_by is not None and made_by.made is None for made_by in unknown):
+        return None  # its input cannot be known, and it may only pass it on
     about = of_values(source.output, source.badness, source.inputs, batch_size)
-    stage: Stage = "data" if _is_given(node) else "loss"
-    tensor = "target" if stage == "data" else ""
-    return replace(about, stage=stage, op=source.op, call=node.name, tensor=tensor, scalars=source.scalars), node
+    is_given = _is_given(node)
+    is_data = is_given and source.output is not None and source.output.dim() > 0
+    if is_given and not is_data:
+        source.scalars = source.scalars | {BAD_NUMBER: "NaN" if source.badness & NAN else "infinite"}
+    found = replace(about, stage="data" if is_data else "loss", tensor="target" if is_data else "")
+    return replace(found, op=source.op, call=node.name, scalars=source.scalars), node
 
 
 def _op(each: GraphNode) -> str:
@@ -138,20 +151,32 @@ def _full(tensor: Tensor | None) -> bool:
 
 
 def _note(each: GraphNode) -> None:
-    bad = badness(each.value)
-    if not bad or each.value is None:
+    """Note a result that is not finite. One that is not known passes on what is bad about its operands."""
+    passed = [_passed_on(tensor, source) for _, tensor, source in each.inputs]
+    bad = badness(each.value) if each.value is not None else functools.reduce(operator.or_, passed, 0)
+    if not bad:
         return
     made = Operation(index=each.sequence, op=_op(each), badness=bad, module="", call=None, line=None, stage="forward")
     made.output = each.value
     made.inputs = [(name, tensor) for name, tensor, _ in each.inputs if tensor is not None]
     made.scalars = {name: value for name, value in each.saved.items() if isinstance(value, bool | int | float)}
-    for name, tensor, source in each.inputs:
-        bad_input = badness(tensor)
-        if bad_input and tensor is not None:
-            parent = source.made if source is not None and source.made is not None else None
-            made.parents.append((parent or Given("input", name, tensor, bad_input), bad_input))
+    for (name, tensor, source), bad_input in zip(each.inputs, passed, strict=True):
+        if not bad_input:
+            continue
+        parent = source.made if source is not None else None
+        if parent is None and tensor is not None:
+            made.parents.append((Given("input", name, tensor, bad_input), bad_input))
+        elif parent is not None:
+            made.parents.append((parent, bad_input))
     set_roots(made)
     each.made = made
+
+
+def _passed_on(tensor: Tensor | None, source: GraphNode | None) -> int:
+    """Return what is bad about an operand; where it is not known, what is bad about the operation that made it."""
+    if tensor is not None:
+        return badness(tensor)
+    return 0 if source is None or source.made is None else source.made.badness
 
 
 # ---------------------------------------------------------------------- values

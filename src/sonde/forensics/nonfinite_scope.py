@@ -34,7 +34,7 @@ from sonde.records import Reading
 
 Place = Literal["forward", "gradient", "optimizer"]
 MAX_SIGHTINGS: Final = 64
-"""Places that are reported; what comes after is the same trouble spreading, and is only counted."""
+"""Places that are reported; later ones are the same problem spreading, and are only counted."""
 
 _BEGINS: Final = "Error detected in "
 _FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -77,7 +77,7 @@ class NonFinite:
 
 
 class NonFiniteScope:
-    """Look for what is not finite until `close`; each sighting is handed to `report` in the thread that saw it."""
+    """Look for what is not finite until `close`; `report` is called for each in the thread in which it occurred."""
 
     def __init__(self, report: Callable[[NonFinite], None]) -> None:
         self.sightings = 0

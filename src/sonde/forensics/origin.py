@@ -38,6 +38,10 @@ class Origin:
     node: str = ""
     """In a backward pass: the autograd node, `SqrtBackward0`."""
     line: Line | None = None
+    after: Line | None = None
+    """The last line whose result is known to be finite, where the operation itself could not be determined."""
+    before: Line | None = None
+    """The line at which something non-finite was seen after that."""
     candidates: tuple[Line, ...] = ()
     """Further lines that it may have been, where the program leaves more than one."""
     makes: Literal["nan", "inf"] = "nan"
@@ -77,6 +81,8 @@ class Origin:
         """Return the origin as JSON-ready values, without what is empty."""
         plain = {name: getattr(self, name) for name in self.__slots__}
         plain["line"] = None if self.line is None else _line_to_json(self.line)
+        for name in ("after", "before"):
+            plain[name] = None if plain[name] is None else _line_to_json(plain[name])
         plain["candidates"] = [_line_to_json(line) for line in self.candidates]
         plain["shape"] = list(self.shape)
         return {name: value for name, value in plain.items() if value not in ("", None, [], {})}
@@ -90,8 +96,9 @@ class Origin:
 
         """
         known = dict(plain)
-        if isinstance(known.get("line"), dict):
-            known["line"] = _line_from_json(known["line"])
+        for name in ("line", "after", "before"):
+            if isinstance(known.get(name), dict):
+                known[name] = _line_from_json(known[name])
         if isinstance(known.get("candidates"), list):
             known["candidates"] = [_line_from_json(line) for line in known["candidates"]]
         return files.convert(known, cls, where, "an origin")

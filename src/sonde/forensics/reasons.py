@@ -1,4 +1,4 @@
-"""Why an operation made something non-finite: a small table from the operation and the values it met to words."""
+"""Why an operation made something non-finite: a table from the operation and its input values to a reason."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class Reason:
     fix: str
 
 
+BAD_NUMBER: Final = "bad_number"
+"""Among the scalars of an origin: what is wrong with a single number that an operation was given."""
+
 UNKNOWN: Final = Reason(
     "unknown",
     "its result is not finite although what it was given is",
@@ -40,6 +43,16 @@ def reason_for(origin: Origin) -> Reason:
 
 
 # ---------------------------------------------------------------------- forward
+
+
+def _bad_number(origin: Origin) -> Reason | None:
+    if BAD_NUMBER not in origin.scalars:
+        return None
+    return Reason(
+        "bad_number",
+        f"one of its operands is a single number, such as a weight of the loss, that is {origin.scalars[BAD_NUMBER]}",
+        "Find where that number is computed, and check it there: assert math.isfinite(weight).",
+    )
 
 
 def _logarithm(origin: Origin) -> Reason | None:
@@ -339,6 +352,7 @@ def _node(origin: Origin) -> str:
 
 _Rule = Callable[[Origin], Reason | None]
 _FORWARD: Final[tuple[_Rule, ...]] = (
+    _bad_number,
     _logarithm,
     _division,
     _root,

@@ -32,7 +32,7 @@ from sonde.records import Finding
 
 @dataclass(slots=True, eq=False)
 class Repetition:
-    """What came of a repeated pass."""
+    """The outcome of a repeated pass."""
 
     kept: KeptPass
     trace: Trace
@@ -118,7 +118,7 @@ def _gradients(repetition: Repetition) -> list[tuple[str, Tensor]]:
     parameters = [(name, each) for name, each, _ in named_parameters({"": kept.model}) if each.requires_grad]
     if not ends or not parameters:
         return []
-    # One output may lead to another, as hidden states do: then its gradient holds what came through that one already.
+    # One output may lead to another, as hidden states do: then its gradient already contains that one's.
     # It is put in place of what arrives there, so that nothing counts twice.
     handles = [replace_gradient(tensor, gradient) for tensor, gradient in ends]
     try:
@@ -174,7 +174,7 @@ def _copies(value: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------
-# Repeat the step of a bundle, and say whether the same operation goes wrong again.
+# Repeat the step of a bundle, and report whether the same operation goes wrong again.
 
 
 # How to get an operation's input back from the result that autograd kept.
@@ -188,7 +188,7 @@ _INVERSE: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replay:
-    """What came of repeating a step."""
+    """The outcome of repeating a step."""
 
     bundle: Bundle
     confirmed: bool
@@ -259,8 +259,8 @@ def _identical(bundle: Bundle, outputs: list[tuple[str, Tensor]]) -> bool | None
 def _repeat_operation(recorded: Origin, tensors: dict[str, Tensor], identical: bool | None) -> Origin | None:
     """Run an operation of the loss's own code once more, on what it was given.
 
-    The code itself is the program's; but what the operation met is in the bundle. Where the outputs of the model come
-    out differently, it would have met something else.
+    The code itself is the program's; but the inputs of the operation are in the bundle. Where the outputs of the model
+    come out differently, the operation would have had other inputs.
     """
     operands = {name.removeprefix("operand."): each for name, each in tensors.items() if name.startswith("operand.")}
     if identical is False or not operands:

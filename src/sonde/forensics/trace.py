@@ -150,7 +150,7 @@ class Trace:
         tensor: Tensor,
         copy: Tensor | None = None,
     ) -> None:
-        """Say what a tensor is that the computation begins with, or a copy of it."""
+        """Name a tensor that the computation begins with, or a copy of it."""
         bad = badness(tensor)
         if bad:
             used = tensor if copy is None else copy
@@ -205,7 +205,7 @@ class Trace:
         if marred:
             seen = [(label, before.get(id(value), value)) for label, value in inputs]
             operation = self._note(op, marred[0][1], marred[0][0], inputs, seen, _scalars(op, args, kwargs))
-            # What it made besides, such as the spread that a norm keeps for its backward, was given by nobody.
+            # Extra outputs, such as the spread that a norm keeps for its backward, come from no input.
             self._made |= {_key(output): (operation, output) for output, _ in marred[1:]}
         return result
 

@@ -1,4 +1,4 @@
-"""What is remembered of a loss's graph until the step ends: operations whose derivative can be infinite.
+"""Remember operations of a loss's graph whose derivative can be infinite, until the step ends.
 
 A backward pass frees the graph behind it. When a non-finite gradient shows that something in the loss's own code went
 wrong, the graph is gone; so the few nodes that can be the origin are noted before, with the small tensors they hold.
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sonde.forensics.loss_graph import nodes_since, operation_name
 from sonde.forensics.values import storage_of
@@ -78,7 +79,7 @@ _CHECKS: Final[dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any]], Tenso
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trap:
-    """An operation of the loss's code whose derivative is infinite at some of the values it met."""
+    """An operation in the loss's code whose derivative is infinite at some of its inputs."""
 
     node: str
     name: str
@@ -160,7 +161,7 @@ class LossTails:
         return next((each for each in self._tails if each.sequence == sequence), last)
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Release everything."""
         self._tails = []
 
 
@@ -192,5 +193,9 @@ def _saved(node: Any, name: str) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach()
+        try:
+            return value.detach()
+        except RuntimeError:  # torch keeps a number as a tensor, but hands the number itself to dispatch modes
+            with _disable_current_modes():
+                return value.detach().clone()  # an ordinary tensor
     return value if isinstance(value, int | float) and not math.isnan(value) else None

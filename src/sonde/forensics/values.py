@@ -1,4 +1,4 @@
-"""What can be said about the values of one tensor: whether it is finite, where it is not, and how large it is.
+"""Describe the values of one tensor: whether it is finite, where it is not, and how large it is.
 
 For use while a step is repeated, when waiting for a device no longer matters.
 """
@@ -87,7 +87,7 @@ def first_indices(mask: Tensor) -> list[list[int]]:
 
 
 def samples(mask: Tensor, batch_size: int | None) -> list[int]:
-    """Return which samples of the batch the true elements belong to, or nothing if that cannot be told.
+    """Return which samples of the batch the true elements belong to, or nothing if that is unknown.
 
     A first dimension that is a multiple of the batch size is taken for samples times heads or positions.
     """

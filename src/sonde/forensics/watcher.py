@@ -31,12 +31,12 @@ from sonde.forensics.traps import LossTails
 from sonde.forensics.values import NAN, any_nonfinite, badness
 from sonde.hooks.guard import UNGUARDED, Guard, is_capturing
 from sonde.hooks.names import named_modules, named_parameters
-from sonde.record.kinds import gradients_of, needs_other_ranks, scale_handed_over, skip_flag
+from sonde.record.kinds import gradients_of, needs_other_ranks, skip_flag
 from sonde.records import Finding, Quantity, Site
 
 GuardAction = Literal["skip", "stop", "stop_late"]
 MAX_ORIGINS: Final = 3
-# A gradient scaler begins with a scale that is too large and skips steps until it fits; that is no fault.
+# A gradient scaler begins with a scale that is too large and skips steps until it fits; that is not a fault.
 MAX_CALIBRATION: Final = 3
 # Steps on a device for which to wait until something non-finite comes up again, to see it closely.
 PATIENCE: Final = 8
@@ -56,7 +56,7 @@ class Surroundings:
     report: Callable[[Finding], None]
     event: Callable[[str, str, dict[str, Any]], None]
     flag: Callable[[Tensor], None]
-    """Takes a number on a device that says whether the optimizer holds itself back."""
+    """Takes a number on a device: whether the optimizer skips this step itself."""
     skip: Callable[[], None]
     """Ends the present step as one that was not taken."""
     save: Callable[[Incident, Finding], None]
@@ -92,7 +92,7 @@ class Watcher:
         self._skips = 0
         self._tails = LossTails()
         self._seen: dict[tuple[Any, ...], Finding] = {}
-        self._told: tuple[int, Finding | None] = (-1, None)
+        self._last_report: tuple[int, Finding | None] = (-1, None)
         self._names: dict[int, str] | None = None
 
     # ------------------------------------------------------------------ passes
@@ -110,7 +110,7 @@ class Watcher:
             self.keeper.end(model, args, kwargs, output)
 
     def _look_at_unused_pass(self) -> None:
-        # A program may test its loss itself and leave the backward out: nobody has looked at that pass yet.
+        # A program may test its loss itself and skip the backward: that pass has not been checked yet.
         last = self.keeper.passes[-1] if self.keeper.passes else None
         if last is None or last.backwards or not self._may_look():
             return
@@ -120,7 +120,7 @@ class Watcher:
             incident = investigate_output(last, self._all_names())
             self._is_ill = incident is not None
             if incident is not None:
-                self._tell(incident)
+                self._report(incident)
 
     # ------------------------------------------------------------------ backward
 
@@ -145,7 +145,7 @@ class Watcher:
             if _is_scaled_away(incident.origin, roots):
                 self._is_ill = False
             else:
-                self._tell_first(incident)
+                self._report_first(incident)
 
     def is_loss_bad(self, roots: tuple[Tensor, ...]) -> bool:
         """Return whether a loss is not finite, as far as no device has to be waited for."""
@@ -168,7 +168,7 @@ class Watcher:
             sites = self._around.nonfinite("gradient")
             if sites is None and self._is_armed:
                 sites = self._measure(optimizer)
-            if sites and scale_handed_over(optimizer) is None:
+            if sites and skip_flag(optimizer) is None:  # else a gradient scaler handles it
                 self._look_at_gradients(sites)
         if self._guard_action == "stop_late":
             self._notice(optimizer)
@@ -176,7 +176,7 @@ class Watcher:
             self._hold_back(optimizer)
 
     def stop_if_asked(self) -> None:
-        """Raise if something is not finite and the user asked to stop; outside any guard.
+        """Raise if something is not finite and the user asked to stop: the one error that guards let through.
 
         What a device computes is known a step or two later, when its readings arrive: whether a fused optimizer held
         itself back, and everything that `stop_late` goes by.
@@ -198,17 +198,17 @@ class Watcher:
             return
         self.hold_back.release()
         if self._is_armed and self._may_look():
-            self._tell_from_readings()
+            self._report_from_readings()
         # Otherwise a program that catches this and goes on would find its bad gradients in the next step, too.
         self._around.skip()
         self._tails.clear()
         self.keeper.forget()
-        at, finding = self._told
-        told = f" {finding.cause} {finding.fix}" if finding is not None and at >= step else ""
-        raise NonFiniteError(f"step {step}: {words}{told}")
+        at, finding = self._last_report
+        because = f" {finding.cause} {finding.fix}" if finding is not None and at >= step else ""
+        raise NonFiniteError(f"step {step}: {words}{because}")
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Look at what the optimizer has written, and let go of the step."""
+        """Look at what the optimizer has written, and release the step."""
         if is_capturing():
             return
         held = self.hold_back.is_holding
@@ -239,7 +239,7 @@ class Watcher:
             name = sites[-1].name if sites else ""
             origin = Origin(stage="backward", module=name.rpartition(".")[0], tensor=name, repeated=False)
             incident = Incident(origin, self.keeper.passes[-1] if self.keeper.passes else None)
-        self._tell_first(incident)
+        self._report_first(incident)
 
     def _look_at_update(self, optimizer: Optimizer) -> None:
         sites = self._around.nonfinite("parameter")
@@ -248,14 +248,14 @@ class Watcher:
             return
         if not sites:
             return
-        # Without a gradient nothing was written: a parameter may be a mask of infinities that are meant.
+        # Without a gradient nothing was written: a parameter may be a mask of intended infinities.
         stepped = {id(parameter) for parameter, _ in gradients_of(optimizer)}
         parameters = {name: each for name, each, _ in named_parameters(self._models) if id(each) in stepped}
         found = next((site.name for site in sites if site.name in parameters), None)
         if found is not None:
             if self._guard_action == "stop_late":
                 self.recent.note_spoilt(self._around.step())
-            self._tell(Incident(investigate_update(optimizer, found, parameters[found])))
+            self._report(Incident(investigate_update(optimizer, found, parameters[found])))
 
     def _wait_for_another(self, optimizer: Optimizer) -> None:
         """On a device: wait a few steps for it to happen again, unless the weights are spoilt already."""
@@ -265,7 +265,7 @@ class Watcher:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self._patience < 0 or bool(any_nonfinite(parameters)):
             self._patience = PATIENCE
-            self._tell_from_readings()
+            self._report_from_readings()
 
     def _notice(self, optimizer: Optimizer) -> None:
         """Note gradients that are not finite where that can be known without waiting: on the CPU."""
@@ -294,9 +294,9 @@ class Watcher:
             self._around.event("guard_skipped", message, {"guard": self._guard_action})
 
     def finish(self) -> None:
-        """Say what the readings say, if the training ends while more was waited for; and let go of everything."""
+        """Report what the readings show if training ends before the step could be repeated, and release everything."""
         if self._is_armed and self._may_look():
-            self._tell_from_readings()
+            self._report_from_readings()
         self.hold_back.release()
         self.keeper.forget()
         self._models.clear()
@@ -334,15 +334,15 @@ class Watcher:
         found = [parameter for parameter, gradient in gradients_of(optimizer) if badness(gradient)]
         return [Site(id=-1, name=names.get(id(each), ""), quantity="gradient") for each in found]
 
-    def _tell_first(self, incident: Incident) -> None:
-        """Say what was found; of weights that are spoilt already, what the readings say of the step that did it."""
+    def _report_first(self, incident: Incident) -> None:
+        """Report what was found; for weights that were already bad, what the readings show of the step that did it."""
         if incident.origin.stage == "weights" and self._is_armed and not self._is_poisoned:
-            self._tell_from_readings()
+            self._report_from_readings()
         else:
-            self._tell(incident)
+            self._report(incident)
 
-    def _tell_from_readings(self) -> None:
-        """Say what the readings alone say, where the step cannot be repeated any more."""
+    def _report_from_readings(self) -> None:
+        """Report what the readings alone show, where the step can no longer be repeated."""
         sites, step = self.recent.bad_sites(), self.recent.bad_step
         outputs = [site for site in sites if site.quantity == "output"]
         gradients = [site for site in sites if site.quantity == "gradient"]
@@ -353,18 +353,18 @@ class Watcher:
             origin = Origin(stage="backward", module=name.rpartition(".")[0], tensor=name, repeated=False)
         else:
             origin = Origin(stage="optimizer", tensor=sites[0].name if sites else "", repeated=False)
-        self._tell(Incident(origin), step)
+        self._report(Incident(origin), step)
 
-    def _tell(self, incident: Incident, step: int | None = None) -> None:
+    def _report(self, incident: Incident, step: int | None = None) -> None:
         origin, kept = incident.origin, incident.kept
         self._is_ill = True
         self.recent.forget_bad()
         identity = (origin.stage, origin.op, origin.module, origin.tensor, str(origin.line))
         if origin.stage == "weights" and self._is_poisoned:
-            return  # it is what the optimizer made of something that has been told
+            return  # it is what the optimizer made of something that has been reported
         now = self._around.step()
         if identity in self._seen:
-            self._told = (now, self._seen[identity])
+            self._last_report = (now, self._seen[identity])
             return
         self._left -= 1
         history = self.recent.history(origin.module)
@@ -372,7 +372,7 @@ class Watcher:
         if kept is not None and not kept.is_intact:
             finding = replace(finding, data=finding.data | {"inputs_written_over": True})
         self._seen[identity] = finding
-        self._told = (now, finding)
+        self._last_report = (now, finding)
         self._around.report(finding)
         if kept is not None and kept.is_alone and not needs_other_ranks(kept.model):
             self._around.save(incident, finding)

@@ -1,4 +1,4 @@
-"""What a session holds of forensics: the taps, the watcher and the bundles, put together."""
+"""Connect forensics to a session: the taps, the watcher and the bundles."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sonde.forensics.bundle import Note, save_bundle
 from sonde.forensics.keeper import GUARD_SITE
 from sonde.forensics.origin import Incident
 from sonde.forensics.watcher import MAX_ORIGINS, GuardAction, Surroundings, Watcher
-from sonde.hooks.guard import UNGUARDED, Handle, backward_id, is_capturing, remove_all
+from sonde.hooks.guard import Handle, backward_id, is_capturing, remove_all
 from sonde.hooks.on_backward import before_backward
 from sonde.hooks.on_call import RootPasses
 from sonde.hooks.on_step import has_closure, on_step
-from sonde.record.pipeline import Watched
+from sonde.record.extensions import Watched
 from sonde.records import Finding, Sink
 
 logger = logging.getLogger("sonde")
@@ -43,6 +43,7 @@ class Forensics:
     def __init__(self, watched: Watched, options: ForensicsOptions) -> None:
         models, packer, guard = watched.models, watched.packer, watched.guard
         self._options = options
+        self._guard = guard
         self._packer = packer
         self._publish = watched.publish
         around = Surroundings(
@@ -89,12 +90,11 @@ class Forensics:
         if self._options.enabled:
             self._passes.attach()
             self._handles.append(before_backward(self._before_backward))
-            # Not guarded: `stop_if_asked` raises on purpose. What looks is guarded by itself.
-            wrap = UNGUARDED.wrap
-            self._handles += on_step(wrap("holding steps back", self._begin_step), wrap("updates", self._end_step))
+            catch = self._guard.catch  # what looks is measured by itself
+            self._handles += on_step(catch("holding steps back", self._begin_step), catch("updates", self._end_step))
 
     def remove(self) -> None:
-        """Stop watching, and let go of everything kept."""
+        """Stop watching, and release everything kept."""
         self._passes.remove()
         remove_all(self._handles)
         self._parameters.clear()

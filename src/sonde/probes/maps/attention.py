@@ -220,7 +220,7 @@ def explain_module(
 ) -> Attention:
     """Write out the weights of one call of a module, from what it was called with.
 
-    From outside, so that the module may take its own fast path, which no scope sees into.
+    From outside, so that the module may take its own fast path, which cannot be hooked.
     """
     call = inspect.signature(nn.MultiheadAttention.forward).bind(module, *args, **kwargs)
     call.apply_defaults()

@@ -1,4 +1,4 @@
-"""Grad-CAM: where a layer's features speak for a class (Selvaraju et al., 2017), on maps and on token grids."""
+"""Grad-CAM: where a layer's features support a class (Selvaraju et al., 2017), on maps and on token grids."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class CamError(SondeError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Cam:
-    """Maps of every sample, not negative and not scaled; the classes they speak for; the scores explained.
+    """Maps of every sample, not negative and not scaled; the classes they support; the scores explained.
 
     `reached` says per sample whether any gradient arrived at the places of the layer: a map of zeros may also mean that
     nothing there influences the score.
@@ -109,7 +109,7 @@ def grad_cam(
 ) -> Cam:
     """Run the model again with gradients from `layer` on, and weigh the layer's features by what they do to the score.
 
-    Works inside `no_grad` and `inference_mode`, and leaves the model as it was. `forward` says how to call the model;
+    Works inside `no_grad` and `inference_mode`, and leaves the model as it was. `forward` calls the model;
     by default it is called with `inputs` alone.
     """
     with torch.inference_mode(False), torch.enable_grad(), untouched(model), eager(model):
@@ -148,7 +148,7 @@ class _Cut:
 
 @contextlib.contextmanager
 def _cut_at(layer: nn.Module) -> Iterator[_Cut]:
-    """Let autograd begin at the output of `layer`, so that frozen layers and small memory are no obstacle."""
+    """Let autograd begin at the output of `layer`, so that it works with frozen layers and little memory."""
     cut = _Cut()
     with replace_output(layer, lambda output: _replace_first(output, cut)):
         yield cut
@@ -186,7 +186,7 @@ def _scores(outputs: Any, target: Target) -> tuple[Tensor, Tensor | None]:
     logits = _logits(outputs)
     if logits.dim() == 1:
         logits = logits.unsqueeze(1)
-    if logits.dim() > 2:  # a class for every place: the mean over places stands for the picture
+    if logits.dim() > 2:  # a class for every place: the mean over places represents the picture
         logits = logits.flatten(2).mean(-1)
     if logits.shape[1] == 1:
         return _binary(logits[:, 0], target)
@@ -195,7 +195,7 @@ def _scores(outputs: Any, target: Target) -> tuple[Tensor, Tensor | None]:
 
 
 def _binary(logits: Tensor, target: Target) -> tuple[Tensor, Tensor]:
-    """Read a single logit: it speaks for class 1 where it is positive, and for class 0 where it is not."""
+    """Read a single logit: it supports class 1 where it is positive, and class 0 where it is not."""
     given = (logits.detach() > 0).long() if target is None else _classes(target, logits.unsqueeze(1), num_classes=2)
     return torch.where(given == 1, logits, -logits), given
 

@@ -1,1 +1,1 @@
-"""Memory of a training: scopes, leaks and what holds on to it."""
+"""Memory of a training: scopes, leaks, and which objects keep memory."""

@@ -70,7 +70,7 @@ def _look_up(statistics: dict[str, Any], place: Place) -> int | None:
 
 
 # --------------------------------------------------------------------------------
-# The CUDA allocator's own history of allocations, with stacks, kept only while somebody asked for it.
+# The CUDA allocator's own history of allocations, with stacks, kept only while it is requested.
 
 
 logger = logging.getLogger("sonde")

@@ -48,14 +48,14 @@ class KeptMemory:
     def text(self) -> str:
         """The memory in a sentence, with the line where that is known."""
         where = "the process" if self.place == "process" else self.place
-        said = f"{where} holds {self.bytes / 2**20:.0f} MiB more after the block than before it, besides the model"
+        text = f"{where} holds {self.bytes / 2**20:.0f} MiB more after the block than before it, besides the model"
         if self.kind is None:
-            return f"{said}; tensors do not account for it"
-        said += f". Most of it is {self.tensors} tensor(s) {self.kind}"
+            return f"{text}; tensors do not account for it"
+        text += f". Most of it is {self.tensors} tensor(s) {self.kind}"
         if self.holder is None or not self.holder.name:
-            return said
+            return text
         line = f": {self.lines[0]}: `{self.lines[0].text}`" if self.lines else ""
-        return f"{said} in the {self.holder.container} `{self.holder.name}` of {self.holder.scope}{line}"
+        return f"{text} in the {self.holder.container} `{self.holder.name}` of {self.holder.scope}{line}"
 
 
 class KeptWatch:
@@ -88,7 +88,7 @@ class KeptWatch:
             mine = {key: each for key, each in kept.items() if _place(key[0]) == place}
             excess = sum(size for _, _, size in mine)
             if place in self._counters and place in counters:
-                # Counters also know memory that no Python object stands for, such as a graph's.
+                # Counters also include memory without a Python object, such as a graph's.
                 excess = counters[place] - self._counters[place]
                 excess -= sum(size for device, _, size in new.keys() & needed if _place(device) == place)
                 excess -= self._own_bytes() - self._own_before if place == "process" else 0

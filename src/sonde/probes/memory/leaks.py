@@ -63,7 +63,7 @@ def tensors_of(kind: TensorKind) -> list[Tensor]:
 
 
 def live_tensors() -> list[Tensor]:
-    """Return all tensors that Python objects stand for."""
+    """Return all tensors that have a Python object."""
     # There are hundreds of thousands of objects: one look-up each has to be enough.
     wanted = set(_with_subclasses(Tensor))
     return [each for each in gc.get_objects() if type(each) in wanted]
@@ -81,7 +81,7 @@ def kind_of(tensor: Tensor) -> TensorKind | None:
     try:
         grad_fn, shape = tensor.grad_fn, tuple(tensor.shape)
         if any(type(size) is not int for size in shape):
-            return None  # it stands for a tensor while torch compiles: its sizes are symbols, and it holds no memory
+            return None  # a fake tensor, while torch compiles: its sizes are symbols, and it holds no memory
         return TensorKind(
             shape=shape,
             dtype=str(tensor.dtype).removeprefix("torch."),
@@ -105,7 +105,7 @@ _LEAST_PER_STEP: Final = 0.15
 _LEAST_RISING: Final = 0.8
 _MOST_SAMPLES: Final = 64
 _MOST_HEAP_SAMPLES: Final = 512
-# Of the share of the time that counting may take, what reading the heap takes besides.
+# The part of the time for counting that reading the heap may take in addition.
 _HEAP_SHARE: Final = 0.25
 _MOST_SUSPECTS: Final = 3
 # With fewer counts than this in the later part of a scope, nothing can be said about what becomes more.
@@ -164,7 +164,7 @@ class Leak:
 
     def _why(self) -> str:
         if self.piled_up:
-            return "".join(_told(each) for each in self.piled_up[:1])
+            return "".join(_describe(each) for each in self.piled_up[:1])
         if self.long_graph is not None:
             graph = self.long_graph
             line = f" {graph.lines[0]}: `{graph.lines[0].text}`" if graph.lines else ""
@@ -190,7 +190,7 @@ class TensorWatch:
         self, clock: Callable[[], float], *, max_share: float, heap: Callable[[], int | None] = heap_bytes
     ) -> None:
         self.heap: list[tuple[int, int]] = []
-        """Steps and the bytes that malloc had handed out."""
+        """Steps and the bytes allocated by malloc."""
         self._heap = heap
         self._clock = clock
         self._max_share = max_share
@@ -328,7 +328,7 @@ def _knowledge(pile: PiledUp) -> int:
     return 0 if pile.holder is None or not pile.holder.name else 2 if pile.holder.lines else 1
 
 
-def _told(pile: PiledUp) -> str:
+def _describe(pile: PiledUp) -> str:
     what = f". Every step leaves {pile.per_step:.1f} tensor(s) {pile.kind}"
     holder = pile.holder
     if holder is None or not holder.name:

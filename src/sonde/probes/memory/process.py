@@ -1,4 +1,4 @@
-"""How much memory this process holds and how much is left, from the kernel's own books and without torch's help.
+"""Read how much memory this process holds and how much is left, from the operating system, without torch.
 
 On Linux two small files are read, which costs microseconds; elsewhere psutil is asked. What neither knows is absent.
 """

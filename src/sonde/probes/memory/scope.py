@@ -111,7 +111,7 @@ logger = logging.getLogger("sonde")
 # The first step at which leaks are searched for; then at half as many again, and so on.
 _FIRST_LOOK: Final = 24
 _EARLY_LOOKS: Final = 6
-"""Before that, memory is compared at every so many steps, so that a leak of few steps is found as well."""
+"""Before that, memory is compared every this many steps, so that a leak in few steps is found as well."""
 _NEXT_LOOK: Final = 1.5
 # Growth from one look to the next for which tensors are counted, whatever share of the time that takes.
 _SUSPICIOUS_BYTES: Final = 1 << 20

@@ -225,7 +225,7 @@ def _sync(what: str, frame: Frame | None, times: list[tuple[int, bool]]) -> Host
 # What makes a step slow, in a sentence with its numbers; nothing on a healthy program.
 
 
-# Shares of the step beyond which a part of it is worth a word.
+# Shares of the step above which a part of it is reported.
 DATA_WAIT: Final = 0.2
 OPTIMIZER: Final = 0.35
 OTHER: Final = 0.5
@@ -337,7 +337,7 @@ def _loader(waiting: float, step_ms: float, workers: int | None) -> Verdict:
     if workers is None:
         cause = "the loader is slower than the model; prepare batches ahead, in other processes"
     elif workers == 0:
-        cause = "num_workers is 0, so every batch is made while the model stands still; pass num_workers"
+        cause = "num_workers is 0, so every batch is made while the model waits; pass num_workers"
     else:
         cause = f"{workers} worker(s) are too few or each is too slow; add workers or make the dataset cheaper"
     return Verdict(

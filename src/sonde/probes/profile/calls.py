@@ -120,7 +120,7 @@ def _walk(roots: list[Any]) -> Iterator[Any]:
 
 
 def _is_operator(event: Any) -> bool:
-    # Operators are `namespace::name`; a range that somebody named has spaces, dots or `#`, or no namespace.
+    # Operators are `namespace::name`; a range that a user named has spaces, dots or `#`, or no namespace.
     return "::" in event.name and " " not in event.name and "#" not in event.name
 
 
@@ -316,7 +316,7 @@ def stack_weights(trees: Iterable[ProfileTree]) -> dict[tuple[str, ...], float]:
 
 
 def module_weights(modules: Iterable[ModuleTime]) -> dict[tuple[str, ...], float]:
-    """Return microseconds of modules' own time by path; what stands in where there are no stacks."""
+    """Return microseconds of modules' own time by path: used where there are no stacks."""
     weights: dict[tuple[str, ...], float] = {}
     for row in modules:
         path = tuple(row.name.split("."))

@@ -1,4 +1,4 @@
-"""How long the phases of a step take on a CUDA device, by events in its streams that nobody waits for.
+"""Time the phases of a step on a CUDA device, by events in its streams, without waiting for them.
 
 Each step hands its events to the worker thread together with its rows. The copy of the rows is queued after the
 last event, so once the rows have arrived the events have happened, and the times belong to the step they were taken
@@ -46,7 +46,7 @@ class EventPool:
         return event
 
     def give_back(self, events: Iterable[torch.cuda.Event]) -> None:
-        """Take events that nobody needs any more."""
+        """Take back events that are no longer needed."""
         self._free.extend(events)
 
     def is_captured(self) -> bool:
@@ -125,7 +125,7 @@ class CudaTiming:
 
 
 class StepClock:
-    """Measures how long steps take on a device: the time between events at their ends, which nobody waits for."""
+    """Measures how long steps take on a device: the time between events at their ends, without waiting for them."""
 
     def __init__(self, device: torch.device) -> None:
         self._events = EventPool(device)
@@ -135,7 +135,7 @@ class StepClock:
         """Mark the end of a step of a level, and hand over the seconds of earlier steps that are known by now."""
         event = self._events.record()
         if event is None:  # captured into a graph: the device does it later, if at all
-            self._waiting.clear()
+            self.forget()
             return
         self._waiting.append((event, level))
         while len(self._waiting) > 1 and self._waiting[1][0].query():  # type: ignore[no-untyped-call]
@@ -143,3 +143,9 @@ class StepClock:
             after, level = self._waiting[0]
             take(level, before.elapsed_time(after) / 1e3)
             self._events.give_back([before])
+
+    def forget(self) -> None:
+        """Leave this step out, and what is not known yet of those before it."""
+        if self._waiting:
+            self._events.give_back(event for event, _ in self._waiting)
+            self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Time per module, forward and backward, on the host and, by events that nobody waits for, on a CUDA device.
+"""Time per module, forward and backward, on the host and, by events without waiting for them, on a CUDA device.
 
 Forward is timed between the hooks before and after each call. Backward has no such pair of hooks that leaves the graph
 alone; there the arrival of an output's gradient says that the module's own backward begins now, which ends the one of
@@ -26,7 +26,7 @@ from sonde.hooks.on_call import ModuleCalls
 from sonde.probes.profile.cuda_timing import EventPool
 from sonde.stats.cuda.driver import beside_captures
 
-# Times on a device that have not arrived yet; beyond that the oldest are let go.
+# Times on a device that have not arrived yet; beyond that the oldest are dropped.
 _MOST_PENDING: Final = 100_000
 Pass = Literal["forward", "backward"]
 
@@ -120,7 +120,7 @@ class ModuleTimes:
         self._in_backward = None
 
     def end_backward(self) -> None:
-        """Say that a backward pass has ended, so that what follows counts for no module."""
+        """Note that a backward pass has ended, so that what follows counts for no module."""
         self._turn(None)
 
     def collect(self) -> None:

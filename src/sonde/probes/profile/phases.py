@@ -1,4 +1,4 @@
-"""Where the time of a step goes on the host: waiting for data, forward, backward, optimizer, and the rest.
+"""Time the phases of a step on the host: waiting for data, forward, backward, optimizer, and the rest.
 
 Every phase is timed by itself: what runs inside another (a forward in an optimizer's closure) is taken out of it, so
 the phases of a step add up to the step. Several micro-batches add up too. On a GPU the host runs ahead of the device:
@@ -63,7 +63,7 @@ class PhaseClock(threading.local):
             self._between = "to_device"
 
     def begin(self, phase: StepPhase) -> None:
-        """Enter a phase; the one around it stands still."""
+        """Enter a phase; the clock of the one around it stops."""
         # A forward inside a backward is a checkpoint being recomputed: a part of that backward.
         inside = "backward" if phase == "forward" and "backward" in self._stack else phase
         self._turn(inside)
@@ -81,7 +81,7 @@ class PhaseClock(threading.local):
         del self._stack[at:]
 
     def end_step(self) -> tuple[float | None, dict[StepPhase, float]]:
-        """End a step: return its seconds, None for the first since nobody knows when it began, and those of phases."""
+        """End a step: return its seconds, None for the first, whose beginning is unknown, and those of phases."""
         self._turn(OTHER)
         self._between = OTHER
         self._stack.clear()
@@ -125,12 +125,13 @@ class LoopPhases:
         self.saw_loader = False
         self._is_paused = False
         self._clock = PhaseClock(clock, on_change, own_seconds)
+        self._guard = guard
         self._wrap = functools.partial(guard.wrap, "step phases")
         self.begin = self._wrap(self._clock.begin)
         """Enter a phase that is seen elsewhere."""
         self.end = self._wrap(self._clock.end)
         """Leave a phase that is seen elsewhere."""
-        # The entries stand for the modules without keeping them alive.
+        # The entries refer to the modules without keeping them alive.
         entries = None if roots is None else dict.fromkeys(map(id, roots), True)
         enter, leave = self._wrap(self._enter), self._wrap(self._leave)
         self._calls: ModuleCalls[Any] = ModuleCalls(entries, enter, leave, leave)
@@ -165,7 +166,7 @@ class LoopPhases:
             if not self._is_paused:
                 guarded(*args)
 
-        return UNGUARDED.wrap("step phases", call)
+        return self._guard.catch("step phases", call)
 
     def pause(self, paused: bool) -> None:
         """Time nothing until it is called with False."""
@@ -236,10 +237,11 @@ class StepVitals:
         *,
         own_seconds: Callable[[], float] = lambda: 0.0,
         own_bytes: Callable[[], int | None] = lambda: None,
+        on_change: Change | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._recorder = recorder
-        self._phases = LoopPhases(roots, clock=clock, guard=guard, own_seconds=own_seconds)
+        self._phases = LoopPhases(roots, clock=clock, guard=guard, on_change=on_change, own_seconds=own_seconds)
         self._memory = ProcessMemory(recorder, clock=clock, held=own_bytes)
         self._sites: dict[str, int] = {}
         self.mark = guard.wrap("step phases", self._mark)
@@ -262,7 +264,7 @@ class StepVitals:
         return self._phases.loading(loader)
 
     def _mark(self, phase: str) -> None:
-        """Take the optimizer tap's word: "optimizer" begins its work, "" ends it and begins Sonde's own."""
+        """Handle a mark of the optimizer tap: "optimizer" begins its work, "" ends it and begins Sonde's own."""
         if phase == "optimizer":
             self._phases.end("watching")
             self._phases.begin("optimizer")
@@ -276,7 +278,7 @@ class StepVitals:
             return
         waited = spent.pop("data_wait", None)
         if seconds is None:
-            spent.pop("other", None)  # nobody knows when the first step began
+            spent.pop("other", None)  # when the first step began is unknown
         else:
             self._put(signals.STEP_TIME, seconds)
         if waited is not None:

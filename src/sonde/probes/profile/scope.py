@@ -1,4 +1,4 @@
-"""The profiler scope: torch's profiler for some steps, bounded and restored, with the answers a person wants of it."""
+"""The profiler scope: run torch's profiler for some steps, within bounds, and summarise its results."""
 
 from __future__ import annotations
 

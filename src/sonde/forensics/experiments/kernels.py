@@ -1,0 +1,113 @@
+"""The operations of a tape as functions of torch on the CPU: lookup, stand-ins for other devices, flags of modes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+_FORBIDDEN: Final = frozenset({"from_file", "set_", "record_stream", "_pin_memory", "save", "load"})
+"""Operations with effects outside of their tensors. A tape may come from a stranger."""
+FUSED_DROPOUT: Final = "aten.native_dropout.default"
+_BATCH_NORMS: Final = frozenset({"aten.native_batch_norm.default", "aten.cudnn_batch_norm.default"})
+DRAWN_MASKS: Final = frozenset({"aten.bernoulli_.float", "aten.bernoulli.p"})
+
+
+class CannotRepeat(Exception):
+    """Raised where the taped step cannot be repeated; the message says why."""
+
+
+@functools.cache
+def find(name: str) -> Callable[..., Any]:
+    """Return the function of an operation such as `aten.addmm.default`.
+
+    Raises:
+        CannotRepeat: It is unknown here, or may not be called.
+
+    """
+    if name in _STAND_INS:
+        return _STAND_INS[name]
+    namespace, _, rest = name.partition(".")
+    operation, _, overload = rest.rpartition(".")
+    if namespace != "aten" or operation in _FORBIDDEN:
+        raise CannotRepeat(f"the operation {name} cannot be repeated here")
+    try:
+        found: Callable[..., Any] = getattr(getattr(torch.ops.aten, operation), overload)
+    except AttributeError:
+        raise CannotRepeat(f"this version of torch has no operation {name}") from None
+    return found
+
+
+def bind(name: str, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of an operation by position and by name; a tape leaves out those that were None."""
+    schema = getattr(find(name), "_schema", None)
+    if schema is None:
+        schema = _signature(name)
+    positional, named = [], {}
+    for argument in schema.arguments:
+        if argument.kwarg_only:
+            if argument.name in given:
+                named[argument.name] = given[argument.name]
+        else:
+            positional.append(given.get(argument.name))
+    return positional, named
+
+
+def _signature(name: str) -> Any:
+    operation, _, overload = name.partition(".")[2].rpartition(".")
+    return getattr(getattr(torch.ops.aten, operation), overload)._schema
+
+
+def is_dropout(name: str) -> bool:
+    """Return whether an operation is the draw of a dropout, alone or fused."""
+    return name in DRAWN_MASKS or name == FUSED_DROPOUT
+
+
+def in_eval_mode(name: str, arguments: list[Any]) -> Any:
+    """Return what the draw of a dropout gives in evaluation: the mean of the draws, which the scaling makes one."""
+    if name == FUSED_DROPOUT:
+        return arguments[0].clone(), torch.ones_like(arguments[0], dtype=torch.bool)
+    if name == "aten.bernoulli_.float":
+        with torch.no_grad():
+            return arguments[0].fill_(arguments[1])
+    return torch.full_like(arguments[0], arguments[1])
+
+
+def without_training(name: str, arguments: list[Any]) -> list[Any]:
+    """Return the arguments of a batch norm with the flag of training off, if it has running statistics."""
+    if name in _BATCH_NORMS and arguments[3] is not None:
+        return [*arguments[:5], False, *arguments[6:]]
+    return arguments
+
+
+def _batch_norm(*arguments: Any) -> Any:
+    out = torch.ops.aten.native_batch_norm.default(*arguments)
+    return (*out, torch.empty(0, dtype=torch.uint8))
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
+    dropout, causal = rest[0] if rest else 0.0, bool(rest[1]) if len(rest) > 1 else False
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, is_causal=causal, scale=named.get("scale")
+    )
+    return (out,)
+
+
+def _masked_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *rest: Any, **named: Any) -> Any:
+    dropout, causal = rest[1] if len(rest) > 1 else 0.0, bool(rest[2]) if len(rest) > 2 else False
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=named.get("scale")
+    )
+    return (out,)
+
+
+_STAND_INS: Final[dict[str, Callable[..., Any]]] = {
+    "aten.cudnn_batch_norm.default": _batch_norm,
+    "aten._scaled_dot_product_flash_attention.default": _attention,
+    "aten._scaled_dot_product_efficient_attention.default": _masked_attention,
+    "aten._scaled_dot_product_cudnn_attention.default": _masked_attention,
+}
+"""Fused operations of other devices, by what computes the same on a CPU. What they return beside it is not used."""
