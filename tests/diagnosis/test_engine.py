@@ -20,7 +20,9 @@ from sonde.diagnosis.learning import judge
 from sonde.diagnosis.monitor import Monitor
 from sonde.diagnosis.reliability import confidence_of
 from sonde.diagnosis.rule import Found, Rule, rule
+from sonde.errors import RunDamaged
 from sonde.records import Block, Finding, Site
+from sonde.store.timeline import closed_findings
 from sonde.testing import FakeClock, tiny_mlp
 
 RELIABILITY = Path(sonde.__file__).parent / "diagnosis" / "reliability.json"
@@ -88,6 +90,18 @@ def test_a_rule_that_raises_is_isolated_and_named(caplog):
     assert "the rule breaks failed" in caplog.text
 
 
+def test_a_damaged_file_is_named_and_is_not_the_fault_of_the_rule(caplog):
+    def reads(case: Case) -> Found | None:
+        raise RunDamaged("tensors.safetensors cannot be read")
+
+    doctor = Doctor([Rule(kind="taped", find=reads)])
+    case = Case()
+    case.history.put(block(1, {0: 1.0}))
+    assert doctor.look(case) == []
+    assert doctor.unmeasured == {"taped": "tensors.safetensors cannot be read"}
+    assert (doctor.broken, caplog.text) == ({}, "")
+
+
 def test_a_missing_signal_gives_not_measured_instead_of_a_verdict():
     def needs(case: Case) -> Found | None:
         raise NotMeasured("optimizer:vital.leftover")
@@ -129,10 +143,46 @@ def test_of_two_that_explain_each_other_the_better_stays(monkeypatch):
     assert [(item.kind, item.explains) for item in found] == [("b", ("a",))]
 
 
-def test_an_exact_relation_comes_before_a_statistic_of_the_same_severity():
+def test_findings_are_ordered_by_their_evidence_then_by_severity_and_notes_come_last():
     exact, statistic = replace(finding("b", confidence=None), exact=True), finding("a", confidence=0.9)
-    graver = finding("c", "critical", confidence=None)
-    assert [item.kind for item in ranking.fold([statistic, exact, graver])] == ["c", "b", "a"]
+    graver, tried = finding("c", "critical", confidence=None), replace(finding("d"), experiment="lr / 30: learns")
+    note = replace(finding("e", "info"), exact=True)
+    found = ranking.fold([statistic, note, exact, graver, tried])
+    assert [(item.kind, item.basis) for item in found] == [
+        ("b", "exact"),
+        ("d", "experiment"),
+        ("c", "statistics"),
+        ("a", "statistics"),
+        ("e", "exact"),
+    ]
+
+
+def test_a_cause_that_explains_something_comes_before_one_that_explains_nothing(monkeypatch):
+    monkeypatch.setitem(ranking.EXPLAINS, "b", frozenset({"symptom"}))
+    found = ranking.fold([finding("a", confidence=0.9), finding("b", confidence=0.5), finding("symptom")])
+    assert [item.kind for item in found] == ["b", "a"]
+
+
+@pytest.mark.parametrize(("reason", "first"), [("log_of_zero", "nan_in_loss"), ("overflow", "lr_too_high")])
+def test_a_known_operation_outside_its_domain_is_not_blamed_on_the_learning_rate(reason, first):
+    operation = replace(finding("nan_in_loss", "critical"), exact=True, data={"reason": reason, "origin": {}})
+    assert [item.kind for item in ranking.fold([finding("lr_too_high", "critical"), operation])] == [first]
+
+
+def test_an_outcome_without_a_cause_lists_what_was_looked_for_and_not_found():
+    def fails(case):
+        return Found(cause="Nothing was learnt.", sites=())
+
+    rules = [
+        Rule(kind="not_learning", find=fails, outcome=True),
+        Rule(kind="lr_too_low", find=lambda case: None),
+        Rule(kind="needy", find=lambda case: case.need_loss() and None),
+    ]
+    case = Case()
+    case.history.put(block(1, {0: 1.0}))
+    (found,) = Doctor(rules).look(case)
+    assert found.data["ruled_out"] == ["lr_too_low"]
+    assert found.cause == "Nothing was learnt. This is a symptom; ruled out: lr too low."
 
 
 def test_confidence_is_what_the_benchmark_measured_and_absent_where_it_measured_nothing():
@@ -153,13 +203,23 @@ def test_a_finding_that_is_taken_gets_the_confidence_of_its_kind():
 
 def test_a_finding_is_reported_once_and_withdrawn_when_it_no_longer_holds():
     said: list[Finding] = []
-    leftover_monitor([1.0] * 6 + [0.0] * 10, said.append)
+    leftover_monitor([1.0] * 6 + [0.0] * 30, said.append)
     assert [(item.kind, item.withdrawn) for item in said] == [("missing_zero_grad", False), ("missing_zero_grad", True)]
     assert said[0].step == 1
 
 
-def count_looks(cost: float, steps: int, share: float | None = None) -> int:
-    """Count how often a monitor looks at a run of steps of one second, if a look takes `cost` seconds."""
+def test_a_finding_on_the_edge_does_not_flap_and_one_that_closed_keeps_its_span():
+    said: list[Finding] = []
+    leftover_monitor([1.0] * 6 + [0.0, 1.0] * 20, said.append)
+    assert [item.withdrawn for item in said] == [False]
+    lasting = replace(finding("a", step=5), last_step=20)
+    lines = [finding("a", step=5), lasting, finding("b", step=7), replace(lasting, withdrawn=True)]
+    closed = closed_findings([*lines, finding("a", step=30)])
+    assert [(each.kind, each.step, each.last_step) for each in closed] == [("a", 5, 20)]
+
+
+def count_looks(cost: float, steps: int, share: float | None = None, step_seconds: float = 1.0) -> int:
+    """Count how often a monitor looks at a run if a look takes `cost` seconds."""
     clock, looks = FakeClock(0.0), []
 
     class Slow(Doctor):
@@ -171,13 +231,18 @@ def count_looks(cost: float, steps: int, share: float | None = None) -> int:
     monitor = Monitor(lambda finding: None, Slow(), share=share, clock=clock, own_time=clock)
     for step in range(1, steps + 1):
         monitor.take_block(block(step, {0: 1.0}))
-        clock.advance(1.0)
+        clock.advance(step_seconds)
     return len(looks)
 
 
 def test_looks_that_cost_too_much_come_at_a_few_steps_only():
     assert count_looks(5.0, 200) == count_looks(0.0001, 200, share=0.01) == 9 + 38
-    assert count_looks(5.0, 200, share=0.01) == 6  # steps 3, 10, 24, 50, and then each double
+    assert count_looks(5.0, 200, share=0.01) == 1  # one look is 3 % of 167 steps
+    assert count_looks(0.08, 200, share=0.001) == 5  # steps 3, 10, 24, 50, and then each double
+
+
+def test_short_steps_are_judged_at_a_few_of_the_first_whatever_it_costs():
+    assert count_looks(0.0005, 200, share=0.0001, step_seconds=0.001) == 5
 
 
 @pytest.mark.parametrize("shares", [[0.0] * 8, [1.0, 1.0, 0.0] * 3])
@@ -209,7 +274,7 @@ def test_a_slow_fall_in_much_noise_is_learning_and_noise_alone_is_not(seed):
     assert judge(1.43 + noise).state != "improving"
 
 
-def test_coming_back_from_where_the_first_steps_threw_it_is_no_learning():
+def test_coming_back_from_where_the_first_steps_threw_it_is_not_learning():
     rng = np.random.default_rng(0)
     back = np.concatenate([[2.34], 2000 * 0.4 ** np.arange(10), 2.33 + 0.05 * rng.standard_normal(100)])
     assert judge(back).state == "flat"
@@ -227,6 +292,6 @@ def test_an_exact_finding_stays_when_fewer_steps_are_recorded_and_goes_when_it_i
         wrong[0] = True
         doctor, case = Doctor(rules=(exact_one,)), Case()
         assert doctor.look(case)
-        case.is_thinned = thinned
+        case.strides = {"outputs": 4} if thinned else {}
         wrong[0] = False
         assert bool(doctor.look(case)) is thinned

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import sonde
 
@@ -224,7 +225,240 @@ def clears_gradients_behind_autograd(watch):
         session.log(loss=loss)
 
 
+class ActorCritic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.policy, self.value = nn.Linear(12, 32), nn.Linear(32, 4), nn.Linear(32, 1)
+
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        return F.log_softmax(self.policy(hidden), 1), self.value(hidden).squeeze(1)
+
+
+def several_epochs_on_each_rollout(watch):
+    """Batches repeat without a loader, and a policy term makes the total negative though its loss is not."""
+    model = ActorCritic()
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    session = watch(model, optimizer)
+    for _ in range(8):
+        x, y = batch(64)
+        with torch.no_grad():
+            log_p, value = model(x)
+            action = torch.distributions.Categorical(logits=log_p).sample()
+            reward = (action == y).float()
+            advantage = reward - value
+            old = log_p.gather(1, action[:, None]).squeeze(1)
+        for _ in range(4):
+            log_p, value = model(x)
+            ratio = (log_p.gather(1, action[:, None]).squeeze(1) - old).exp()
+            entropy = -(log_p.exp() * log_p).sum(1).mean()
+            loss = -(ratio * advantage).mean() + 0.05 * F.mse_loss(value, reward) - 0.1 * entropy
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            session.log(loss=loss)
+
+
+def generator_called_twice_with_the_same_noise(watch):
+    generator, critic = pair()
+    first, second = (torch.optim.Adam(each.parameters(), 2e-3) for each in (generator, critic))
+    watch({"generator": generator, "critic": critic}, [first, second])
+    for _ in range(STEPS):
+        noise = torch.randn(16, 4)
+        second.zero_grad()
+        loss = F.binary_cross_entropy_with_logits(critic(generator(noise).detach()), torch.zeros(16, 1))
+        (loss + F.binary_cross_entropy_with_logits(critic(torch.randn(16, 12) + 2), torch.ones(16, 1))).backward()
+        second.step()
+        first.zero_grad()
+        F.binary_cross_entropy_with_logits(critic(generator(noise)), torch.ones(16, 1)).backward()
+        first.step()
+
+
+def several_steps_on_each_batch_of_a_loader_with_workers(watch):
+    x, y = batch(256)
+    loader = DataLoader(TensorDataset(x, y), 32, shuffle=True, num_workers=2)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    session = watch(model, optimizer, loader=loader)
+    for x, y in loader:
+        for _ in range(3):
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            session.log(loss=loss)
+
+
+def inputs_with_equal_statistics(make):
+    def program(watch):
+        x, y = make(320)
+        loader = DataLoader(TensorDataset(x, y), 32, shuffle=True)
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        session = watch(model, optimizer, loader=loader)
+        for x, y in (each for _ in range(3) for each in loader):
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            session.log(loss=loss)
+
+    return program
+
+
+def one_hot_inputs(size):
+    states = torch.randint(0, 8, (size,))
+    return F.one_hot(states, 8).float(), (states + 1) % 8
+
+
+def permutations(size):
+    orders = torch.rand(size, 8).argsort(1)
+    return orders.float() / 8, orders.argmax(1)
+
+
+class Cosines(nn.Module):
+    """Cosines times 30 minus a margin start far above guessing, however small the weights are."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.centres = nn.Parameter(torch.randn(4, 16))
+
+    def forward(self, x, y):
+        cosines = F.linear(F.normalize(self.body(x)), F.normalize(self.centres))
+        return 30 * (cosines - 0.35 * F.one_hot(y, 4))
+
+
+def margin_loss(watch):
+    model = Cosines()
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    session = watch(model, optimizer)
+    for _ in range(4 * STEPS):
+        x, y = batch()
+        loss = F.cross_entropy(model(x, y), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        session.log(loss=loss)
+
+
+class TwoTowers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.scale = mlp(), mlp(), nn.Parameter(torch.tensor(4.6))
+
+    def forward(self, x, z):
+        return self.scale.exp() * F.normalize(self.left(x)) @ F.normalize(self.right(z)).T
+
+
+def contrastive_loss(watch):
+    model = TwoTowers()
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    session = watch(model, optimizer)
+    for _ in range(4 * STEPS):
+        x, _ = batch()
+        loss = F.cross_entropy(model(x, x + 0.1 * torch.randn_like(x)), torch.arange(32))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        session.log(loss=loss)
+
+
+def loads_a_checkpoint_after_watching(watch):
+    def make():
+        model = mlp()
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 100)
+
+    def step(model, optimizer, scheduler):
+        x, y = batch()
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return loss
+
+    before = make()
+    for _ in range(3):
+        step(*before)
+    now = make()
+    session = watch(*now[:2], scheduler=now[2])
+    for each, saved in zip(now, before, strict=True):
+        each.load_state_dict(saved.state_dict())
+    for _ in range(STEPS):
+        session.log(loss=step(*now))
+
+
+def gradients_that_fall_by_many_orders(watch):
+    model = nn.Linear(5, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    watch(model, optimizer)
+    x = torch.randn(64, 5)
+    y = 100 * x.sum(1, keepdim=True)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(40):
+        optimizer.step(closure)
+
+
+class TagsWords(nn.Module):
+    """A tagger that reads one sentence at a time, as PyTorch's tutorial writes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.lstm, self.tag = nn.Embedding(20, 16), nn.LSTM(16, 16), nn.Linear(16, 3)
+
+    def forward(self, sentence):
+        states, _ = self.lstm(self.embed(sentence).view(len(sentence), 1, -1))
+        return self.tag(states.view(len(sentence), -1))
+
+
+def one_sentence_at_a_time(watch):
+    model = TagsWords()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    session = watch(model, optimizer)
+    for step in range(120):
+        words = torch.randint(0, 20, (5 + step % 4,))
+        loss = F.cross_entropy(model(words), words % 3)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        session.log(loss=loss)
+
+
+def teacher_in_training_mode(watch):
+    def make():
+        return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
+
+    both = nn.ModuleDict({"student": make(), "teacher": make()})
+    both["teacher"].load_state_dict(both["student"].state_dict())
+    optimizer = torch.optim.Adam(both["student"].parameters(), 1e-2)
+    session = watch({"student": both["student"], "teacher": both["teacher"]}, optimizer)
+    for _ in range(120):
+        x = torch.randn(32, 8)
+        y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+        logits = both["student"](x)
+        with torch.no_grad():
+            wanted = both["teacher"](x + 0.1 * torch.randn_like(x)).softmax(-1)
+        loss = F.cross_entropy(logits, y) + F.mse_loss(logits.softmax(-1), wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for slow, fast in zip(both["teacher"].parameters(), both["student"].parameters(), strict=True):
+                slow.lerp_(fast, 0.05)
+        session.log(loss=loss)
+
+
 PROGRAMS = [
+    one_sentence_at_a_time,
+    teacher_in_training_mode,
     game_with_two_backward_passes,
     slow_game,
     game_of_which_one_optimizer_is_handed_in,
@@ -236,6 +470,15 @@ PROGRAMS = [
     one_backward_pass_per_loss,
     tasks_in_turns,
     clears_gradients_behind_autograd,
+    several_epochs_on_each_rollout,
+    generator_called_twice_with_the_same_noise,
+    several_steps_on_each_batch_of_a_loader_with_workers,
+    pytest.param(inputs_with_equal_statistics(one_hot_inputs), id="one_hot_inputs"),
+    pytest.param(inputs_with_equal_statistics(permutations), id="permutations"),
+    margin_loss,
+    contrastive_loss,
+    loads_a_checkpoint_after_watching,
+    gradients_that_fall_by_many_orders,
 ]
 
 
@@ -244,11 +487,14 @@ def test_a_healthy_program_raises_no_warning(program, tmp_path):
     torch.manual_seed(0)
     sessions = []
 
-    def watch(model, optimizer):
-        sessions.append(sonde.watch(model, optimizer, run=tmp_path / "run"))
+    def watch(model, optimizer, **helpers):
+        sessions.append(sonde.watch(model, optimizer, run=tmp_path / "run", **helpers))
         return sessions[0]
 
     program(watch)
     sessions[0].close()
     told = [*sessions[0].findings, *sonde.diagnose(tmp_path / "run").findings]
     assert [(finding.kind, finding.cause) for finding in told if finding.severity != "info"] == []
+    recorded = {site.key for site in sonde.open_run(tmp_path / "run").sites}
+    cited = {evidence.series.rpartition(" ")[0] for finding in told for evidence in finding.evidence if evidence.series}
+    assert cited <= recorded

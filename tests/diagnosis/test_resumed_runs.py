@@ -12,6 +12,18 @@ import sonde
 from sonde.testing import tiny_mlp
 
 
+def test_an_optimizer_that_goes_on_from_an_earlier_checkpoint_has_kept_its_state(tmp_path):
+    torch.manual_seed(0)
+    model = tiny_mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    train(model, optimizer, tmp_path / "run", resume=False)
+    state = copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, tmp_path / "run", resume=True)
+    optimizer.load_state_dict(state)
+    train(model, optimizer, tmp_path / "run", resume=True)
+    assert [finding.kind for finding in sonde.diagnose(tmp_path / "run").findings] == []
+
+
 def train(model, optimizer, path, *, resume):
     with sonde.watch(model, optimizer, run=path, resume=resume) as session:
         for _ in range(8):
@@ -41,3 +53,18 @@ def test_an_optimizer_that_was_not_loaded_is_named_live_and_from_the_files(tmp_p
         for finding in named:
             assert (finding.step, finding.sites) == (9, ("optimizer",))
         assert not [finding for finding in findings if finding.kind == "momentum_state_stale"]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_run_that_goes_on_from_an_earlier_checkpoint_finds_its_step_from_the_optimizer(tmp_path, kind):
+    model = tiny_mlp()
+    optimizer = kind(model.parameters(), lr=3e-3)
+    train(model, optimizer, tmp_path / "run", resume=False)
+    checkpoint = copy.deepcopy(optimizer.state_dict())  # after step 8
+    train(model, optimizer, tmp_path / "run", resume=True)
+    assert sonde.open_run(tmp_path / "run").steps.tolist() == list(range(17))
+    optimizer.load_state_dict(checkpoint)
+    session = train(model, optimizer, tmp_path / "run", resume=True)
+    steps = sonde.open_run(tmp_path / "run").steps.tolist()
+    assert steps == list(range(17 if kind is torch.optim.AdamW else 25)), "SGD's state counts no steps"
+    assert not [each for each in session.findings if each.kind in ("resume_incomplete", "momentum_state_stale")]

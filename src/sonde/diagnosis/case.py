@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde.core import facts, signals
+from sonde.core.examination import Examination, Result
 from sonde.core.facts import Facts, LossFacts, ModuleFacts, ParameterFacts
+from sonde.core.heartbeat import Standing
+from sonde.core.step_times import RankTimes
+from sonde.core.tape import Tape
 from sonde.diagnosis.dynamics import Dynamics, classify
 from sonde.diagnosis.history import HEAD, Curve, History, Stretch
 from sonde.diagnosis.learning import Learning, judge
+from sonde.diagnosis.rank_comparison import RankComparison
+from sonde.diagnosis.tape_reading import TapeReading
 from sonde.diagnosis.track import Panel, Track, Values
 from sonde.records import Event, Phase, Quantity, Site
 
@@ -22,8 +27,10 @@ LOSS_NAMES: Final = ("loss", "train_loss", "train/loss", "training_loss", "loss/
 # Steps without a backward pass may differ by this share from what one loss for all optimizers leads to.
 _UNEVEN: Final = 0.05
 # What is written once must not be forgotten when the run gets long.
-_ONCE: Final = frozenset(map(signals.part_of, (signals.NEIGHBOUR_AGREEMENT, signals.DISTINCT_ROWS)))
+_ONCE: Final = frozenset(map(signals.part_of, (signals.NEIGHBOUR_AGREEMENT, signals.DISTINCT_ROWS, signals.BATCH_MARK)))
 MAX_EVENTS: Final = 1000
+TAPE_STEPS: Final = 25
+"""Steps after which the first tapes are there, if there are any."""
 PANEL_STEPS: Final = 64
 """How many of the last steps layers are compared over."""
 T = TypeVar("T")
@@ -31,19 +38,6 @@ T = TypeVar("T")
 
 class NotMeasured(Exception):
     """Raised by a rule that needs something the run does not have: it gives no verdict instead of a wrong one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """A parameter that is not the same on all ranks."""
-
-    name: str
-    step: int
-    """The first step after which it differed."""
-    first: float
-    """By how much then, as a part of its size."""
-    last: float
-    """By how much at the end."""
 
 
 class Case:
@@ -54,10 +48,21 @@ class Case:
         self.facts = Facts()
         self.events: list[Event] = []
         self.final = False
-        self.is_thinned = False
+        self.strides: Mapping[str, int] = {}
+        """One in how many steps holds what, by `parameters`, `outputs` and `diagnosis`; empty if nothing is thinned."""
         """Whether not every step is recorded any more, to keep within the budget."""
-        self.replicas: list[Drift] | None = None
-        """Parameters that differ between ranks; None where that was not compared."""
+        self.taped: TapeReading | None = None
+        """The last whole step that was taped, if there is one."""
+        self.expects_tapes = False
+        """Whether steps of the run are taped as far as that can be afforded."""
+        self.examinations: dict[int, Examination] = {}
+        """Experiments on taped steps, by step."""
+        self.standing: Standing | None = None
+        """What each rank does or did last, by its heartbeat; None where there is none."""
+        self.rank_times: list[RankTimes] | None = None
+        """The times of all ranks' steps; None where fewer than two recorded any."""
+        self.ranks: RankComparison | None = None
+        """How the ranks compare; None where there is one, or they were not compared."""
         self._sites: dict[int, Site] = {}
         self._by_key: dict[str, Site] = {}
         self._groups: dict[tuple[Quantity, Phase], list[Site]] = {}
@@ -94,9 +99,61 @@ class Case:
             self.__dict__.pop("modules", None)
             self.__dict__.pop("parameters", None)
             return
-        self.is_thinned |= event.event_type == "budget"
+        if event.event_type == "budget":
+            self.strides = {name: event.data.get(f"{name}_every", 1) for name in ("parameters", "outputs", "diagnosis")}
         if len(self.events) < MAX_EVENTS:
             self.events.append(event)
+
+    @property
+    def is_thinned(self) -> bool:
+        """Whether some steps lack readings, to keep the recording within its budget."""
+        return bool(self.strides)
+
+    def take_examination(self, examination: Examination) -> None:
+        """Take the experiments on a taped step."""
+        self.history.version += 1
+        self.examinations[examination.step] = examination
+
+    def take_tape(self, tape: Tape) -> None:
+        """Take the tape of a step; the last one that is whole counts."""
+        if tape.truncated or not tape.loss_values():
+            return
+        self.history.version += 1
+        self.taped = TapeReading(tape)
+
+    def wait_for_tape(self) -> None:
+        """Leave a judgement that a tape may refute to the time when there is one, in the first steps of a run.
+
+        Raises:
+            NotMeasured: A tape is due soon.
+
+        """
+        if self.expects_tapes and self.taped is None and not self.final and self.num_steps < TAPE_STEPS:
+            raise NotMeasured("a tape of a step")
+
+    def need_tape(self) -> TapeReading:
+        """Return the last whole step that was taped.
+
+        Raises:
+            NotMeasured: There is none.
+
+        """
+        if self.taped is None:
+            raise NotMeasured("a tape of a step")
+        return self.taped
+
+    # ------------------------------------------------------------------ experiments
+
+    @property
+    def examination(self) -> Examination | None:
+        """The experiments on the last step that was taped and could be repeated; None if there are none."""
+        steps = [step for step, each in self.examinations.items() if each.results]
+        return self.examinations[max(steps)] if steps else None
+
+    def results(self, experiment: str) -> list[tuple[int, Result]]:
+        """Return the results of an experiment by step, in order."""
+        found = ((step, each.result(experiment)) for step, each in sorted(self.examinations.items()))
+        return [(step, result) for step, result in found if result is not None]
 
     # ------------------------------------------------------------------ steps
 
@@ -222,15 +279,20 @@ class Case:
 
     def loss(self) -> tuple[NDArray[np.int64], Values] | None:
         """Return the curve of the training loss: what the user logged, else what the loss function returned."""
-        for name in LOSS_NAMES:
-            found = self.scalar(name)
-            if found is not None:
-                return found
-        returned = self._by_key.get(f"{signals.LOSS}:output")
-        if returned is not None and (found := self._curve(returned)) is not None:
-            return found
+        site = self.loss_site()
+        return None if site is None else self._curve(site)
+
+    def loss_site(self) -> Site | None:
+        """Return the site of the training loss."""
         named = sorted(name for name in self.scalars() if "loss" in name.lower() and "val" not in name.lower())
-        return self.scalar(named[0]) if len(named) == 1 else None
+        only = [f"{named[0]}:scalar"] if len(named) == 1 else []
+        keys = [*(f"{name}:scalar" for name in LOSS_NAMES), f"{signals.LOSS}:output", *only]
+        known = (site for key in keys if (site := self._by_key.get(key)) is not None)
+        return next((site for site in known if self._curve(site) is not None), None)
+
+    def has_site(self, key: str) -> bool:
+        """Return whether anything was recorded under this key."""
+        return key in self._by_key
 
     def need_loss(self) -> tuple[NDArray[np.int64], Values]:
         """Return the curve of the training loss.
@@ -273,6 +335,10 @@ class Case:
         optimizers = len(self.facts.optimizers)
         if optimizers < 2:
             return False
+        turns = self.vital(signals.LOOP, signals.TURNS)
+        if turns is not None:
+            return float((turns.numbers() > 1).mean()) > _UNEVEN
+        # In runs of earlier versions each step of an optimizer is a step of the run.
         backwards = self.vital(signals.LOOP, signals.BACKWARDS)
         if backwards is None:
             return True

@@ -1,4 +1,4 @@
-"""Where a loss is going now: converging, converged, on a plateau, oscillating or diverging.
+"""Classify where a loss is going: converging, converged, on a plateau, oscillating or diverging.
 
 `sonde.diagnosis.learning` compares a loss with where it began; this module classifies the later part of the curve. The
 curve is read oldest first. Levels are medians of blocks, so that single bad batches have no say; what counts as a move
@@ -27,7 +27,7 @@ FAR_ABOVE: Final = 2.0
 _DROP: Final = 0.1
 """A loss that has lost less than this part of itself since the start has not moved."""
 _SWING: Final = 0.08
-"""Swings of less than this part of the level are not worth a word."""
+"""Swings of less than this part of the level are not reported."""
 REGULAR: Final = 0.6
 """How strongly swings must repeat themselves (autocorrelation) to be an oscillation and not noise."""
 _CHANCE: Final = 4.0
@@ -39,7 +39,7 @@ _WILD: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Dynamics:
-    """A verdict with the numbers it rests on. Numbers are NaN where they cannot be told."""
+    """A verdict with the numbers it rests on. Numbers are NaN where they are unknown."""
 
     state: State
     stability: Stability
@@ -138,7 +138,8 @@ def _level(values: Values) -> Values:
 def _trend(values: Values, noise: float) -> float:
     """Return the change of the last third, from its fitted line, in standard errors of that change.
 
-    The error has a floor of a small part of the level: a fall by one part in a thousand is no progress, however sure.
+    The error has a floor of a small part of the level: a fall by one part in a thousand does not count as progress,
+    however certain it is.
     """
     part = values[-max(MIN_POINTS // 2, len(values) // 3) :]
     slope, scatter, weight = fit_line(part)

@@ -1,4 +1,4 @@
-"""Whether weights still have their random initial values, judged from the shape of their distribution.
+"""Test whether weights still have their random initial values, from the shape of their distribution.
 
 Initial weights of torch are uniform within a bound, or normal with a spread that follows from the layer's size. Trained
 weights have longer tails and another spread.

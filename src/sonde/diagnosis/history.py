@@ -16,7 +16,7 @@ from sonde.core.schema import Rows
 from sonde.records import Block
 
 HEAD: Final = 24
-"""Steps from the beginning that are kept for good: what a run looked like when it was fresh."""
+"""Steps from the beginning that are never dropped: how the run looked at first."""
 MAX_RECENT: Final = 256
 MIN_RECENT: Final = 24
 BUDGET_BYTES: Final = 96 << 20
@@ -106,7 +106,7 @@ class Curve:
         self.values: list[float] = []
 
     def put(self, step: int, value: float) -> None:
-        """Take the value of a step; a later word on the same step replaces the earlier."""
+        """Take the value of a step; a later value of the same step replaces the earlier."""
         if self.steps and self.steps[-1] == step:
             self.values[-1] = value
             return
@@ -147,7 +147,7 @@ class History:
         self.curves.setdefault(site, Curve())
 
     def keep(self, site: int) -> None:
-        """Keep the last reading of a site for good."""
+        """Keep the last reading of a site permanently."""
         self._kept_sites = np.append(self._kept_sites, site)
 
     def put(self, block: Block) -> None:

@@ -1,4 +1,4 @@
-"""The one judgement on numbers that are handed in: the doctor's rules for curves, the same bands for a single step.
+"""The one judgement on numbers that are passed in: the doctor's rules for curves, the same bands for a single step.
 
 `judge_curves` builds a `Case` from plain curves and asks the rules that `sonde.diagnose` asks; a run on disk is not
 needed. `gradient_now`, `loss_now` and the other functions in `_now` compare what is there now with its own history.
@@ -73,7 +73,7 @@ LEVEL_SCATTER = Threshold(3.0, "times the usual change from one value to the nex
 MOMENT_WINDOW: Final = 64
 """How many values before a step make its history: as many steps as the rules compare layers over."""
 LEAST_RATIO: Final = float(min(GRADIENT_LEAP, 1 / GRADIENT_FALL, ACTIVATION_GROWTH))
-"""A curve whose largest value is below so many times its smallest has no step outside the bands of its history."""
+"""A curve whose largest value is below this many times its smallest has no step outside the bands of its history."""
 THIS_STEP: Final = "at this step only"
 """What every `Moment` that finds something says about its window."""
 
@@ -101,7 +101,7 @@ def health(findings: Iterable[Finding]) -> Health:
 
 
 def verdict_of(finding: Finding) -> Verdict | None:
-    """Return the one-word verdict that a finding stands for; None for one that names another kind of cause."""
+    """Return the one-word verdict of a finding; None for one that names another kind of cause."""
     return VERDICTS.get(finding.kind)
 
 
@@ -301,25 +301,25 @@ def gradient_now(
     if not math.isfinite(norm):
         return Moment("non-finite", f"the gradient norm is {_number(norm)} {THIS_STEP}", norm)
     usual = usual_level(past)
-    said = f"the gradient norm is {norm:.3g}"
+    text = f"the gradient norm is {norm:.3g}"
     if high is not None and norm > high:
-        return Moment("exploding", f"{said}, above the given limit of {high:g}, {THIS_STEP}", norm, usual, "limit")
+        return Moment("exploding", f"{text}, above the given limit of {high:g}, {THIS_STEP}", norm, usual, "limit")
     if low is not None and norm < low:
-        return Moment("vanishing", f"{said}, below the given limit of {low:g}, {THIS_STEP}", norm, usual, "limit")
+        return Moment("vanishing", f"{text}, below the given limit of {low:g}, {THIS_STEP}", norm, usual, "limit")
     if high is None and usual is not None and norm > GRADIENT_LEAP * usual:
-        words = f"{said}, {_times(norm / usual)} its usual {usual:.3g}, {THIS_STEP}"
+        words = f"{text}, {_times(norm / usual)} its usual {usual:.3g}, {THIS_STEP}"
         return Moment("exploding", words, norm, usual, "history")
     if high is None and weight and norm >= GRADIENT_OVER_WEIGHT * weight:
-        words = f"{said}, {_times(norm / weight)} the norm of its weights, {weight:.3g}, {THIS_STEP}"
+        words = f"{text}, {_times(norm / weight)} the norm of its weights, {weight:.3g}, {THIS_STEP}"
         return Moment("exploding", words, norm, usual, "weights")
     if low is None and usual is not None and norm < GRADIENT_FALL * usual:
-        words = f"{said}, {norm / usual:.1e} of its usual {usual:.3g}, {THIS_STEP}"
+        words = f"{text}, {norm / usual:.1e} of its usual {usual:.3g}, {THIS_STEP}"
         return Moment("vanishing", words, norm, usual, "history")
     if low is None and norm < GRADIENT_FAINT * (weight or WEIGHT_SMALL):
-        return Moment("vanishing", f"{said}, too small to change its weights, {THIS_STEP}", norm, usual, "weights")
+        return Moment("vanishing", f"{text}, too small to change its weights, {THIS_STEP}", norm, usual, "weights")
     if usual is None and weight is None and low is None and high is None:
-        return Moment("unknown", f"{said}; there is no history to compare it with yet", norm)
-    return Moment("healthy", said, norm, usual)
+        return Moment("unknown", f"{text}; there is no history to compare it with yet", norm)
+    return Moment("healthy", text, norm, usual)
 
 
 def gradients_now(norms: Sequence[float], *, low: float | None = None, high: float | None = None) -> Moment:
@@ -377,15 +377,15 @@ def output_now(largest: float, past: Sequence[float] = ()) -> Moment:
     if not math.isfinite(largest):
         return Moment("non-finite", f"the largest magnitude is {_number(largest)} {THIS_STEP}", largest)
     usual = usual_level(past)
-    said = f"the largest magnitude is {largest:.3g}"
+    text = f"the largest magnitude is {largest:.3g}"
     if largest > VALUE_EXTREME:
-        return Moment("exploding", f"{said}, close to overflow in what follows, {THIS_STEP}", largest, usual)
+        return Moment("exploding", f"{text}, close to overflow in what follows, {THIS_STEP}", largest, usual)
     if usual is None:
-        return Moment("unknown", f"{said}; there is no history to compare it with yet", largest)
+        return Moment("unknown", f"{text}; there is no history to compare it with yet", largest)
     if largest >= max(ACTIVATION_HIGH, ACTIVATION_GROWTH * usual):
-        words = f"{said}, {_times(largest / usual)} its usual {usual:.3g}, {THIS_STEP}"
+        words = f"{text}, {_times(largest / usual)} its usual {usual:.3g}, {THIS_STEP}"
         return Moment("exploding", words, largest, usual, "history")
-    return Moment("healthy", said, largest, usual)
+    return Moment("healthy", text, largest, usual)
 
 
 def units_now(*, dead: float | None = None, saturated: float | None = None) -> Moment:
@@ -404,7 +404,7 @@ def units_now(*, dead: float | None = None, saturated: float | None = None) -> M
     return Moment("healthy", f"at most {max(known):.0%} of the units are dead or saturated", max(known))
 
 
-def level_now(name: str, values: Sequence[float], *, better: Literal["high", "low"] = "high") -> Moment:
+def level_now(name: str, values: Sequence[float]) -> Moment:
     """Compare the level of a metric over its last values with the best level that it held before.
 
     >>> level_now("accuracy", [0.8] * 20 + [0.5] * 5).words
@@ -415,15 +415,11 @@ def level_now(name: str, values: Sequence[float], *, better: Literal["high", "lo
         return Moment("unknown", f"{name} has too short a history", float(known[-1]) if len(known) else math.nan)
     now = float(np.median(known[-size:]))
     levels = np.median(np.lib.stride_tricks.sliding_window_view(known[:-size], size), axis=1)
-    best = float(levels.max() if better == "high" else levels.min())
-    lost = best - now if better == "high" else now - best
+    best = float(levels.max())
     scatter = float(np.median(np.abs(np.diff(known[:-size]))))
-    if lost <= max(LEVEL_LOST * abs(best), LEVEL_SCATTER * scatter):
+    if best - now <= max(LEVEL_LOST * abs(best), LEVEL_SCATTER * scatter):
         return Moment("healthy", f"{name} is {now:.4g}", now, best)
-    moved = "fell" if better == "high" else "rose"
-    return Moment(
-        "unstable", f"{name} {moved} from {best:.4g} to {now:.4g} over the last {size} values only", now, best
-    )
+    return Moment("unstable", f"{name} fell from {best:.4g} to {now:.4g} over the last {size} values only", now, best)
 
 
 def shift_now(means: Sequence[float], spread: float) -> Moment:

@@ -1,4 +1,4 @@
-"""Is the run learning? The question that decides whether a statistical oddity is a warning or only worth a note."""
+"""Decide whether a run is learning, and so whether an anomaly is a warning or only a note."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonde.diagnosis.track import Values
 State = Literal["improving", "flat", "worse", "broken", "unknown"]
 MIN_POINTS: Final = 10
 START: Final = 5
-"""How many of the first losses stand for where the run began."""
+"""How many of the first losses are averaged as the start of the run."""
 RELATIVE: Final = 0.05
 """A fall by less than this part of the initial loss does not count as improvement."""
 _CERTAIN: Final = 4.0
@@ -32,7 +32,7 @@ class Learning:
     noise: float = float("nan")
     points: int = 0
     margin: float = float("nan")
-    """How far the level must have moved to be told from noise."""
+    """How far the level must have moved to stand out from noise."""
     falls: bool = False
     """Whether the curve as a whole falls for certain, by however little."""
 
@@ -76,8 +76,8 @@ def judge(losses: Values) -> Learning:
         state = "improving"
     elif recent > initial + margin:
         state = "worse"
-    # What takes both signs is no distance from the truth, such as the loss of a policy: that it stays says nothing. Nor
-    # does one that begins at nothing and cannot fall, such as that of a policy that has had no reward yet.
+    # What takes both signs, such as the loss of a policy, does not measure a distance from the truth: that it stays
+    # says nothing. Nor does one that begins at nothing and cannot fall, such as that of a policy without a reward yet.
     if state != "improving" and (losses.min() < 0 < losses.max() or losses.min() == initial == 0):
         state = "unknown"
     return Learning(state, initial, recent, best, noise, points, margin, bool(slowly))

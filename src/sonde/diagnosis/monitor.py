@@ -7,25 +7,35 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.doctor import Doctor
+from sonde.diagnosis.examiner import PATIENCE, Examiner
+from sonde.diagnosis.tape_reading import Shelf
 from sonde.records import Block, Event, Finding, Site
 
 # How often to look: at each of the first steps, where exact relations show; then less and less.
 _EVERY: Final = ((10, 1), (200, 5), (1000, 10), (10_000, 50))
 _LATER: Final = 250
-# Steps at which a run is judged whatever that costs; later ones double. Rules hold Python's lock, so their time is
-# taken from training.
+# Steps at which a run is judged beyond its share; later ones double. Rules hold Python's lock, so their time is taken
+# from training: where steps are not short, judging them may take `_EARLY_SHARE` of the time at most.
 _ALWAYS: Final = (3, 10, 24, 50)
+_SHORT_STEP_S: Final = 0.01
+_EARLY_SHARE: Final = 0.03
+_USUAL_LOOK_S: Final = 0.01  # what a look is taken to cost before the first one
+
+
+_CLOSING_LOOKS: Final = 3
+"""A finding is withdrawn when this many looks in a row have not made it."""
 
 
 class Monitor:
     """A `Sink` that reports what is wrong as soon as it is known.
 
     `share` bounds the processor time of looks, as a share of the time that has passed; None looks in its usual rhythm
-    whatever it costs.
+    whatever it costs. Where `run` is given, taped steps of that run are read, and examined when it looks ill.
     """
 
     def __init__(
@@ -36,6 +46,7 @@ class Monitor:
         share: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
         own_time: Callable[[], float] = time.thread_time,
+        run: Path | None = None,
     ) -> None:
         self._report = report
         self._doctor = doctor or Doctor()
@@ -45,10 +56,15 @@ class Monitor:
         self._looked = -1
         self._pending: int | None = None
         self._share = share
+        self._examiner = None if run is None else Examiner(run)
+        self._tapes = None if run is None else Shelf(run)
+        self._case.expects_tapes = run is not None
         self._clock, self._own_time = clock, own_time
         self._began = clock()
-        self._spent = 0.0
-        self._said: deque[Finding] = deque(maxlen=256)
+        self._spent, self._last_look = 0.0, _USUAL_LOOK_S
+        self._absent: dict[str, int] = {}
+        """By kind of a finding that holds: in how many looks in a row it was not made."""
+        self._reported: deque[Finding] = deque(maxlen=256)
         """What was reported from here; it comes back to all sinks."""
 
     @property
@@ -89,9 +105,14 @@ class Monitor:
 
     def take_finding(self, finding: Finding) -> None:
         """Take a finding made elsewhere. Those that came from here are known already."""
-        if not finding.withdrawn and not any(finding is said for said in self._said):
+        if any(finding is known for known in self._reported):
+            return
+        if finding.withdrawn:
+            self._doctor.drop(finding.kind)
+            self._absent[finding.kind] = _CLOSING_LOOKS
+        else:
             self._doctor.take(finding)
-            self._look()
+        self._look()
 
     def flush(self) -> None:
         """Judge everything taken so far."""
@@ -101,41 +122,73 @@ class Monitor:
         """Judge once more, now that the run is over."""
         self._case.final = True
         self._look()
+        if self._examiner is not None and self._examiner.finish(self._case, self._findings):
+            self._look()
+
+    @property
+    def patience_s(self) -> float:
+        """For how many seconds `close` may wait for experiments."""
+        return 2 * PATIENCE if self._examiner is not None and self._examiner.waits else 0.0
 
     def _look_if_due(self, step: int) -> None:
         every = next((every for until, every in _EVERY if step <= until), _LATER)
         if step - self._looked >= every and (self._is_milestone(step) or self._can_afford()):
             self._look()
+            # While a run trains, only where its end waits for the results anyway: another process beside the training
+            # makes the threads of its operations wait for each other, whatever its priority.
+            examiner = self._examiner
+            if examiner is not None and examiner.waits and examiner.look(self._case, self._findings):
+                self._look()
 
     def _is_milestone(self, step: int) -> bool:
         """Return whether a step at which a run is always judged has come since the last look."""
         following = next((each for each in _ALWAYS if each > self._looked), 2 * max(self._looked, _ALWAYS[-1]))
-        return step >= following
+        if step < following:
+            return False
+        passed = self._clock() - self._began
+        return passed < _SHORT_STEP_S * step or self._can_afford(_EARLY_SHARE)
 
-    def _can_afford(self) -> bool:
-        return self._share is None or self._spent <= self._share * (self._clock() - self._began)
+    def _can_afford(self, share: float | None = None) -> bool:
+        """Return whether another look, if it takes as long as the last, stays within a share of the time so far."""
+        share = self._share if share is None or self._share is None else share
+        return share is None or self._spent + self._last_look <= share * (self._clock() - self._began)
 
     def _look(self) -> None:
         self._looked = self._case.step
         began = self._own_time()
+        for tape in () if self._tapes is None else self._tapes():
+            self._case.take_tape(tape)
         before = {finding.kind: finding for finding in self._findings}
         found = self._doctor.look(self._case)
-        self._spent += self._own_time() - began
+        self._last_look = self._own_time() - began
+        self._spent += self._last_look
+        found += self._still_held(before, {finding.kind for finding in found})
         with self._lock:
             self._findings = found
         for finding in found:
             if _is_news(before.get(finding.kind), finding) or self._case.final:
-                self._say(finding)
+                self._publish(finding)
         for kind in before.keys() - {finding.kind for finding in found}:
-            self._say(replace(before[kind], withdrawn=True))
+            self._publish(replace(before[kind], withdrawn=True))
 
-    def _say(self, finding: Finding) -> None:
-        self._said.append(finding)
+    def _still_held(self, before: dict[str, Finding], found: set[str]) -> list[Finding]:
+        """Return the findings that this look did not make but that are not withdrawn yet: else one on an edge flaps.
+
+        What is explained by a cause now, or refuted by an experiment, goes at once.
+        """
+        if self._case.final:
+            return []
+        gone = {finding.kind for finding in self._doctor.found} | self._doctor.refuted.keys()
+        self._absent = {kind: self._absent.get(kind, 0) + 1 for kind in before.keys() - found - gone}
+        return [before[kind] for kind, looks in self._absent.items() if looks < _CLOSING_LOOKS]
+
+    def _publish(self, finding: Finding) -> None:
+        self._reported.append(finding)
         self._report(finding)
 
 
 def _is_news(before: Finding | None, now: Finding) -> bool:
-    """Return whether a finding differs from what was said before in more than its last step and its numbers."""
+    """Return whether a finding differs from what was reported before in more than its last step and its numbers."""
     if before is None:
         return True
     return (before.severity, before.sites, before.explains, before.data) != (

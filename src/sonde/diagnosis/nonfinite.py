@@ -1,4 +1,4 @@
-"""Where the first non-finite number appeared, in the order in which a step computes."""
+"""Find where the first non-finite number appeared, in the order in which a step computes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sonde.diagnosis.case import Case
 from sonde.diagnosis.symptoms import NOT_FINITE
 from sonde.records import Finding, Site
 
-TOLD_FROM: Final = "told_from"
+BASIS: Final = "told_from"
 READINGS: Final = "readings"
 """Marks findings about non-finite numbers that rest on readings; a repeated step gives better ones."""
 KINDS: Final = frozenset(
@@ -52,9 +52,19 @@ class Origin:
     """How many sites of the same stage were not finite in that step."""
 
 
-def is_better_told(finding: Finding) -> bool:
-    """Return whether a finding is about non-finite numbers and rests on more than readings."""
-    return finding.kind in KINDS and finding.data.get(TOLD_FROM) != READINGS
+def is_traced(finding: Finding) -> bool:
+    """Return whether a finding about non-finite numbers rests on more than readings, such as a repeated step."""
+    return finding.kind in KINDS and finding.data.get(BASIS) != READINGS
+
+
+# Numbers that became too large: steps that are too long lead to them, so the operation may not be the cause.
+_TOO_LARGE: Final = frozenset({"exp_overflow", "inf_minus_inf", "overflow", "unknown", "zero_times_inf"})
+
+
+def is_known_operation(finding: Finding) -> bool:
+    """Return whether a repeated step showed an operation outside its domain: a logarithm of 0, a division by 0."""
+    reason = finding.data.get("reason")
+    return is_traced(finding) and finding.exact and reason is not None and reason not in _TOO_LARGE
 
 
 def is_earlier(finding: Finding, other: Finding) -> bool:

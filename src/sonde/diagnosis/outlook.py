@@ -1,4 +1,4 @@
-"""Whether a run gets anywhere: the loss of guessing, and how severe an anomaly is in a run that learns or does not."""
+"""Decide how severe an anomaly is: compare the loss with that of guessing, and check whether the run learns."""
 
 from __future__ import annotations
 

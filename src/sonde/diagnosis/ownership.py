@@ -1,4 +1,4 @@
-"""Which optimizer holds a parameter, how it steps, and which module the parameter belongs to."""
+"""Look up which optimizer holds a parameter, how it steps, and which module the parameter belongs to."""
 
 from __future__ import annotations
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from sonde.diagnosis.nonfinite import is_known_operation
 from sonde.diagnosis.rules import RULES
-from sonde.diagnosis.symptoms import NOT_FINITE
+from sonde.diagnosis.symptoms import NOT_FINITE, TOO_FAR
 from sonde.records import Finding
 from sonde.store.timeline import rank_of_finding
 
@@ -17,13 +18,20 @@ EXPLAINS: dict[str, frozenset[str]] = {
     # Found by repeating the step, not by a rule.
     "fully_masked_attention": frozenset({*NOT_FINITE, "dead_relu", "loss_scale_collapse", "lr_too_high"}),
 }
-"""By cause: the kinds that follow from it, besides the outcomes, which follow from every warning."""
+"""By cause: the kinds that follow from it, apart from outcomes, which follow from every warning."""
+
+
+_FROM_NOT_FINITE: Final = frozenset({*TOO_FAR, "lr_too_high"}) - frozenset(NOT_FINITE)
 
 
 def explains(cause: Finding, symptom: Finding) -> bool:
     """Return whether one finding accounts for another."""
     if cause.kind == symptom.kind or (cause.severity == "info" and symptom.severity != "info"):
         return False
+    if is_known_operation(symptom) and cause.basis == "statistics":
+        return False  # the operation has to be mended whatever the statistics say
+    if is_known_operation(cause) and symptom.basis == "statistics" and symptom.kind in _FROM_NOT_FINITE:
+        return True
     if symptom.kind in EXPLAINS.get(cause.kind, ()):
         return True
     return symptom.kind in OUTCOMES and cause.kind not in OUTCOMES and cause.severity != "info"
@@ -43,7 +51,7 @@ def fold(findings: list[Finding]) -> list[Finding]:
             continue
         under = _under(finding, ordered, folded)
         kept.append(_with(finding, under, ordered) if under else finding)
-    return kept
+    return sorted(kept, key=rank_of_finding)
 
 
 def _with(cause: Finding, under: set[str], findings: list[Finding]) -> Finding:

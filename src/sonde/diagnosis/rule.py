@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.reliability import confidence_of
@@ -30,9 +30,16 @@ class Threshold(float):
         return threshold
 
 
+# What is thinned together with what, to keep the budget; all other readings are made for the diagnosis alone.
+_RECORDED_WITH: Final = {
+    **dict.fromkeys(("parameter", "gradient", "update"), "parameters"),
+    **dict.fromkeys(("input", "output"), "outputs"),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a rule has found in a case. The rest of the finding is the same for all cases and stands on the rule."""
+    """What a rule has found in a case. The rest of the finding is the same for all cases and belongs to the rule."""
 
     cause: str
     sites: tuple[str, ...]
@@ -46,8 +53,36 @@ class Found:
     refute: str = ""
     """Instead of the rule's."""
     values: Mapping[str, object] = field(default_factory=dict)
-    """What the `{names}` in the rule's `fix` and `refute` stand for."""
+    """Values for the `{names}` in the rule's `fix` and `refute`."""
     data: dict[str, Any] = field(default_factory=dict)
+    experiment: str = ""
+    """What was changed when a taped step was repeated, and what that did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuted:
+    """What an experiment says against a finding that other evidence may point to."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opinion:
+    """What experiments on a tape say about a kind of finding that a rule looks for. Made by the decorator `opinion`."""
+
+    kind: str
+    find: Callable[[Case], Found | Refuted | None]
+    exact: bool = False
+    """Whether it rests on an exact relation that the experiment tested."""
+
+
+def opinion(kind: str, *, exact: bool = False) -> Callable[[Callable[[Case], Found | Refuted | None]], Opinion]:
+    """Make an opinion of a function; everything else about the kind belongs to its rule."""
+
+    def make(find: Callable[[Case], Found | Refuted | None]) -> Opinion:
+        return Opinion(kind=kind, find=find, exact=exact)
+
+    return make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +102,13 @@ class Rule:
     refute: str = ""
     """A test that would show that the finding is wrong."""
     severity: Severity = "warning"
-    """How severe it is, unless `Found` says otherwise for the case at hand."""
+    """How severe it is, unless `Found` overrides it for this case."""
     exact: bool = False
     """Whether it rests on an exact relation, which holds or does not, rather than on statistics."""
     since: float = 1
     """How many steps must have been recorded before it makes sense to look; 0 looks as soon as facts are known."""
     final: bool = False
-    """Whether it can be told only when the run is over."""
+    """Whether it can be judged only when the run is over."""
     lasting: bool = False
     """Whether it stays true once it was found: something that happened, not a state that may pass."""
     outcome: bool = False
@@ -89,6 +124,14 @@ class Rule:
         """What is wrong, in a sentence: the first line of the function's docstring."""
         return (self.find.__doc__ or "").partition("\n")[0]
 
+    def stride(self, case: Case) -> int:
+        """Return in one of how many steps the run holds all that the rule needs."""
+        return max((case.strides.get(_RECORDED_WITH.get(need, "diagnosis"), 1) for need in self._readings), default=1)
+
+    @property
+    def _readings(self) -> list[str]:
+        return [need for need in self.needs if not need.startswith("facts.")]
+
     def check(self, case: Case) -> Finding | None:
         """Look at a case and return a finding, or None where nothing is wrong in this respect.
 
@@ -97,23 +140,38 @@ class Rule:
 
         """
         found = self.find(case)
-        if found is None:
-            return None
+        return None if found is None else self.finding(case, found, exact=self.exact)
+
+    def finding(self, case: Case, found: Found, *, exact: bool) -> Finding:
+        """Return what was found in a case as a finding of this kind."""
         severity = found.severity or self.severity
         return Finding(
             kind=self.kind,
             severity=severity,
             confidence=confidence_of(self.kind, severity),
-            exact=self.exact,
+            exact=exact,
+            experiment=found.experiment,
             step=case.step if found.step is None else found.step,
             last_step=case.step,
             sites=found.sites,
-            evidence=found.evidence,
+            evidence=tuple(_with_existing_series(case, each) for each in found.evidence),
             cause=found.cause,
             fix=found.fix or self.fix.format_map(found.values),
             refute=found.refute or self.refute.format_map(found.values),
             data=found.data,
         )
+
+
+def _with_existing_series(case: Case, evidence: Evidence) -> Evidence:
+    """Return evidence that cites only a series that the run has.
+
+    Rules cite the loss as `loss:scalar`; it may have been logged under another name, or not at all.
+    """
+    key, _, statistic = evidence.series.rpartition(" ")
+    if not evidence.series or case.has_site(key):
+        return evidence
+    loss = case.loss_site() if key == "loss:scalar" else None
+    return replace(evidence, series="" if loss is None else f"{loss.key} {statistic}")
 
 
 def rule(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -10,12 +11,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.core import examination
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.doctor import Doctor
-from sonde.diagnosis.nonfinite import is_better_told
-from sonde.diagnosis.rules.ranks import compare_ranks
+from sonde.diagnosis.examiner import is_suspicious
+from sonde.diagnosis.nonfinite import is_traced
+from sonde.diagnosis.rank_comparison import compare_ranks
+from sonde.diagnosis.tape_reading import Shelf
 from sonde.records import SEVERITIES, Event, Finding, Severity
 from sonde.store import Run, open_run
+from sonde.store.ranks import rank_times, standing_of, with_stops
 
 WHOLE: Final = 2048
 """A run of at most this many steps is gone through step by step."""
@@ -23,6 +28,8 @@ START: Final = 512
 WINDOWS: Final = 24
 WINDOW: Final = 48
 END: Final = 256
+_SEEN_LIVE: Final = frozenset({"dead_rank", "stuck_rank"})
+"""Findings that need a process to be looked at while it runs: what was found then counts later too."""
 _MOST_READINGS: Final = 200_000
 """How many readings may be gone through to mark the rows of a table: about a second."""
 _JUDGED: Final[WeakKeyDictionary[Run, tuple[Finding, ...]]] = WeakKeyDictionary()
@@ -31,7 +38,7 @@ _JUDGED: Final[WeakKeyDictionary[Run, tuple[Finding, ...]]] = WeakKeyDictionary(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
-    """What is wrong with a run, and what could not be told."""
+    """What is wrong with a run, and what could not be judged."""
 
     findings: tuple[Finding, ...]
     unmeasured: dict[str, str]
@@ -42,6 +49,12 @@ class Diagnosis:
     """How many steps were looked at; step 0, the state before the first, does not count."""
     asked: int = 0
     """How many rules were asked."""
+    looks_ill: bool = False
+    """Whether there is a warning, or the loss does not fall."""
+    refuted: dict[str, str] = field(default_factory=dict)
+    """By kind: what an experiment says against it."""
+    thinned: dict[str, int] = field(default_factory=dict)
+    """By kind: one in how many steps has the readings that the rule needs, where the budget left some out."""
 
     @property
     def severity(self) -> Severity | None:
@@ -73,24 +86,49 @@ def diagnose(run: Run | str | Path, *, rank: int | None = None) -> Diagnosis:
     doctor, case = Doctor(), Case()
     ruled = {rule.kind for rule in doctor.rules}
     for finding in run.findings:
-        if finding.kind not in ruled or is_better_told(finding):
+        if finding.kind not in ruled or is_traced(finding) or finding.kind in _SEEN_LIVE:
             doctor.take(finding)
     case.take_sites(run.sites)
     waiting = sorted(run.events, key=_step_of)
     steps = choose_steps(run.steps)
+    taped = sorted(Shelf(run.path)(), key=lambda tape: tape.step, reverse=True)
+    case.expects_tapes = bool(taped)
     for count, step in enumerate(steps.tolist(), 1):
+        while taped and taped[-1].step <= step:
+            case.take_tape(taped.pop())
         while waiting and _step_of(waiting[0]) <= step:
             case.take_event(waiting.pop(0))
         case.history.put(run.block(step, rank=rank))
         doctor.look_if_due(case, count)
     for event in waiting:
         case.take_event(event)
+    for each in examination.of_run(run.path).values():
+        case.take_examination(each)
+    for tape in reversed(taped):
+        case.take_tape(tape)
     case.final = run.status != "live"
-    case.replicas = compare_ranks(run) if rank is None else None
+    case.ranks = compare_ranks(run) if rank is None else None
+    if rank is None and len(run.ranks) > 1:
+        _add_progress(case, run)
     found = doctor.look(case)
     return Diagnosis(
-        tuple(found), dict(doctor.unmeasured), dict(doctor.broken), int((steps > 0).sum()), len(doctor.rules)
+        tuple(found),
+        dict(doctor.unmeasured),
+        dict(doctor.broken),
+        int((steps > 0).sum()),
+        len(doctor.rules),
+        is_suspicious(case, found),
+        dict(doctor.refuted),
+        {rule.kind: stride for rule in doctor.rules if (stride := rule.stride(case)) > 1},
     )
+
+
+def _add_progress(case: Case, run: Run) -> None:
+    """Add the heartbeats and the step times of all ranks."""
+    standing = standing_of(run.path, time.time(), run.ranks)
+    case.standing = None if standing is None else with_stops(run.path, standing)
+    times = rank_times(run.path)
+    case.rank_times = None if times is None else [times]
 
 
 def was_judged(run: Run) -> bool:

@@ -37,6 +37,11 @@ class Weights:
         """The gradient of each weight over its size."""
         return _divide(self.gradients, self.sizes)
 
+    def with_gradients(self) -> Weights:
+        """Return only the steps at which the gradients of all weights were read."""
+        read = np.isfinite(self.gradients).all(axis=1)
+        return Weights(self.names, self.steps[read], self.sizes[read], self.gradients[read], self.updates[read])
+
     def fastest(self) -> Values:
         """Return the highest update ratio of all weights, for each step at which any was read."""
         ratios = self.update_ratio
@@ -45,8 +50,15 @@ class Weights:
         return result
 
     def pace(self) -> Values:
-        """Return the median over weights of the update ratio, for each step at which any was read."""
+        """Return the median over weights of the update ratio, for each step at which any was read.
+
+        Weights that start at 0, such as those of an adapter, consist of their updates: in step t the ratio is about
+        1/t at any learning rate. They count only where all weights start so.
+        """
         ratios = self.update_ratio
+        starts_at_zero = self.sizes[:1].sum(axis=0) == 0
+        if not starts_at_zero.all():
+            ratios = ratios[:, ~starts_at_zero]
         read = np.isfinite(ratios).any(axis=1)
         # Leaving NaN out takes many times as long.
         middle = np.nanmedian if np.isnan(ratios[read]).any() else np.median

@@ -41,7 +41,7 @@ def test_a_recurrent_layer_that_runs_along_the_batch_is_named():
         sequence((32, 16, 24), targets=(32, 16), inputs=(32, 5, 16)),
     ],
 )
-def test_sequences_that_run_along_time_or_cannot_be_told_are_well(case):
+def test_sequences_along_time_or_of_unknown_layout_are_well(case):
     assert ask("batch_axis_mixed", case) is None
 
 
@@ -100,6 +100,20 @@ def test_rows_that_were_trained_on_are_a_leak():
 @pytest.mark.parametrize("case", [evaluated([0.0] * 4), evaluated([1.0, 0.0] * 2), evaluated([1.0] * 4, repeated=0.5)])
 def test_other_rows_and_rows_of_few_values_are_no_leak(case):
     assert ask("data_leakage", case) is None
+
+
+def test_attention_weights_begin_with_the_batch_in_every_layout(tmp_path):
+    torch.manual_seed(0)
+    net = nn.ModuleDict({"attention": nn.MultiheadAttention(4, 2), "out": nn.Linear(4, 2)})
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with sonde.watch(net, optimizer, run=tmp_path / "run", on_error="raise") as session:
+        for _ in range(4):
+            x, y = torch.randn(8, 32, 4), torch.randint(0, 2, (32,))
+            loss = F.cross_entropy(net["out"](net["attention"](x, x, x)[0].mean(0)), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert "batch_axis_mixed" not in [finding.kind for finding in session.findings]
 
 
 @pytest.mark.parametrize("batch_first", [False, True])

@@ -26,7 +26,7 @@ def kinds(path):
     return {finding.kind: finding for finding in sonde.diagnose(path).findings}
 
 
-def test_ranks_that_do_not_share_gradients_are_told_with_the_step(tmp_path):
+def test_ranks_that_do_not_share_gradients_are_reported_with_the_step(tmp_path):
     for rank in range(2):
         train(tmp_path / "run", rank, averaged=False)
     found = kinds(tmp_path / "run")["ddp_replicas_diverge"]

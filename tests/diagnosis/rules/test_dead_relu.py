@@ -50,7 +50,7 @@ def test_units_that_fire_rarely_are_alive(tmp_path):
     assert "dead_relu" not in kinds(found, notes=False)
 
 
-def test_where_everything_has_vanished_nothing_is_said_of_rectifiers(tmp_path):
+def test_where_everything_has_vanished_rectifiers_are_not_reported(tmp_path):
     """Four hundred linear layers make zeros of anything, and have no rectifier among them."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(400)))

@@ -26,3 +26,8 @@ def test_leaps_doublings_and_sheer_size_are_found(norms):
 
 def test_one_odd_batch_is_not():
     assert run([1.0] * 40 + [500.0] + [1.0] * 19, FLAT) is None
+
+
+def test_gradients_that_fall_are_a_descent():
+    assert run([10.0 ** (6 - step / 6) for step in range(60)], FLAT) is None
+    assert run([1e8] * 4 + [1.0] * 56, FLAT) is None

@@ -26,14 +26,14 @@ def test_the_margin_is_what_noise_would_hide():
 
 
 @pytest.mark.parametrize(("reached", "failing"), [(2.3, True), (1.5, False)])
-def test_coming_down_to_guessing_is_no_learning(reached, failing):
+def test_coming_down_to_guessing_is_not_learning(reached, failing):
     losses = np.concatenate([np.linspace(4.0, 2.35, 20), np.full(40, reached)])
     facts = Facts(losses=(LossFacts(kind="cross_entropy", settings={"reduction": "mean"}, classes=10),))
     assert is_failing(patient({"loss_fn:output": list(losses)}, facts)) is failing
 
 
 @pytest.mark.parametrize(("end", "state"), [(2.32, "flat"), (1.9, "improving")])
-def test_a_fall_from_where_the_first_steps_threw_it_is_no_learning(end, state):
+def test_a_fall_from_where_the_first_steps_threw_it_is_not_learning(end, state):
     wobble = 0.02 * np.random.default_rng(0).standard_normal(100)
     thrown = np.concatenate([[2.3, 900.0, 600.0, 90.0, 20.0], np.linspace(end + 0.4, end, 30), np.full(70, end)])
     thrown[5:] += wobble

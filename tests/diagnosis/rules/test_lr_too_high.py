@@ -20,6 +20,27 @@ def test_long_steps_of_a_run_that_learns_are_no_finding(tmp_path):
     assert "lr_too_high" not in kinds(found)
 
 
+@pytest.mark.parametrize(("lr", "ill"), [(3.0, True), (2e-3, False)])
+def test_an_adapter_that_starts_at_zero_is_not_taken_for_long_steps(tmp_path, lr, ill):
+    class Adapted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base = torch.nn.Linear(8, 3).requires_grad_(False)
+            self.down = torch.nn.Linear(8, 2, bias=False)
+            self.up = torch.nn.Linear(2, 3, bias=False)
+            torch.nn.init.zeros_(self.up.weight)
+
+        def forward(self, x):
+            return self.base(x) + self.up(self.down(x))
+
+    torch.manual_seed(0)
+    model = Adapted()
+    inputs, target = torch.randn(4096, 8), torch.randint(3, (4096,))  # nothing to learn: the loss does not fall
+    optimizer = torch.optim.Adam([*model.down.parameters(), *model.up.parameters()], lr=lr)
+    found = train(tmp_path, model, optimizer, inputs, target)
+    assert ("lr_too_high" in kinds(found, notes=False)) is ill
+
+
 def test_a_run_that_learnt_until_an_odd_batch_broke_it_is_not_blamed_on_long_steps(tmp_path):
     model = perceptron()
     inputs, target = data()

@@ -76,6 +76,24 @@ def test_a_momentum_at_either_end_is_named(momentum, severity):
 
 
 @pytest.mark.parametrize(
+    ("momentum", "steps", "first", "said"),
+    [
+        (0.001, 60, 1.0, True),
+        (0.1, 60, 1.0, False),
+        (0.01, 200, 1.0, False),  # long enough for a small momentum
+        (0.001, 20, 1.0, False),  # an evaluation before training proper
+        (0.001, 60, [0.5, 2.0], False),  # it was trained before
+    ],
+)
+def test_running_statistics_that_are_mostly_their_initial_values_are_named(momentum, steps, first, said):
+    facts = Facts(modules=(module("bn", "BatchNorm2d", momentum=momentum),))
+    readings = {"bn.weight:parameter": [first] * steps, "bn:output@eval": [None] * (steps - 1) + [1.0]}
+    finding = ask("batchnorm_stats_stale", patient(readings, facts))
+    assert isinstance(finding, Finding) is said
+    assert not said or "94%" in finding.cause
+
+
+@pytest.mark.parametrize(
     ("bias", "norm", "noted"), [(True, "BatchNorm2d", True), (False, "BatchNorm2d", False), (True, "LayerNorm", False)]
 )
 def test_a_bias_before_a_batch_norm_is_a_note(bias, norm, noted):
@@ -245,7 +263,7 @@ def test_weights_without_a_gradient_count_if_all_others_hardly_fit_into_float16(
 
 
 @pytest.mark.parametrize("told", [{"origin": {}, "reason": "unknown"}, {"origin": {"repeated": False}}])
-def test_where_readings_tell_an_earlier_stage_than_who_names_no_reason_they_count(told):
+def test_readings_that_show_an_earlier_stage_count_more_than_a_finding_without_a_reason(told):
     doctor = Doctor()
     case = patient(
         {"attend:output[0]": [1.0, np.array([1.0, np.nan])], "loss:scalar": [1.0, np.nan]}, model("a.weight")

@@ -86,7 +86,7 @@ def test_what_torch_refused_is_explained():
 @pytest.mark.parametrize(
     ("kind", "batches"), [("cross_entropy", OVER_THE_BATCH), ("nll_loss", [np.log(batch) for batch in OVER_THE_BATCH])]
 )
-def test_a_softmax_over_the_batch_is_told_from_sums_and_from_log_sums(kind, batches):
+def test_a_softmax_over_the_batch_is_detected_from_sums_and_from_log_sums(kind, batches):
     assert found("wrong_dim_softmax", judged(kind, batches)).severity == "critical"
 
 
@@ -157,7 +157,7 @@ def test_divided_losses_single_passes_and_games_are_well(case):
     assert ask("accumulation_not_scaled", case) is None
 
 
-def test_a_loss_that_is_turned_around_is_told_at_once():
+def test_a_loss_that_is_turned_around_is_reported_at_once():
     assert found("loss_sign_flipped", accumulated(-1.0, passes=1)).severity == "critical"
     assert ask("loss_sign_flipped", accumulated(1.0, passes=1)) is None
     assert ask("loss_sign_flipped", accumulated(-1.0, passes=1, optimizers=2)) is None

@@ -11,6 +11,6 @@ def run(counts):
     return asked(scheduler_before_optimizer, patient({"scheduler.last_epoch:scalar": counts}, facts))
 
 
-def test_the_counter_tells_who_came_first():
+def test_the_counter_shows_which_came_first():
     assert run([1, 2, 3]).sites == ("scheduler",)
     assert run([0, 1, 2]) is None

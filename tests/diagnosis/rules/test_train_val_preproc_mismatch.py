@@ -14,7 +14,7 @@ def run(change):
     return asked(train_val_preproc_mismatch, patient({"(model):input[0]": train, "(model):input[0]@eval": evaluated}))
 
 
-@pytest.mark.parametrize("change", [lambda x: x * 255, lambda x: x + 2, lambda x: x / 10])
+@pytest.mark.parametrize("change", [lambda x: x * 255, lambda x: x + 2, lambda x: x / 10, lambda x: 1.8 * x + 3.2])
 def test_evaluation_inputs_on_another_scale_are_found(change):
     assert run(change).sites[0] == "loader"
 

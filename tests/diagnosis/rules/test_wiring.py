@@ -25,7 +25,7 @@ def cleared(missing, backwards):
     return patient(readings, model("a.weight", "b.weight"))
 
 
-def test_gradients_cleared_before_the_step_are_told_from_the_second_step_on():
+def test_gradients_cleared_before_the_step_are_reported_from_the_second_step_on():
     finding = found("zero_grad_misplaced", cleared(2, 1))
     assert (finding.severity, finding.sites, finding.step) == ("critical", ("optimizer",), 1)
 
@@ -57,7 +57,7 @@ def orphaned(**head):
     )
 
 
-def test_a_gradient_that_nobody_applies_is_named():
+def test_a_gradient_that_is_never_applied_is_named():
     case = patient({"head.weight:gradient": ONE, "head.weight:parameter": [0.5]}, orphaned())
     finding = found("params_not_in_optimizer", case)
     assert finding.sites == ("head.weight",)
@@ -114,6 +114,21 @@ def test_weights_frozen_as_they_were_drawn_are_a_mistake():
 )
 def test_a_frozen_trained_backbone_is_usual(case):
     assert ask("frozen_by_mistake", case) is None
+
+
+@pytest.mark.parametrize(("rank", "ill"), [(4, False), (16, True)])
+def test_a_model_that_is_frozen_beside_low_rank_branches_is_usual(rank, ill):
+    base = [weight(f"{name}.base.weight", shape=(16, 16), trainable=False) for name in ("body", "head")]
+    branch = [weight("body.down.weight", shape=(rank, 16)), weight("body.up.weight", shape=(16, rank))]
+    facts = Facts(
+        parameters=(*base, *branch),
+        optimizers=(optimizer(*(each.name for each in (*base, *branch))),),
+        order=("body.base", "body.down", "body.up", "head.base"),
+    )
+    readings = {f"{each.name}:parameter": [TRAINED] for each in facts.parameters}
+    about = {f"{each.name}:parameter": {"shape": each.shape} for each in facts.parameters}
+    case = patient(readings | {"loss:scalar": ONE}, facts, about=about, first_step=0)
+    assert (ask("frozen_by_mistake", case) is not None) is ill
 
 
 def cut(reached, *, ran=("stem", "head"), values=RANDOM, steps=12):
@@ -212,8 +227,8 @@ def test_a_step_without_a_backward_pass_repeats_the_one_before(backwards, missin
 
 
 @pytest.mark.parametrize(("passes", "final", "ill"), [(40, True, True), (40, False, False), (2, True, False)])
-def test_a_run_that_ends_without_a_step_is_told_at_its_end(passes, final, ill):
-    case = patient({"(loop):vital.backwards": [float(passes)]}, model("a.weight"), final=final)
+def test_a_run_that_ends_without_a_step_is_reported_at_its_end(passes, final, ill):
+    case = patient({"(loop):vital.backwards": [float(passes)]}, model("a.weight"), final=final, first_step=0)
     assert isinstance(ask("step_not_called", case), type(None)) is not ill
 
 
@@ -295,14 +310,14 @@ def test_memory_that_grows_with_every_step_is_a_leak(per_step, ill):
     assert (ask("retained_graph_leak", case) is not None) is ill
 
 
-def test_what_sonde_holds_itself_is_no_leak_of_the_program():
+def test_what_sonde_holds_itself_is_not_a_leak_of_the_program():
     own = [float(step << 20) for step in range(200)]
     rss = [float((500 << 20) + each) for each in own]
     assert ask("retained_graph_leak", patient({"process.rss:scalar": rss})) is not None
     assert ask("retained_graph_leak", patient({"process.rss:scalar": rss, "process.sonde:scalar": own})) is None
 
 
-def test_memory_that_fills_a_cache_is_no_leak():
+def test_memory_that_fills_a_cache_is_not_a_leak():
     values = [float((500 << 20) + min(step, 30) * (4 << 20)) for step in range(200)]
     assert ask("retained_graph_leak", patient({"process.rss:scalar": values})) is None
 
@@ -322,7 +337,7 @@ def test_an_average_that_is_written_to_and_never_changes_is_named():
     assert found("ema_not_updated", averaged([1.0] * 20)).sites == ("ema.weight",)
 
 
-def test_an_average_that_moves_and_a_copy_that_nobody_writes_to_are_well():
+def test_an_average_that_moves_and_a_copy_that_is_never_written_are_well():
     assert ask("ema_not_updated", averaged([1.0 + 0.01 * step for step in range(20)])) is None
     assert ask("ema_not_updated", averaged([1.0])) is None
 
@@ -387,7 +402,7 @@ class Stretched(torch.nn.Module):
         (lambda value: value, False, False),
     ],
 )
-def test_a_plain_tensor_with_a_gradient_is_no_parameter(tmp_path, make, owned, ill):
+def test_a_plain_tensor_with_a_gradient_is_not_a_parameter(tmp_path, make, owned, ill):
     torch.manual_seed(0)
     net = Stretched(make)
     every = [*net.parameters(), net.stretch] if owned else net.parameters()

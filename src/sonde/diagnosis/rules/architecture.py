@@ -7,10 +7,14 @@ from typing import Final
 
 from sonde.core import signals
 from sonde.core.facts import ReshapeFacts
+from sonde.core.tape import Op
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import is_learning_well
 from sonde.diagnosis.rule import Found, Threshold, above, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import NOT_TRAINED
+from sonde.diagnosis.taped_data import inverted_mask
+from sonde.diagnosis.taped_losses import mixed_axes
+from sonde.diagnosis.taped_targets import unshifted
 from sonde.records import Severity, Site
 
 _TRANSPARENT: Final = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d"})
@@ -140,6 +144,8 @@ def batch_axis_mixed(case: Case) -> Found | None:
 
     A sequence layer runs along the batch axis, or a view changes the shape where axes should be moved.
     """
+    if (taped := mixed_axes(case)) is not None:
+        return taped
     case.need_facts()
     for site in _sequences(case):
         return _along_the_batch(site)
@@ -159,6 +165,8 @@ def _sequences(case: Case) -> Iterator[Site]:
     for site in case.sites("output"):
         module = case.modules.get(site.name)
         if module is None or module.settings.get("batch_first") is not False or len(site.shape) != 3:
+            continue
+        if site.part not in ("", "[0]"):  # the weights of an attention begin with the batch whatever the layout
             continue
         first, second = site.shape[:2]
         if counts == {first} and first > 1 and second > 1 and first != second:
@@ -224,6 +232,8 @@ def future_leak(case: Case) -> Found | None:
 
     The targets are the inputs shifted by one, and no attention is masked.
     """
+    if (taped := unshifted(case)) is not None and _is_causal(case):
+        return taped
     following = case.need_vital(signals.LOSS, signals.NEXT_TOKEN)
     ahead = case.need_vital(signals.LOOP, signals.LOOKS_AHEAD)
     # An encoder may look ahead, its decoder may not: one masked attention is enough to decide nothing.
@@ -245,11 +255,44 @@ def future_leak(case: Case) -> Found | None:
     )
 
 
+def _is_causal(case: Case) -> bool:
+    """Return whether the model is made to see only what came before: only then must targets be shifted."""
+    if case.taped is not None and any(map(_masks_later, case.taped.tape.ops)):
+        return True
+    ahead = case.vital(signals.LOOP, signals.LOOKS_AHEAD)
+    if ahead is not None:
+        return float(ahead.stat("min")[0]) < AHEAD_SHARE
+    layers = [module for module in case.facts.modules if module.kind in _RECURRENT]
+    return bool(layers) and all(module.settings.get("bidirectional") is not True for module in layers)
+
+
+def _masks_later(op: Op) -> bool:
+    """Return whether an operation makes or uses a causal mask."""
+    return op.phase in ("forward", "between") and (op.kind in ("triu", "tril") or op.args.get("is_causal") is True)
+
+
 def _sites(case: Case) -> tuple[str, ...]:
     """Return the modules with attention, where they are known."""
     held = [each.module for each in case.facts.softmaxes if each.used == "weights" and each.module]
     named = [module.name for module in case.facts.modules if "attention" in module.kind.lower()]
     return tuple(dict.fromkeys((*held, *named))) or ("(model)",)
+
+
+@rule(
+    "mask_inverted",
+    severity="critical",
+    exact=True,
+    explains=[*NOT_TRAINED],
+    fix=(
+        "Turn the mask round: masked_fill and key_padding_mask take True for what to ignore; a factor of the loss and "
+        "the boolean mask of scaled_dot_product_attention take True for what to keep."
+    ),
+    refute="Print the mask beside the tokens of a row: if it is right for the padding, this finding is wrong.",
+)
+def mask_inverted(case: Case) -> Found | None:
+    """A mask keeps padding and drops real tokens."""
+    case.need_tape()
+    return inverted_mask(case)
 
 
 _RECURRENT: Final = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
@@ -269,17 +312,17 @@ def rnn_state_not_detached(case: Case) -> Found | None:
     Torch raised the error of a second backward pass through the same graph, in a model with a recurrent layer.
     """
     recurrent = [module.name for module in case.facts.modules if module.kind in _RECURRENT]
-    said = [
+    errors = [
         event
         for event in case.events
         if event.event_type == "exception" and "backward through the graph a second time" in event.message
     ]
-    if not recurrent or not said:
+    if not recurrent or not errors:
         return None
     return Found(
-        step=case.step if said[0].step is None else said[0].step,
+        step=case.step if errors[0].step is None else errors[0].step,
         sites=tuple(recurrent[:4]),
-        evidence=(fact("errors of a second backward through the same graph", len(said)),),
+        evidence=(fact("errors of a second backward through the same graph", len(errors)),),
         cause="The hidden state of the previous batch still carries its graph, which the backward pass has freed.",
     )
 
@@ -301,17 +344,20 @@ def rnn_state_not_reset(case: Case) -> Found | None:
     if not carried:
         return None
     loader = case.facts.loader
-    if loader is None or "shuffle" not in loader.settings:
-        raise NotMeasured("whether the loader shuffles")
-    if loader.settings["shuffle"] is not True:
+    if loader is not None and "shuffle" in loader.settings:
+        is_shuffled = loader.settings["shuffle"] is True
+    else:
+        is_shuffled = case.need_tape().takes_random_rows
+    if not is_shuffled:
         return None  # consecutive pieces of one long text: the state belongs to them
     return Found(
         step=2,
         sites=(*carried, "loader"),
         evidence=(
             fact("recurrent modules that start with the state of the previous step", len(carried)),
-            fact("the loader shuffles", 1),
+            fact("samples are drawn in random order", 1),
         ),
-        cause=f"{few(carried)} starts each batch with the state in which the previous batch ended, but the loader "
-        "shuffles: that state belongs to other samples.",
+        cause=f"{few(carried)} starts each batch with the state in which the previous batch ended, but samples are "
+        "drawn "
+        "in random order: that state belongs to other samples.",
     )

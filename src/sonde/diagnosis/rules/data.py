@@ -10,6 +10,7 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, began_badly
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.symptoms import BADLY_SCALED
+from sonde.diagnosis.taped_targets import within_input
 from sonde.diagnosis.track import Track
 from sonde.records import Evidence, Phase
 
@@ -36,13 +37,28 @@ def is_real(track: Track) -> bool:
     return "float" in track.site.dtype
 
 
-def identities(track: Track) -> NDArray[np.int64]:
-    """Return a number for each step that is equal where batches are equal; -1 for batches that cannot be identified."""
+def identities(case: Case, track: Track) -> NDArray[np.int64]:
+    """Return a number for each step that is equal where batches are equal; -1 for batches that cannot be identified.
+
+    Batches of one-hot rows or of permutations have the same readings though they differ, and a batch that is passed
+    several times in a step has other readings. Where the exact marks of the first batches show that, only marked
+    batches are identified.
+    """
     rows = track.rows[:, _IDENTITY]
     result: NDArray[np.int64] = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
     result[track.rows[:, schema.COUNT] < MIN_ELEMENTS] = -1
     result[track.rows[:, schema.M2] == 0] = -1  # a constant batch may equal another by chance
-    return result
+    marks = case.vital(track.name, signals.BATCH_MARK)
+    if marks is None:
+        return result
+    _, at, of = np.intersect1d(track.steps, marks.steps, return_indices=True)
+    exact = marks.numbers()[of].astype(np.int64)
+    pairs = len(np.unique(np.stack([result[at], exact]), axis=1).T)
+    if pairs == len(np.unique(result[at])) == len(np.unique(exact)):
+        return result
+    marked: NDArray[np.int64] = np.full(len(result), -1, np.int64)
+    marked[at] = exact
+    return marked
 
 
 def normalises_inside(case: Case) -> bool:
@@ -226,7 +242,7 @@ def train_val_preproc_mismatch(case: Case) -> Found | None:
     shift = abs(other_mean - mean) / std
     noise = float(np.std(train.stat("mean"))) / std
     stretch = max(std / other, other / std)
-    moved = shift >= INPUT_SHIFT and shift >= INPUT_SHIFT_SIGMAS * noise
+    moved = shift >= INPUT_SHIFT and shift >= INPUT_SHIFT_SIGMAS * noise and _moves_as_a_whole(train, evaluated)
     if not moved and stretch < INPUT_STRETCH:
         return None
     worst = (
@@ -245,6 +261,24 @@ def train_val_preproc_mismatch(case: Case) -> Found | None:
         cause=f"Evaluation inputs are preprocessed differently: mean {other_mean:.3g} and spread {other:.3g} against "
         f"{mean:.3g} and {std:.3g} in training.",
     )
+
+
+def _moves_as_a_whole(train: Track, evaluated: Track) -> bool:
+    """Return whether the range moves as it does when all numbers are shifted, or shifted and stretched.
+
+    A shift moves both ends with the mean (at least half as far, since ends vary). Where numbers are also stretched, the
+    end ahead moves further than the mean. Other data, such as the last part of a series, lies elsewhere in the range.
+    """
+    before, after = train.total(), evaluated.total()
+    shift = float(after[schema.MEAN] - before[schema.MEAN])
+    behind, ahead = (float(after[end] - before[end]) * np.sign(shift) for end in _ends(shift))
+    stretched = _std(evaluated) > _std(train) and ahead >= abs(shift)
+    return bool(stretched or min(behind, ahead) >= abs(shift) / 2)
+
+
+def _ends(shift: float) -> tuple[int, int]:
+    """Return the columns of the ends of a range: the one behind and the one ahead of a movement."""
+    return (schema.MIN, schema.MAX) if shift > 0 else (schema.MAX, schema.MIN)
 
 
 def _std(track: Track) -> float:
@@ -267,7 +301,9 @@ ALIKE_SHARE = Threshold(0.05, "share of a batch's rows that repeat another: rows
     lasting=True,
 )
 def data_leakage(case: Case) -> Found | None:
-    """Evaluation runs on the training data."""
+    """Evaluation runs on the training data, or the input holds the target."""
+    if (taped := within_input(case)) is not None:
+        return taped
     return _same_inputs(case) or _same_rows(case)
 
 

@@ -11,7 +11,7 @@ from sonde.diagnosis.outlook import anomaly_severity, is_failing
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.rates import PACE_VERY_LOW
 from sonde.diagnosis.track import Panel, Values
-from sonde.diagnosis.weights import is_weight, last_weights
+from sonde.diagnosis.weights import first_weights, is_weight, last_weights
 from sonde.records import Evidence, Quantity
 
 GRADIENT_STEPS = Threshold(15, "persistence: steps in a row")
@@ -50,7 +50,9 @@ def vanishing_gradient(case: Case) -> Found | None:
 def _fades_with_depth(case: Case) -> Found | None:
     if not is_failing(case) or not case.panel("parameter").sites:
         return None
-    weights = last_weights(case)
+    weights = last_weights(case).with_gradients()
+    if len(weights.steps) < _STEPS:
+        weights = first_weights(case).with_gradients()  # a budget leaves out most of the later steps
     ratios = weights.gradient_ratio[-_STEPS:]
     if ratios.shape[1] < GRADIENT_LAYERS or len(ratios) < _STEPS:
         return None
@@ -98,7 +100,7 @@ def _cannot_move(case: Case) -> Found | None:
         return None
     names = tuple(panel.names[at] for at in stuck)
     largest = float(highest[stuck].max())
-    said = f"at most {largest:.1e} of the weight" if largest > 0 else "exactly zero"
+    size = f"at most {largest:.1e} of the weight" if largest > 0 else "exactly zero"
     limit = GRADIENT_FAINT if faint[stuck].all() else ROUNDS_AWAY
     return Found(
         severity=anomaly_severity(case),
@@ -108,7 +110,7 @@ def _cannot_move(case: Case) -> Found | None:
             below("gradient over weight, highest of the last steps", largest, limit, f"{names[0]}:gradient rms"),
             fact("weights like this", len(names)),
         ),
-        cause=f"Gradients vanish: that of {names[0]} is {said}, too small for a step to change it.",
+        cause=f"Gradients vanish: that of {names[0]} is {size}, too small for a step to change it.",
         fix="Look at what lies between it and the loss: saturated or dead activations, a detach, a constant loss; use "
         "ReLU or GELU, norms, residual connections or a larger initial scale.",
         refute="Compare the weight before and after ten steps: if it changed beyond rounding, this finding is wrong.",
@@ -174,7 +176,7 @@ def _middle(values: Values) -> Values:
 GRADIENT_LEAP = Threshold(100, "norm over its running median")
 GRADIENT_LEAPS = Threshold(3, "persistence: one leap may be a single odd batch")
 GRADIENT_DOUBLINGS = Threshold(5, "persistence: steps in a row that each double the norm")
-GRADIENT_GROWN = Threshold(10, "norm over the first: only then is growth, not size, used to name the parameter")
+GRADIENT_GROWN = Threshold(10, "norm over the first, or the first over it: it has grown or fallen as a whole")
 GRADIENT_OVER_WEIGHT = Threshold(1e3, "norm of all gradients over that of all weights; healthy runs stay below 10")
 
 
@@ -216,11 +218,13 @@ def exploding_gradient(case: Case) -> Found | None:
 
 
 def _leaps(totals: Values) -> Evidence | None:
-    middle = float(np.median(totals))
-    leaps = int((totals[-50:] > GRADIENT_LEAP * middle).sum()) if middle > 0 else 0
+    """Count norms far above those before them; large norms that come first and then fall are a descent."""
+    start = len(totals) - min(len(totals), 50)
+    usual = np.array([np.median(totals[:at]) if at else np.inf for at in range(start, len(totals))])
+    leaps = int(((totals[start:] > GRADIENT_LEAP * usual) & (usual > 0)).sum())
     if leaps < GRADIENT_LEAPS:
         return None
-    return above("norms of the last steps beyond a hundred times the median", leaps, GRADIENT_LEAPS)
+    return above("norms of the last steps beyond a hundred times the median before them", leaps, GRADIENT_LEAPS)
 
 
 def _doublings(totals: Values) -> Evidence | None:
@@ -236,7 +240,8 @@ def _dwarfs(case: Case, totals: Values) -> Evidence | None:
     if not len(weights) or not np.median(weights) > 0:
         return None
     ratio = float(np.median(totals[-10:]) / np.median(weights))
-    if ratio < GRADIENT_OVER_WEIGHT:
+    falling = totals[-1] * GRADIENT_GROWN < totals[0]
+    if ratio < GRADIENT_OVER_WEIGHT or falling:
         return None
     return above("norm of all gradients over that of all weights", ratio, GRADIENT_OVER_WEIGHT)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -100,7 +101,7 @@ def _through_time(case: Case) -> Found | None:
     for name, by_call in calls.items():
         if len(by_call) < CALLS:
             continue
-        # The first call may get a state of zeros; the last stands for all calls after it.
+        # The first call may get a state of zeros; the last represents all calls after it.
         outputs = np.array([by_call[call] for call in sorted(by_call)[1:-1]])
         growth = float(outputs[-1] / outputs[0]) if outputs[0] > 0 else 0.0
         grows = float((outputs[1:] > outputs[:-1]).mean())
@@ -316,6 +317,7 @@ def _twins(case: Case, twins: list[str]) -> Found:
 
 
 INITIAL_LOSS_RATIO = Threshold(2.0, "first loss over that of a uniform guess; default layers start at 1.0 to 1.1")
+_SCALED: Final = ("mul", "div", "sub", "add")
 HUGE_INITIAL_LOSS_RATIO = Threshold(4.0, "the same: logits are certain of wrong answers; language models start below 2")
 
 
@@ -353,12 +355,39 @@ def _expected(loss: SeenLoss) -> float | None:
     return math.log(facts.classes) if facts.classes and facts.classes > 1 else None
 
 
+def _head(case: Case, loss: SeenLoss) -> str | None:
+    """Return the layer whose outputs are the logits; None where they are computed further.
+
+    Cosines over a temperature do not show how large the weights are.
+    """
+    head, facts = output_module(case), loss.facts
+    outputs = None if head is None else case.track(f"{head}:output")
+    if outputs is None or facts is None:
+        return head
+    same_size = outputs.rows[0, schema.COUNT] == outputs.rows[0, schema.SEEN] * math.prod(facts.input_shape)
+    return head if same_size and facts.made_by not in _SCALED else None
+
+
+def _tied_head(case: Case) -> str | None:
+    """Return the module whose trained weight the logits are products with, where they are computed without a layer.
+
+    Cosines are products with another tensor, the normalised weight.
+    """
+    reading = case.taped
+    makers = () if reading is None else (reading.origin(loss.value) for loss in reading.losses)
+    for op in makers:
+        if reading is not None and op is not None and op.kind in ("mm", "bmm", "addmm"):
+            names = [reading.source(value).name for _, value in op.inputs()]
+            return next((name.rpartition(".")[0] for name in names if name in reading.held), None)
+    return None
+
+
 def _starts_high(case: Case, loss: SeenLoss, ratio: float, expected: float) -> Found:
     huge = ratio >= HUGE_INITIAL_LOSS_RATIO
-    head = output_module(case)
+    head = _head(case, loss) or _tied_head(case)
     output = loss.output
     return Found(
-        severity="warning" if huge else "info",
+        severity="warning" if huge and head else "info",
         step=1,
         sites=(head, signals.LOSS) if head else (signals.LOSS,),
         evidence=(

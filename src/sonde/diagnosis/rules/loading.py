@@ -7,12 +7,13 @@ from collections import Counter
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde.core import signals
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.data import identities, model_input
-from sonde.diagnosis.track import Values
+from sonde.diagnosis.track import Track, Values
 
 BATCH_LOOKS = Threshold(5, "persistence: batches in a row")
 BATCH_ENTROPY = Threshold(0.5, "entropy of a batch's labels over what its size allows: half is missing")
@@ -23,7 +24,13 @@ LABELS_MIXED = Threshold(0.3, "nats of entropy of all labels: of less there is l
 
 @rule(
     "not_shuffled",
-    needs=[signals.LABEL_ENTROPY, signals.RUNNING_LABEL_ENTROPY, signals.VALID_TARGETS, "facts.losses"],
+    needs=[
+        signals.LABEL_ENTROPY,
+        signals.RUNNING_LABEL_ENTROPY,
+        signals.VALID_TARGETS,
+        signals.WEIGHTS_SET,
+        "facts.losses",
+    ],
     explains=["class_imbalance_collapse", "constant_output", "exploding_gradient", "lr_too_high", "overfitting"],
     fix="Pass shuffle=True to the DataLoader, or shuffle the indices of every epoch.",
     refute="Print the labels of three batches: if each has all classes, this finding is wrong.",
@@ -32,8 +39,11 @@ LABELS_MIXED = Threshold(0.3, "nats of entropy of all labels: of less there is l
 def not_shuffled(case: Case) -> Found | None:
     """The data are not shuffled: batches hold only one or a few classes.
 
-    The labels of a batch are far less mixed than those of all batches together.
+    The labels of a batch are far less mixed than those of all batches together. Not judged where weights are set anew
+    every few steps: each client of federated training has data of its own.
     """
+    if _sets_weights(case):
+        return None
     batch = case.need_vital(signals.LOSS, signals.LABEL_ENTROPY)
     running = case.need_vital(signals.LOSS, signals.RUNNING_LABEL_ENTROPY)
     sizes = case.need_vital(signals.LOSS, signals.VALID_TARGETS)
@@ -64,13 +74,20 @@ def not_shuffled(case: Case) -> Found | None:
     )
 
 
+def _sets_weights(case: Case) -> bool:
+    """Return whether weights were written more than once between steps, but not between all of them."""
+    tracks = (case.vital(optimizer.name, signals.WEIGHTS_SET) for optimizer in case.facts.optimizers)
+    times = max((float(track.numbers()[-1]) for track in tracks if track is not None and len(track)), default=0.0)
+    return 1 < times < case.num_steps / 2
+
+
 SAME_STEPS = Threshold(10, "persistence: steps with the same batch")
 MOST_STEPS = Threshold(0.8, "share of steps, or of repetitions, that count as all but a few")
 
 
 @rule(
     "same_batch_every_step",
-    needs=[signals.DATA_WAIT, "input", "facts.loader"],
+    needs=[signals.BATCH_MARK, signals.DATA_WAIT, "input", "facts.loader"],
     explains=["duplicate_data_workers", "overfitting"],
     exact=True,
     fix="Iterate over the loader: next(iter(loader)) restarts it at each step.",
@@ -80,8 +97,9 @@ MOST_STEPS = Threshold(0.8, "share of steps, or of repetitions, that count as al
 def same_batch_every_step(case: Case) -> Found | None:
     """Every step sees the same batch."""
     track = model_input(case)
-    known = identities(track)
-    if len(known) < SAME_STEPS or known[0] == -1 or (known != known[0]).any():
+    known = identities(case, track)
+    known = known[known != -1]
+    if len(known) < SAME_STEPS or (known != known[0]).any():
         return None
     loader = case.facts.loader
     length = None if loader is None else loader.settings.get("length")
@@ -89,18 +107,47 @@ def same_batch_every_step(case: Case) -> Found | None:
         return None
     # A deliberate test fetches the batch once; a loop that asks the loader at every step expects others.
     waits = case.vital(signals.LOOP, signals.DATA_WAIT)
-    asked = waits is not None and len(waits) >= MOST_STEPS * len(known)
+    asked = waits is not None and len(_asked(waits)) >= MOST_STEPS * len(known)
     return Found(
         severity="warning" if asked else "info",
         step=int(track.steps[0]),
         sites=("loader",),
         evidence=(
             above("steps with the same batch", len(known), SAME_STEPS, f"{track.key} mean"),
-            fact("steps at which the loader was asked for a batch", 0 if waits is None else len(waits)),
+            fact("steps at which the loader was asked for a batch", 0 if waits is None else len(_asked(waits))),
         ),
         cause="Every step asks the loader and gets the same batch: the loader is restarted each time."
         if asked
         else "Every step sees the same batch, as in full-batch training or an overfitting test.",
+    )
+
+
+SAME_ORDERS = Threshold(2, "passes over the data in a row in one order: sampler and seed would give another")
+
+
+@rule(
+    "same_order_every_epoch",
+    needs=[signals.SAME_ORDER],
+    exact=True,
+    fix="Call sampler.set_epoch(epoch) before each epoch iterates over the loader.",
+    refute="Print the indices that the sampler yields in two epochs: if their order differs, this finding is wrong.",
+)
+def same_order_every_epoch(case: Case) -> Found | None:
+    """Every epoch has the same order although a DistributedSampler shuffles: `set_epoch` is not called.
+
+    A DistributedSampler seeds its order by its seed and its epoch. Both stayed the same in passes that were trained on.
+    """
+    track = case.need_vital(signals.LOOP, signals.SAME_ORDER)
+    passes = track.numbers()
+    if passes[-1] < SAME_ORDERS:
+        return None
+    return Found(
+        step=int(track.steps[passes >= SAME_ORDERS][0]),
+        sites=("loader",),
+        evidence=(
+            above("passes over the data in the same order", float(passes[-1]), SAME_ORDERS, f"{track.key} mean"),
+        ),
+        cause="Every epoch has the same order: the DistributedSampler shuffles by its epoch, which nothing sets.",
     )
 
 
@@ -148,35 +195,46 @@ DUPLICATE_BATCHES = Threshold(8, "batches to compare")
 
 @rule(
     "duplicate_data_workers",
-    needs=["input", "facts.loader"],
+    needs=[signals.BATCH_MARK, signals.DATA_WAIT, "input", "facts.loader"],
     exact=True,
     fix="Split the data in __iter__ by torch.utils.data.get_worker_info(): worker k takes every n-th item.",
     refute="Count how often each sample comes in one epoch: if each comes once, this finding is wrong.",
     since=DUPLICATE_BATCHES,
 )
 def duplicate_data_workers(case: Case) -> Found | None:
-    """Every worker of the loader delivers the same data."""
+    """Every worker of the loader delivers the same data.
+
+    Only batches count for which the loader was asked: a program may use one for several steps.
+    """
+    workers = _workers(case)
+    if workers < 2:
+        raise NotMeasured("a data loader with several workers")
     track = model_input(case).last(64)
-    known = identities(track)
+    waits = case.vital(signals.LOOP, signals.DATA_WAIT)
+    fetched = np.ones(len(track), np.bool_) if waits is None else np.isin(track.steps, _asked(waits))
+    known, steps = identities(case, track)[fetched], track.steps[fetched]
     if len(known) < DUPLICATE_BATCHES or (known == -1).any() or len(set(known.tolist())) <= 2:
         return None
-    workers = _workers(case)
-    reach = max(1, workers - 1) if workers else 3
     repeats = np.zeros(len(known), np.bool_)
-    for lag in range(1, reach + 1):
+    for lag in range(1, workers):
         repeats[lag:] |= known[lag:] == known[:-lag]
     share = float(repeats.mean())
     if share < DUPLICATE_SHARE:
         return None
     return Found(
-        step=int(track.steps[repeats][0]),
+        step=int(steps[repeats][0]),
         sites=("loader",),
         evidence=(
             above("share of batches that equal one of the few before", share, DUPLICATE_SHARE, f"{track.key} mean"),
-            fact("workers of the loader", float(workers) if workers else float("nan")),
+            fact("workers of the loader", float(workers)),
         ),
         cause="Batches come several times: each worker of the loader iterates over the whole dataset.",
     )
+
+
+def _asked(waits: Track) -> NDArray[np.int64]:
+    """Return the steps at which the loader was asked for a batch."""
+    return waits.steps[waits.numbers() > 0]
 
 
 def _workers(case: Case) -> int:
@@ -226,7 +284,7 @@ SPIKE_WARNS = Threshold(3, "persistence: spikes with the same batch that are wor
 
 @rule(
     "bad_batch_spike",
-    needs=["input"],
+    needs=[signals.BATCH_MARK, "input"],
     explains=["exploding_gradient"],
     fix="Inspect its samples for wrong labels, broken files or other units.",
     refute="Compute the loss of each of its samples: if none is far above the rest, this finding is wrong.",
@@ -237,13 +295,14 @@ def bad_batch_spike(case: Case) -> Found | None:
     found = case.need_loss()
     track = model_input(case)
     spikes = set(found[0][spike_flags(found[1])].tolist())
-    batches = dict(zip(track.steps.tolist(), identities(track).tolist(), strict=True))
+    batches = dict(zip(track.steps.tolist(), identities(case, track).tolist(), strict=True))
     hit = Counter(batches[step] for step in spikes if batches.get(step, -1) != -1)
     if not hit:
         return None
     batch, times = hit.most_common(1)[0]
     shown = [step for step, each in batches.items() if each == batch]
-    if times < 2 or times < MOST_STEPS * len(shown):
+    # Where there is only one batch, its first losses are high because nothing was learnt yet.
+    if times < 2 or times < MOST_STEPS * len(shown) or len({*batches.values()} - {-1}) < 2:
         return None
     return Found(
         severity="warning" if times >= SPIKE_WARNS else "info",

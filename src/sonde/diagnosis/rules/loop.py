@@ -149,7 +149,7 @@ NEVER_STEPPED = Threshold(5, "backward passes of a run that ended without a step
 
 @rule(
     "step_not_called",
-    needs=[signals.BACKWARDS, signals.BACKWARDS_SEEN, signals.WRITTEN],
+    needs=[signals.BACKWARDS, signals.BACKWARDS_SEEN, signals.STEPS_TAKEN, signals.WRITTEN],
     explains=[*NOT_TRAINED],
     exact=True,
     fix="Call {optimizer}.step() after loss.backward().",
@@ -159,7 +159,8 @@ NEVER_STEPPED = Threshold(5, "backward passes of a run that ended without a step
 def step_not_called(case: Case) -> Found | None:
     """An optimizer never steps, though backward passes run."""
     optimizers = need_optimizers(case)
-    stepped = {track.name for track in case.vitals(signals.BACKWARDS_SEEN)}
+    tracks = (*case.vitals(signals.BACKWARDS_SEEN), *case.vitals(signals.STEPS_TAKEN))
+    stepped = {track.name for track in tracks}
     idle = [each for each in optimizers if each.name not in stepped]
     if not idle:
         return None
@@ -175,9 +176,11 @@ def _nobody_steps(case: Case, idle: list[OptimizerFacts]) -> Found | None:
     track = case.vital(signals.LOOP, signals.BACKWARDS)
     if track is None:
         raise NotMeasured("(loop):vital.backwards")
+    if case.step > 0:
+        return None  # steps are counted by hand or from the weights, so something steps that cannot be seen
     written = case.vital(signals.LOOP, signals.WRITTEN)
     if written is not None and written.numbers()[-1] > 0:
-        return None  # an optimizer that is not watched steps
+        return None
     passes = float(track.numbers().sum())
     if not case.final or passes < NEVER_STEPPED:
         return None

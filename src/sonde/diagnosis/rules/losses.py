@@ -15,6 +15,14 @@ from sonde.diagnosis.ownership import last_module
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
+from sonde.diagnosis.taped_contracts import exclusive_labels
+from sonde.diagnosis.taped_losses import (
+    column_meets_row,
+    rectified,
+    twice_normalised,
+    without_logarithm,
+    wrong_axis,
+)
 from sonde.diagnosis.track import Track, Values
 
 ROW_SUM_ERROR = Threshold(1e-3, "distance of a row's sum from 1: 1e-6 in float32, more for large vocabularies")
@@ -44,7 +52,7 @@ def bounds(track: Track) -> tuple[Values, Values]:
 
 
 def tolerance(loss: SeenLoss) -> float:
-    """Return how far a sum of probabilities may be from 1 in the precision at hand."""
+    """Return how far a sum of probabilities may be from 1 in this precision."""
     coarse = loss.values.site.dtype in _COARSE
     return float(COARSE_SUM_ERROR if coarse else ROW_SUM_ERROR)
 
@@ -88,6 +96,8 @@ def double_softmax(case: Case) -> Found | None:
 
     Its input is never negative and sums to 1 in every row.
     """
+    if (taped := twice_normalised(case, "cross_entropy", "_softmax", "sigmoid")) is not None:
+        return taped
     for loss in seen_losses(case, "cross_entropy"):
         sums, least = need_signal(loss, signals.ROW_SUM).last(5), need_signal(loss, signals.ROW_MIN).last(5)
         if bounds(least)[0].min() >= 0 and are_all(sums, 1.0, tolerance(loss)):
@@ -134,6 +144,8 @@ def double_sigmoid(case: Case) -> Found | None:
 
     Its inputs stay between 0 and 1.
     """
+    if (taped := twice_normalised(case, "binary_cross_entropy_with_logits", "_softmax", "sigmoid")) is not None:
+        return taped
     for loss in seen_losses(case, "binary_cross_entropy_with_logits", "multilabel_soft_margin_loss"):
         low, high = bounds(loss.values)
         # Exact zeros come from a ReLU, whose outputs may happen to stay below 1.
@@ -190,6 +202,8 @@ def logits_into_prob_loss(case: Case) -> Found | None:
     refused = any(_TORCH_SAYS in event.message for event in case.events if event.event_type == "exception")
     if refused:
         return _not_probabilities(case, "binary_cross_entropy", "probabilities", None)
+    if (taped := without_logarithm(case)) is not None:
+        return taped
     for loss in seen_losses(case, "nll_loss", "kl_div"):
         above_zero = bounds(loss.values)[1] > LOG_PROBABILITY
         if above_zero.sum() >= LOSS_LOOKS:
@@ -254,6 +268,8 @@ _TAKE_LOGITS = ("cross_entropy", "binary_cross_entropy_with_logits", "multi_marg
 )
 def relu_before_logits(case: Case) -> Found | None:
     """The logits pass through a ReLU: they are never negative and often exactly zero."""
+    if (taped := rectified(case)) is not None:
+        return taped
     for loss in seen_losses(case, *_TAKE_LOGITS):
         recent = loss.values.last(5)
         low = bounds(recent)[0]
@@ -306,6 +322,8 @@ def wrong_dim_softmax(case: Case) -> Found | None:
 
     Its result is summed over another dimension, or the input of a loss sums to 1 over the batch instead of the classes.
     """
+    if (taped := wrong_axis(case)) is not None:
+        return taped
     crossed = next((each for each in case.facts.softmaxes if _is_crossed(each)), None)
     if crossed is not None:
         return _crossed(crossed)
@@ -406,6 +424,8 @@ _RANGES = {
 )
 def output_range_mismatch(case: Case) -> Found | None:
     """Targets lie outside the range of the last activation."""
+    if (taped := exclusive_labels(case)) is not None:
+        return taped
     for loss in seen_losses(case, *_REGRESSIONS):
         target = loss.target
         found = _range_of(case, loss)
@@ -472,6 +492,8 @@ _ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "gaussian
 )
 def broadcast_loss(case: Case) -> Found | None:
     """Output and target are broadcast against each other, so that all pairs are compared."""
+    if (taped := column_meets_row(case)) is not None:
+        return taped
     if case.facts.columns:
         return _column_meets_row(case.facts.columns[0])
     if not case.facts.losses:

@@ -13,6 +13,8 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import PATIENCE, is_learning_well
 from sonde.diagnosis.ownership import MODEL, module_of
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
+from sonde.diagnosis.taped_flow import unregistered_dropout
+from sonde.diagnosis.taped_unused import noisy_teacher
 from sonde.records import Phase
 
 NORMS: Final = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
@@ -144,9 +146,15 @@ def _is_trained(case: Case, mode: Mode) -> bool:
 def train_mode_in_eval(case: Case) -> Found | None:
     """Evaluation runs in training mode.
 
-    Dropout in training mode inside a model in evaluation mode is intended: it samples uncertainty.
+    Dropout in training mode inside a model in evaluation mode is intended: it samples uncertainty. A pass whose result
+    is a target of the same step, such as a teacher's, is not an evaluation.
     """
+    case.wait_for_tape()
+    if (found := noisy_teacher(case)) is not None:
+        return found
+    taped = case.taped
     on = [mode for mode in modes(case, "eval") if mode.training == 1 and mode.root in (1, None)]
+    on = [mode for mode in on if taped is None or not taped.makes_targets(mode.name)]
     if not on or (on[0].root is None and not any(mode.is_norm for mode in on)):
         return None
     since = min(mode.since for mode in on)
@@ -222,6 +230,44 @@ def batchnorm_small_batch(case: Case) -> Found | None:
     )
 
 
+MOMENTUM_USUAL = Threshold(0.1, "momentum: torch's default; with less, statistics take longer than usual")
+MOSTLY = Threshold(0.5, "share of the initial values that is left in running statistics: more than half")
+_MANY_BATCHES = 30
+
+
+def _keeps_start(case: Case, name: str, momentum: float) -> bool:
+    """Return whether an evaluation after many steps used statistics that were mostly what they began with.
+
+    After n batches (1 - momentum)^n of the initial values is left. A norm that was trained before began with more.
+    """
+    evaluated, weight = case.track(f"{name}:output@eval"), case.first_panel("parameter")
+    if evaluated is None or not len(evaluated) or evaluated.steps[-1] < _MANY_BATCHES:
+        return False
+    at = next((place for place, site in enumerate(weight.sites) if site.name == f"{name}.weight"), None)
+    is_new = at is not None and bool(weight.read[:, at].any())
+    if is_new and at is not None:
+        row = weight.rows[np.flatnonzero(weight.read[:, at])[0], at]
+        is_new = float(row[schema.MIN]) == float(row[schema.MAX])
+    return is_new and (1 - momentum) ** float(evaluated.steps[-1]) > MOSTLY
+
+
+def _slow_statistics(case: Case, names: list[str]) -> Found:
+    momentum = case.modules[names[0]].settings.get("momentum")
+    track = case.track(f"{names[0]}:output@eval")
+    step = 0 if track is None else int(track.steps[-1])
+    left = (1 - float(momentum)) ** step if isinstance(momentum, int | float) else float("nan")
+    return Found(
+        severity="warning",
+        step=step,
+        sites=tuple(names),
+        evidence=(above("share of the initial values left in the statistics", left, MOSTLY), fact("steps", step)),
+        cause=f"{few(names)} {by_number(names, 'has', 'have')} momentum={momentum}: after {step} steps {left:.0%} of "
+        "the "
+        "running statistics is still their initial 0 and 1, and evaluation uses those.",
+        refute="Compare running_mean with the mean of a batch: if they agree, this finding is wrong.",
+    )
+
+
 MOMENTUM_HIGH = Threshold(0.9, "momentum: torch's is the share of the new batch; Keras' 0.9 is torch's 0.1")
 
 
@@ -244,6 +290,7 @@ def batchnorm_stats_stale(case: Case) -> Found | None:
         and isinstance(momentum := module.settings.get("momentum"), int | float)
     ]
     still = [name for name, momentum in norms if momentum == 0]
+    slow = [name for name, momentum in norms if 0 < momentum < MOMENTUM_USUAL and _keeps_start(case, name, momentum)]
     hasty = [name for name, momentum in norms if momentum >= MOMENTUM_HIGH]
     if still:
         return Found(
@@ -254,6 +301,8 @@ def batchnorm_stats_stale(case: Case) -> Found | None:
             cause=f"{few(still)} {by_number(still, 'has', 'have')} momentum=0: running mean and variance "
             "stay at 0 and 1, and evaluation uses those.",
         )
+    if slow:
+        return _slow_statistics(case, slow)
     if hasty:
         return Found(
             severity="info",
@@ -290,6 +339,8 @@ def dropout_ignores_mode(case: Case) -> Found | None:
 
     A dropout module of the user's own that ignores the mode is intended: it samples.
     """
+    if (taped := unregistered_dropout(case)) is not None:
+        return taped
     dropped = case.vital(signals.LOOP, signals.DROPPED, "eval")
     mode = case.curve(f"{MODEL}:vital.training@eval")
     if dropped is None or mode is None or mode[1][-1] != 0:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from sonde.core import schema, signals, statistics
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM, Stage, count_bad, find_origin
+from sonde.diagnosis.nonfinite import BASIS, READINGS, Stage, count_bad, find_origin
 from sonde.diagnosis.outlook import is_learning_well
 from sonde.diagnosis.ownership import recent_rates
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
@@ -183,7 +183,7 @@ def _first_bad(case: Case, stage: Stage, cause: str) -> Found | None:
             fact("other places of this kind in the same step", origin.others - 1),
         ),
         cause=cause.format(name=name, key=site.key, step=step),
-        data={TOLD_FROM: READINGS, "stage": stage, "site": site.key},
+        data={BASIS: READINGS, "stage": stage, "site": site.key},
     )
 
 
@@ -235,7 +235,7 @@ def fp16_overflow(case: Case) -> Found | None:
         ),
         cause=f"The output of {few(names)} {'exceeds' if over else 'comes near'} 65504, the largest number in float16"
         + (", and becomes infinite." if over else "."),
-        data={TOLD_FROM: READINGS},
+        data={BASIS: READINGS},
     )
 
 

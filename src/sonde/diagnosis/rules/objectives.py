@@ -17,6 +17,11 @@ from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.losses import LOSS_LOOKS
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
+from sonde.diagnosis.taped_data import variance_as_deviation as find_variance_as_deviation
+from sonde.diagnosis.taped_losses import idle_term, maximised, mixed_reductions, praised
+from sonde.diagnosis.taped_roles import helping_opponent, learnt_advantage
+from sonde.diagnosis.taped_signs import punished_entropy, pushed_away
+from sonde.diagnosis.taped_unused import cancelled_term
 from sonde.diagnosis.track import Values
 from sonde.diagnosis.weights import first_weights
 from sonde.records import Evidence
@@ -61,6 +66,7 @@ def root_ratio(case: Case) -> float | None:
 
 
 SCORE_LOST = Threshold(0.3, "share of a score that should rise, lost since the start while the loss did not rise")
+STEADY = Threshold(1e-3, "spread of a ratio that is constant but for rounding")
 FALLING_BELOW = Threshold(10.0, "a negative loss over the size of the first loss")
 FALLING_FASTER = Threshold(2.0, "fall in the later part over the fall in the first: ever faster, without a floor")
 FALLING_LOSSES = Threshold(20, "losses: fewer do not show whether the fall gets faster")
@@ -95,10 +101,14 @@ def loss_sign_flipped(case: Case) -> Found | None:
 
     Not judged with several optimizers: in adversarial training one maximises what another minimises.
     """
+    if (taped := helping_opponent(case)) is not None:
+        return taped
     if len(case.facts.optimizers) > 1:
         return None
+    if (taped := maximised(case) or praised(case) or punished_entropy(case) or pushed_away(case)) is not None:
+        return taped
     ratios = root_ratios(case)
-    if ratios is not None and case.loss_facts(*_NEVER_NEGATIVE) is not None:
+    if ratios is not None and case.loss_facts(*_NEVER_NEGATIVE) is not None and _is_whole(ratios):
         recent = ratios[-3:]
         if len(recent) >= LOSS_LOOKS and bool((recent < 0).all()):
             ratio, series = float(recent.mean()), "(loop):vital.root mean"
@@ -113,6 +123,14 @@ def loss_sign_flipped(case: Case) -> Found | None:
     if curve is None:
         raise NotMeasured("a loss")
     return _falls_without_end(curve[1])
+
+
+def _is_whole(ratios: Values) -> bool:
+    """Return whether a loss is all that is differentiated, times a constant.
+
+    The total of a policy's terms may be negative while the loss within it keeps its sign: then their ratio varies.
+    """
+    return float(np.ptp(ratios)) <= STEADY * abs(float(np.median(ratios)))
 
 
 def _fallen_score(case: Case) -> tuple[Evidence, ...] | None:
@@ -223,6 +241,8 @@ def aux_loss_dominates(case: Case) -> Found | None:
 )
 def target_not_detached(case: Case) -> Found | None:
     """Gradients flow into the target of the loss, which contains the model's own output."""
+    if (taped := learnt_advantage(case)) is not None:
+        return taped
     kind = case.need_facts().bootstrapped
     if not kind:
         return None
@@ -253,6 +273,8 @@ def wrong_loss_reduction(case: Case) -> Found | None:
 
     A sum does no harm where it is divided later, or where the optimizer's step does not grow with the gradient.
     """
+    if (taped := mixed_reductions(case)) is not None:
+        return taped
     summed = [loss for loss in seen_losses(case) if _is_sum(loss)]
     if not summed or all(optimizer.traits.adaptive for optimizer in need_optimizers(case)):
         return None
@@ -282,13 +304,26 @@ def _is_sum(loss: SeenLoss) -> bool:
     return loss.facts is not None and loss.facts.settings.get("reduction") == "sum"
 
 
+@rule(
+    "term_without_gradient",
+    exact=True,
+    explains=[*NOT_TRAINED],
+    fix="Remove .detach(), .item(), torch.no_grad() or torch.tensor(...) from the way of this term to the loss.",
+    refute="Print requires_grad of that term: if it is True, this finding is wrong.",
+)
+def term_without_gradient(case: Case) -> Found | None:
+    """A term of the loss has no effect, because its gradient is cut off."""
+    case.need_tape()
+    return idle_term(case) or cancelled_term(case)
+
+
 ROOT_RATIO = Threshold(0.9, "what backward() was called on over the loss: 1 undivided, 0.5 or less if divided")
 ROOT_PASSES = Threshold(3, "passes per step: two may be sharpness-aware training, which does not accumulate")
 
 
 @rule(
     "accumulation_not_scaled",
-    needs=[signals.BACKWARDS, signals.FORWARDS, signals.ROOT, "facts.losses"],
+    needs=[signals.BACKWARDS, signals.BACKWARDS_ADDED, signals.FORWARDS, signals.ROOT, "facts.losses"],
     explains=[*ANY_STATISTIC],
     exact=True,
     fix="Call (loss / {passes:g}).backward(), or divide the learning rate by {passes:g}.",
@@ -310,6 +345,9 @@ def accumulation_not_scaled(case: Case) -> Found | None:
     forwards = case.need_vital(signals.LOOP, signals.FORWARDS).last(8)
     times = float(np.median(backwards.numbers()))
     same = len(forwards) == len(backwards) and bool((forwards.numbers() == backwards.numbers()).all())
+    added = case.vital(optimizers[0].name, signals.BACKWARDS_ADDED)
+    if added is not None:
+        times = min(times, float(np.median(added.last(8).numbers())))
     if times < 2 or len(backwards) < LOSS_LOOKS or not same or len(optimizers) > 1:
         return None
     ratio = root_ratio(case)
@@ -380,3 +418,15 @@ def token_mean_of_means(case: Case) -> Found | None:
         cause=f"Each step averages {times:g} means over different numbers of targets: a target in a small micro-batch "
         f"weighs up to {ratio:.1f} times one in a large one.",
     )
+
+
+@rule(
+    "variance_as_deviation",
+    exact=True,
+    fix="Scale the noise by torch.exp(0.5 * log_var).",
+    refute="Compare the spread of what is drawn with exp(0.5 * log_var): if both agree, this finding is wrong.",
+)
+def variance_as_deviation(case: Case) -> Found | None:
+    """Noise is scaled by a variance instead of its root."""
+    case.need_tape()
+    return find_variance_as_deviation(case)

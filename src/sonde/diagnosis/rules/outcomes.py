@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from sonde.core import signals
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.dynamics import CERTAIN, FAR_ABOVE, REGULAR
-from sonde.diagnosis.outlook import chance_loss, is_averaged, is_better_than_guessing
+from sonde.diagnosis.learning import judge
+from sonde.diagnosis.outlook import chance_loss, is_averaged, is_better_than_guessing, is_near_chance
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.loading import SPIKE_RATIO, spike_flags
 from sonde.diagnosis.seen_loss import seen_losses
+from sonde.diagnosis.taped_losses import is_policy_objective
 from sonde.diagnosis.track import Values
 
 MOVED_LOOKS = Threshold(20, "readings from the beginning and from the end that are compared")
@@ -89,6 +91,19 @@ def not_learning(case: Case) -> Found | None:
     )
 
 
+STUCK_HALF = Threshold(100, "losses in the later half of a run that do not fall")
+STUCK_LEVEL = Threshold(0.95, "loss over that of guessing: nothing useful was learnt")
+
+
+def is_stuck(case: Case) -> bool:
+    """Return whether a run ended about as bad as guessing, and its later half did not fall at all."""
+    found = case.loss()
+    if not case.final or found is None or not is_near_chance(case, STUCK_LEVEL) or targets_move(case):
+        return False
+    later = found[1][len(found[1]) // 2 :]
+    return len(later) >= STUCK_HALF and judge(later).state == "flat" and not judge(later).falls
+
+
 PLATEAU_STEPS = Threshold(200, "losses without progress")
 PLATEAU_LEVEL = Threshold(0.5, "loss over the first loss: below, most was learnt before")
 PLATEAU_PROGRESS = Threshold(0.01, "fall over the first loss within those steps")
@@ -115,6 +130,7 @@ def loss_plateau(case: Case) -> Found | None:
     if progress > max(PLATEAU_PROGRESS * abs(learning.initial), PLATEAU_NOISE * learning.noise):
         return None
     return Found(
+        severity="warning" if is_stuck(case) else "info",
         step=int(steps[-wait]),
         sites=("(loop)",),
         evidence=(
@@ -146,6 +162,7 @@ def underfitting(case: Case) -> Found | None:
     if left < UNDERFIT:
         return None
     return Found(
+        severity="warning" if is_stuck(case) else "info",
         sites=("(loop)",),
         evidence=(
             above("loss over the first loss", left, UNDERFIT, "loss:scalar mean"),
@@ -173,7 +190,7 @@ def loss_divergence(case: Case) -> Found | None:
     """
     steps, losses = case.need_loss()
     learning = case.learning
-    if learning.state in ("unknown", "broken"):
+    if learning.state in ("unknown", "broken") or is_policy_objective(case):
         return None
     best = learning.best
     limit = best + (DIVERGED - 1) * max(abs(best), abs(learning.initial))

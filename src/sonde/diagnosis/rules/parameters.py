@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,10 @@ from sonde.diagnosis.ownership import (
 from sonde.diagnosis.rule import Found, Threshold, above, by_number, fact, few, rule
 from sonde.diagnosis.rules.loop import DOUBLE_STEPS
 from sonde.diagnosis.symptoms import NOT_TRAINED
+from sonde.diagnosis.taped_data import idle_setting
+from sonde.diagnosis.taped_flow import discarded_average, discarded_term, lost_in_choice, stale_buffers
+from sonde.diagnosis.taped_losses import cut_off
+from sonde.diagnosis.taped_roles import sampled_without_gradient, swapped_average, unheld_leaf
 from sonde.records import Evidence, Severity
 
 
@@ -93,6 +98,9 @@ ORPHAN_STEPS = Threshold(2, "persistence: steps with a gradient that no optimize
 )
 def params_not_in_optimizer(case: Case) -> Found | None:
     """Parameters get gradients, but no optimizer holds them."""
+    # A tensor that is an attribute of a module has a name, which says more than where it is used.
+    if not case.facts.hidden and (taped := unheld_leaf(case)) is not None:
+        return taped
     need_optimizers(case)
     if case.facts.hidden:
         tensors = [each.name for each in case.facts.hidden if each.tensor]
@@ -289,12 +297,13 @@ class _Reason:
 def frozen_by_mistake(case: Case) -> Found | None:
     """The optimizer holds frozen parameters that should be trained.
 
-    A frozen backbone is common. A frozen output layer, frozen random weights, or a model of which only norms can be
-    trained are not.
+    A frozen backbone is common, and all of a model is frozen beside adapters. A frozen output layer, frozen random
+    weights, or a model of which only norms can be trained are not.
     """
     optimizers = need_optimizers(case)
     names = [name for optimizer in optimizers for name in held(optimizer) if name in case.parameters]
     frozen = [name for name in dict.fromkeys(names) if not case.parameters[name].trainable]
+    frozen = [name for name in frozen if case.track(f"{name}:gradient") is None]  # it was unfrozen later
     free = [name for name in dict.fromkeys(names) if case.parameters[name].trainable]
     reason = _reason(case, frozen, free) if frozen else None
     if reason is None:
@@ -317,6 +326,8 @@ def frozen_by_mistake(case: Case) -> Found | None:
 def _reason(case: Case, frozen: list[str], free: list[str]) -> _Reason | None:
     if not free:
         return _Reason(frozen, "are all that the optimizer holds", "critical")
+    if _has_adapters(case, frozen, free):
+        return None
     head = output_module(case)
     last = [name for name in frozen if module_of(name) == head]
     if last:
@@ -331,6 +342,32 @@ def _reason(case: Case, frozen: list[str], free: list[str]) -> _Reason | None:
         return _Reason(fresh, "are frozen with their random initial values", "warning")
     return None
 
+
+def _has_adapters(case: Case, frozen: list[str], free: list[str]) -> bool:
+    """Return whether a pair of trained matrices is a low-rank branch beside a frozen one, as in LoRA.
+
+    Matrices of r x n and m x r elements, with r below both m and n, have the effect of one of m x n elements.
+    """
+    of_frozen, of_free = _matrices(case, frozen), _matrices(case, free)
+    return any(
+        rank == inner < min(rows, columns) and not of_frozen[place].isdisjoint([(rows, columns), (columns, rows)])
+        for place in of_free.keys() & of_frozen.keys()
+        for (rank, columns), (rows, inner) in itertools.permutations(of_free[place], 2)
+    )
+
+
+def _matrices(case: Case, names: list[str]) -> dict[str, set[tuple[int, ...]]]:
+    """Return the shapes of matrices by the modules that hold them, or hold their holders, up to three levels."""
+    found: dict[str, set[tuple[int, ...]]] = {}
+    for name in names:
+        shape = case.parameters[name].shape
+        places = name.split(".")[:-1] if len(shape) == 2 else []
+        for length in range(len(places), max(0, len(places) - _ADAPTER_LEVELS), -1):
+            found.setdefault(".".join(places[:length]), set()).add(shape)
+    return found
+
+
+_ADAPTER_LEVELS = 3
 
 BROKEN_STEPS = Threshold(5, "persistence: steps of its optimizer without a gradient")
 BROKEN_MOST = Threshold(0.5, "share of trainable elements: most of the model does not learn")
@@ -354,10 +391,12 @@ EXTRACTOR_SHARE = Threshold(0.1, "share of trainable elements: a trained feature
 )
 def graph_break_detach(case: Case) -> Found | None:
     """A module runs, but the backward pass never reaches its parameters."""
+    if (taped := lost_in_choice(case) or sampled_without_gradient(case) or discarded_term(case)) is not None:
+        return taped
     modules = ran(case)
     lost = unreached(case)
     names = [name for name in lost.names if runner_of(case, name) in modules and not lost.is_in_live_module(case, name)]
-    names = [name for name in names if lost.steps[name] >= BROKEN_STEPS]
+    names = [name for name in names if lost.steps[name] >= BROKEN_STEPS] or _cut_on_tape(case)
     if not names:
         return None
     share = share_of(case, names)
@@ -365,19 +404,33 @@ def graph_break_detach(case: Case) -> Found | None:
     random = fresh_parameters(case, tuple(names)) or not any(len(case.parameters[name].shape) > 1 for name in names)
     intended = not random and share >= EXTRACTOR_SHARE
     last = _last_in_order(case, names)
+    cut = cut_off(case, names)
     return Found(
         severity="info" if intended else ("critical" if share > BROKEN_MOST else "warning"),
         step=lost.first_step,
         sites=tuple(names),
         evidence=(
-            above("steps without any gradient", min(lost.steps[name] for name in names), BROKEN_STEPS),
+            above("steps without a gradient", case.num_steps, BROKEN_STEPS),
             fact("parameters", len(names)),
             fact("their share of all trainable elements", share),
         ),
-        cause=f"The backward pass never reaches {few(names)}, though the module runs: the graph is cut after {last}.",
+        cause=f"The backward pass never reaches {few(names)}, though the module runs: the graph is cut after {last}"
+        f"{cut}.",
         data={"behind": last},
         values={"last": last},
     )
+
+
+def _cut_on_tape(case: Case) -> list[str]:
+    """Return the parameters whose gradient a taped step cuts off or makes 0, and that never had another."""
+    if case.taped is None or case.num_steps < BROKEN_STEPS:
+        return []
+    return [name for name in case.taped.cut_parameters() if name in case.parameters and _was_never_pulled(case, name)]
+
+
+def _was_never_pulled(case: Case, name: str) -> bool:
+    track = case.track(f"{name}:gradient")
+    return track is None or (len(track) >= BROKEN_STEPS and not bool((track.stat("abs_max") != 0).any()))
 
 
 def _last_in_order(case: Case, names: list[str]) -> str:
@@ -488,6 +541,8 @@ def ema_not_updated(case: Case) -> Found | None:
 
     A copy that is not written to is intended, such as a fixed teacher.
     """
+    if (taped := discarded_average(case) or swapped_average(case) or stale_buffers(case)) is not None:
+        return taped
     copies = [each for each in case.need_facts().parameters if each.equal_to and not each.owners and not each.trainable]
     copies = [each for each in copies if _is_rewritten(case, each.name)]
     updates = case.of("update") if copies else ()
@@ -520,3 +575,15 @@ def _is_rewritten(case: Case, name: str) -> bool:
     if track is None or len(track) <= UNUSED_STEPS:
         return False
     return not np.any(np.diff(track.rows, axis=0))
+
+
+@rule(
+    "setting_without_effect",
+    exact=True,
+    fix="Set the attribute that torch reads, or call the method that is meant.",
+    refute="Search torch's source for the attribute: if the module reads it, this finding is wrong.",
+)
+def setting_without_effect(case: Case) -> Found | None:
+    """An attribute was set on a module or a parameter that torch never reads."""
+    case.need_tape()
+    return idle_setting(case)

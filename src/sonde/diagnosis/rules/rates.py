@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from sonde.core import signals
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.learning import judge
 from sonde.diagnosis.outlook import chance_loss, is_failing, is_learning_well, is_near_chance
@@ -302,6 +303,7 @@ def _is_held_low(case: Case) -> bool:
 
 @rule(
     "scheduler_before_optimizer",
+    needs=[signals.STATE_STEPS],
     exact=True,
     fix="Call optimizer.step() first, then scheduler.step().",
     refute="Print scheduler.last_epoch right after the first optimizer.step(): if it is 0, this finding is wrong.",
@@ -315,7 +317,8 @@ def scheduler_before_optimizer(case: Case) -> Found | None:
         raise NotMeasured("scheduler.last_epoch")
     steps, counts = counter
     before = scheduler.settings.get("last_epoch")
-    if steps[0] != 1 or before != 0 or counts[0] < 1:
+    # A counter that jumped, or an optimizer that has stepped before, were loaded from a checkpoint.
+    if steps[0] != 1 or before != 0 or counts[0] != 1 or _was_loaded(case):
         return None
     return Found(
         step=1,
@@ -326,3 +329,9 @@ def scheduler_before_optimizer(case: Case) -> Found | None:
         ),
         cause="scheduler.step() is called before optimizer.step(): the first value of the schedule is never used.",
     )
+
+
+def _was_loaded(case: Case) -> bool:
+    """Return whether the state of an optimizer counted steps before the first step of the run."""
+    counted = case.vitals(signals.STATE_STEPS)
+    return any(int(track.steps[0]) == 1 and track.numbers()[0] > 1 for track in counted)

@@ -164,12 +164,13 @@ def _around(case: Case, name: str, start: int) -> tuple[float | None, float | No
 
 
 FIRST_STEPS = Threshold(3, "steps: an optimizer's own first steps are those of a fresh state")
+CREATED_AGAIN = Threshold(2, "persistence: a second phase of training may well begin with a new optimizer")
 FRESH_MOST = Threshold(0.2, "share of steps that look fresh: optimizers that step by the sign always do")
 
 
 @rule(
     "momentum_state_stale",
-    needs=[signals.STATE_STEPS, signals.WRITTEN, "update", "facts.parameters"],
+    needs=[signals.STATE_STEPS, signals.REPLACED, "update", "facts.parameters"],
     exact=True,
     fix="Create the optimizer once, before the loop, and load its state_dict when resuming.",
     refute="Print optimizer.state[p]['step'] around that step: if it continues to count, this finding is wrong.",
@@ -180,39 +181,48 @@ def momentum_state_stale(case: Case) -> Found | None:
 
     Adam's state counts fewer steps than before, or it moves weights as only a fresh one does.
     """
-    written = case.vital(signals.LOOP, signals.WRITTEN)
-    if case.final and written is not None and written.numbers()[-1] > 0 and case.facts.optimizers:
-        return _another_steps(case, float(written.numbers()[-1]))
+    again = next((found for each in case.facts.optimizers if (found := _created_again(case, each)) is not None), None)
+    if again is not None:
+        return again
     if not any(optimizer.traits.adam for optimizer in case.facts.optimizers):
         raise NotMeasured("an optimizer like Adam")
     return next((found for each in case.facts.optimizers if (found := _restarted(case, each)) is not None), None)
 
 
-def _another_steps(case: Case, written: float) -> Found:
-    """Return that the weights change, but not through the optimizer that is watched."""
-    optimizer = case.facts.optimizers[0]
+def _created_again(case: Case, optimizer: OptimizerFacts) -> Found | None:
+    """Find an optimizer that the program creates again and again, so that its state is lost each time."""
+    replaced = case.vital(optimizer.name, signals.REPLACED)
+    if replaced is None or replaced.numbers()[-1] < CREATED_AGAIN:
+        return None
+    times = replaced.numbers()[-1]
     return Found(
-        step=1,
+        step=int(replaced.steps[0]),
         sites=(optimizer.name,),
-        evidence=(above("parameters that were written to", written, 1), fact(f"steps of {optimizer.name}", 0)),
-        cause=f"{optimizer.name} has never stepped, yet the weights change: another optimizer steps. If it is created "
-        "inside the loop, its state is lost each time.",
-        fix="Create the optimizer once, before the loop, step that one, and pass it to sonde.watch.",
-        refute="Print id(optimizer) in every step: if it is always that of the watched one, this finding is wrong.",
+        evidence=(above("optimizers dropped after they had stepped", times, CREATED_AGAIN, f"{replaced.key} mean"),),
+        cause=f"A new {optimizer.kind} was created {times:.0f} times in the course of training: its state is lost each "
+        "time.",
+        fix="Create the optimizer once, before the loop.",
+        refute="Print id(optimizer) in every step: if it is always the same, this finding is wrong.",
     )
 
 
 def _restarted(case: Case, optimizer: OptimizerFacts) -> Found | None:
     counted = case.vital(optimizer.name, signals.STATE_STEPS)
     if counted is not None and len(counted) > 1:
-        return _count_fell(optimizer, counted)
+        replaced = case.vital(optimizer.name, signals.REPLACED)
+        return _count_fell(optimizer, counted, np.zeros(0, np.int64) if replaced is None else replaced.steps)
     return _moves_afresh(case, optimizer) if optimizer.traits.even_first_step else None
 
 
-def _count_fell(optimizer: OptimizerFacts, counted: Track) -> Found | None:
-    """Find a state that counts fewer steps than before."""
+def _count_fell(optimizer: OptimizerFacts, counted: Track, begun: NDArray[np.int64]) -> Found | None:
+    """Find a state that began to count anew, though no new optimizer `begun` in that step.
+
+    A fresh state counts at most the steps since the reading before. One that counts less than before, but more than
+    that, was loaded from an earlier checkpoint.
+    """
     numbers = counted.numbers()
-    lost = np.flatnonzero(np.diff(numbers) < 0)
+    since = np.diff(counted.steps)
+    lost = np.flatnonzero((np.diff(numbers) < 0) & (numbers[1:] <= since) & ~np.isin(counted.steps[1:], begun))
     if not len(lost):
         return None
     at = int(lost[0])

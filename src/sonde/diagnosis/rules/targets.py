@@ -10,15 +10,18 @@ import numpy as np
 
 from sonde.core import schema, signals
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.nonfinite import READINGS, TOLD_FROM
+from sonde.diagnosis.nonfinite import BASIS, READINGS
 from sonde.diagnosis.outlook import anomaly_severity, chance_loss, is_near_chance
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.activations import OUTPUT_SPREAD
 from sonde.diagnosis.rules.rates import PACE_LOW
 from sonde.diagnosis.seen_loss import seen_losses
 from sonde.diagnosis.symptoms import BADLY_SCALED, NOT_FINITE, NOT_TRAINED
+from sonde.diagnosis.taped_contracts import wrong_convention
+from sonde.diagnosis.taped_roles import inverted_weights, learnt_padding, mixed_without_targets
+from sonde.diagnosis.taped_targets import own_answers, read_after_padding, reordered, unrelated_noise
 from sonde.diagnosis.track import Track
-from sonde.diagnosis.weights import last_weights
+from sonde.diagnosis.weights import first_weights, last_weights
 from sonde.records import Evidence, Severity
 
 SAME_TARGET_STEPS = Threshold(20, "persistence: steps in which all targets are one number; a sorted class takes fewer")
@@ -133,7 +136,7 @@ def label_out_of_range(case: Case) -> Found | None:
     """A label is outside the model's class range."""
     evidence = _from_error(case) or _from_values(case)
     if evidence is None:
-        return None
+        return wrong_convention(case)
     return Found(
         sites=("loss_fn", "loader"),
         evidence=evidence,
@@ -198,6 +201,8 @@ def label_shuffle_mismatch(case: Case) -> Found | None:
 
     Nearest neighbours have equal labels no more often than by chance, and the loss stays at that of guessing.
     """
+    if (taped := unrelated_noise(case) or reordered(case) or mixed_without_targets(case)) is not None:
+        return taped
     agreement = case.need_vital(signals.LOSS, signals.NEIGHBOUR_AGREEMENT)
     counts = case.need_vital(signals.LOSS, signals.LABEL_COUNTS)
     patience = MISMATCH_STEPS * (MISMATCH_WORDS if _reads_words(case) else 1)
@@ -244,6 +249,8 @@ def _reads_words(case: Case) -> bool:
 
 def _is_stuck(case: Case) -> bool:
     pace = last_weights(case).pace()
+    if not len(pace):
+        pace = first_weights(case).pace()  # a budget leaves out most of the later steps
     moves = len(pace) > 0 and float(np.median(pace)) >= PACE_LOW
     return moves and is_near_chance(case, MISMATCH_LOSS)
 
@@ -275,7 +282,9 @@ PREDICTED_ENTROPY = Threshold(1e-3, "nats: all answers of a batch are the same c
     since=IMBALANCE_STEPS,
 )
 def class_imbalance_collapse(case: Case) -> Found | None:
-    """The model always answers with the most frequent class."""
+    """The model always answers with the most frequent class, or the loss asks it to."""
+    if (taped := inverted_weights(case)) is not None:
+        return taped
     labels = case.need_vital(signals.LOSS, signals.RUNNING_LABEL_ENTROPY)
     predicted = case.need_vital(signals.LOSS, signals.PREDICTED_ENTROPY)
     loss = case.loss_facts("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -345,7 +354,7 @@ def empty_target(case: Case) -> Found | None:
             ),
             cause=f"In step {step} every target of the batch is ignore_index: the loss averages over nothing"
             + (", which is NaN." if broken else "."),
-            data={TOLD_FROM: READINGS},
+            data={BASIS: READINGS},
         )
     return None
 
@@ -359,12 +368,15 @@ VALID_LOOKS = Threshold(5, "persistence: batches sampled")
 @rule(
     "padding_dominates",
     needs=[signals.COUNTED_PADDING, signals.VALID_TARGETS, "facts.losses"],
+    explains=[*NOT_TRAINED],
     fix="Pass the label of padding to the loss as ignore_index; bucket samples by length, or pack sequences into rows.",
     refute="Count the targets that are padding in a few batches: if they are less than half, this finding is wrong.",
     since=COUNTED_LOOKS,
 )
 def padding_dominates(case: Case) -> Found | None:
-    """Batches are mostly padding, which counts in the loss or wastes the work."""
+    """Batches are mostly padding, which counts in the loss, hides what was read, or wastes the work."""
+    if (taped := read_after_padding(case) or learnt_padding(case)) is not None:
+        return taped
     counted = case.vital(signals.LOSS, signals.COUNTED_PADDING)
     if counted is not None and len(counted) >= COUNTED_LOOKS:
         share = float(np.median(counted.numbers()))
@@ -412,3 +424,17 @@ def _padding_counts(counted: Track, share: float) -> Found:
         "same label. The model is rewarded for predicting padding, and the rest is diluted.",
         fix="Pass the label of padding to the loss as ignore_index, or set those targets to -100.",
     )
+
+
+@rule(
+    "target_from_output",
+    severity="critical",
+    exact=True,
+    explains=[*NOT_TRAINED],
+    fix="Compare the outputs with the labels of the batch.",
+    refute="Print where the target comes from: if the model's outputs are not in it, this finding is wrong.",
+)
+def target_from_output(case: Case) -> Found | None:
+    """The target of the loss is made of the very outputs that it judges."""
+    case.need_tape()
+    return own_answers(case)

@@ -1,0 +1,187 @@
+"""Rules about what a step computes, that only a tape of it shows."""
+
+from __future__ import annotations
+
+from sonde.diagnosis.case import Case
+from sonde.diagnosis.rule import Found, rule
+from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
+from sonde.diagnosis.taped_contracts import one_class, wrapped_around
+from sonde.diagnosis.taped_roles import dropped_answers, itself_among_pairs, swapped_arguments
+from sonde.diagnosis.taped_targets import noisy_copy, overshifted, unmasked_bootstrap
+from sonde.diagnosis.taped_unused import (
+    dropped_result,
+    ignored_mask,
+    left_out_samples,
+    overwritten_data,
+    truncated_data,
+)
+
+
+@rule(
+    "single_class_output",
+    severity="critical",
+    exact=True,
+    explains=[*ANY_STATISTIC],
+    fix="Use binary_cross_entropy_with_logits for one output, or give the last layer one output per class.",
+    refute="Print the shape of the output: if its class dimension is larger than 1, this finding is wrong.",
+)
+def single_class_output(case: Case) -> Found | None:
+    """A softmax runs over a single class, so the loss is constant."""
+    case.need_tape()
+    return one_class(case)
+
+
+@rule(
+    "integer_wraparound",
+    exact=True,
+    explains=[*NOT_TRAINED, "unnormalised_inputs"],
+    fix="Convert to float before subtracting: x.float() - mean.",
+    refute="Print the dtype on that line: if it is signed or a float, this finding is wrong.",
+)
+def integer_wraparound(case: Case) -> Found | None:
+    """Unsigned integers wrap around below zero on their way to the model."""
+    case.need_tape()
+    return wrapped_around(case)
+
+
+@rule(
+    "target_is_input",
+    exact=True,
+    fix="Compare the output with the data before the noise was added.",
+    refute="If the model should reproduce the noise, this finding is wrong.",
+)
+def target_is_input(case: Case) -> Found | None:
+    """The output is compared with the noisy input instead of the clean data."""
+    case.need_tape()
+    return noisy_copy(case)
+
+
+@rule(
+    "shifted_twice",
+    exact=True,
+    explains=[*NOT_TRAINED],
+    fix="Shift labels once: in the data, or in the model.",
+    refute="Compare inputs[:, 1:] with the targets of the positions before: if they are equal, this finding is wrong.",
+)
+def shifted_twice(case: Case) -> Found | None:
+    """The target of a position is not the next token but one further on, or before."""
+    case.need_tape()
+    return overshifted(case)
+
+
+@rule(
+    "terminal_bootstrapped",
+    exact=True,
+    explains=["loss_divergence", "loss_oscillation"],
+    fix="Multiply the value of the next state by (1 - done).",
+    refute="If the environment never ends, this finding is wrong.",
+)
+def terminal_bootstrapped(case: Case) -> Found | None:
+    """The value of the next state is added to the target of terminal states too."""
+    case.need_tape()
+    return unmasked_bootstrap(case)
+
+
+@rule(
+    "result_discarded",
+    exact=True,
+    explains=[*NOT_TRAINED, "unused_parameters"],
+    fix="Assign the result, or use the in-place variant.",
+    refute="Remove the line: if the loss of the same batch changes, this finding is wrong.",
+)
+def result_discarded(case: Case) -> Found | None:
+    """A result is computed and dropped, and the step goes on without it."""
+    case.need_tape()
+    return dropped_result(case)
+
+
+@rule(
+    "mask_not_applied",
+    exact=True,
+    explains=[*NOT_TRAINED, "padding_dominates"],
+    fix="Apply the mask: pass it to the model, or average the loss over what it marks.",
+    refute="Invert the mask: if the loss of the same batch changes, this finding is wrong.",
+)
+def mask_not_applied(case: Case) -> Found | None:
+    """The loader returns a mask that the step does not use."""
+    case.need_tape()
+    return ignored_mask(case)
+
+
+@rule(
+    "samples_left_out",
+    exact=True,
+    explains=[*ANY_STATISTIC],
+    fix="Compare the outputs of all samples with their targets.",
+    refute="Change the last sample of a batch: if its loss changes, this finding is wrong.",
+)
+def samples_left_out(case: Case) -> Found | None:
+    """Only some samples of a batch reach the loss."""
+    case.need_tape()
+    return left_out_samples(case)
+
+
+@rule(
+    "data_truncated",
+    exact=True,
+    explains=[*ANY_STATISTIC, "constant_target", "constant_feature"],
+    fix="Keep it as a float: .float() instead of .long() or .int().",
+    refute="Print the data before and after the cast: if both are equal, this finding is wrong.",
+)
+def data_truncated(case: Case) -> Found | None:
+    """A cast to integers cuts off the fractions of data."""
+    case.need_tape()
+    return truncated_data(case)
+
+
+@rule(
+    "data_overwritten",
+    exact=True,
+    explains=[*NOT_TRAINED, "unnormalised_inputs", "loss_divergence"],
+    fix="Write x = x + noise, or clone the batch before it is changed.",
+    refute="Compare the data set with a copy from before training: if both are equal, this finding is wrong.",
+)
+def data_overwritten(case: Case) -> Found | None:
+    """The data set is changed in place while it is used."""
+    case.need_tape()
+    return overwritten_data(case)
+
+
+@rule(
+    "pairs_with_itself",
+    exact=True,
+    explains=[*NOT_TRAINED],
+    fix="Mask the diagonal of the similarities before the loss.",
+    refute="Print the diagonal of what the loss gets: if it is -inf or very low, this finding is wrong.",
+)
+def pairs_with_itself(case: Case) -> Found | None:
+    """In a contrastive loss each sample is a wrong answer for itself."""
+    case.need_tape()
+    return itself_among_pairs(case)
+
+
+@rule(
+    "arguments_swapped",
+    severity="critical",
+    exact=True,
+    explains=[*ANY_STATISTIC],
+    fix="Pass the output of the model first, and the target second.",
+    refute="Print requires_grad of both arguments: if that of the first is True, this finding is wrong.",
+)
+def arguments_swapped(case: Case) -> Found | None:
+    """A loss gets data as its input and the output of the model as its target."""
+    case.need_tape()
+    return swapped_arguments(case)
+
+
+@rule(
+    "dropout_on_output",
+    exact=True,
+    explains=[*NOT_TRAINED, "loss_oscillation", "dropout_too_high"],
+    fix="Apply dropout before the last layer, not after it.",
+    refute="Print the outputs in training mode: if none is exactly 0, this finding is wrong.",
+)
+def dropout_on_output(case: Case) -> Found | None:
+    """Dropout is applied to the answers of the model."""
+    case.need_tape()
+    return dropped_answers(case)

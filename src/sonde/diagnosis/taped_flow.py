@@ -1,0 +1,348 @@
+"""Where the results of a taped step go: gradients, averages and inputs that nothing uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from sonde.core import signals
+from sonde.core.tape import Call, Mark, Op, Value, references
+from sonde.diagnosis.case import Case
+from sonde.diagnosis.rule import Found, fact, few
+from sonde.diagnosis.tape_reading import CARRIERS, TapeReading, Term
+
+# --------------------------------------------------------------------------------
+# Gradients.
+
+
+def discarded_term(case: Case) -> Found | None:
+    """Find a term of a loss whose gradients are all reset before an optimizer uses them."""
+    reading = case.taped
+    if reading is None or len(reading.tape.optimizers) < 2:
+        return None
+    for mark in reading.tape.backwards():
+        if mark.data.get("create_graph") or mark.data.get("inputs"):
+            continue
+        for root in references(mark.data.get("roots")):
+            found = _discarded_of(reading, mark, root)
+            if found is not None:
+                return found
+    return None
+
+
+def _discarded_of(reading: TapeReading, mark: Mark, root: int) -> Found | None:
+    used = _used_after(reading, mark)
+    terms = [term for term in reading.terms_of(root) if reading.tape.values[term.value].requires_grad]
+    reached = {term: {each.name for each in reading.tape.gradient_sources(term.value)} for term in terms}
+    lost = [term for term, names in reached.items() if names and not names & used]
+    if not lost or len(lost) == len(terms):
+        return None
+    term, names = lost[0], sorted(reached[lost[0]])
+    kept = sorted(set().union(*(reached[each] & used for each in terms)))
+    cut = _cut_behind(reading, term)
+    where = f" It is cut off from {few(kept)} by {_named(cut)}{reading.where(cut)}." if cut is not None else ""
+    return Found(
+        step=reading.tape.step,
+        sites=(signals.LOSS, *dict.fromkeys(name.partition(".")[0] for name in kept[:2])),
+        evidence=(fact("parameters its gradient reaches", len(names)), fact("of them used by an optimizer", 0)),
+        cause=f"A term of the loss has no effect{reading.where(reading.origin(term.value))}: its gradient reaches only "
+        f"{few(names)}, and is reset before an optimizer uses it.{where}",
+        fix="Remove .detach() or torch.no_grad() from the way of this term to the parameters that should learn from "
+        "it.",
+        refute="Drop the term: if the trained parameters change, this finding is wrong.",
+    )
+
+
+def _used_after(reading: TapeReading, mark: Mark) -> set[str]:
+    """Return the parameters that an optimizer steps before their gradients are reset, in this round or the next."""
+    marks = list(reading.tape.marks)
+    at = next(place for place, each in enumerate(marks) if each is mark)
+    held = {each.name: {name for group in each.groups for name in group.names} for each in reading.tape.optimizers}
+    waiting = set().union(*held.values())
+    used: set[str] = set()
+    for each in (*marks[at + 1 :], *marks[: at + 1]):
+        if each.kind == "optimizer_enter":
+            used |= waiting & held.get(str(each.data.get("name")), set())
+            waiting -= used
+        elif each.kind == "zero_grad":
+            owner = str(each.data.get("owner", ""))
+            waiting -= held.get(owner) or {
+                name for name in waiting if owner == "(model)" or name.startswith(f"{owner}.")
+            }
+    return used
+
+
+def _cut_behind(reading: TapeReading, term: Term) -> Op | None:
+    inside = reading.tape.ancestors(term.value)
+    made = {reading.tape.values[each].made_by for each in inside}
+    cuts = [
+        op
+        for op in reading.tape.ops
+        if op.index in made and op.phase == "forward" and not reading.tape.is_differentiable(op)
+    ]
+    return next(
+        (op for op in reversed(cuts) if any(reading.tape.values[each].requires_grad for _, each in op.inputs())), None
+    )
+
+
+def _named(op: Op) -> str:
+    return f"`{op.function or op.kind}`" if op.grad_enabled else "torch.no_grad()"
+
+
+def lost_in_choice(case: Case) -> Found | None:
+    """Find a term that depends on trained parameters only through a choice, such as argmin, which has no gradient.
+
+    What is detached, or computed without gradients, is cut off on purpose.
+    """
+    reading = case.taped
+    if reading is None:
+        return None
+    held = {value: name for name, value in reading.held.items()}
+    for term in reading.terms:
+        if not reading.tape.values[term.value].requires_grad:
+            continue
+        everywhere = reading.tape.ancestors(term.value)
+        meant = reading.tape.ancestors(term.value, through=_is_meant)
+        learns = reading.tape.ancestors(term.value, through=reading.tape.is_differentiable)
+        lost = {value for value in held if value in meant and value not in learns}
+        if not lost or _is_cut_on_purpose(reading, everywhere, lost):
+            continue
+        choice = _choice(reading, everywhere, lost)
+        if choice is None:
+            continue
+        names = sorted(held[value] for value in lost)
+        return Found(
+            step=reading.tape.step,
+            sites=tuple(dict.fromkeys((*names[:4], reading.site(choice, signals.LOSS), "(model)"))),
+            evidence=(fact("parameters that this term should train and does not", len(names)),),
+            cause=f"A term of the loss{reading.where(reading.origin(term.value))} depends on {few(names)} only through "
+            f"`{choice.function or choice.kind}`{reading.where(choice)}, which has no gradient: it never reaches them.",
+            fix="Pass the gradient straight through, as in x + (quantised - x).detach(), or use a soft choice.",
+            refute="Change one of these weights a little: if its gradient from this term is not zero, this finding "
+            "is wrong.",
+        )
+    return None
+
+
+def _is_meant(op: Op) -> bool:
+    return op.grad_enabled and op.kind != "detach"
+
+
+_CHOICES: Final = frozenset({"argmin", "argmax", "round", "sign", "floor", "ceil", "trunc"})
+
+
+def _is_cut_on_purpose(reading: TapeReading, inside: set[int], parameters: set[int]) -> bool:
+    """Return whether results of some parameters are also detached, or used without gradients, on the way to a value."""
+    after = reading.tape.descendants(parameters) & inside
+    return any(
+        not _is_meant(op) and any(out in inside for out in op.outs)
+        for value in after
+        for op in reading.tape.consumers(value)
+        if op.phase in ("forward", "between")
+    )
+
+
+def _choice(reading: TapeReading, inside: set[int], parameters: set[int]) -> Op | None:
+    after = reading.tape.descendants(parameters)
+    return next(
+        (
+            op
+            for op in reading.tape.ops
+            if op.kind in _CHOICES
+            and op.outs
+            and op.outs[0] in inside
+            and any(each in after for _, each in op.inputs())
+        ),
+        None,
+    )
+
+
+# --------------------------------------------------------------------------------
+# Averages of weights.
+
+_MIXING: Final = frozenset({"add", "sub", "lerp", "mul", "div", "addcmul", *CARRIERS, "detach"})
+
+
+def discarded_average(case: Case) -> Found | None:
+    """Find mixtures of trained weights with a copy of them that are computed and dropped."""
+    reading = case.taped
+    if reading is None:
+        return None
+    names = [name for op in reading.tape.ops if (name := _dropped_mixture(reading, op)) is not None]
+    if not names:
+        return None
+    line = next(op for op in reading.tape.ops if _dropped_mixture(reading, op) is not None)
+    return Found(
+        step=reading.tape.step,
+        sites=tuple(dict.fromkeys((*names[:4], signals.LOOP))),
+        evidence=(fact("averages that are computed and dropped", len(names)),),
+        cause=f"Averages of the weights are computed{reading.where(line)} and never stored: {few(names)} "
+        "is never updated. An assignment to a loop variable changes no tensor.",
+        fix="Write into the copy: ema_param.mul_(decay).add_(param, alpha=1 - decay), or ema_param.copy_(average).",
+        refute="Compare the copy with its values some steps ago: if they differ, this finding is wrong.",
+    )
+
+
+def _dropped_mixture(reading: TapeReading, op: Op) -> str | None:
+    """Return the copy that an operation mixes with a trained weight, if nothing uses the result."""
+    tape = reading.tape
+    if op.kind not in ("add", "sub", "lerp") or op.phase != "between" or op.module or op.writes:
+        return None
+    out = op.outs[0]
+    if tape.consumers(out) or not tape.values[out].shape:
+        return None
+    within = tape.ancestors(out, through=lambda each: each.kind in _MIXING and each.phase == "between")
+    leaves = [tape.values[each] for each in within if tape.values[each].shape == tape.values[out].shape]
+    # What state_dict() returned is another tensor in the memory of a parameter.
+    names = {each.storage: each.name for each in tape.given("parameter")}
+    trained = {each.storage for each in leaves if names.get(each.storage, each.name) in reading.held}
+    others = [each for each in leaves if each.is_given and each.storage not in trained and each.role != "gradient"]
+    if len(trained) != 1 or not others or any(each.role == "optimizer_state" for each in leaves):
+        return None
+    return next((name for each in others if (name := names.get(each.storage, each.name))), "the copy")
+
+
+def stale_buffers(case: Case) -> Found | None:
+    """Find a copy of a model that follows its weights, but not the running statistics of its batch norms."""
+    reading = case.taped
+    if reading is None or any(module.kind == "AveragedModel" for module in reading.tape.modules):
+        return None
+    pairs = _followers(reading)
+    if not pairs:
+        return None
+    written = _written_buffers(reading)
+    stale = [
+        module.path
+        for module in reading.tape.modules
+        if module.kind.startswith(("BatchNorm", "SyncBatchNorm")) and module.settings.get("track_running_stats", True)
+        for copy, source in pairs
+        if module.path.startswith(copy)
+        and f"{source}{module.path.removeprefix(copy)}.running_mean" in written
+        and f"{module.path}.running_mean" not in written
+    ]
+    if not stale:
+        return None
+    return Found(
+        step=reading.tape.step,
+        sites=tuple(stale[:4]),
+        evidence=(fact("batch norms whose statistics do not follow", len(stale)),),
+        cause=f"A copy of the model follows its weights, but not its buffers: the running statistics of {few(stale)} "
+        "stay "
+        "at those of the start.",
+        fix="Copy the buffers too: for slow, fast in zip(copy.buffers(), model.buffers()): slow.copy_(fast).",
+        refute="Compare running_mean of both: if they agree, this finding is wrong.",
+    )
+
+
+def _followers(reading: TapeReading) -> set[tuple[str, str]]:
+    """Return prefixes of names: of a copy that was written from a trained model, and of that model."""
+    found = set()
+    for name, ops in reading.tape.parameter_writes().items():
+        if name in reading.held:
+            continue
+        for op in ops:
+            sources = {reading.tape.values[each].name for each in reading.tape.ancestors([v for _, v in op.inputs()])}
+            for source in sources & set(reading.held):
+                prefixes = _prefixes(name, source)
+                if prefixes is not None:
+                    found.add(prefixes)
+    return found
+
+
+def _prefixes(one: str, other: str) -> tuple[str, str] | None:
+    """Return what differs at the beginning of two names.
+
+    >>> _prefixes("average.2.weight", "net.2.weight")
+    ('average', 'net')
+    """
+    parts, others = one.split("."), other.split(".")
+    while len(parts) > 1 and len(others) > 1 and parts[-1] == others[-1]:
+        parts.pop()
+        others.pop()
+    return (".".join(parts), ".".join(others)) if parts != others else None
+
+
+def _written_buffers(reading: TapeReading) -> set[str]:
+    names = {value.storage: value.name for value in reading.tape.given("buffer")}
+    found = set()
+    for op in reading.tape.ops:
+        is_idle = op.kind == "copy_" and op.input("self") == op.input("src")
+        if not is_idle:
+            found |= {names.get(reading.tape.values[each].storage, "") for each in op.writes}
+    return found
+
+
+# --------------------------------------------------------------------------------
+# Inputs.
+
+
+def unused_twin(case: Case) -> Found | None:
+    """Find an argument of a model that nothing uses, beside another one of the same shape that is used."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for call in reading.tape.root_calls():
+        unused = _unused(reading, call)
+        for place, value in unused:
+            twins = [each for each in _arguments(reading, call) if _are_twins(each[1], value) and each not in unused]
+            if twins:
+                return Found(
+                    severity="warning",
+                    step=reading.tape.step,
+                    sites=("(model)",),
+                    evidence=(fact("operations that use it", 0), fact("elements", value.size)),
+                    cause=f"Argument {place} of {call.kind} is ignored: no operation uses it, while argument "
+                    f"{twins[0][0]} "
+                    "of the same shape is used. Perhaps the same input is used twice.",
+                    fix="Use it in forward: look for the name of the other argument where this one was meant.",
+                )
+    return None
+
+
+def _arguments(reading: TapeReading, call: Call) -> list[tuple[str, Value]]:
+    return [(place, reading.tape.values[value]) for place, value in call.args.items()]
+
+
+def _unused(reading: TapeReading, call: Call) -> list[tuple[str, Value]]:
+    returned = set(call.outs.values())
+    return [
+        (place, value)
+        for place, value in _arguments(reading, call)
+        if value.size > 1 and value.id not in returned and not _uses_within(reading, call, value.id)
+    ]
+
+
+def _uses_within(reading: TapeReading, call: Call, value: int) -> bool:
+    return any(call.first <= op.index < call.last for op in reading.tape.consumers(value))
+
+
+def _are_twins(one: Value, other: Value) -> bool:
+    return one.id != other.id and (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def unregistered_dropout(case: Case) -> Found | None:
+    """Find a dropout that a model calls but does not own, so that eval() does not reach it."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for call in _inner_calls(reading):
+        if call.kind.startswith("Dropout") and call.path.startswith("<") and call.training:
+            op = next((op for op in reading.tape.ops[call.first : call.last]), None)
+            return Found(
+                step=reading.tape.step,
+                sites=("(model)", "(function)"),
+                evidence=(fact("dropouts that are not part of the model", 1),),
+                cause=f"The model calls an nn.{call.kind} that is not one of its modules{reading.where(op)}: it is "
+                "made in "
+                "forward, or kept in a list, so eval() does not switch this dropout off.",
+                fix="Make it in __init__ as an attribute, or call F.dropout(x, p, training=self.training).",
+            )
+    return None
+
+
+def _inner_calls(reading: TapeReading) -> Iterator[Call]:
+    """Yield the calls of modules that are made inside a watched model."""
+    roots = reading.tape.root_calls()
+    for call in reading.tape.calls:
+        if any(root is not call and root.first <= call.first and call.last <= root.last for root in roots):
+            yield call

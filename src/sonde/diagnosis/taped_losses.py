@@ -1,0 +1,603 @@
+"""What a taped step shows of losses: which operation made their input, how shapes broadcast, and which terms they sum.
+
+Rules of `sonde.diagnosis.rules` call these first: an operation that is on the tape needs no statistics.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sonde.core import signals
+from sonde.core.tape import Op
+from sonde.diagnosis.axes import Cut, reduced
+from sonde.diagnosis.case import Case
+from sonde.diagnosis.rule import Found, fact
+from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, SOFTMAXES, TapedLoss, TapeReading, Term
+
+_PROBABILITIES: Final = {"_softmax": "softmax", "sigmoid": "sigmoid"}
+_RECTIFIERS: Final = {"relu": "ReLU", "relu_": "ReLU", "threshold": "ReLU"}
+_LOGARITHMS: Final = frozenset(
+    {"_log_softmax", "log", "log_", "log2", "log1p", "log_sigmoid_forward", "logsumexp", "sub", "sub_", "add", "neg"}
+    | {"logaddexp", "clamp", "clamp_min", "where", "cat", "stack", "native_dropout", "mul", "div", "scatter", "copy_"}
+)
+_LAYERS: Final = frozenset({"addmm", "mm", "bmm", "baddbmm", "convolution", "linear", "mkldnn_linear", "embedding"})
+_NEVER_NEGATIVE: Final = frozenset(
+    {"cross_entropy", "nll_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"}
+    | {"binary_cross_entropy_with_logits"}
+)
+_PAIRWISE: Final = frozenset({"sub", "add", "mul", "div", "rsub", "pow", "maximum", "minimum"})
+
+
+def twice_normalised(case: Case, kind: str, *operations: str) -> Found | None:
+    """Find a softmax or sigmoid right before a loss that applies one itself."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for loss in (each for each in reading.losses if each.kind == kind):
+        maker = reading.origin(loss.value)
+        if maker is None or maker.kind not in operations or not _is_over_classes(reading, loss, maker):
+            continue
+        name = _PROBABILITIES[maker.kind]
+        site = reading.site(maker, signals.LOSS)
+        return Found(
+            step=reading.tape.step,
+            sites=tuple(dict.fromkeys((site, signals.LOSS))),
+            evidence=(fact(f"operations from {name} to the loss", loss.op.index - maker.index),),
+            cause=f"{loss.kind} gets what a {name} returned{reading.where(maker)} and applies one again: the answers "
+            "it can tell apart lie between 0 and 1, and the loss cannot come near 0.",
+            values={"the_softmax": _named(name, maker), "the_sigmoid": _named(name, maker)},
+        )
+    return None
+
+
+def _named(name: str, op: Op) -> str:
+    return f"the {name} ({op.module})" if op.module else f"the {name}"
+
+
+def _is_over_classes(reading: TapeReading, loss: TapedLoss, maker: Op) -> bool:
+    """Return whether a softmax runs over the classes of a loss; other softmaxes are another fault, or none."""
+    if maker.kind != "_softmax" or loss.classes is None:
+        return True
+    return bool(reading.runs_over(maker)) and reading.runs_over(maker) == reading.dim(loss.value, loss.classes)
+
+
+def rectified(case: Case) -> Found | None:
+    """Find a ReLU right before a loss that takes logits."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for loss in reading.losses:
+        maker = reading.origin(loss.value)
+        if loss.kind not in ("cross_entropy", "binary_cross_entropy_with_logits") or maker is None:
+            continue
+        if maker.kind in _RECTIFIERS:
+            return Found(
+                step=reading.tape.step,
+                sites=tuple(dict.fromkeys((reading.site(maker, signals.LOSS), signals.LOSS))),
+                evidence=(fact("operations from the ReLU to the loss", loss.op.index - maker.index),),
+                cause=f"{loss.kind} gets what a ReLU returned{reading.where(maker)}: logits below 0 are cut off, so no "
+                "answer can be ruled out, and classes whose logit is 0 get no gradient.",
+                values={"the_relu": _named("ReLU", maker)},
+            )
+    return None
+
+
+def without_logarithm(case: Case) -> Found | None:
+    """Find an nll_loss or ctc_loss of numbers that are not log-probabilities."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for loss in (each for each in reading.losses if each.kind in ("nll_loss", "ctc_loss")):
+        maker = reading.origin(loss.value)
+        if maker is None or not (maker.kind in (*_LAYERS, *_PROBABILITIES, *_RECTIFIERS) or _adds_bias(reading, maker)):
+            continue
+        what = _PROBABILITIES.get(maker.kind, _RECTIFIERS.get(maker.kind, "a layer"))
+        return Found(
+            step=reading.tape.step,
+            sites=tuple(dict.fromkeys((reading.site(maker, signals.LOSS), signals.LOSS))),
+            evidence=(fact("operations from it to the loss", loss.op.index - maker.index),),
+            cause=f"{loss.kind} expects log-probabilities, but gets what {what} returned{reading.where(maker)}: no "
+            "logarithm of a softmax was taken, so the loss has no floor.",
+        )
+    return None
+
+
+def _adds_bias(reading: TapeReading, op: Op) -> bool:
+    """Return whether an operation is the last one of a linear layer whose input has more than two dimensions."""
+    return op.kind == "add" and reading.kind_of(op.module) == "Linear"
+
+
+def wrong_axis(case: Case) -> Found | None:
+    """Find a softmax that runs over the samples, or over another axis than the classes of its loss."""
+    reading = case.taped
+    if reading is None:
+        return None
+    return _not_over_classes(reading) or _over_samples(reading)
+
+
+def _not_over_classes(reading: TapeReading) -> Found | None:
+    for loss in reading.losses:
+        maker = reading.origin(loss.value)
+        if loss.kind != "nll_loss" or maker is None or maker.kind != "_log_softmax" or loss.classes is None:
+            continue
+        runs, classes = reading.runs_over(maker), reading.dim(loss.value, loss.classes)
+        if runs and classes and runs != classes:
+            return _crossed(reading, maker, "the classes of the loss are in another dimension")
+    return None
+
+
+def _over_samples(reading: TapeReading) -> Found | None:
+    """Find a softmax over the samples whose result still has a row for each of them.
+
+    Where samples are compared with each other, as in contrastive learning, another dimension runs over samples too.
+    """
+    axes = reading.labels.axes
+    for op in reading.forward_ops():
+        value = op.input("self")
+        if op.kind not in (*SOFTMAXES, "_log_softmax") or value is None or op.outs[0] not in reading.learning:
+            continue
+        label = reading.labels.get(value)
+        over = int(op.args["dim"]) % max(len(label), 1)
+        others = [dim for place, dim in enumerate(label) if place != over]
+        if not (len(label) > 1 and axes.has_samples(label[over])) or any(map(axes.has_samples, others)):
+            continue
+        if _is_judged_by_sample(reading, op.outs[0]):
+            return _crossed(reading, op, "that dimension holds the samples of the batch, which compete now")
+    return None
+
+
+def _is_judged_by_sample(reading: TapeReading, value: int) -> bool:
+    """Return whether a loss that depends on a value has rows for samples: else they are one bag on purpose."""
+    after = reading.tape.descendants([value])
+    return any(
+        loss.value in after and any(map(reading.labels.axes.has_samples, reading.labels.get(loss.value)))
+        for loss in reading.losses
+    )
+
+
+def _crossed(reading: TapeReading, op: Op, why: str) -> Found:
+    value = op.input("self")
+    shape = reading.tape.values[value].shape if value is not None else ()
+    name = "log_softmax" if op.kind == "_log_softmax" else "softmax"
+    dim = int(op.args["dim"])
+    return Found(
+        step=reading.tape.step,
+        sites=tuple(dict.fromkeys((reading.site(op, signals.LOSS), signals.LOSS))),
+        evidence=(fact(f"dimension of {shape} that {name} runs over", dim % max(len(shape), 1)),),
+        cause=f"A {name} of {shape} runs over dimension {dim}{reading.where(op)}, but {why}.",
+        refute="Print the sum of its result over the classes: if all sums are 1, this finding is wrong.",
+    )
+
+
+def column_meets_row(case: Case) -> Found | None:
+    """Find a column (N, 1) that is broadcast with a row (N,) outside the model, both of them over the samples."""
+    reading = case.taped
+    if reading is None:
+        return None
+    tape = reading.tape
+    for op in reading.forward_ops():
+        kind, first, second = op.kind.removesuffix("_"), op.input("self"), op.input("other")
+        if op.module or kind not in _PAIRWISE or first is None or second is None:
+            continue
+        pair = sorted((first, second), key=lambda value: len(tape.values[value].shape))
+        row, column = (tape.values[value].shape for value in pair)
+        if len(row) != 1 or len(column) != 2 or column != (row[0], 1) or row[0] < 2:
+            continue
+        is_meant = any(_is_unsqueezed(reading, value) for value in pair)
+        if not is_meant and all(reading.has_samples(each) and _is_learnt_or_data(reading, each) for each in pair):
+            return Found(
+                step=tape.step,
+                sites=(signals.LOSS,),
+                evidence=(fact("samples in the batch", row[0]), fact("pairs that are made", row[0] ** 2)),
+                cause=f"A column of shape {column} meets a row of shape {row}{reading.where(op)}: both are broadcast "
+                f"to {(row[0], row[0])}, and each sample is combined with every other.",
+                fix="Give both the same shape: squeeze(1) the column, or unsqueeze(1) the row.",
+                refute="Print the shapes on that line: if they are equal, this finding is wrong.",
+            )
+    return None
+
+
+def _is_learnt_or_data(reading: TapeReading, value: int) -> bool:
+    """Return whether a value depends on anything but counting and random draws, which make positions in a series."""
+    within = (reading.tape.values[each] for each in reading.tape.ancestors(value))
+    return any(each.is_given and each.role not in ("constant", "random") for each in within)
+
+
+def _is_unsqueezed(reading: TapeReading, value: int) -> bool:
+    op = reading.tape.producer(value)
+    while op is not None and op.kind in ("expand", "_to_copy", "clone", "detach", "alias"):
+        source = op.input("self")
+        op = None if source is None else reading.tape.producer(source)
+    return op is not None and op.kind in ("unsqueeze", "t", "transpose", "permute", "index")
+
+
+def maximised(case: Case) -> Found | None:
+    """Find that every loss of torch's within what is minimised has a minus before it, and that nothing else is."""
+    reading = case.taped
+    if reading is None or len(reading.tape.optimizers) != 1:
+        return None
+    signs = [
+        (term.sign, loss)
+        for term in reading.terms
+        for loss in reading.holds(term)
+        if loss.kind in _NEVER_NEGATIVE and _is_plain(reading, loss)
+    ]
+    learnt = [term for term in reading.terms if reading.tape.values[term.value].requires_grad]
+    others = [term for term in learnt if not reading.holds(term)]
+    if not signs or others or any(sign > 0 for sign, _ in signs):
+        return None
+    loss = signs[0][1]
+    return Found(
+        step=reading.tape.step,
+        sites=(signals.LOSS,),
+        evidence=(fact("losses with a minus before them", len(signs)), fact("losses without", 0)),
+        cause=f"The negative of {loss.kind} is minimised{reading.where(loss.op)}: training makes the loss larger.",
+    )
+
+
+def praised(case: Case) -> Found | None:
+    """Find log-probabilities of data or of rewards that are minimised: the minus before them is missing."""
+    reading = case.taped
+    if reading is None or len(reading.tape.optimizers) != 1:
+        return None
+    learnt = [term for term in reading.terms if reading.tape.values[term.value].requires_grad]
+    signs = [(sign, term) for term in learnt if (sign := _sign_of_likelihood(reading, term)) is not None]
+    if not signs or any(sign < 0 for sign, _ in signs) or len(learnt) > len(signs):
+        return None
+    op = reading.tape.producer(signs[0][1].value)
+    return Found(
+        step=reading.tape.step,
+        sites=(signals.LOSS,),
+        evidence=(fact("log-probabilities that are minimised", len(signs)),),
+        cause=f"Log-probabilities are minimised{reading.where(op)}: the minus before them is missing, so training "
+        "makes what it should prefer less likely.",
+    )
+
+
+def is_policy_objective(case: Case) -> bool:
+    """Return whether log-probabilities are minimised that are weighed by data: the level of such a loss says little."""
+    reading = case.taped
+    if reading is None:
+        return False
+    learnt = [term for term in reading.terms if reading.tape.values[term.value].requires_grad]
+    chosen = [term for term in learnt if _sign_of_likelihood(reading, term) is not None]
+    return any(_is_weighed(reading, term) for term in chosen)
+
+
+def _is_weighed(reading: TapeReading, term: Term) -> bool:
+    inside = reading.tape.ancestors(term.value, through=lambda op: op.kind.removesuffix("_") in (*KEEPS_SIGN, "neg"))
+    makers = (reading.tape.producer(each) for each in inside)
+    return any(op is not None and op.kind == "mul" and op.input("other") is not None for op in makers)
+
+
+def _sign_of_likelihood(reading: TapeReading, term: Term) -> int | None:
+    """Return the sign of the log-probabilities that a term averages, weighed by numbers that are not learnt."""
+    value, sign = term.value, term.sign
+    for _ in range(MAX_STEPS):
+        op = reading.tape.producer(value)
+        if op is None:
+            return None
+        kind = op.kind.removesuffix("_") if not op.kind.startswith("_") else op.kind
+        if kind == "_log_softmax":
+            return None if op.function == "cross_entropy" else sign
+        learnt = [each for _, each in op.inputs() if reading.tape.values[each].requires_grad]
+        if kind in ("stack", "cat"):  # of the steps of an episode, all alike
+            learnt = learnt[:1]
+        if len(learnt) != 1 or (kind not in (*KEEPS_SIGN, "neg", "stack", "cat")):
+            return _is_log_probability(reading, op, sign)
+        sign = -sign if kind == "neg" else sign
+        value = learnt[0]
+    return None
+
+
+def _is_log_probability(reading: TapeReading, op: Op, sign: int) -> int | None:
+    """Return the sign if an operation subtracts the log-sum-exp from scores, as torch's distributions do."""
+    other = op.input("other")
+    maker = None if other is None else reading.tape.producer(other)
+    return sign if op.kind == "sub" and maker is not None and maker.kind == "logsumexp" else None
+
+
+MAX_STEPS: Final = 32
+KEEPS_SIGN: Final = frozenset({"mean", "sum", "mul", "div", "gather", *CARRIERS})
+
+
+def _is_plain(reading: TapeReading, loss: TapedLoss) -> bool:
+    """Return whether a loss was averaged with nothing but positive weights, as far as the tape shows."""
+    return bool(loss.op.outs) and reading.tape.values[loss.op.outs[0]].size == 1
+
+
+def mixed_reductions(case: Case) -> Found | None:
+    """Find terms of which some are averaged over the samples and others summed."""
+    reading = case.taped
+    count = 0 if reading is None else reading.count_samples()
+    if reading is None or count < 2:
+        return None
+    ways = {term: reading.over_samples(term) for term in reading.terms if reading.tape.values[term.value].requires_grad}
+    summed = [term for term, way in ways.items() if way == "sum"]
+    averaged = [term for term, way in ways.items() if way == "mean"]
+    if not summed or not averaged:
+        return None
+    one, other = (reading.origin(term.value) for term in (summed[0], averaged[0]))
+    return Found(
+        step=reading.tape.step,
+        sites=(signals.LOSS,),
+        evidence=(fact("samples in the batch", count), fact("terms that are summed", len(summed))),
+        cause=f"One term of the loss is summed over the {count} samples{reading.where(one)}, another is averaged"
+        f"{reading.where(other)}: the first weighs {count} times as much as written.",
+        fix="Use the same reduction for all terms: the mean over the samples, or the sum over them.",
+        refute="Train with half the batch size: if both terms keep their ratio, this finding is wrong.",
+    )
+
+
+def idle_term(case: Case) -> Found | None:
+    """Find a term that depends on trained parameters, or compares something, but through which no gradient passes."""
+    reading = case.taped
+    if reading is None:
+        return None
+    held = set(reading.held.values())
+    for term in reading.terms:
+        if term.value in reading.learning and reading.tape.values[term.value].requires_grad:
+            continue
+        if len(reading.terms) < 2 or not (held & reading.tape.ancestors(term.value) or _compares(reading, term)):
+            continue
+        if not held & reading.tape.ancestors(term.value):
+            return _untrained(reading, term)
+        cut = _cut_in(reading, term.value)
+        return Found(
+            step=reading.tape.step,
+            sites=(signals.LOSS,),
+            evidence=(fact("terms of the loss", len(reading.terms)),),
+            cause=f"A term of the loss has no effect: its gradient is cut off{reading.where(cut)}, so no parameter "
+            "learns from it.",
+        )
+    return None
+
+
+def _untrained(reading: TapeReading, term: Term) -> Found:
+    return Found(
+        step=reading.tape.step,
+        sites=(signals.LOSS,),
+        evidence=(fact("terms of the loss", len(reading.terms)), fact("trained parameters it depends on", 0)),
+        cause=f"A term of the loss has no effect{reading.where(reading.origin(term.value))}: it does not depend on any "
+        "trained parameter, as where a teacher is compared with itself.",
+        fix="Put the output of the model that is trained into this term.",
+    )
+
+
+def _compares(reading: TapeReading, term: Term) -> bool:
+    """Return whether a term is one of torch's losses, neither side of which is trained."""
+    made = {reading.tape.values[each].made_by for each in reading.tape.ancestors(term.value)}
+    return any(op.index in made and op.function in LOSS_FUNCTIONS for op in reading.forward_ops())
+
+
+def _cut_in(reading: TapeReading, value: int) -> Op | None:
+    inside = reading.tape.ancestors(value)
+    makers = {reading.tape.values[each].made_by for each in inside}
+    cuts = [op for op in reading.tape.ops if op.index in makers and not reading.tape.is_differentiable(op)]
+    return cuts[-1] if cuts else None
+
+
+def cut_off(case: Case, names: list[str]) -> str:
+    """Return in words by which operation the gradient of some parameters is cut off; empty if that is not known."""
+    reading = case.taped
+    if reading is None:
+        return ""
+    op = reading.cut_off({value for name, value in reading.held.items() if name in names})
+    if op is None:
+        return ""
+    how = f"`{op.function or op.kind}`" if op.grad_enabled else "torch.no_grad()"
+    return f", by {how}{reading.where(op)}"
+
+
+def mixed_axes(case: Case) -> Found | None:
+    """Find a view that breaks up an axis, or samples of an output that are compared with those of others."""
+    reading = case.taped
+    if reading is None:
+        return None
+    labels = reading.labels
+    for op in reading.forward_ops():
+        if _runs_along_samples(reading, op):
+            return _along_samples(reading, op)
+    cuts = [cut for cut in labels.cuts if reading.tape.ops[cut.op].outs[0] in reading.needed]
+    if cuts:
+        return _broken_up(reading, cuts[0])
+    for index, table in labels.indexed:
+        if reading.tape.ops[index].outs[0] in reading.needed:
+            return _by_sample(reading, reading.tape.ops[index], table)
+    for conflict in labels.conflicts:
+        op = reading.tape.ops[conflict.op]
+        if any(out in reading.needed for out in (*op.outs, *op.writes)):
+            return _mismatched(reading, op, conflict.size)
+    return _one_for_all(reading) or _by_statistics_of_samples(reading)
+
+
+_OVER_ROWS: Final = frozenset(
+    {"mean", "sum", "var", "std", "var_mean", "amax", "amin", "max", "min", "linalg_vector_norm", "norm", "logsumexp"}
+)
+_MEETS: Final = frozenset({"sub", "div", "mul", "rsub", "add"})
+
+
+def _by_statistics_of_samples(reading: TapeReading) -> Found | None:
+    """Find a statistic over the samples in a model that the samples are then shifted or scaled by.
+
+    A norm layer that is written by hand keeps running statistics for evaluation: then it is meant.
+    """
+    for op in reading.forward_ops():
+        source = op.input("self")
+        if op.kind not in _OVER_ROWS or not op.in_model or source is None or "Norm" in reading.kind_of(op.module):
+            continue
+        label = reading.labels.get(source)
+        over = [label[dim] for dim in reduced(op, len(label))] if label else []
+        if not any(map(reading.labels.axes.has_samples, over)) or len(reading.tape.values[source].shape) < 2:
+            continue
+        met = _met_by_samples(reading, op.outs[0])
+        if met is not None and not _is_kept(reading, op) and _is_judged_by_sample(reading, met.outs[0]):
+            return Found(
+                step=reading.tape.step,
+                sites=(reading.site(op, "(model)"), "(model)"),
+                evidence=(fact("samples that the statistic is taken over", reading.count_samples()),),
+                cause=f"`{op.function or op.kind}` runs over the samples of the batch{reading.where(op)}, and each "
+                f"sample is combined with the result{reading.where(met)}: its output depends on the other samples, and "
+                "is another one in another batch.",
+                fix="Take the statistic over the features of each sample (dim=-1), or use nn.BatchNorm, which keeps "
+                "running statistics for evaluation.",
+                refute="Run one sample alone and within a batch: if both outputs agree, this finding is wrong.",
+            )
+    return None
+
+
+def _met_by_samples(reading: TapeReading, value: int) -> Op | None:
+    """Return an operation in a model that combines a statistic with numbers that each sample has."""
+    small = reading.tape.values[value].shape
+    after = reading.tape.descendants([value], through=lambda op: op.in_model and _is_still_small(reading, op, small))
+    for each in sorted(after):
+        for op in reading.tape.consumers(each):
+            others = [other for _, other in op.inputs() if other not in after]
+            if op.in_model and op.kind.removesuffix("_") in _MEETS and any(map(reading.has_samples, others)):
+                return op
+    return None
+
+
+def _is_still_small(reading: TapeReading, op: Op, shape: tuple[int, ...]) -> bool:
+    """Return whether an operation makes of a statistic another of about the same size."""
+    most = max(1, *shape) if shape else 1
+    return bool(op.outs) and reading.tape.values[op.outs[0]].size <= most * max(1, len(shape))
+
+
+def _is_kept(reading: TapeReading, op: Op) -> bool:
+    """Return whether a statistic is also written to something that lasts, such as a running mean."""
+    after = reading.tape.descendants(op.outs)
+    return any(
+        each.writes and not after.isdisjoint(each.writes) and reading.tape.values[each.writes[0]].role == "buffer"
+        for each in reading.tape.ops
+    )
+
+
+def _one_for_all(reading: TapeReading) -> Found | None:
+    """Find a loss all rows of whose input are one row, made of all samples together and expanded."""
+    for loss in reading.losses:
+        op = _expansion(reading, loss.value)
+        source = None if op is None else op.input("self")
+        if op is None or source is None or not _pools_rows(reading, source):
+            continue
+        count = reading.tape.values[loss.value].shape[0]
+        return Found(
+            severity="critical",
+            step=reading.tape.step,
+            sites=(reading.site(op, "(model)"), "(model)"),
+            evidence=(fact("rows that are compared with targets", count), fact("different rows", 1)),
+            cause=f"All samples of the batch are pooled together, and the one result is expanded to {count} rows"
+            f"{reading.where(op)}: every sample gets the same output, which depends on all samples.",
+            fix="Pool within each sample: over its own dimension, or by index_add_ with the number of the sample.",
+            refute="Print the output: if its rows differ, this finding is wrong.",
+        )
+    return None
+
+
+def _expansion(reading: TapeReading, value: int) -> Op | None:
+    """Return the operation that made all rows of a value of one row, if there is one."""
+    rows = reading.tape.values[value].shape[:1]
+    for _ in range(MAX_STEPS):
+        op = reading.tape.producer(value)
+        names = ("mat1", "self", "input")
+        before = None if op is None else next((op.input(name) for name in names if name in op.args), None)
+        if op is None or before is None:
+            return None
+        shape = reading.tape.values[before].shape
+        is_new = len(shape) < len(reading.tape.values[value].shape) or shape[:1] != rows
+        if op.kind == "expand" and is_new and rows:
+            return op
+        others = [each for _, each in op.inputs() if reading.tape.values[each].shape[:1] == rows and each != before]
+        if op.kind == "addmm":
+            others = [each for each in others if each not in (op.input("mat2"), op.input("self"))]
+        if shape[:1] != rows or others:
+            return None
+        value = before
+    return None
+
+
+def _pools_rows(reading: TapeReading, value: int) -> bool:
+    """Return whether a value is a mean, sum or maximum over the first dimension of what a layer computed."""
+    op = reading.origin(value)
+    source = None if op is None else op.input("self")
+    if op is None or source is None or op.kind not in ("mean", "sum", "amax", "max"):
+        return False
+    shape = reading.tape.values[source].shape
+    return len(shape) > 1 and 0 in reduced(op, len(shape)) and reading.tape.values[source].requires_grad
+
+
+_FUSED: Final = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
+_RECURRENT: Final = ("RNN", "LSTM", "GRU")
+
+
+def _runs_along_samples(reading: TapeReading, op: Op) -> bool:
+    """Return whether a recurrent layer or attention of torch's takes samples for steps."""
+    if reading.is_one_sequence:
+        return False
+    kind = reading.kind_of(op.module)
+    axes = reading.labels.axes
+    if kind in _RECURRENT and (op.kind in _FUSED or op.kind == "unbind"):
+        value = op.input("input" if op.kind in _FUSED else "self")
+        label = () if value is None else reading.labels.get(value)
+        at = 0 if op.kind in _FUSED else int(op.args.get("dim", 0))
+        return len(label) > 1 and axes.has_samples(label[at])
+    if kind != "MultiheadAttention":
+        return False
+    value = op.input("key") if "scaled_dot_product" in op.kind else op.input("self") if op.kind in SOFTMAXES else None
+    label = () if value is None else reading.labels.get(value)
+    return len(label) > 2 and axes.has_samples(label[-2 if "scaled_dot_product" in op.kind else -1])
+
+
+def _along_samples(reading: TapeReading, op: Op) -> Found:
+    kind = reading.kind_of(op.module)
+    return Found(
+        step=reading.tape.step,
+        sites=(op.module,),
+        evidence=(fact("steps that it takes the samples for", reading.count_samples()),),
+        cause=f"{op.module} ({kind}) runs along the batch: it takes the axis of the samples for that of steps, so that "
+        "each sample is mixed with the others.",
+        fix="Create it with batch_first=True, or pass x.transpose(0, 1).",
+    )
+
+
+def _broken_up(reading: TapeReading, cut: Cut) -> Found:
+    op = reading.tape.ops[cut.op]
+    has_samples = any(map(reading.labels.axes.is_sample, cut.axes))
+    what = "samples" if has_samples else "steps, heads or channels"
+    sizes = sorted(reading.labels.axes.sizes[axis] for axis in cut.axes)
+    return Found(
+        severity="critical" if has_samples else "warning",
+        step=reading.tape.step,
+        sites=(reading.site(op, signals.LOSS), "(model)"),
+        evidence=(fact("size of the axis that is broken up", sizes[0]),),
+        cause=f"A view or reshape turns {cut.before} into {cut.after}{reading.where(op)}: it does not move axes but "
+        f"regroups the elements, so that {what} get mixed. A dimension of size {sizes[0]} comes out, but it is not the "
+        "axis of that size that went in.",
+        refute="Compare it with .transpose or .permute on torch.arange(...): if both are equal, this finding is wrong.",
+    )
+
+
+def _by_sample(reading: TapeReading, op: Op, table: int) -> Found:
+    about = reading.tape.values[table]
+    name = about.name or "a table of the model"
+    return Found(
+        step=reading.tape.step,
+        sites=tuple(dict.fromkeys((reading.site(op, "(model)"), about.name.rpartition(".")[0] or "(model)"))),
+        evidence=(fact(f"rows of {name}", max(about.shape)),),
+        cause=f"The first rows of {name} are added to the samples of the batch{reading.where(op)}, one to each: they "
+        "run over the batch, not over positions.",
+        fix="Slice the table by the number of positions and let it broadcast over samples: x + table[:, :x.size(1)].",
+        refute="Print the shape of what is added: if the dimension of samples has size 1, this finding is wrong.",
+    )
+
+
+def _mismatched(reading: TapeReading, op: Op, size: int) -> Found:
+    return Found(
+        step=reading.tape.step,
+        sites=(reading.site(op, signals.LOSS), "(model)"),
+        evidence=(fact("size of the dimensions that are matched", size),),
+        cause=f"`{op.function or op.kind}`{reading.where(op)} matches two dimensions of size {size} of which one runs "
+        "over the samples in another order, or over something else: outputs are compared with the targets of other "
+        "samples.",
+        fix="Bring both into the same order of axes with transpose or permute before they are flattened.",
+    )

@@ -1,0 +1,520 @@
+"""Whether the values of a taped step play the part they are meant for: weights, advantages, averages, opponents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.core import signals
+from sonde.core.tape import Call, Op, Value, number, references
+from sonde.diagnosis.case import Case
+from sonde.diagnosis.rule import Found, fact
+from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading
+from sonde.diagnosis.taped_data import padding_of
+from sonde.diagnosis.taped_numbers import Numbers, TapedNumbers
+
+_ARITHMETIC: Final = frozenset({"sub", "add", "exp", "sum", "neg", "clamp", "squeeze", "gather", *CARRIERS})
+
+
+def learnt_advantage(case: Case) -> Found | None:
+    """Find log-probabilities of chosen actions that are weighed by something that also gets a gradient."""
+    reading = case.taped
+    if reading is None:
+        return None
+    likely = _likelihoods(reading)
+    for op in reading.forward_ops():
+        first, second = op.input("self"), op.input("other")
+        if op.kind != "mul" or first is None or second is None or op.outs[0] not in reading.learning:
+            continue
+        pair = [first, second] if first in likely else [second, first]
+        weight = reading.tape.values[pair[1]]
+        if pair[0] not in likely or pair[1] in likely or not weight.requires_grad or weight.size < 2:
+            continue
+        if not reading.tape.values[pair[0]].requires_grad or not _is_difference(reading, weight.id):
+            continue
+        return Found(
+            step=reading.tape.step,
+            sites=(signals.LOSS, signals.LOOP),
+            evidence=(fact("factors that get gradients", 2), fact("factors that should", 1)),
+            cause=f"Log-probabilities are multiplied by an advantage that gets a gradient too{reading.where(op)}: the "
+            "policy's loss also changes the values that it is judged by.",
+            fix="Detach the advantage in the policy's loss: (returns - values).detach().",
+            refute="Print requires_grad of the advantage on that line: if it is False, this finding is wrong.",
+        )
+    return None
+
+
+def _likelihoods(reading: TapeReading) -> set[int]:
+    """Return the log-probabilities of chosen actions, and what arithmetic makes of them."""
+    starts = [op.outs[0] for op in reading.tape.ops if op.function == "log_prob" and op.outs]
+    for op in reading.tape.ops:
+        maker = None if op.kind != "gather" else reading.origin(op.args["self"]["v"])
+        if maker is not None and maker.kind == "_log_softmax":
+            starts.append(op.outs[0])
+    return reading.tape.descendants(starts, through=lambda op: op.kind.removesuffix("_") in _ARITHMETIC)
+
+
+def _is_difference(reading: TapeReading, value: int) -> bool:
+    """Return whether a value is a difference, whatever was done to its scale since."""
+    through = frozenset({*RESHAPING, "div", "sub", "add", "mul"})
+    makers = [
+        reading.tape.producer(each) for each in reading.tape.ancestors(value, through=lambda op: op.kind in through)
+    ]
+    return any(op is not None and op.kind == "sub" and op.input("other") is not None for op in makers)
+
+
+# --------------------------------------------------------------------------------
+# Weights that no optimizer holds.
+
+_ADDS: Final = frozenset({"add", "add_", "lift_fresh", *RESHAPING})
+
+
+def unheld_leaf(case: Case) -> Found | None:
+    """Find a tensor outside the model that gets a gradient in the loss, while no optimizer holds it."""
+    reading = case.taped
+    if reading is None or not reading.tape.optimizers:
+        return None
+    asked = {each for mark in reading.tape.backwards() for each in references(mark.data.get("inputs"))}
+    held = {reading.tape.values[value].storage for value in reading.held.values()}
+    for root in reading.roots:
+        for value in reading.tape.gradient_sources(root):
+            is_other = value.role == "constant" and value.storage not in held and value.id not in asked
+            if (
+                is_other
+                and value.is_given
+                and not _gives_gradient(reading, value)
+                and _is_more_than_a_sum(reading, value)
+            ):
+                use = reading.tape.consumers(value.id)[0]
+                return Found(
+                    step=reading.tape.step,
+                    sites=(signals.LOSS, "optimizer"),
+                    evidence=(fact("optimizers that hold it", 0), fact("elements", value.size)),
+                    cause=f"A tensor of shape {value.shape} outside the model gets a gradient{reading.where(use)}, but "
+                    "no optimizer holds it: it never changes.",
+                    fix="Make it an nn.Parameter of the model, or pass it to the optimizer too.",
+                )
+    return None
+
+
+def _gives_gradient(reading: TapeReading, value: Value) -> bool:
+    """Return whether the program reads or writes the tensor, or its gradient, after backward."""
+    same = {each.id for each in reading.tape.values if each.storage == value.storage}
+    uses = (op for each in same for op in reading.tape.consumers(each))
+    is_changed = any(op.writes for op in uses)
+    return is_changed or any(
+        each.role == "gradient" and each.shape == value.shape and not each.name for each in reading.tape.values
+    )
+
+
+def _is_more_than_a_sum(reading: TapeReading, value: Value) -> bool:
+    """Return whether something else than adding is done with it: a zero that losses are added to is no weight."""
+    after = reading.tape.descendants(value.id, through=lambda op: op.kind in _ADDS)
+    return any(
+        op.kind not in _ADDS and op.phase == "forward" for each in after for op in reading.tape.consumers(each)
+    ) and (value.size > 1 or any(op.kind not in _ADDS for op in reading.tape.consumers(value.id)))
+
+
+# --------------------------------------------------------------------------------
+# Averages of weights.
+
+FORGETS: Final = 0.95
+
+
+def swapped_average(case: Case) -> Found | None:
+    """Find a running average of weights that keeps next to nothing of itself: its two factors are swapped."""
+    reading = case.taped
+    if reading is None:
+        return None
+    names = {value.storage: value.name for value in reading.tape.given("parameter")}
+    held = {reading.tape.values[value].storage: name for name, value in reading.held.items()}
+    for op in reading.tape.ops:
+        if op.phase != "between" or len(op.writes) != 1 or reading.tape.values[op.writes[0]].storage in held:
+            continue
+        target = reading.tape.values[op.writes[0]]
+        parts = _mixture(reading, op.writes[0], 8)
+        new = [(storage, share) for storage, share in parts.items() if storage in held]
+        old = parts.get(target.storage, 0.0)
+        if len(new) == 1 and len(parts) == 2 and FORGETS <= new[0][1] < 1 and abs(old + new[0][1] - 1) < 1e-3:
+            return Found(
+                step=reading.tape.step,
+                sites=(names.get(target.storage) or held[new[0][0]], signals.LOOP),
+                evidence=(fact("share of the average that is kept", old), fact("share of the new weights", new[0][1])),
+                cause=f"The running average of {held[new[0][0]]} keeps {old:.3g} of itself and takes {new[0][1]:.3g} "
+                f"of the new weights in every step{reading.where(op)}: the two factors are swapped, so nothing is "
+                "averaged.",
+                fix="average.mul_(decay).add_(weight, alpha=1 - decay) with a decay near 1.",
+            )
+    return None
+
+
+def _mixture(reading: TapeReading, value: int, depth: int) -> dict[int, float]:
+    """Return of which values of the beginning, by storage, a value is a weighted sum; empty if it is none."""
+    about, op = reading.tape.values[value], reading.tape.producer(value)
+    if op is None or depth <= 0:
+        return {about.storage: 1.0}
+    first, kind = op.input("self"), op.kind.removesuffix("_")
+    if first is None or op.phase == "optimizer":
+        return {about.storage: 1.0}
+    if kind in CARRIERS or kind == "detach":
+        return _mixture(reading, first, depth - 1)
+    if kind == "copy":
+        source = op.input("src")
+        return {} if source is None else _mixture(reading, source, depth - 1)
+    second = op.input("other") if kind in ("add", "sub") else op.input("end") if kind == "lerp" else None
+    if kind == "mul" and second is None and op.input("other") is None:
+        return _scaled(_mixture(reading, first, depth - 1), number(op.args.get("other", 1)))
+    if second is None:
+        return {about.storage: 1.0} if op.phase != "between" else {}
+    if kind == "lerp":
+        share = number(op.args.get("weight", 0))
+        return _added(
+            _scaled(_mixture(reading, first, depth - 1), 1 - share),
+            _scaled(_mixture(reading, second, depth - 1), share),
+        )
+    share = number(op.args.get("alpha", 1)) * (1 if kind == "add" else -1)
+    return _added(_mixture(reading, first, depth - 1), _scaled(_mixture(reading, second, depth - 1), share))
+
+
+def _scaled(parts: dict[int, float], factor: object) -> dict[int, float]:
+    return {key: share * factor for key, share in parts.items()} if isinstance(factor, int | float) else {}
+
+
+def _added(one: dict[int, float], other: dict[int, float]) -> dict[int, float]:
+    return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in (*one, *other)}
+
+
+# --------------------------------------------------------------------------------
+# Opponents.
+
+
+def helping_opponent(case: Case) -> Found | None:
+    """Find a generator whose loss moves the scores of its samples the same way as the loss of its opponent."""
+    reading = case.taped
+    if reading is None or len(reading.tape.optimizers) < 2:
+        return None
+    for made, judged in _games(reading):
+        op = reading.tape.producer(next(iter(made.outs.values())))
+        pulls = [_pull(reading, call) for call in (made, judged)]
+        if None not in pulls and pulls[0] == pulls[1] != 0:
+            return Found(
+                severity="critical",
+                step=reading.tape.step,
+                sites=(signals.LOSS, made.path),
+                evidence=(fact("direction in which both losses move the score", float(pulls[0] or 0)),),
+                cause="The loss of the generator moves the scores of its samples in the same direction as that of the "
+                f"discriminator{reading.where(op)}: the labels or the sign of one of them are swapped, so the "
+                "generator learns to be recognised.",
+                fix="In the generator's loss use the label of real data for its samples.",
+            )
+    return None
+
+
+def _games(reading: TapeReading) -> Iterator[tuple[Call, Call]]:
+    """Yield calls of one judge: on samples with a gradient to their maker, and on detached samples of that maker."""
+    tape = reading.tape
+    trained = {
+        optimizer.name: {value for group in optimizer.groups for value in group.parameters}
+        for optimizer in tape.optimizers
+    }
+    calls = [call for call in tape.root_calls() if len(call.args) == 1 and len(call.outs) == 1]
+    for made in calls:
+        (given,) = made.args.values()
+        inside = {value for op in tape.ops[made.first : made.last] for _, value in op.inputs()}
+        makers = {value.id for value in tape.gradient_sources(given) if value.role == "parameter"}
+        if not makers or not any(makers & held and not inside & held for held in trained.values()):
+            continue
+        for judged in calls:
+            (other,) = judged.args.values()
+            if (
+                judged.path == made.path
+                and not tape.values[other].requires_grad
+                and _made_of(reading, other) & _names(reading, makers)
+            ):
+                yield made, judged
+
+
+def _names(reading: TapeReading, values: set[int]) -> set[str]:
+    return {reading.tape.values[each].name for each in values}
+
+
+def _made_of(reading: TapeReading, value: int) -> set[str]:
+    return {each for each in _names(reading, reading.tape.ancestors(value)) if each}
+
+
+def _pull(reading: TapeReading, call: Call) -> int | None:
+    """Return whether the loss of a call falls with its scores (1), or rises (-1); 0 if neither, None if unknown."""
+    (score,) = call.outs.values()
+    roots = list(dict.fromkeys(reading.tape.loss_values()))
+    learns = reading.tape.is_differentiable
+    roots = [root for root in roots if score in reading.tape.ancestors(root, through=learns)]
+    content = reading.tape.tensor(score)
+    if len(roots) != 1 or content is None:
+        return None
+    base = np.asarray(content, dtype=np.float64)
+    found: list[float] = []
+    for shift in (-0.1, 0.0, 0.1):
+        loss = TapedNumbers(reading.tape, {score: base + shift * (float(base.std()) + 1e-2)}).of(roots[0])
+        if loss is None or loss.size != 1 or not np.isfinite(loss).all():
+            return None
+        found.append(float(loss.reshape(())))
+    return 1 if found[0] > found[1] > found[2] else -1 if found[0] < found[1] < found[2] else 0
+
+
+# --------------------------------------------------------------------------------
+# Classes, pairs, padding.
+
+MANY: Final = 16
+
+
+def inverted_weights(case: Case) -> Found | None:
+    """Find weights of classes that are larger the more frequent a class is."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for loss in reading.losses:
+        given = loss.op.input("weight")
+        weights = None if given is None else reading.numbers.of(given)
+        targets = None if loss.target is None else reading.numbers.of(loss.target)
+        if loss.kind not in ("cross_entropy", "nll_loss") or weights is None or targets is None or targets.size < MANY:
+            continue
+        counts = np.bincount(targets[(targets >= 0) & (targets < weights.size)].ravel(), minlength=weights.size)
+        if _grows_with(counts, weights):
+            return Found(
+                step=reading.tape.step,
+                sites=(signals.LOSS,),
+                evidence=(fact("largest weight over the smallest", float(weights.max() / weights.min())),),
+                cause=f"The more frequent a class is, the larger is its weight in {loss.kind}{reading.where(loss.op)}: "
+                "rare classes count even less than without weights. The inverse was meant.",
+                fix="Use weights that fall with the frequency: weight = total / (classes * counts).",
+            )
+    return None
+
+
+def _grows_with(counts: Numbers, weights: Numbers) -> bool:
+    """Return whether weights have the order of counts, both clearly different."""
+    if (
+        weights.ndim != 1
+        or weights.min() <= 0
+        or weights.max() < 2 * weights.min()
+        or counts.max() < 3 * max(counts.min(), 1)
+    ):
+        return False
+    order = np.argsort(counts, kind="stable")
+    return bool((np.diff(weights[order]) >= -1e-6 * weights.max()).all() and np.unique(weights).size > 1)
+
+
+def itself_among_pairs(case: Case) -> Found | None:
+    """Find similarities of samples with each other in which each sample competes with itself."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for op in reading.forward_ops():
+        first, second = op.input("self"), op.input("mat2")
+        if op.kind != "mm" or first is None or second is None or op.in_model:
+            continue
+        if not reading.tape.values[first].requires_grad or _behind(reading, first) != _behind(reading, second):
+            continue
+        for loss in reading.losses:
+            if (
+                loss.kind == "cross_entropy"
+                and _only_scaled(reading, loss, op.outs[0])
+                and not _is_diagonal(reading, loss)
+            ):
+                return Found(
+                    step=reading.tape.step,
+                    sites=(signals.LOSS,),
+                    evidence=(
+                        fact("samples that are compared with themselves", reading.tape.values[op.outs[0]].shape[0]),
+                    ),
+                    cause=f"All samples are compared with each other{reading.where(op)}, each also with itself. "
+                    "The similarity with itself, the largest of all, is a wrong answer for "
+                    f"{loss.kind}{reading.where(loss.op)}.",
+                    fix="Mask the diagonal: similarity.fill_diagonal_(float('-inf')) before the loss.",
+                )
+    return None
+
+
+def _behind(reading: TapeReading, value: int) -> int:
+    return reading.plain(value, RESHAPING | {"t", "transpose", "permute"}).id
+
+
+def _only_scaled(reading: TapeReading, loss: TapedLoss, value: int) -> bool:
+    through = frozenset({"div", "mul", *RESHAPING})
+    return value in reading.tape.ancestors(loss.value, through=lambda op: op.kind in through)
+
+
+def _is_diagonal(reading: TapeReading, loss: TapedLoss) -> bool:
+    """Return whether the right answer of each sample is itself, or not known."""
+    target = None if loss.target is None else reading.numbers.of(loss.target)
+    return target is None or target.ndim != 1 or bool((target == np.arange(len(target))).any())
+
+
+def learnt_padding(case: Case) -> Found | None:
+    """Find a loss that counts the padding of sequences among its targets, where the model knows what padding is."""
+    reading = case.taped
+    if reading is None:
+        return None
+    known = {int(op.args.get("padding_idx", -1)) for op in reading.tape.ops if op.kind == "embedding"} - {-1}
+    padding = padding_of(reading) if known else []
+    for loss in reading.losses if padding else ():
+        targets = None if loss.target is None else reading.numbers.of(reading.plain(loss.target).id)
+        if loss.kind not in ("cross_entropy", "nll_loss") or targets is None or targets.ndim != 2:
+            continue
+        ignored, weight = number(loss.op.args.get("ignore_index", -100)), loss.op.input("weight")
+        for pad in known - {ignored} if weight is None and loss.op.args.get("reduction") != 0 else ():
+            share = float((targets == pad).mean())
+            if share > COUNTED and _ends_with(targets, pad):
+                return Found(
+                    severity="warning",
+                    step=reading.tape.step,
+                    sites=(signals.LOSS, "loader"),
+                    evidence=(fact("share of the targets that is padding", share),),
+                    cause=f"{share:.0%} of the targets are padding (index {pad}, the padding_idx of the embedding), "
+                    f"and {loss.kind} counts them{reading.where(loss.op)}: the model learns to predict padding.",
+                    fix=f"Pass ignore_index={pad} to the loss.",
+                )
+    return None
+
+
+COUNTED: Final = 0.2
+"""Share of the targets: less padding does little harm."""
+
+
+def _ends_with(targets: Numbers, pad: int) -> bool:
+    """Return whether a number stands at the end of many rows in runs, and nowhere else."""
+    is_pad = targets == pad
+    changes = np.diff(is_pad.astype(np.int8), axis=1)
+    return bool((changes >= 0).all() and (is_pad[:, -2:].all(axis=1)).mean() > 0.25)
+
+
+# --------------------------------------------------------------------------------
+# Samples that are mixed.
+
+
+def mixed_without_targets(case: Case) -> Found | None:
+    """Find inputs that are mixed with those of other samples, while neither targets nor losses are."""
+    reading = case.taped
+    if reading is None:
+        return None
+    inputs = reading.tape.ancestors(reading.tape.inputs_of_root())
+    for op in reading.tape.ops:
+        if op.kind != "randperm" or op.phase not in ("forward", "between") or not op.outs:
+            continue
+        uses = [use for use in reading.tape.consumers(op.outs[0]) if use.kind in ("index", "index_select")]
+        taken = {out for use in uses for out in use.outs}
+        for mix in (each for out in taken for each in reading.tape.consumers(out)):
+            if not _mixes(reading, mix, taken) or inputs.isdisjoint(mix.outs) or len(uses) != 1:
+                continue
+            source = uses[0].input("self")
+            if source is None or reading.tape.values[source].shape[:1] != reading.tape.values[op.outs[0]].shape:
+                continue
+            return Found(
+                severity="warning",
+                step=reading.tape.step,
+                sites=(signals.LOOP, "(data)", signals.LOSS),
+                evidence=(fact("times the order is used for inputs", 1), fact("times it is used for targets", 0)),
+                cause=f"Each input is mixed with that of another sample{reading.where(mix)}, but the targets of these "
+                "others are not used: mixed inputs get the labels of one of the two.",
+                fix="Mix the losses in the same way: lam * loss(out, y) + (1 - lam) * loss(out, y[order]).",
+            )
+    return None
+
+
+def _mixes(reading: TapeReading, op: Op, taken: set[int]) -> bool:
+    """Return whether an operation scales reordered samples that are then added to the samples in their own order."""
+    if op.kind != "mul" or op.input("other") is not None:
+        return False
+    return any(
+        use.kind == "add" and use.input("other") is not None for out in op.outs for use in reading.tape.consumers(out)
+    )
+
+
+# --------------------------------------------------------------------------------
+# What a loss gets.
+
+_ONE_SIDED: Final = frozenset(
+    {"binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "gaussian_nll_loss", "poisson_nll_loss"}
+)
+
+
+def swapped_arguments(case: Case) -> Found | None:
+    """Find a loss that gets data as its input, and the output of the model as its target."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for loss in reading.losses:
+        if loss.kind not in _ONE_SIDED or loss.target is None:
+            continue
+        if loss.target in reading.learnt and not reading.tape.ancestors(loss.value) & set(reading.held.values()):
+            return Found(
+                severity="critical",
+                step=reading.tape.step,
+                sites=(signals.LOSS,),
+                evidence=(fact("inputs of the loss that are learnt", 0), fact("targets that are learnt", 1)),
+                cause=f"The arguments of {loss.kind} are swapped{reading.where(loss.op)}: it gets data as its input, "
+                "and the output of the model as its target.",
+                fix=f"Call {loss.kind}(output, target).",
+                refute="Print requires_grad of both arguments: if that of the first is True, this finding is wrong.",
+            )
+    return None
+
+
+def dropped_answers(case: Case) -> Found | None:
+    """Find a dropout between the last layer and the loss."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for loss in reading.losses:
+        maker = reading.origin(loss.value)
+        if maker is None or loss.value not in reading.learning:
+            continue
+        is_dropout = maker.kind == "native_dropout" or reading.kind_of(maker.module).startswith("Dropout")
+        if is_dropout or maker.function == "dropout":
+            return Found(
+                severity="warning",
+                step=reading.tape.step,
+                sites=tuple(dict.fromkeys((reading.site(maker, signals.LOSS), signals.LOSS))),
+                evidence=(fact("layers between the dropout and the loss", 0),),
+                cause=f"Dropout is applied to the answers of the model{reading.where(maker)}: {loss.kind} gets outputs "
+                "of which some are set to 0 at random, and the others scaled.",
+                fix="Apply dropout before the last layer, not after it.",
+                refute="Print the outputs in training mode: if none is exactly 0, this finding is wrong.",
+            )
+    return None
+
+
+_REAL_DRAWS: Final = frozenset({"normal", "normal_", "randn"})
+_LAYERS: Final = frozenset({"addmm", "mm", "bmm", "convolution", "linear", "matmul"})
+
+
+def sampled_without_gradient(case: Case) -> Found | None:
+    """Find real numbers drawn around what a layer computed, without a gradient, that other layers learn from."""
+    reading = case.taped
+    if reading is None:
+        return None
+    scored = {value for op in reading.tape.ops if op.function == "log_prob" for _, value in op.inputs()}
+    for op in reading.tape.ops:
+        centres = [value for _, value in op.inputs() if reading.source(value).id in reading.learnt]
+        if not op.is_random or op.grad_enabled or op.kind not in _REAL_DRAWS or not centres or not op.outs:
+            continue
+        after = reading.tape.descendants(op.outs[0])
+        feeds = [use for value in after for use in reading.tape.consumers(value) if use.kind in _LAYERS]
+        if scored.isdisjoint(after) and any(use.grad_enabled and _is_needed(reading, use) for use in feeds):
+            return Found(
+                severity="warning",
+                step=reading.tape.step,
+                sites=(reading.site(op, "(model)"), "(model)"),
+                evidence=(fact("gradients through the draw", 0),),
+                cause=f"Numbers are drawn around what the model computed without a gradient{reading.where(op)}: "
+                "nothing before the draw learns from what comes after it.",
+                fix="Use rsample() instead of sample(), or mean + std * torch.randn_like(std).",
+                refute="Print requires_grad of what was drawn: if it is True, this finding is wrong.",
+            )
+    return None
+
+
+def _is_needed(reading: TapeReading, op: Op) -> bool:
+    return not reading.needed.isdisjoint(op.outs)

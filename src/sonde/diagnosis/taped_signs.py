@@ -1,0 +1,189 @@
+"""Find in which direction a taped loss pushes outputs, by computing it again with outputs moved a little."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from sonde.core import signals
+from sonde.core.tape import Call, Op
+from sonde.diagnosis.case import Case
+from sonde.diagnosis.rule import Found, fact
+from sonde.diagnosis.tape_reading import TapeReading, Term
+from sonde.diagnosis.taped_losses import KEEPS_SIGN, is_policy_objective
+from sonde.diagnosis.taped_numbers import Numbers, TapedNumbers
+
+_SHARES: Final = (0.01, 0.1)
+"""How far outputs are moved, over their spread."""
+
+
+def pushed_away(case: Case) -> Found | None:
+    """Find a loss that rises as outputs move to their targets, and falls as they move away."""
+    reading = case.taped
+    if reading is None or len(reading.tape.optimizers) != 1 or len(reading.roots) != 1:
+        return None
+    for output in _outputs(reading):
+        masks = _masks(reading, output)
+        shape = reading.tape.values[output].shape
+        # A loss may use a mask and its complement: then outputs move to one of them and away from the other.
+        if masks and all(_rises(reading, {output: np.where(mask.reshape(shape) == 1, 1.0, -1.0)}) for mask in masks):
+            return _flipped(reading, "outputs move to their targets", "away from them")
+        if reading.losses:
+            continue  # torch's own losses fall towards their targets
+        ways = [
+            wanted - known for wanted in _wanted(reading, output) if (known := reading.tape.tensor(output)) is not None
+        ]
+        if ways and all(_rises(reading, {output: _unit(way)}) for way in ways):
+            return _flipped(reading, "outputs move to their targets", "away from them")
+    for one, other in _contrasts(reading):
+        towards = {one: np.ones(reading.tape.values[one].shape), other: -np.ones(reading.tape.values[other].shape)}
+        if _rises(reading, towards):
+            return _flipped(reading, "scores of data rise above those of random draws", "the other way round")
+    return None
+
+
+def _outputs(reading: TapeReading) -> Iterator[int]:
+    """Yield what models returned and was saved, of real numbers."""
+    for value in reading.tape.outputs_of_root():
+        about = reading.tape.values[value]
+        if about.saved and about.dtype == "float32" and about.size > 1 and value in reading.learning:
+            yield value
+
+
+def _masks(reading: TapeReading, output: int) -> list[Numbers]:
+    """Return targets of 0 and 1, one for each number of an output, that the loss uses beside it."""
+    shape = tuple(size for size in reading.tape.values[output].shape if size > 1)
+    found: list[Numbers] = []
+    for value in _beside(reading, output):
+        about = reading.tape.values[value]
+        if about.requires_grad or about.size != reading.tape.values[output].size:
+            continue
+        content = reading.numbers.of(reading.plain(value).id)
+        if content is None or tuple(size for size in content.shape if size > 1) != shape:
+            continue
+        if set(np.unique(content)) == {0, 1}:
+            found.append(content)
+        elif about.dtype.startswith("float") and about.role != "computed" and np.unique(content).size > 2:
+            return []  # a mask beside real targets says which of them count
+    return found
+
+
+def _beside(reading: TapeReading, output: int) -> list[int]:
+    """Return what is used together with an output, or with what follows from it; not what the output is made of."""
+    after = reading.tape.descendants(output)
+    later = after - {output}
+    beside = {value for op in reading.forward_ops() if later.intersection(op.outs) for _, value in op.inputs()}
+    return sorted(beside - after)
+
+
+def _wanted(reading: TapeReading, output: int) -> list[Numbers]:
+    """Return real numbers, one for each number of an output, that the loss compares the output with."""
+    about = reading.tape.values[output]
+    found = []
+    for value in _beside(reading, output):
+        other = reading.tape.values[value]
+        content = None if other.requires_grad or other.shape != about.shape else reading.numbers.of(value)
+        if content is not None and content.dtype.kind == "f" and np.unique(content).size > 2:
+            found.append(content)
+    return found
+
+
+def _unit(way: Numbers) -> Numbers:
+    return way / (float(np.abs(way).mean()) + 1e-12)
+
+
+def _contrasts(reading: TapeReading) -> Iterator[tuple[int, int]]:
+    """Yield scores of one model, a number for each sample, for data and for whole numbers drawn at random."""
+    calls = [call for call in reading.tape.root_calls() if len(call.outs) == 1]
+    for one in calls:
+        for other in calls:
+            pair = next(iter(one.outs.values())), next(iter(other.outs.values()))
+            shapes = {reading.tape.values[each].shape for each in pair}
+            is_saved = all(reading.tape.values[each].saved and each in reading.learning for each in pair)
+            is_score = all(len(shape) > 0 and shape[0] == np.prod(shape) for shape in shapes)
+            is_contrast = is_score and _draws(reading, other) and not _draws(reading, one)
+            if one.path == other.path and len(shapes) == 1 and is_saved and is_contrast:
+                yield pair
+
+
+def _draws(reading: TapeReading, call: Call) -> bool:
+    """Return whether a model was called with whole numbers that were drawn for it."""
+    makers = [reading.tape.producer(reading.plain(value).id) for value in call.args.values()]
+    return any(op is not None and op.is_random and op.kind.startswith("randint") for op in makers)
+
+
+def _rises(reading: TapeReading, towards: Mapping[int, Numbers]) -> bool:
+    """Return whether the loss rises if outputs move in a direction, and falls if they move back, at every length."""
+    known = {value: reading.tape.tensor(value) for value in towards}
+    base = {value: np.asarray(content, dtype=np.float64) for value, content in known.items() if content is not None}
+    if len(base) < len(towards):
+        return False
+    start = _loss(reading, base)
+    for share in _SHARES:
+        reach = {value: share * (float(content.std()) + 1e-3) for value, content in base.items()}
+        ahead, back = (
+            _loss(reading, {value: base[value] + sign * reach[value] * towards[value] for value in base})
+            for sign in (1, -1)
+        )
+        if start is None or ahead is None or back is None or not back < start < ahead:
+            return False
+    return True
+
+
+def _loss(reading: TapeReading, outputs: dict[int, Numbers]) -> float | None:
+    found = TapedNumbers(reading.tape, outputs).of(reading.roots[0])
+    return None if found is None or found.size != 1 or not np.isfinite(found).all() else float(found.reshape(()))
+
+
+def _flipped(reading: TapeReading, when: str, how: str) -> Found:
+    op = reading.tape.producer(reading.roots[0])
+    return Found(
+        step=reading.tape.step,
+        sites=(signals.LOSS,),
+        evidence=(fact("lengths at which the loss was computed again", 2 * len(_SHARES)),),
+        cause=f"The loss rises if {when}, and falls if they move {how}{reading.where(op)}: its sign is wrong, or its "
+        "arguments are swapped, so training goes in the wrong direction.",
+        fix="Minimise one minus the score, or its negative; check the order of the arguments of the loss.",
+    )
+
+
+def punished_entropy(case: Case) -> Found | None:
+    """Find an entropy that is minimised beside the objective of a policy, where it should be rewarded."""
+    reading = case.taped
+    if reading is None or not is_policy_objective(case):
+        return None
+    for term in reading.terms:
+        op = _negative_entropy(reading, term)
+        if op is not None:
+            return Found(
+                step=reading.tape.step,
+                sites=(signals.LOSS,),
+                evidence=(fact("terms that minimise the entropy of the policy", 1),),
+                cause=f"The entropy bonus has the wrong sign{reading.where(op)}: the entropy of the policy is "
+                "minimised, so "
+                "it commits to an action before it knows which is good.",
+                fix="Subtract the entropy from the loss: loss = policy_loss - beta * entropy.",
+                refute="Print the entropy: if it should fall from the start on, this finding is wrong.",
+            )
+    return None
+
+
+def _negative_entropy(reading: TapeReading, term: Term) -> Op | None:
+    """Return the product p log p that a term has with a minus before it, if it has."""
+    value, sign = term.value, term.sign
+    for _ in range(16):
+        op = reading.tape.producer(value)
+        if op is None:
+            return None
+        learnt = [each for _, each in op.inputs() if reading.tape.values[each].requires_grad]
+        if op.kind == "mul" and len(learnt) == 2:
+            makers = [reading.origin(each) for each in learnt]
+            has_softmax = any(maker is not None and maker.kind in ("_softmax", "exp") for maker in makers)
+            return op if has_softmax and sign < 0 else None
+        if len(learnt) != 1 or op.kind.removesuffix("_") not in (*KEEPS_SIGN, "neg"):
+            return None
+        sign = -sign if op.kind == "neg" else sign
+        value = learnt[0]
+    return None

@@ -1,0 +1,471 @@
+"""What a taped step shows of targets: what they are made of, and what they share with the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.core import signals
+from sonde.core.tape import Op, Value, references
+from sonde.diagnosis.case import Case
+from sonde.diagnosis.rule import Found, fact
+from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading
+from sonde.diagnosis.taped_data import padding_of
+from sonde.diagnosis.taped_numbers import Numbers
+
+_CHOICES: Final = frozenset({"argmax", "argmin"})
+_SCORES: Final = frozenset({"_softmax", "_log_softmax", "sigmoid", "log_sigmoid_forward", *RESHAPING})
+MIN_SAMPLES: Final = 8
+"""Fewer equal numbers may be equal by chance."""
+
+
+# --------------------------------------------------------------------------------
+# Tokens: how far targets lie ahead of what the model reads.
+
+
+def shifts(reading: TapeReading) -> dict[int, tuple[int, Op]]:
+    """Return by how many positions the targets of losses lie ahead of the tokens that the model reads.
+
+    By shift: how many targets there are, and the loss. Only where all targets are found in the tokens.
+    """
+    found: dict[int, tuple[int, Op]] = {}
+    read = list(_tokens(reading))
+    for loss in reading.losses:
+        if loss.kind not in ("cross_entropy", "nll_loss") or loss.target is None:
+            continue
+        target = reading.numbers.of(loss.target)
+        if target is None or target.dtype.kind not in "iu":
+            continue
+        for tokens in read:
+            start = _start(reading, loss, tokens)
+            shift = None if start is None else _shift(target, tokens, start, loss)
+            if shift is not None:
+                found.setdefault(shift, (int(target.size), loss.op))
+    return found
+
+
+def _tokens(reading: TapeReading) -> Iterator[Numbers]:
+    seen = set()
+    for op in reading.forward_ops():
+        value = op.input("indices") if op.kind == "embedding" else None
+        content = None if value is None or value in seen else reading.numbers.of(value)
+        seen.add(value)
+        if content is not None and content.ndim == 2 and min(content.shape) > 1 and not _are_positions(content):
+            yield content
+
+
+def _are_positions(tokens: Numbers) -> bool:
+    return bool((tokens == tokens[:1]).all())
+
+
+def _start(reading: TapeReading, loss: TapedLoss, tokens: Numbers) -> int | None:
+    """Return the position of the first output that a loss uses, or None if that is unknown.
+
+    Where the model itself makes fewer outputs than it reads tokens, as a convolution does, they may belong to any.
+    """
+    rows, length = tokens.shape
+    value = loss.value
+    op = reading.tape.producer(value)
+    while op is not None and (op.kind in CARRIERS or op.kind in ("_log_softmax", "_softmax")):
+        before = op.input("self")
+        if before is None:
+            break
+        shape = reading.tape.values[before].shape
+        if op.kind == "slice" and len(shape) > 2 and shape[int(op.args.get("dim", 0))] == length:
+            return int(op.args.get("start") or 0)
+        value, op = before, reading.tape.producer(before)
+    targets = 0 if loss.target is None else reading.tape.values[loss.target].size
+    return 0 if targets == rows * length else None
+
+
+def _shift(target: Numbers, tokens: Numbers, start: int, loss: TapedLoss) -> int | None:
+    """Return the only shift at which all targets are tokens, or None."""
+    rows, length = tokens.shape
+    if target.size % rows or not 1 < target.size // rows <= length:
+        return None
+    wanted = target.reshape(rows, -1)
+    valid = (wanted != loss.op.args.get("ignore_index", -100)) & (wanted >= 0)
+    fits = [shift for shift in range(-2, 4) if _fits(wanted, valid, tokens, start + shift)]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _fits(wanted: Numbers, valid: Numbers, tokens: Numbers, first: int) -> bool:
+    """Return whether targets equal the tokens from a position on; those beyond the ends are not compared."""
+    at = np.arange(wanted.shape[1]) + first
+    inside = (at >= 0) & (at < tokens.shape[1])
+    compared = valid & inside
+    if compared.sum() < max(MIN_SAMPLES, valid.sum() / 2):
+        return False
+    there = tokens[:, np.clip(at, 0, tokens.shape[1] - 1)]
+    return bool((wanted == there)[compared].all())
+
+
+def unshifted(case: Case) -> Found | None:
+    """Find tokens that are both the input of a position and the target of the same position."""
+    reading = case.taped
+    found = None if reading is None else shifts(reading).get(0)
+    if reading is None or found is None:
+        return None
+    return Found(
+        step=reading.tape.step,
+        sites=("loader", signals.LOSS, "(model)"),
+        evidence=(fact("tokens that are input and target of the same position", found[0]),),
+        cause=f"The target of each position is the token that the model is given there{reading.where(found[1])}: "
+        "targets "
+        "are not shifted, so the model sees the answer and learns to copy its input.",
+        fix="Shift them by one: inputs tokens[:, :-1], targets tokens[:, 1:].",
+        refute="Compare inputs[:, 1:] with targets[:, :-1]: if they are equal, this finding is wrong.",
+    )
+
+
+def overshifted(case: Case) -> Found | None:
+    """Find targets that lie two or more tokens ahead, or behind, while none is the next token."""
+    reading = case.taped
+    found = {} if reading is None else shifts(reading)
+    odd = [shift for shift in found if shift not in (0, 1)]
+    if reading is None or not odd or 1 in found or 0 in found:
+        return None
+    count, op = found[odd[0]]
+    where = f"{odd[0]} tokens later" if odd[0] > 1 else f"{-odd[0]} token{'s' if odd[0] < -1 else ''} before"
+    return Found(
+        step=reading.tape.step,
+        sites=(signals.LOSS, "loader", "(model)"),
+        evidence=(fact("positions from a token to its target", odd[0]), fact("targets", count)),
+        cause=f"The target of each position is the token {where}{reading.where(op)}: labels are shifted "
+        f"{'twice, as in the data and again in the model' if odd[0] > 1 else 'the wrong way'}.",
+        fix="Shift once: either the data yields tokens[:, 1:] as labels, or the model shifts labels that equal its "
+        "inputs.",
+        refute="Compare inputs[:, 1:] with the targets of the positions before: if they are equal, this finding is "
+        "wrong.",
+    )
+
+
+# --------------------------------------------------------------------------------
+# What targets are made of.
+
+
+def own_answers(case: Case) -> Found | None:
+    """Find a loss whose target is the largest of the very scores that it is given, and no other loss with data."""
+    reading = case.taped
+    if reading is None or not reading.losses:
+        return None
+    own = [loss for loss in reading.losses if _is_own(reading, loss)]
+    if not own or len(own) < len(reading.losses):
+        return None
+    loss = own[0]
+    return Found(
+        step=reading.tape.step,
+        sites=(signals.LOSS,),
+        evidence=(fact("losses whose target is made of their own input", len(own)),),
+        cause=f"The target of {loss.kind} is made of its own input{reading.where(loss.op)}: whatever the "
+        "model answers counts as right.",
+    )
+
+
+def _is_own(reading: TapeReading, loss: TapedLoss) -> bool:
+    if loss.target is None:
+        return False
+    if reading.plain(loss.target).id == reading.plain(loss.value).id:
+        return True
+    maker = reading.origin(loss.target)
+    scores = None if maker is None or maker.kind not in _CHOICES else maker.input("self")
+    if scores is None:
+        return False
+    return reading.plain(scores, _SCORES).id == reading.plain(loss.value, _SCORES).id
+
+
+def compared(reading: TapeReading) -> Iterator[tuple[int, int, Op]]:
+    """Yield what is compared in losses, also those written by hand as a difference: output, target and operation."""
+    for loss in reading.losses:
+        if loss.target is not None:
+            yield loss.value, loss.target, loss.op
+    for op in reading.forward_ops():
+        first, second = op.input("self"), op.input("other")
+        if op.module or op.kind != "sub" or first is None or second is None:
+            continue
+        pair = [reading.tape.values[each] for each in (first, second)]
+        if pair[0].shape == pair[1].shape and pair[0].requires_grad != pair[1].requires_grad:
+            output, target = pair if pair[0].requires_grad else pair[::-1]
+            yield output.id, target.id, op
+
+
+def unrelated_noise(case: Case) -> Found | None:
+    """Find a target that is noise drawn for it alone, which nothing that the model sees depends on."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for output, target, op in compared(reading):
+        source = reading.plain(target)
+        maker = reading.tape.producer(source.id)
+        if (
+            maker is None
+            or not maker.is_random
+            or maker.kind.removesuffix("_") not in _NORMAL
+            or source.size < MIN_SAMPLES
+            or maker.input("mean") is not None  # such as an action that a policy draws around its own output
+            or maker.input("std") is not None
+        ):
+            continue
+        if source.id not in reading.tape.ancestors(output):
+            return Found(
+                severity="critical",
+                step=reading.tape.step,
+                sites=(signals.LOSS, "(data)"),
+                evidence=(fact("numbers that are predicted", source.size), fact("inputs that depend on them", 0)),
+                cause=f"The target is noise that is drawn for it alone{reading.where(maker)}: nothing that the model "
+                "is "
+                f"given depends on it{reading.where(op)}, so the target is unrelated to the input and cannot be "
+                "predicted.",
+                fix="Draw the noise once, and use the same tensor for the input and for the target.",
+                refute="Compare the noise that is added with the target: if they are equal, this finding is wrong.",
+            )
+    return None
+
+
+_NORMAL: Final = frozenset({"randn", "randn_like", "normal", "normal_functional"})
+
+
+def noisy_copy(case: Case) -> Found | None:
+    """Find an output that is compared with the noisy input itself, not with what the noise was added to."""
+    reading = case.taped
+    if reading is None:
+        return None
+    given = {reading.plain(value).id: value for value in reading.tape.inputs_of_root()}
+    for _, target, op in compared(reading):
+        source = reading.plain(target)
+        maker = reading.tape.producer(source.id)
+        if source.id not in given or maker is None or maker.kind.removesuffix("_") not in ("add", "mul"):
+            continue
+        parts = [value for _, value in maker.inputs()]
+        if len(parts) == 2 and sum(_is_drawn(reading, value) for value in parts) == 1:
+            return Found(
+                step=reading.tape.step,
+                sites=(signals.LOSS, "(data)"),
+                evidence=(fact("numbers that are both input and target", source.size),),
+                cause=f"The target is the input of the model{reading.where(op)}, to which noise was added"
+                f"{reading.where(maker)}: the model learns to copy its input, noise included. The clean data was "
+                "meant.",
+                fix="Compare the output with the data before the noise was added.",
+                refute="If the model should reproduce the noise, this finding is wrong.",
+            )
+    return None
+
+
+def _is_drawn(reading: TapeReading, value: int) -> bool:
+    """Return whether a value is made of random draws alone."""
+    within = reading.tape.ancestors(value, through=lambda op: not op.is_random)
+    makers = [reading.tape.producer(each) for each in within]
+    has_data = any(reading.tape.values[each].is_given and reading.tape.values[each].size > 1 for each in within)
+    return not has_data and any(op is not None and op.is_random for op in makers)
+
+
+_ORDERS: Final = frozenset({"sort", "argsort", "randperm", "topk"})
+
+
+def reordered(case: Case) -> Found | None:
+    """Find samples that are put in another order before the model, while neither targets nor outputs are."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for op in reading.tape.ops:
+        if op.kind not in _ORDERS or op.phase not in ("forward", "between") or not op.outs:
+            continue
+        uses = [use for use in reading.tape.consumers(op.outs[-1]) if use.phase in ("forward", "between")]
+        if not uses or not all(_takes_rows(reading, use, op.outs[-1]) for use in uses):
+            continue
+        moved = reading.tape.descendants([out for use in uses for out in use.outs])
+        for output, target, loss in compared(reading):
+            rows = reading.tape.values[target].shape[:1]
+            if output in moved and target not in moved and rows == reading.tape.values[op.outs[-1]].shape:
+                return Found(
+                    severity="critical",
+                    step=reading.tape.step,
+                    sites=(signals.LOSS, "(data)", reading.site(op, signals.LOOP)),
+                    evidence=(fact("samples that are put in another order", rows[0]), fact("targets that are", 0)),
+                    cause=f"Samples are put in another order before the model{reading.where(op)}; neither the "
+                    "outputs nor "
+                    f"the targets{reading.where(loss)} are: labels do not match their samples.",
+                    fix="Take the targets in the same order, or undo it on the outputs: out[order.argsort()].",
+                    refute="Print the order: if it is 0, 1, 2, ..., this finding is wrong.",
+                )
+    return None
+
+
+def _takes_rows(reading: TapeReading, op: Op, order: int) -> bool:
+    """Return whether an operation takes all rows of data in some order, and nothing else uses that data."""
+    source = op.input("self")
+    if (
+        op.kind not in ("index", "index_select")
+        or source is None
+        or order not in (*references(op.args.get("indices")), op.input("index"))
+    ):
+        return False
+    about = reading.tape.values[source]
+    is_all = about.shape[:1] == reading.tape.values[order].shape and not about.requires_grad
+    before = reading.tape.ancestors(order)
+    others = [
+        each for each in reading.tape.consumers(source) if each.phase in ("forward", "between") and each is not op
+    ]
+    return is_all and all(before.issuperset(each.outs) for each in others)
+
+
+def within_input(case: Case) -> Found | None:
+    """Find a target that is one of the numbers which the model is given.
+
+    A target that the step itself takes from the input is intended, as where a part of it is to be reproduced.
+    """
+    reading = case.taped
+    if reading is None:
+        return None
+    inputs = [(value, reading.numbers.of(value)) for value in reading.tape.inputs_of_root()]
+    for _, target, op in compared(reading):
+        wanted = reading.numbers.of(target)
+        if wanted is None or wanted.dtype.kind != "f" or not wanted.shape or wanted.size != len(wanted):
+            continue
+        for value, given in inputs:
+            place = _column(given, wanted)
+            if place is not None and value not in reading.tape.ancestors(target):
+                return _contained(reading, op, place, wanted.size)
+    return None
+
+
+def _column(given: Numbers | None, wanted: Numbers) -> int | None:
+    """Return the place within the input of each sample at which the target stands, if there is one for all samples."""
+    count = wanted.size
+    if given is None or given.dtype.kind != "f" or given.ndim < 2 or len(given) != count or count < MIN_SAMPLES:
+        return None
+    rows, column = given.reshape(count, -1), wanted.reshape(count, 1)
+    if rows.shape[1] < 2 or np.unique(column).size < MIN_SAMPLES / 2:
+        return None
+    equal = (rows == column).all(axis=0)
+    return int(np.argmax(equal)) if equal.any() else None
+
+
+def _contained(reading: TapeReading, op: Op, place: int, count: int) -> Found:
+    return Found(
+        severity="critical",
+        step=reading.tape.step,
+        sites=("(data)", "loader", signals.LOSS),
+        evidence=(fact("samples whose target is in their input", count), fact("at place", place)),
+        cause=f"The target of every sample is number {place} of its input{reading.where(op)}: the answer is part of "
+        "the "
+        "input, and the model learns to repeat it. An index may be off by one.",
+        fix="Take the target from outside the input, as from the steps after the window.",
+        refute="Print an input beside its target: if the target does not occur in it, this finding is wrong.",
+    )
+
+
+# --------------------------------------------------------------------------------
+# Targets of reinforcement learning.
+
+_BEST: Final = frozenset(
+    {"max", "amax", "gather", "mean", "sum", "min", "minimum", *CARRIERS, "mul", "sub", "add", "detach"}
+)
+
+
+def unmasked_bootstrap(case: Case) -> Found | None:
+    """Find a target that adds a discounted value of the next state, while flags of the batch are not used at all."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for _, target, op in compared(reading):
+        if not _is_bootstrap(reading, target):
+            continue
+        count = reading.tape.values[target].shape[:1]
+        for value in reading.tape.values:
+            if value.shape[:1] == count and value.size == count[0] and _is_idle_flag(reading, value):
+                return Found(
+                    step=reading.tape.step,
+                    sites=(signals.LOSS, signals.LOOP, "(data)"),
+                    evidence=(fact("flags that nothing uses", value.size),),
+                    cause=f"The target adds the value of the next state{reading.where(reading.origin(target) or op)} "
+                    "also at "
+                    "the end of an episode: a tensor of 0 and 1 with a number for each sample, which looks like the "
+                    "done "
+                    "flags of terminal states, is made and never used.",
+                    fix="Multiply the value of the next state by (1 - done).",
+                    refute="If the environment never ends, or the unused flags mean something else, this finding is "
+                    "wrong.",
+                )
+    return None
+
+
+def _is_bootstrap(reading: TapeReading, target: int) -> bool:
+    """Return whether a target is data plus a factor times what a model returned without gradients."""
+    op = reading.tape.producer(reading.plain(target).id)
+    if op is None or op.kind != "add" or reading.tape.values[target].requires_grad:
+        return False
+    parts = [value for _, value in op.inputs()]
+    learned = reading.tape.descendants([value.id for value in reading.tape.given() if _is_weight(value)])
+    return len(parts) == 2 and sum(each in learned for each in parts) == 1
+
+
+def _is_weight(value: Value) -> bool:
+    return value.role == "parameter" or value.requires_grad
+
+
+def _is_idle_flag(reading: TapeReading, value: Value) -> bool:
+    if any(op.kind != "lift_fresh" for op in reading.tape.consumers(value.id)) or value.role not in (
+        "constant",
+        "batch",
+    ):
+        return False
+    content = reading.numbers.of(value.id)
+    return content is not None and set(np.unique(content)) <= {0, 1}
+
+
+# --------------------------------------------------------------------------------
+# Padding.
+
+
+def read_after_padding(case: Case) -> Found | None:
+    """Find that most outputs of a recurrent layer are read at a position that is padding."""
+    reading = case.taped
+    padding = [] if reading is None else padding_of(reading)
+    if reading is None or not padding:
+        return None
+    for op in reading.forward_ops():
+        at = _position(reading, op)
+        if at is None:
+            continue
+        for pad in padding:
+            value = reading.tape.values[op.args["self"]["v"]]
+            if value.shape[:2] != pad.shape or not _follows_recurrent(reading, value.id):
+                continue
+            share = float(pad[np.arange(len(pad)), np.broadcast_to(at, len(pad))].mean())
+            if share > 1 / 2:
+                return Found(
+                    severity="warning",
+                    step=reading.tape.step,
+                    sites=(reading.site(op, "(model)"), "(model)", "(data)"),
+                    evidence=(fact("share of the samples that are padding there", share),),
+                    cause=f"The output of a recurrent layer is read at a position where {share:.0%} of the samples are "
+                    f"padding{reading.where(op)}: what it read before has to survive all of the padding.",
+                    fix="Read the output at the true length of each sample, or use pack_padded_sequence.",
+                    refute="Print the tokens at that position: if they are not padding, this finding is wrong.",
+                )
+    return None
+
+
+def _position(reading: TapeReading, op: Op) -> Numbers | int | None:
+    """Return at which positions an operation takes one output of each sample."""
+    value = op.input("self")
+    if value is None or len(reading.tape.values[value].shape) != 3:
+        return None
+    if op.kind == "select" and int(op.args.get("dim", 0)) == 1:
+        return int(op.args["index"])
+    if op.kind == "index" and len(op.args.get("indices", ())) == 2 and None not in op.args["indices"]:
+        return reading.numbers.of(op.args["indices"][1]["v"])
+    return None
+
+
+def _follows_recurrent(reading: TapeReading, value: int) -> bool:
+    """Return whether a recurrent layer with one direction made a value."""
+    op = reading.origin(value)
+    while op is not None and op.kind in ("stack", "cat"):
+        before = next((each for _, each in op.inputs()), None)
+        op = None if before is None else reading.tape.producer(before)
+    layer = next((module for module in reading.tape.modules if op is not None and module.path == op.module), None)
+    return layer is not None and layer.kind in ("RNN", "LSTM", "GRU") and not layer.settings.get("bidirectional")

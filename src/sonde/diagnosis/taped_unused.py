@@ -1,0 +1,414 @@
+"""What a taped step computes or loads and does not use: dropped results, masks, samples, inputs, fractions of data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.core import signals
+from sonde.core.tape import Call, Op, Value, number
+from sonde.diagnosis.case import Case
+from sonde.diagnosis.rule import Found, fact
+from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, RESHAPING, TapeReading
+from sonde.diagnosis.taped_numbers import Numbers
+
+_SHAPES_ONLY: Final = frozenset(
+    {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones"}
+    | {"new_full", "new_empty", "new_empty_strided", "randint_like"}
+)
+"""Operations whose result has nothing of their input but its shape."""
+_CHANGES: Final = frozenset(
+    {"masked_fill", "clamp", "clamp_min", "clamp_max", "relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu"}
+    | {"hardtanh", "softplus", "_softmax", "_log_softmax", "native_dropout", "native_layer_norm", "native_batch_norm"}
+    | {"native_group_norm", "mul", "add", "sub", "div", "where", "masked_scatter", "scatter", "index_put", "flip"}
+    | {"index_fill", "cudnn_batch_norm", "_native_batch_norm_legit", "threshold", "tril", "triu", "roll"}
+)
+"""Operations that return their first tensor changed; a program that does not take the result has no use of them."""
+
+
+# --------------------------------------------------------------------------------
+# Results.
+
+
+def dropped_result(case: Case) -> Found | None:
+    """Find a result that is computed with gradients and that nothing uses, though what it was made of goes on."""
+    reading = case.taped
+    if reading is None:
+        return None
+    returned = {value for call in reading.tape.root_calls() for value in call.outs.values()}
+    for op in reading.tape.ops:
+        if _is_dropped(reading, op) and returned.isdisjoint(op.outs) and _goes_on(reading, op):
+            return _dropped(reading, op)
+    return _dropped_loss(reading) or _dropped_call(reading)
+
+
+def _is_dropped(reading: TapeReading, op: Op) -> bool:
+    """Return whether nothing uses what an operation returned, and it wrote to nothing."""
+    if op.phase not in ("forward", "between") or not op.grad_enabled or op.writes or not op.outs:
+        return False
+    first = reading.tape.values[op.outs[0]]
+    return (
+        first.id in reading.learnt
+        and first.id not in reading.roots
+        and not any(_has_use(reading, out) for out in op.outs)
+    )
+
+
+_KEEPS_RESULT: Final = frozenset(
+    {"tanh", "sigmoid", "_softmax", "_log_softmax", "relu", "elu", "exp", "native_layer_norm", "native_batch_norm"}
+    | {"native_group_norm", "native_dropout", "_native_batch_norm_legit", "cudnn_batch_norm"}
+)
+"""Operations whose results autograd keeps for the backward pass, which shows as a detach."""
+
+
+def _has_use(reading: TapeReading, value: int) -> bool:
+    """Return whether anything uses a value, or writes to it; that autograd keeps it does not count."""
+    tape, maker = reading.tape, reading.tape.producer(value)
+    uses = tape.consumers(value)
+    kept = [op for op in uses if op.kind == "detach" and not tape.consumers(op.outs[0])]
+    if maker is not None and maker.kind in _KEEPS_RESULT and len(kept) == 1:
+        uses = [op for op in uses if op not in kept]
+    return bool(uses or tape.becomes(value))
+
+
+def _goes_on(reading: TapeReading, op: Op) -> bool:
+    """Return whether a result is one of its inputs changed, and the loss is computed from that input."""
+    if op.kind not in _CHANGES:
+        return False
+    out = reading.tape.values[op.outs[0]]
+    return any(
+        value in reading.learnt
+        and reading.tape.values[value].shape == out.shape
+        and any(use.index > op.index and _leads_to_loss(reading, use) for use in reading.tape.consumers(value))
+        for _, value in op.inputs()
+    )
+
+
+def _leads_to_loss(reading: TapeReading, op: Op) -> bool:
+    return op.phase == "forward" and not reading.needed.isdisjoint((*op.outs, *op.writes))
+
+
+def _dropped(reading: TapeReading, op: Op) -> Found:
+    name = op.function or op.kind.strip("_")
+    return Found(
+        step=reading.tape.step,
+        sites=tuple(dict.fromkeys((reading.site(op, signals.LOSS), "(model)"))),
+        evidence=(fact("operations that use the result", 0),),
+        cause=f"The result of {name}{reading.where(op)} is not used: the step goes on with what it was computed from, "
+        "as if the line were not there.",
+        fix=f"Assign it: x = {name}(x, ...), or use the in-place variant.",
+    )
+
+
+def _dropped_loss(reading: TapeReading) -> Found | None:
+    """Find calls of one loss function on one line of which only some reach what is minimised."""
+    calls: dict[tuple[int, str], list[Op]] = {}
+    for op in reading.tape.ops:
+        is_scalar = bool(op.outs) and reading.tape.values[op.outs[0]].size == 1
+        if is_scalar and op.function in LOSS_FUNCTIONS and op.phase in ("forward", "between") and op.line >= 0:
+            calls.setdefault((op.line, op.function), []).append(op)
+    for ops in calls.values():
+        dropped = [op for op in ops if _is_dropped(reading, op)]
+        used = [op for op in ops if op.outs[0] in reading.needed]
+        if dropped and used:
+            return Found(
+                step=reading.tape.step,
+                sites=(signals.LOSS, signals.LOOP),
+                evidence=(fact("losses computed on this line", len(ops)), fact("of them used", len(used))),
+                cause=f"{len(dropped)} of {len(ops)} losses computed on one line{reading.where(dropped[0])} are "
+                "overwritten: only the last one is minimised.",
+                fix="Add them up: loss = loss + ..., or collect them in a list and take the mean.",
+            )
+    return None
+
+
+def _dropped_call(reading: TapeReading) -> Found | None:
+    """Find calls of a module with gradients whose results nothing uses, while other calls of it reach the loss."""
+    calls: dict[str, list[Call]] = {}
+    for call in reading.tape.calls:
+        calls.setdefault(call.path, []).append(call)
+    for path, made in calls.items():
+        dropped = [call for call in made if call.outs and _is_call_dropped(reading, call)]
+        used = [call for call in made if not reading.needed.isdisjoint(call.outs.values())]
+        if dropped and used and not path.startswith("<"):
+            line = reading.tape.lines[dropped[0].line] if dropped[0].line >= 0 else None
+            return Found(
+                step=reading.tape.step,
+                sites=(path, "(model)", signals.LOOP),
+                evidence=(fact("calls in the step", len(made)), fact("calls whose result is not used", len(dropped))),
+                cause=f"{path} is called {len(made)} times in a step, and nothing uses the results of {len(dropped)} "
+                f"of these calls{f' ({line}: `{line.text}`)' if line is not None else ''}: what they computed is lost.",
+                fix="Pass the result on, as the hidden state of a recurrent cell to its next call, or remove the call.",
+            )
+    return None
+
+
+def _is_call_dropped(reading: TapeReading, call: Call) -> bool:
+    tape = reading.tape
+    outs = list(call.outs.values())
+    returned = {value for root in tape.root_calls() if root is not call for value in root.outs.values()}
+    learns = any(tape.values[out].requires_grad for out in outs) and returned.isdisjoint(outs)
+    return learns and not any(_has_use(reading, out) or out in reading.roots for out in outs)
+
+
+# --------------------------------------------------------------------------------
+# Data.
+
+MIN_ROWS: Final = 4
+
+
+def ignored_mask(case: Case) -> Found | None:
+    """Find a mask from the loader that nothing uses."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for name, value in _loaded(reading):
+        if len(value.shape) >= 2 and not _is_used(reading, value.id) and _is_mask(reading, value):
+            return Found(
+                step=reading.tape.step,
+                sites=("(data)", signals.LOSS, "(model)"),
+                evidence=(fact("operations that use the mask", 0), fact("elements", value.size)),
+                cause=f"The loader returns a mask ({name}, shape {value.shape}, zeros and ones), and no operation "
+                "of the step uses it: what it marks as absent is treated like data.",
+                fix="Apply the mask: pass it to the model, or average the loss over what it marks.",
+            )
+    return None
+
+
+def _loaded(reading: TapeReading) -> Iterator[tuple[str, Value]]:
+    """Yield the tensors of batches that this step uses; a loader may return the batch of a later step ahead."""
+    for mark in reading.tape.marks:
+        if mark.kind == "loader_next":
+            listed = dict(mark.data.get("values") or {}).items()
+            batch = {
+                str(place): reading.tape.values[each["v"]]
+                for place, each in listed
+                if isinstance(each, dict) and type(each.get("v")) is int
+            }
+            if any(_is_used(reading, value.id) for value in batch.values()):
+                for place, value in batch.items():
+                    yield f"batch{place}" if place.startswith("[") else place, value
+
+
+def _is_used(reading: TapeReading, value: int) -> bool:
+    return any(op.kind != "lift_fresh" for op in reading.tape.consumers(value))
+
+
+def _is_mask(reading: TapeReading, value: Value) -> bool:
+    """Return whether rows are ones and then zeros, or zeros and then ones, of different lengths."""
+    content = reading.numbers.of(value.id)
+    if content is None or content.ndim != 2 or len(content) < MIN_ROWS or not set(np.unique(content)) <= {0, 1}:
+        return False
+    turns = np.abs(np.diff(content.astype(np.int8), axis=1)).sum(axis=1)
+    return bool((turns <= 1).all() and np.unique(content.sum(axis=1)).size > 1)
+
+
+def ignored_argument(case: Case) -> Found | None:
+    """Find an argument of a model that differs between samples and of which an output has the shape at most."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for call in reading.tape.root_calls():
+        for place, value in call.args.items():
+            if _differs(reading, value) and _shape_is_used(reading, call, value):
+                return Found(
+                    severity="warning",
+                    step=reading.tape.step,
+                    sites=("(model)",),
+                    evidence=(fact("outputs that depend on it", 0),),
+                    cause=f"Argument {place} of {call.kind} is ignored: only its shape is used, no output depends on "
+                    "its numbers.",
+                    fix="Use its numbers in forward, not only its shape.",
+                )
+    return None
+
+
+def _shape_is_used(reading: TapeReading, call: Call, value: int) -> bool:
+    uses = [op for op in reading.tape.consumers(value) if call.first <= op.index < call.last]
+    return bool(uses) and all(op.kind in _SHAPES_ONLY for op in uses)
+
+
+def _differs(reading: TapeReading, value: int) -> bool:
+    content = reading.numbers.of(value)
+    about = reading.tape.values[value]
+    if content is None:
+        return about.size > 1 and about.role != "parameter"
+    return content.ndim > 0 and len(content) > 1 and bool((content != content[:1]).any())
+
+
+def left_out_samples(case: Case) -> Found | None:
+    """Find that only some samples of a model's output reach the loss, taken by a slice or an index that is written."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for out in reading.tape.outputs_of_root():
+        about = reading.tape.values[out]
+        count = reading.count_samples()
+        if not about.requires_grad or count < MIN_ROWS or about.shape[:1] != (count,) or not reading.has_samples(out):
+            continue
+        uses = [op for op in reading.tape.consumers(out) if _leads_to_loss(reading, op)]
+        rows = [_rows(op, count) for op in uses]
+        if not uses or any(each is None for each in rows):
+            continue
+        seen = set().union(*(each for each in rows if each is not None))
+        if len(seen) < count:
+            return Found(
+                severity="warning",
+                step=reading.tape.step,
+                sites=(signals.LOSS, "(model)"),
+                evidence=(fact("samples in the batch", count), fact("samples that reach the loss", len(seen))),
+                cause=f"Only {len(seen)} of {count} samples reach the loss{reading.where(uses[0])}: the rest of the "
+                "batch is computed and not learnt from.",
+                fix="Compare the outputs of all samples with their targets; check the dimension of the index.",
+            )
+    return None
+
+
+def _rows(op: Op, count: int) -> set[int] | None:
+    """Return the rows that an operation takes of the first dimension, if it takes rows by fixed numbers."""
+    if op.kind == "select" and int(op.args.get("dim", 0)) == 0:
+        return {int(op.args["index"]) % count}
+    if op.kind == "slice" and int(op.args.get("dim", 0)) == 0:
+        end = op.args.get("end")
+        chosen = slice(op.args.get("start") or 0, end, op.args.get("step", 1))
+        return set(range(count)[chosen])
+    return None
+
+
+_INTEGERS: Final = ("int8", "int16", "int32", "int64", "uint8", "bool")
+
+
+def truncated_data(case: Case) -> Found | None:
+    """Find data whose fractions are cut off by a cast to integers, on its way to the model or as a target."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for op in reading.tape.ops:
+        source = op.input("self")
+        if op.kind != "_to_copy" or source is None or op.phase not in ("forward", "between"):
+            continue
+        before, after = reading.tape.values[source], reading.tape.values[op.outs[0]]
+        if after.dtype not in _INTEGERS[:-1] or not before.dtype.startswith(("float", "bfloat")) or before.size < 2:
+            continue
+        if not reading.plain(source).is_given or reading.plain(source).role in ("parameter", "buffer", "random"):
+            continue
+        content = reading.numbers.of(source)
+        if content is not None and op.outs[0] in reading.needed and _loses_most(content):
+            return Found(
+                severity="critical",
+                step=reading.tape.step,
+                sites=("(data)", signals.LOSS),
+                evidence=(
+                    fact("different numbers before", int(np.unique(content).size)),
+                    fact("different numbers after", int(np.unique(np.trunc(content)).size)),
+                ),
+                cause=f"Data is cast to {after.dtype}{reading.where(op)}, which cuts off its fractions.",
+                fix="Keep it as a float: .float() instead of .long() or .int().",
+            )
+    return None
+
+
+def _loses_most(content: Numbers) -> bool:
+    """Return whether a cast to integers maps most of the different numbers onto others."""
+    values = np.unique(content[np.isfinite(content)])
+    return values.size >= MIN_ROWS and np.unique(np.trunc(values)).size <= values.size / 2
+
+
+_RELATIVE: Final = frozenset({"add_", "sub_", "mul_", "div_", "clamp_", "masked_fill_", "neg_", "addcmul_", "pow_"})
+
+
+def overwritten_data(case: Case) -> Found | None:
+    """Find data of a larger set that is changed in place on its way to the model, so that the set changes for good."""
+    reading = case.taped
+    if reading is None:
+        return None
+    inputs = reading.tape.ancestors(reading.tape.inputs_of_root())
+    for op in reading.tape.ops:
+        target = op.input("self")
+        if op.kind not in _RELATIVE or target is None or op.module or op.phase not in ("forward", "between"):
+            continue
+        base = _viewed(reading, target)
+        if base is None or base.role not in ("constant", "batch", "input", "target", "carried"):
+            continue
+        if base.size > reading.tape.values[target].size and not inputs.isdisjoint((*op.outs, *op.writes)):
+            return Found(
+                step=reading.tape.step,
+                sites=("(data)", signals.LOOP),
+                evidence=(fact("elements that are overwritten", reading.tape.values[target].size),),
+                cause=f"The data itself is changed in place{reading.where(op)}: the batch is a view of the whole set, "
+                "so the change stays and adds up from epoch to epoch.",
+                fix="Write x = x + noise, or clone the batch before it is changed.",
+            )
+    return None
+
+
+def _viewed(reading: TapeReading, value: int) -> Value | None:
+    """Return the value of the beginning that a value is a view of, in the same memory."""
+    storage = reading.tape.values[value].storage
+    op = reading.tape.producer(value)
+    while op is not None and op.kind in (RESHAPING | CARRIERS) and (before := op.input("self")) is not None:
+        value = before
+        op = reading.tape.producer(value)
+    about = reading.tape.values[value]
+    return about if about.is_given and about.storage == storage else None
+
+
+# --------------------------------------------------------------------------------
+# Terms that are zero, teachers that are not at rest.
+
+
+def cancelled_term(case: Case) -> Found | None:
+    """Find a difference or a quotient of a value and itself on the way to the loss: it has no gradient."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for op in reading.forward_ops():
+        first, second = op.input("self"), op.input("other")
+        if op.kind.removesuffix("_") not in ("sub", "div") or first is None or second is None:
+            continue
+        pair = [reading.tape.values[each] for each in (first, second)]
+        is_whole = number(op.args.get("alpha", 1)) == 1 and pair[0].requires_grad and pair[0].shape == pair[1].shape
+        if is_whole and op.outs[0] in reading.learning and reading.plain(first, _SAME) is reading.plain(second, _SAME):
+            what = "subtracted from" if op.kind.startswith("sub") else "divided by"
+            return Found(
+                step=reading.tape.step,
+                sites=tuple(dict.fromkeys((reading.site(op, signals.LOSS), signals.LOSS))),
+                evidence=(fact("operations between the two", 0),),
+                cause=f"A value is {what} itself{reading.where(op)}: the result is constant, and no parameter learns "
+                "from it. One of the two was meant to be another, as from before the update.",
+                fix="Keep the other value from earlier, as the log-probabilities under the old policy.",
+            )
+    return None
+
+
+_SAME: Final = RESHAPING - {"detach"}
+
+
+def noisy_teacher(case: Case) -> Found | None:
+    """Find targets that a frozen model computes without gradients while its dropout is on."""
+    reading = case.taped
+    if reading is None:
+        return None
+    follows = {name.rpartition(".")[0] for name in reading.tape.parameter_writes()}
+    for call in reading.tape.root_calls():
+        ops = reading.tape.ops[call.first : call.last]
+        drops = [op for op in ops if op.is_random and reading.kind_of(op.module).startswith("Dropout")]
+        made = [value for value in call.outs.values() if value in reading.needed]
+        if not drops or not made or not call.training or any(op.grad_enabled for op in ops):
+            continue
+        used = {reading.tape.values[value].name for op in ops for _, value in op.inputs()}
+        weights = {name for name in used if name}
+        if weights & set(reading.held) or {name.rpartition(".")[0] for name in weights} & follows:
+            continue
+        return Found(
+            severity="warning",
+            step=reading.tape.step,
+            sites=(drops[0].module, call.path, signals.LOSS),
+            evidence=(fact("dropouts that are on", len(drops)),),
+            cause=f"A model that is not trained computes targets{reading.where(ops[-1])} in training mode: its "
+            "dropout is on, so the targets are noisy.",
+            fix="Call eval() on it once before training.",
+        )
+    return None

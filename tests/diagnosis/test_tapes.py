@@ -1,0 +1,1158 @@
+"""What a taped step shows: each fault with a twin that looks almost the same and is healthy."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import sonde
+from sonde.core import tape as tapes
+from sonde.diagnosis.case import Case, NotMeasured
+from sonde.diagnosis.rules import RULES
+
+SAMPLES, TIME, FEATURES, CLASSES, WORDS = 32, 10, 6, 3, 20
+ROWS = torch.randn(SAMPLES, FEATURES)
+SERIES = torch.randn(SAMPLES, TIME, FEATURES)
+TOKENS = torch.randint(0, WORDS, (SAMPLES, TIME))
+LABELS = torch.arange(SAMPLES) % CLASSES
+PADDED = torch.where(torch.arange(TIME) < torch.randint(4, TIME, (SAMPLES, 1)), TOKENS.clamp_min(1), 0)
+PICTURES = torch.randn(SAMPLES, 1, 8, 8)
+RULE = {rule.kind: rule for rule in RULES}
+
+
+def taped(path: Path, model: nn.Module, tensors, loss_of, iterate=iter) -> Case:
+    """Train four steps of eight samples and return a case that knows their tapes, and nothing else."""
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, run=path):
+        for batch in iterate(DataLoader(TensorDataset(*tensors), 8)):
+            optimizer.zero_grad()
+            loss_of(model, *batch).backward()
+            optimizer.step()
+    case = Case()
+    for folder in tapes.folders(path).values():
+        case.take_tape(tapes.read(folder))
+    assert case.taped is not None
+    return case
+
+
+def found(kind: str, case: Case):
+    """Return what a rule finds by the tape alone."""
+    try:
+        return RULE[kind].check(case)
+    except NotMeasured:  # everything else that the rule could read is missing
+        return None
+
+
+def mlp(*last: nn.Module, inputs: int = FEATURES, outputs: int = CLASSES) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, outputs), *last)
+
+
+def cross_entropy(model, x, y):
+    return F.cross_entropy(model(x), y)
+
+
+def nll(dim):
+    return lambda model, x, y: F.nll_loss(F.log_softmax(model(x), dim), y)
+
+
+def with_attention_weights(model, x, y):
+    weights = torch.softmax(model(x), 1)
+    return F.cross_entropy(weights * model(x), y)
+
+
+def contrastive(model, x, y):
+    z = F.normalize(model(x))
+    return F.cross_entropy(z @ z.T, torch.arange(len(x)))
+
+
+def by_words(model, x, y):
+    return F.cross_entropy(model(x).reshape(-1, WORDS), y.reshape(-1))
+
+
+def squares(model, x, y):
+    return ((model(x) - y) ** 2).mean()
+
+
+def pairs(model, x, y):
+    scores = model(x).squeeze(1)
+    return F.softplus(scores[:, None] - scores[None, :]).mean() + 0 * y.sum()
+
+
+class Heads(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.words, self.project, self.out, self.how = (
+            nn.Embedding(WORDS, 16),
+            nn.Linear(16, 48),
+            nn.Linear(16, 20),
+            how,
+        )
+
+    def forward(self, x):
+        count, steps = x.shape
+        parts = self.project(self.words(x)).chunk(3, -1)
+        if self.how == "viewed":
+            parts = [part.reshape(count, 4, steps, 4) for part in parts]
+        else:
+            parts = [part.view(count, steps, 4, 4).transpose(1, 2) for part in parts]
+        return self.out(F.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(count, steps, 16))
+
+
+class PairsOfWords(nn.Module):
+    """Reads two words for each output, so that there is one output fewer than words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.mix = nn.Embedding(WORDS, 16), nn.Conv1d(16, WORDS, 2)
+
+    def forward(self, x):
+        return self.mix(self.words(x).transpose(1, 2)).transpose(1, 2)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.words, self.layer, self.out, self.how = nn.Embedding(WORDS, 16), nn.GRU(16, 16), nn.Linear(16, WORDS), how
+
+    def forward(self, x):
+        states = self.out(self.layer(self.words(x).transpose(0, 1))[0])
+        return states.transpose(0, 1) if self.how == "turned back" else states
+
+
+class LastState(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(FEATURES, 16, batch_first=True, bidirectional=True)
+        self.out, self.how = nn.Linear(32, CLASSES), how
+
+    def forward(self, x):
+        state = self.layer(x)[1][0]
+        return self.out(state.view(len(x), -1) if self.how == "viewed" else state.transpose(0, 1).reshape(len(x), -1))
+
+
+class Stacked(nn.Module):
+    """Two frames become one, and channels become pixels: views that cut axes on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames, self.out = nn.Linear(2 * FEATURES, 16), nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        count, steps, features = x.shape
+        frames = self.frames(x.reshape(count, steps // 2, 2 * features))
+        pixels = F.pixel_shuffle(frames.view(count, steps // 2, 4, 4)[:, :4], 2)
+        return self.out(pixels.flatten(1)[:, :4])
+
+
+class Attention(nn.Module):
+    """As many samples as features of a head: sizes that could be mistaken for each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer, self.out = nn.Embedding(WORDS, 16), nn.MultiheadAttention(16, 2), nn.Linear(16, WORDS)
+
+    def forward(self, x):
+        hidden = self.words(x).transpose(0, 1)
+        return self.out(self.layer(hidden, hidden, hidden)[0]).transpose(0, 1)
+
+
+class Channels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(WORDS, 16), nn.Conv1d(16, WORDS, 3, padding=1)
+
+    def forward(self, x):
+        return self.layer(self.words(x).transpose(1, 2))
+
+
+class Detached(nn.Module):
+    def __init__(self, cut) -> None:
+        super().__init__()
+        self.first, self.second, self.cut = nn.Linear(FEATURES, 16), nn.Linear(16, CLASSES), cut
+
+    def forward(self, x):
+        return self.second(self.cut(self.first(x)).relu())
+
+
+class Masked(nn.Module):
+    """Attention that does not look at padding, or at nothing else."""
+
+    def __init__(self, ignored) -> None:
+        super().__init__()
+        self.words, self.out, self.ignored = nn.Embedding(WORDS, 16), nn.Linear(16, CLASSES), ignored
+
+    def forward(self, x):
+        hidden = self.words(x)
+        scores = (hidden @ hidden.transpose(1, 2)).masked_fill(self.ignored(x)[:, None, :], -1e9)
+        return self.out((scores.softmax(-1) @ hidden).mean(1))
+
+
+class Coder(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.encode, self.decode, self.factor = nn.Linear(FEATURES, 8), nn.Linear(4, FEATURES), factor
+
+    def forward(self, x):
+        mean, log_var = self.encode(x).chunk(2, 1)
+        exponent = log_var if self.factor == 1 else self.factor * log_var
+        return self.decode(mean + torch.randn_like(mean) * exponent.exp()), mean, log_var
+
+
+class Sequence(nn.Module):
+    """A layer along time, or along the batch."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.words, self.layer, self.out = nn.Embedding(WORDS, 16), layer, nn.Linear(16, WORDS)
+
+    def forward(self, x):
+        hidden = self.layer(self.words(x))
+        return self.out(hidden[0] if isinstance(hidden, tuple) else hidden)
+
+
+def attention(*, batch_first: bool, dropout: float = 0.0) -> nn.Module:
+    return nn.TransformerEncoderLayer(16, 2, 32, dropout, batch_first=batch_first)
+
+
+class Positions(nn.Module):
+    """Positions that are added along time, or along the batch."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.words, self.out, self.how = nn.Embedding(WORDS, 16), nn.Linear(16, WORDS), how
+        self.register_buffer("table", torch.randn(50, 1, 16))
+
+    def forward(self, x):
+        hidden = self.words(x)
+        if self.how == "batch":
+            return self.out(hidden + self.table[: hidden.size(0)])
+        return self.out(hidden + self.table[: hidden.size(1)].transpose(0, 1))
+
+
+class Denoiser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.times, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Embedding(10, 4), nn.Conv2d(4, 1, 1)
+
+    def forward(self, x, t):
+        return self.last(self.first(x) + self.times(t)[:, :, None, None])
+
+
+def with_setting(name, value):
+    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, CLASSES))
+    setattr(model[2] if name != "requires_grad" else model[0], name, value)
+    return model
+
+
+def denoising(shape):
+    levels = torch.linspace(0.1, 0.9, 10)
+
+    def loss_of(model, x):
+        t = torch.randint(0, 10, (len(x),))
+        level, noise = levels[t].view(shape), torch.randn_like(x)
+        return F.mse_loss(model(x * level + noise * (1 - level), t), noise)
+
+    return loss_of
+
+
+def bound(model, x, _):
+    rebuilt, mean, log_var = model(x)
+    return F.mse_loss(rebuilt, x) - 0.5 * (1 + log_var - mean**2 - log_var.exp()).mean()
+
+
+def on_own_answers(model, x, y):
+    scores = model(x)
+    return F.cross_entropy(scores, scores.argmax(1))
+
+
+def on_pseudo_labels(model, x, y):
+    return F.cross_entropy(model(x), y) + F.cross_entropy(model(x), model(x + 1).argmax(1))
+
+
+def weighed(keeps):
+    def loss_of(model, x, y):
+        losses = F.cross_entropy(model(x).transpose(1, 2), y, reduction="none") * keeps(x).float()
+        return losses.sum() / keeps(x).sum()
+
+    return loss_of
+
+
+def bag(model, x, y):
+    hidden = model(x)
+    whole = (hidden[:, :1].softmax(0) * hidden).sum(0)
+    return F.binary_cross_entropy_with_logits(whole[1:], y[:2] / CLASSES)
+
+
+def gradient_penalty(model, x, y):
+    x = x.clone().requires_grad_()
+    (slopes,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return model(x + 1).mean() - model(x).mean() + 10 * ((slopes.norm(2, dim=1) - 1) ** 2).mean()
+
+
+def policy(sign):
+    def loss_of(model, x, y):
+        chosen = torch.distributions.Categorical(logits=model(x))
+        action = chosen.sample()
+        return sign * (chosen.log_prob(action) * ((action == y).float() - 0.3)).mean()
+
+    return loss_of
+
+
+def soft_targets(sign):
+    return lambda model, x, y: sign * (x.softmax(1)[:, :CLASSES] * model(x).log_softmax(1)).sum(1).mean()
+
+
+def loss_and(term):
+    return lambda model, x, y: F.cross_entropy(model(x), y) + 0.1 * term(model(x))
+
+
+ILL = {
+    "softmax before cross entropy": ("double_softmax", mlp(nn.Softmax(1)), (ROWS, LABELS), cross_entropy),
+    "sigmoid before cross entropy": ("double_softmax", mlp(nn.Sigmoid()), (ROWS, LABELS), cross_entropy),
+    "softmax and a view before it": (
+        "double_softmax",
+        nn.Sequential(nn.Embedding(WORDS, WORDS), nn.Softmax(-1)),
+        (TOKENS, TOKENS),
+        by_words,
+    ),
+    "sigmoid before logits": (
+        "double_sigmoid",
+        mlp(nn.Sigmoid(), outputs=1),
+        (ROWS, LABELS.float()),
+        lambda model, x, y: F.binary_cross_entropy_with_logits(model(x).squeeze(1), y),
+    ),
+    "relu before logits": ("relu_before_logits", mlp(nn.ReLU()), (ROWS, LABELS), cross_entropy),
+    "nll of probabilities": (
+        "logits_into_prob_loss",
+        mlp(nn.Softmax(1)),
+        (ROWS, LABELS),
+        lambda model, x, y: F.nll_loss(model(x), y),
+    ),
+    "softmax over the batch": ("wrong_dim_softmax", mlp(), (ROWS, LABELS), nll(0)),
+    "gate over the batch": ("wrong_dim_softmax", mlp(nn.Softmax(0), nn.Linear(3, 3)), (ROWS, LABELS), cross_entropy),
+    "column and row": ("broadcast_loss", mlp(outputs=1), (ROWS, ROWS.sum(1)), squares),
+    "minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), lambda *given: -0.5 * cross_entropy(*given)),
+    "mean and sum": ("wrong_loss_reduction", mlp(), (ROWS, LABELS), loss_and(lambda out: (out**2).sum())),
+    "detached term": ("term_without_gradient", mlp(), (ROWS, LABELS), loss_and(lambda out: (out.detach() ** 2).mean())),
+    "heads by view": ("batch_axis_mixed", Heads("viewed"), (TOKENS, TOKENS), by_words),
+    "time first against samples first": ("batch_axis_mixed", Recurrent("as it is"), (TOKENS, TOKENS), by_words),
+    "last state by view": ("batch_axis_mixed", LastState("viewed"), (SERIES, LABELS), cross_entropy),
+    "channels by view": (
+        "batch_axis_mixed",
+        Channels(),
+        (TOKENS, TOKENS),
+        lambda model, x, y: F.cross_entropy(model(x).view(-1, WORDS), y.view(-1)),
+    ),
+    "mask of tokens in attention": ("mask_inverted", Masked(lambda x: x != 0), (PADDED, LABELS), cross_entropy),
+    "mask of padding in the loss": (
+        "mask_inverted",
+        nn.Embedding(WORDS, WORDS),
+        (PADDED, TOKENS),
+        weighed(lambda x: x == 0),
+    ),
+    "variance for deviation": ("variance_as_deviation", Coder(1), (ROWS, LABELS), bound),
+    "rewards without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), policy(1)),
+    "soft targets without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), soft_targets(1)),
+    "itself": (
+        "target_from_output",
+        mlp(),
+        (ROWS, LABELS),
+        lambda model, x, y: F.mse_loss(out := model(x), out.detach()),
+    ),
+    "own answers": ("target_from_output", mlp(), (ROWS, LABELS), on_own_answers),
+    **{
+        f"along the batch: {name}": ("batch_axis_mixed", Sequence(layer), (TOKENS, TOKENS), by_words)
+        for name, layer in {
+            "LSTM": nn.LSTM(16, 16),
+            "GRU": nn.GRU(16, 16),
+            "attention": attention(batch_first=False),
+            "attention with dropout": attention(batch_first=False, dropout=0.1),
+        }.items()
+    },
+    "positions over the batch": ("batch_axis_mixed", Positions("batch"), (TOKENS, TOKENS), by_words),
+    "levels over pixels": ("batch_axis_mixed", Denoiser(), (PICTURES,), denoising((-1,))),
+    "freezes by name": ("setting_without_effect", with_setting("requires_grad", False), (ROWS, LABELS), cross_entropy),
+    "misspelt": ("setting_without_effect", with_setting("inplce", True), (ROWS, LABELS), cross_entropy),
+}
+
+HEALTHY = {
+    "logits": (mlp(), (ROWS, LABELS), cross_entropy),
+    "log-softmax over classes": (mlp(), (ROWS, LABELS), nll(1)),
+    "softmax inside, logits at the end": (mlp(), (ROWS, LABELS), with_attention_weights),
+    "samples against each other": (mlp(), (ROWS, LABELS), contrastive),
+    "two columns": (mlp(outputs=1), (ROWS, ROWS.sum(1, keepdim=True)), squares),
+    "all pairs on purpose": (mlp(outputs=1), (ROWS, ROWS.sum(1)), pairs),
+    "sum over features, mean over samples": (
+        mlp(),
+        (ROWS, LABELS),
+        loss_and(lambda out: (out**2).sum(1).mean()),
+    ),
+    "sum that is divided": (mlp(), (ROWS, LABELS), loss_and(lambda out: (out**2).sum() / len(out))),
+    "penalty on weights": (
+        mlp(),
+        (ROWS, LABELS),
+        lambda model, x, y: F.cross_entropy(model(x), y) + 1e-4 * sum((p**2).sum() for p in model.parameters()),
+    ),
+    "minus before an entropy": (
+        mlp(),
+        (ROWS, LABELS),
+        loss_and(lambda out: (out.softmax(1) * out.log_softmax(1)).sum(1).mean()),
+    ),
+    "weight that is detached": (mlp(), (ROWS, LABELS), loss_and(lambda out: (out.detach() * out).mean())),
+    "heads by transpose": (Heads("moved"), (TOKENS, TOKENS), by_words),
+    "turned back": (Recurrent("turned back"), (TOKENS, TOKENS), by_words),
+    "last state by transpose": (LastState("moved"), (SERIES, LABELS), cross_entropy),
+    "frames and pixels": (Stacked(), (SERIES, LABELS), cross_entropy),
+    "attention of torch": (Attention(), (TOKENS, TOKENS), by_words),
+    "classes in the second dimension": (Channels(), (TOKENS, TOKENS), cross_entropy),
+    "mask of padding in attention": (Masked(lambda x: ~(x != 0)), (PADDED, LABELS), cross_entropy),
+    "a class picked out": (nn.Embedding(WORDS, WORDS), (TOKENS, TOKENS), weighed(lambda x: x == 1)),
+    "mask of tokens in the loss": (nn.Embedding(WORDS, WORDS), (PADDED, TOKENS), weighed(lambda x: x != 0)),
+    "root of the variance": (Coder(0.5), (ROWS, LABELS), bound),
+    "pseudo-labels beside labels": (mlp(), (ROWS, LABELS), on_pseudo_labels),
+    "rewards with a minus": (mlp(), (ROWS, LABELS), policy(-1)),
+    "soft targets with a minus": (mlp(), (ROWS, LABELS), soft_targets(-1)),
+    "samples that are one bag": (mlp(), (ROWS, LABELS), bag),
+    "penalty on slopes": (mlp(), (ROWS, LABELS), gradient_penalty),
+    **{
+        f"along time: {name}": (Sequence(layer), (TOKENS, TOKENS), by_words)
+        for name, layer in {
+            "LSTM": nn.LSTM(16, 16, batch_first=True),
+            "GRU": nn.GRU(16, 16, batch_first=True),
+            "attention": attention(batch_first=True, dropout=0.1),
+        }.items()
+    },
+    "positions over time": (Positions("time"), (TOKENS, TOKENS), by_words),
+    "levels over samples": (Denoiser(), (PICTURES,), denoising((-1, 1, 1, 1))),
+    "settings of one's own": (with_setting("rate_of_this_layer", 0.5), (ROWS, LABELS), cross_entropy),
+}
+
+
+class Siamese(nn.Module):
+    """Compares two rows by one layer."""
+
+    def __init__(self, *, forgets: bool) -> None:
+        super().__init__()
+        self.layer, self.out, self.forgets = nn.Linear(FEATURES, 8), nn.Linear(8, 1), forgets
+
+    def forward(self, one, other):
+        return self.out((self.layer(one) - self.layer(one if self.forgets else other)).abs()).squeeze(1)
+
+
+class Quantised(nn.Module):
+    """An encoder whose outputs are replaced by the nearest of some codes."""
+
+    def __init__(self, *, straight: bool) -> None:
+        super().__init__()
+        self.encoder, self.codes, self.decoder = nn.Linear(FEATURES, 4), nn.Embedding(6, 4), nn.Linear(4, FEATURES)
+        self.straight = straight
+
+    def forward(self, x):
+        coded = self.encoder(x)
+        nearest = self.codes(torch.cdist(coded, self.codes.weight).argmin(1))
+        commitment = F.mse_loss(nearest, coded.detach()) + 0.1 * F.mse_loss(coded, nearest.detach())
+        passed = coded + (nearest - coded).detach() if self.straight else nearest
+        return self.decoder(passed), commitment
+
+
+class LateDropout(nn.Module):
+    """Drops values by a module that it makes while it runs, or by one of its own."""
+
+    def __init__(self, *, owns: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+        self.dropout = nn.Dropout(0.5) if owns else None
+
+    def forward(self, x):
+        return self.layer((self.dropout or nn.Dropout(0.5))(x))
+
+
+class Chosen(nn.Module):
+    """Returns 0 where a condition does not hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 1)
+
+    def forward(self, x):
+        y = self.layer(x).squeeze(1)
+        return torch.where(x[:, 0] > 0, y, torch.zeros_like(y))
+
+
+def gaussian_policy(model, x):
+    policy = torch.distributions.Normal(model(x), 1.0)
+    action = policy.sample()
+    reward = -(action - x[:, :1]).square()
+    return -(policy.log_prob(action) * (reward - reward.mean())).mean()
+
+
+class Pooled(nn.Module):
+    """Means over the steps of each sample, or over all samples."""
+
+    def __init__(self, *, together: bool) -> None:
+        super().__init__()
+        self.layer, self.out, self.together = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES), together
+
+    def forward(self, x):
+        seen = self.layer(x.flatten(0, 1))
+        mean = seen.mean(0).expand(len(x), 8) if self.together else seen.view(len(x), -1, 8).mean(1)
+        return self.out(mean)
+
+
+class Reader(nn.Module):
+    """A causal language model that may shift its labels."""
+
+    def __init__(self, shift: int) -> None:
+        super().__init__()
+        self.words, self.layer, self.out = nn.Embedding(WORDS, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, WORDS)
+        self.shift = shift
+
+    def forward(self, tokens, labels):
+        scores = self.out(self.layer(self.words(tokens))[0])
+        scores, labels = scores[:, : TIME - 1 - self.shift], labels[:, self.shift :]
+        return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+class Last(nn.Module):
+    """Reads the last output of a recurrent layer, or that at the length of each sample."""
+
+    def __init__(self, *, at_length: bool) -> None:
+        super().__init__()
+        self.words, self.layer, self.out = nn.Embedding(WORDS, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, CLASSES)
+        self.at_length = at_length
+
+    def forward(self, tokens):
+        seen, _ = self.layer(self.words(tokens))
+        last = (tokens != 0).sum(1) - 1 if self.at_length else torch.full((len(tokens),), TIME - 1)
+        return self.out(seen[torch.arange(len(tokens)), last])
+
+
+class Masked(nn.Module):
+    """Attends to tokens by the boolean mask of torch's attention, which is true for what takes part."""
+
+    def __init__(self, *, inverted: bool) -> None:
+        super().__init__()
+        self.words, self.out, self.inverted = nn.Embedding(WORDS, 8), nn.Linear(8, CLASSES), inverted
+
+    def forward(self, tokens):
+        seen, mask = self.words(tokens), (tokens != 0)[:, None, :]
+        mask = ~mask if self.inverted else mask
+        return self.out(F.scaled_dot_product_attention(seen.mean(1, keepdim=True), seen, seen, attn_mask=mask)[:, 0])
+
+
+class Sorted(nn.Module):
+    """Sorts its samples, and may undo that."""
+
+    def __init__(self, *, undoes: bool) -> None:
+        super().__init__()
+        self.layer, self.undoes = nn.Linear(FEATURES, CLASSES), undoes
+
+    def forward(self, x):
+        order = x[:, 0].argsort()
+        out = self.layer(x[order])
+        return out[order.argsort()] if self.undoes else out
+
+
+def signs(zeros):
+    """Compare pairs of embeddings; targets are 0 and 1, or -1 and 1."""
+
+    def loss_of(model, x, y):
+        like = (y == 0).float()
+        return F.cosine_embedding_loss(model(x), model(x.roll(1, 0)), like if zeros else 2 * like - 1)
+
+    return loss_of
+
+
+def spoken(first, *, raw=False):
+    """Return a loss of sequences whose labels are counted from a number."""
+
+    def loss_of(model, x, y):
+        scores = model(x).transpose(0, 1)
+        labels = torch.stack([y, (y + 1) % CLASSES], 1) + first
+        sizes = torch.full((len(x),), TIME), torch.full((len(x),), 2)
+        return F.ctc_loss(scores if raw else scores.log_softmax(-1), labels, *sizes)
+
+    return loss_of
+
+
+def many_labels(last):
+    def loss_of(model, x, y):
+        return F.binary_cross_entropy(last(model(x)), (x[:, :CLASSES] > -1).float())
+
+    return loss_of
+
+
+def denoise(target):
+    """Predict noise: that which was added, other noise, or compare with the noisy input."""
+
+    def loss_of(model, x):
+        noise = torch.randn_like(x)
+        noisy = x + 0.5 * noise
+        goal = {"added": noise, "other": torch.randn_like(x), "input": noisy, "clean": x}[target]
+        return F.mse_loss(model(noisy), goal)
+
+    return loss_of
+
+
+def discounted(uses):
+    """Learn values; the value of the next state counts at the end of an episode too, or not."""
+
+    def loss_of(model, x, y):
+        over = torch.tensor([float(each % 2) for each in y.tolist()])
+        with torch.no_grad():
+            later = 0.9 * model(x.roll(1, 0)).max(1).values
+            goal = x[:, 0] + (later * (1 - over) if uses else later)
+        return F.mse_loss(model(x)[:, 0], goal)
+
+    return loss_of
+
+
+def bytes_minus(mean):
+    def loss_of(model, x, y):
+        rows = (x.abs() * 20).clamp_max(200).to(torch.uint8)
+        return F.cross_entropy(model((rows.float() - 30.0 if mean is None else rows - mean).float() / 30), y)
+
+    return loss_of
+
+
+def teach(model_learns):
+    """Add the distance to fixed scores, of the model or of the scores themselves."""
+
+    def loss_of(model, x, y):
+        goal = x[:, :CLASSES].softmax(1)
+        scores = model(x)
+        return F.cross_entropy(scores, y) + F.kl_div(
+            (scores if model_learns else goal).log_softmax(1), goal, reduction="batchmean"
+        )
+
+    return loss_of
+
+
+class Ratings(nn.Module):
+    """Scores of users and items."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.items = nn.Embedding(WORDS, 4), nn.Embedding(WORDS, 4)
+
+    def forward(self, users, items):
+        return (self.users(users) * self.items(items)).sum(1)
+
+
+def ranking(sign):
+    """Rank items that were chosen above others drawn at random, or below."""
+
+    def loss_of(model, pairs):
+        users, items = pairs[:, 0], pairs[:, 1]
+        gap = model(users, items) - model(users, torch.randint(0, WORDS, (len(items),)))
+        return -F.logsigmoid(sign * gap).mean()
+
+    return loss_of
+
+
+def overlap(sign):
+    """Maximise the overlap of outputs and a mask, or minimise it."""
+
+    def loss_of(model, x):
+        mask, chosen = (x > 0).float(), model(x).sigmoid()
+        return sign * (2 * (chosen * mask).sum(1) / (chosen.sum(1) + mask.sum(1) + 1)).mean()
+
+    return loss_of
+
+
+def own_likelihood(model, x):
+    """Use a mask and its complement."""
+    mask, chosen = (x > 0).float(), model(x).sigmoid()
+    return -(mask * chosen.log() + (1 - mask) * (1 - chosen).log()).mean()
+
+
+def exploring(sign):
+    """Learn a policy with a bonus for its entropy, or a penalty."""
+
+    def loss_of(model, x, y):
+        choices = torch.distributions.Categorical(logits=model(x))
+        return -(choices.log_prob(y) * x[:, 0]).mean() + sign * 0.1 * choices.entropy().mean()
+
+    return loss_of
+
+
+ILL |= {
+    "ranked the wrong way round": ("loss_sign_flipped", Ratings(), (TOKENS,), ranking(-1)),
+    "an overlap that is minimised": ("loss_sign_flipped", mlp(outputs=FEATURES), (ROWS,), overlap(1)),
+    "an entropy that is minimised": ("loss_sign_flipped", mlp(), (ROWS, LABELS), exploring(1)),
+    "targets 0 and 1 for a loss of signs": ("label_out_of_range", mlp(), (ROWS, LABELS), signs(zeros=True)),
+    "labels that are the blank": ("label_out_of_range", nn.Linear(FEATURES, 4), (SERIES, LABELS), spoken(0)),
+    "scores for a loss of sequences": (
+        "logits_into_prob_loss", nn.Linear(FEATURES, 4), (SERIES, LABELS), spoken(1, raw=True)),
+    "one class": (
+        "single_class_output", mlp(outputs=1), (ROWS, LABELS),
+        lambda model, x, y: F.cross_entropy(model(x), y.float().unsqueeze(1))),
+    "labels that are not exclusive": (
+        "output_range_mismatch", mlp(), (ROWS,), lambda model, x: many_labels(nn.Softmax(1))(model, x, None)),
+    "bytes below zero": ("integer_wraparound", mlp(), (ROWS, LABELS), bytes_minus(torch.tensor(30, dtype=torch.uint8))),
+    "noise that was not added": ("label_shuffle_mismatch", mlp(outputs=FEATURES), (ROWS,), denoise("other")),
+    "the noisy input as a target": ("target_is_input", mlp(outputs=FEATURES), (ROWS,), denoise("input")),
+    "a target within the input": (
+        "data_leakage", mlp(outputs=1), (ROWS, ROWS[:, 2].clone()),
+        lambda model, x, y: F.mse_loss(model(x).squeeze(1), y)),
+    "labels that are shifted twice": (
+        "shifted_twice", Reader(1), (TOKENS,), lambda model, x: model(x[:, :-1], x[:, 1:])),
+    "values after the end": ("terminal_bootstrapped", mlp(), (ROWS, LABELS), discounted(uses=False)),
+    "the state after the padding": ("padding_dominates", Last(at_length=False), (PADDED, LABELS), cross_entropy),
+    "an inverted mask of attention": ("mask_inverted", Masked(inverted=True), (PADDED, LABELS), cross_entropy),
+    "samples in another order": ("label_shuffle_mismatch", Sorted(undoes=False), (ROWS, LABELS), cross_entropy),
+    "the same input twice": (
+        "input_ignored", Siamese(forgets=True), (ROWS, ROWS.flip(0), LABELS),
+        lambda model, x, other, y: F.binary_cross_entropy_with_logits(model(x, other), (y > 0).float())),
+    "a choice without a gradient": (
+        "graph_break_detach", Quantised(straight=False), (ROWS,),
+        lambda model, x: F.mse_loss(model(x)[0], x) + model(x)[1]),
+    "a dropout that the model does not own": (
+        "dropout_ignores_mode", LateDropout(owns=False), (ROWS, LABELS), cross_entropy),
+    "a teacher that teaches itself": ("term_without_gradient", mlp(), (ROWS, LABELS), teach(model_learns=False)),
+    "samples that are pooled": ("batch_axis_mixed", Pooled(together=True), (SERIES, LABELS), cross_entropy),
+}  # fmt: skip
+HEALTHY |= {
+    "ranked above random items": (Ratings(), (TOKENS,), ranking(1)),
+    "a mask and its complement": (mlp(outputs=FEATURES), (ROWS,), own_likelihood),
+    "an overlap that is maximised": (mlp(outputs=FEATURES), (ROWS,), overlap(-1)),
+    "an entropy that is rewarded": (mlp(), (ROWS, LABELS), exploring(-1)),
+    "targets -1 and 1 for a loss of signs": (mlp(), (ROWS, LABELS), signs(zeros=False)),
+    "labels beside the blank": (nn.Linear(FEATURES, 4), (SERIES, LABELS), spoken(1)),
+    "independent labels": (mlp(), (ROWS,), lambda model, x: many_labels(nn.Sigmoid())(model, x, None)),
+    "bytes as floats": (mlp(), (ROWS, LABELS), bytes_minus(None)),
+    "noise that was added": (mlp(outputs=FEATURES), (ROWS,), denoise("added")),
+    "the clean data as a target": (mlp(outputs=FEATURES), (ROWS,), denoise("clean")),
+    "a part of the input to be reproduced": (
+        mlp(outputs=1), (ROWS,), lambda model, x: F.mse_loss(model(x).squeeze(1), x[:, 2])),
+    "labels after pairs of words": (
+        PairsOfWords(), (TOKENS,),
+        lambda model, x: F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 2:].flatten())),
+    "labels that are shifted once": (Reader(0), (TOKENS,), lambda model, x: model(x[:, :-1], x[:, 1:])),
+    "values until the end": (mlp(), (ROWS, LABELS), discounted(uses=True)),
+    "the state before the padding": (Last(at_length=True), (PADDED, LABELS), cross_entropy),
+    "a mask of attention": (Masked(inverted=False), (PADDED, LABELS), cross_entropy),
+    "samples in their order again": (Sorted(undoes=True), (ROWS, LABELS), cross_entropy),
+    "two inputs": (
+        Siamese(forgets=False), (ROWS, ROWS.flip(0), LABELS),
+        lambda model, x, other, y: F.binary_cross_entropy_with_logits(model(x, other), (y > 0).float())),
+    "a choice that is passed straight through": (
+        Quantised(straight=True), (ROWS,), lambda model, x: F.mse_loss(model(x)[0], x) + model(x)[1]),
+    "a dropout of the model": (LateDropout(owns=True), (ROWS, LABELS), cross_entropy),
+    "a teacher": (mlp(), (ROWS, LABELS), teach(model_learns=True)),
+    "a mask that the output is made of": (
+        Chosen(), (ROWS,), lambda model, x: F.smooth_l1_loss(model(x), torch.where(x[:, 0] > 0, -10.0, 0.0))),
+    "an action that a policy draws": (mlp(outputs=1), (ROWS,), gaussian_policy),
+    "steps that are pooled": (Pooled(together=False), (SERIES, LABELS), cross_entropy),
+}  # fmt: skip
+
+
+class Forgetful(nn.Module):
+    """Computes something and goes on without it, or with it."""
+
+    def __init__(self, what: str, *, keeps: bool) -> None:
+        super().__init__()
+        self.first, self.cell, self.last = nn.Linear(FEATURES, 16), nn.GRUCell(FEATURES, 16), nn.Linear(16, CLASSES)
+        self.what, self.keeps = what, keeps
+
+    def forward(self, x):
+        if self.what == "state":
+            return self.last(self._read(x))
+        hidden = self.first(x)
+        if self.what == "rows":
+            return self.last(hidden - hidden.mean(1 if self.keeps else 0, keepdim=True))
+        changed = hidden.relu() if self.what == "relu" else hidden.masked_fill(hidden < 0, 0.0)
+        return self.last(changed if self.keeps else hidden)
+
+    def _read(self, x):
+        state = new = x.new_zeros(len(x), 16)
+        for step in range(TIME):
+            new = self.cell(x[:, step], state)
+            state = new if self.keeps else state
+        return new
+
+
+class Clocked(nn.Module):
+    """Gets a time beside its input, and uses its numbers or only its shape."""
+
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.times, self.out, self.reads = nn.Embedding(CLASSES, FEATURES), nn.Linear(FEATURES, CLASSES), reads
+
+    def forward(self, x, time):
+        return self.out(x + self.times(time if self.reads else torch.zeros_like(time)))
+
+
+def by_steps(adds):
+    """Compute a loss in a loop and add it up, or overwrite it."""
+
+    def loss_of(model, x, y):
+        total = 0
+        for step in range(3):
+            part = F.cross_entropy(model(x[:, step]), y)
+            total = total + part if adds else part
+        return total
+
+    return loss_of
+
+
+def actor_critic(detaches):
+    def loss_of(model, x, y):
+        scores = model(x)
+        choices = torch.distributions.Categorical(logits=scores[:, :2])
+        advantage = x[:, 0] - scores[:, 2]
+        weight = advantage.detach() if detaches else advantage
+        return -(choices.log_prob(y.clamp_max(1)) * weight).mean() + advantage.square().mean()
+
+    return loss_of
+
+
+def ratio_to(old):
+    def loss_of(model, x, y):
+        new = torch.distributions.Categorical(logits=model(x)).log_prob(y)
+        return -((new - old(new)).exp() * x[:, 0]).mean() + 0.01 * model(x).square().mean()
+
+    return loss_of
+
+
+def augmented(labels):
+    """Mix inputs with others, and labels too or not."""
+
+    def loss_of(model, x, y):
+        order = torch.randperm(len(x))
+        out = model(0.7 * x + 0.3 * x[order])
+        return 0.7 * F.cross_entropy(out, y) + 0.3 * F.cross_entropy(out, y[order] if labels else y)
+
+    return loss_of
+
+
+def weighed(weights):
+    rare = (torch.arange(SAMPLES) % 8 == 0).long()
+    return (
+        mlp(outputs=2),
+        (ROWS.repeat(2, 1), rare.repeat(2)),
+        lambda model, x, y: F.cross_entropy(
+            model(torch.cat([x] * 4)), torch.cat([y] * 4), weight=torch.tensor(weights)
+        ),
+    )
+
+
+def neighbours(masks):
+    def loss_of(model, x, y):
+        z = F.normalize(model(x))
+        near = z @ z.T / 0.5
+        near = near.masked_fill(torch.eye(len(x), dtype=torch.bool), -1e9) if masks else near
+        return F.cross_entropy(near, (torch.arange(len(x)) + len(x) // 2) % len(x))
+
+    return loss_of
+
+
+MASK = (torch.arange(TIME) < torch.randint(3, TIME, (SAMPLES, 1))).float()
+OUTSIDE = torch.full((2,), 0.5, requires_grad=True)
+
+
+def masked_squares(uses):
+    def loss_of(model, x, y, mask):
+        errors = (model(x).squeeze(-1) - y) ** 2
+        return (errors * mask).sum() / mask.sum() if uses else errors.mean()
+
+    return loss_of
+
+
+def scaled_by(tensor):
+    return lambda model, x, y: F.cross_entropy(model(x), y) * (-tensor[0]).exp() + tensor[0]
+
+
+def in_place(model, x):
+    rows = ROWS.clone()[:8] if model.training is None else ROWS_OF_ALL[:8]
+    rows += 0.01
+    return model(rows).square().mean() + 0 * x.sum()
+
+
+ROWS_OF_ALL = torch.randn(SAMPLES, FEATURES)
+ILL |= {
+    "an activation that is dropped": (
+        "result_discarded", Forgetful("relu", keeps=False), (ROWS, LABELS), cross_entropy),
+    "a masked copy that is dropped": (
+        "result_discarded", Forgetful("mask", keeps=False), (ROWS, LABELS), cross_entropy),
+    "a state that is not passed on": (
+        "result_discarded", Forgetful("state", keeps=False), (SERIES, LABELS), cross_entropy),
+    "losses that are overwritten": ("result_discarded", mlp(), (SERIES, LABELS), by_steps(adds=False)),
+    "a mean over the samples": ("batch_axis_mixed", Forgetful("rows", keeps=False), (ROWS, LABELS), cross_entropy),
+    "a time of which the shape is used": (
+        "input_ignored", Clocked(reads=False), (ROWS, LABELS), lambda model, x, y: F.cross_entropy(model(x, y), y)),
+    "an advantage with a gradient": ("target_not_detached", mlp(), (ROWS, LABELS), actor_critic(detaches=False)),
+    "a ratio to itself": ("term_without_gradient", mlp(), (ROWS, LABELS), ratio_to(lambda new: new)),
+    "inputs that are mixed": ("label_shuffle_mismatch", mlp(), (ROWS, LABELS), augmented(labels=False)),
+    "weights that grow with a class": ("class_imbalance_collapse", *weighed([7.0, 1.0])),
+    "samples beside themselves": ("pairs_with_itself", mlp(), (ROWS, LABELS), neighbours(masks=False)),
+    "a mask that is not applied": (
+        "mask_not_applied", nn.Linear(FEATURES, 1), (SERIES, SERIES[..., 0].clone(), MASK), masked_squares(uses=False)),
+    "one sample of many": (
+        "samples_left_out", mlp(), (ROWS, LABELS), lambda model, x, y: F.cross_entropy(model(x)[:1], y[:1])),
+    "targets without their fractions": (
+        "data_truncated", mlp(outputs=1), (ROWS, ROWS[:, 0].sigmoid()),
+        lambda model, x, y: F.mse_loss(model(x).squeeze(1), y.long().float())),
+    "data that is overwritten": ("data_overwritten", mlp(), (ROWS,), in_place),
+    "a weight outside the optimizer": ("params_not_in_optimizer", mlp(), (ROWS, LABELS), scaled_by(OUTSIDE)),
+}  # fmt: skip
+HEALTHY |= {
+    "an activation": (Forgetful("relu", keeps=True), (ROWS, LABELS), cross_entropy),
+    "a masked copy": (Forgetful("mask", keeps=True), (ROWS, LABELS), cross_entropy),
+    "a state that is passed on": (Forgetful("state", keeps=True), (SERIES, LABELS), cross_entropy),
+    "losses that are added": (mlp(), (SERIES, LABELS), by_steps(adds=True)),
+    "a mean over the features": (Forgetful("rows", keeps=True), (ROWS, LABELS), cross_entropy),
+    "a time": (Clocked(reads=True), (ROWS, LABELS), lambda model, x, y: F.cross_entropy(model(x, y), y)),
+    "an advantage": (mlp(), (ROWS, LABELS), actor_critic(detaches=True)),
+    "a ratio to the old policy": (mlp(), (ROWS, LABELS), ratio_to(torch.detach)),
+    "inputs and labels that are mixed": (mlp(), (ROWS, LABELS), augmented(labels=True)),
+    "weights that fall with a class": weighed([1.0, 7.0]),
+    "samples beside others": (mlp(), (ROWS, LABELS), neighbours(masks=True)),
+    "a mask that is applied": (
+        nn.Linear(FEATURES, 1), (SERIES, SERIES[..., 0].clone(), MASK), masked_squares(uses=True)),
+    "a constant outside the optimizer": (mlp(), (ROWS, LABELS), scaled_by(torch.full((2,), 0.5))),
+}  # fmt: skip
+
+
+class Drawn(nn.Module):
+    """Draws a code around what it computed, with a gradient or without."""
+
+    def __init__(self, *, learns: bool) -> None:
+        super().__init__()
+        self.code, self.out, self.learns = nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES), learns
+
+    def forward(self, x):
+        codes = torch.distributions.Normal(self.code(x), 0.1)
+        return self.out(codes.rsample() if self.learns else codes.sample())
+
+
+def yes_or_no(swaps):
+    def loss_of(model, x, y):
+        pair = model(x), (x[:, :CLASSES] > 0).float()
+        return F.binary_cross_entropy_with_logits(*(pair[::-1] if swaps else pair))
+
+    return loss_of
+
+
+def alike(sign):
+    """Make outputs and data more alike, or less."""
+    return lambda model, x: sign * F.cosine_similarity(model(x), x.roll(1, 1)).mean()
+
+
+ILL |= {
+    "answers that should differ": ("loss_sign_flipped", mlp(outputs=FEATURES), (ROWS,), alike(1)),
+    "arguments the wrong way round": ("arguments_swapped", mlp(), (ROWS, LABELS), yes_or_no(swaps=True)),
+    "answers that are dropped": ("dropout_on_output", mlp(nn.Dropout(0.5)), (ROWS, LABELS), cross_entropy),
+    "codes without a gradient": ("graph_break_detach", Drawn(learns=False), (ROWS, LABELS), cross_entropy),
+}
+HEALTHY |= {
+    "answers that should be alike": (mlp(outputs=FEATURES), (ROWS,), alike(-1)),
+    "arguments in their order": (mlp(), (ROWS, LABELS), yes_or_no(swaps=False)),
+    "codes with a gradient": (Drawn(learns=True), (ROWS, LABELS), cross_entropy),
+}
+BY_TAPE = sorted({kind for kind, *_ in ILL.values()})
+
+
+@pytest.mark.parametrize("name", ILL)
+def test_a_taped_step_shows_what_is_wrong(name, tmp_path):
+    kind, *program = ILL[name]
+    finding = found(kind, taped(tmp_path / "run", *program))
+    assert finding is not None
+    assert finding.severity != "info"
+    assert "test_tapes.py" in finding.cause or kind in (
+        "batch_axis_mixed",
+        "setting_without_effect",
+        "input_ignored",
+        "mask_not_applied",
+    )
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_taped_step_of_a_healthy_program_shows_nothing(name, tmp_path):
+    case = taped(tmp_path / "run", *HEALTHY[name])
+    assert {kind: finding.cause for kind in BY_TAPE if (finding := found(kind, case)) is not None} == {}
+
+
+def test_a_mask_that_is_loaded_a_step_ahead_is_not_taken_for_an_unused_one(tmp_path):
+    def one_ahead(loader):  # as the loaders of Accelerate do it
+        batches = iter(loader)
+        held = next(batches)
+        for batch in batches:
+            yield held
+            held = batch
+
+    program = nn.Linear(FEATURES, 1), (SERIES, SERIES[..., 0].clone(), MASK), masked_squares(uses=True)
+    assert found("mask_not_applied", taped(tmp_path / "run", *program, one_ahead)) is None
+
+
+@pytest.mark.parametrize("cut", [torch.detach, lambda x: x.data, torch.round], ids=["detach", "data", "round"])
+def test_the_line_that_cuts_the_graph_is_named(cut, tmp_path):
+    model = Detached(cut)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for x, y in [*DataLoader(TensorDataset(ROWS, LABELS), 8)] * 3:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    finding = session.findings[0]
+    assert finding.kind == "graph_break_detach"
+    assert "self.second(self.cut(self.first(x)).relu())" in finding.cause or "lambda x: x.data" in finding.cause
+
+
+def test_samples_are_known_without_a_loader_where_rows_are_picked_by_hand(tmp_path):
+    model = mlp(nn.Softmax(0), nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _ in range(6):
+            pick = torch.randperm(SAMPLES)[:8]
+            optimizer.zero_grad()
+            F.cross_entropy(model(ROWS[pick]), LABELS[pick]).backward()
+            optimizer.step()
+    assert "wrong_dim_softmax" in [finding.kind for finding in session.findings]
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_targets_of_a_causal_model_are_compared_with_its_inputs(shift, tmp_path):
+    model = nn.ModuleDict({"words": nn.Embedding(WORDS, 16), "layer": nn.LSTM(16, 16, batch_first=True)})
+    model["out"] = nn.Linear(16, WORDS)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for (tokens,) in [*DataLoader(TensorDataset(TOKENS), 8)] * 2:
+            optimizer.zero_grad()
+            scores = model["out"](model["layer"](model["words"](tokens[:, : TIME - shift]))[0])
+            F.cross_entropy(scores.flatten(0, 1), tokens[:, shift:].flatten()).backward()
+            optimizer.step()
+    assert ("future_leak" in [finding.kind for finding in session.findings]) is (shift == 0)
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_a_loss_that_is_wrapped_anew_reaches_no_parameter(wraps, tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for x, y in [*DataLoader(TensorDataset(ROWS, LABELS), 8)] * 3:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss = torch.tensor(loss.item(), requires_grad=True) if wraps else loss
+            loss.backward()
+            optimizer.step()
+    assert ("graph_break_detach" in [finding.kind for finding in session.findings]) is wraps
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_an_average_that_is_computed_and_dropped_is_found(stores, tmp_path):
+    model = mlp()
+    copy = deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sonde.watch({"model": model, "copy": copy}, optimizer, run=tmp_path / "run") as session:
+        for x, y in [*DataLoader(TensorDataset(ROWS, LABELS), 8)] * 3:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            for slow, fast in zip(copy.parameters(), model.parameters(), strict=True):
+                average = 0.9 * slow.data + 0.1 * fast.data
+                if stores:
+                    slow.data.copy_(average)
+    assert ("ema_not_updated" in [finding.kind for finding in session.findings]) is not stores
+
+
+@pytest.mark.parametrize("detaches", [True, False])
+def test_a_term_whose_gradients_are_reset_is_found(detaches, tmp_path):
+    maker, judge = mlp(outputs=FEATURES), mlp(outputs=1)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.01) for each in (maker, judge)]
+    with sonde.watch({"maker": maker, "judge": judge}, optimizers, run=tmp_path / "run") as session:
+        for (x,) in [*DataLoader(TensorDataset(ROWS), 8)] * 3:
+            made = maker(torch.randn_like(x))
+            optimizers[1].zero_grad()
+            (F.softplus(-judge(x)).mean() + F.softplus(judge(made.detach())).mean()).backward()
+            optimizers[1].step()
+            optimizers[0].zero_grad()
+            shown = made.detach() if detaches else made
+            (F.softplus(-judge(shown)).mean() + 0.01 * made.square().mean()).backward()
+            optimizers[0].step()
+    kinds = [finding.kind for finding in session.findings if finding.severity != "info"]
+    assert ("graph_break_detach" in kinds) is detaches
+
+
+def test_an_attribute_of_a_parameter_that_torch_never_reads_is_found(tmp_path):
+    model = mlp()
+    for parameter in model[0].parameters():
+        parameter.require_grad = False
+    finding = found("setting_without_effect", taped(tmp_path / "run", model, (ROWS, LABELS), cross_entropy))
+    assert finding is not None
+    assert "requires_grad" in finding.cause
+
+
+@pytest.mark.parametrize("order", ["random", "strided", "by label"])
+def test_a_carried_state_is_judged_by_the_order_in_which_rows_are_taken(order, tmp_path):
+    layer, head = nn.GRU(FEATURES, 8, batch_first=True), nn.Linear(8, CLASSES)
+    optimizer = torch.optim.SGD([*layer.parameters(), *head.parameters()], 0.01)
+    state, weights = None, torch.ones(CLASSES)
+    with sonde.watch({"layer": layer, "head": head}, optimizer, run=tmp_path / "run") as session:
+        for step in range(6):
+            rows = torch.randperm(SAMPLES)[:8] if order == "random" else torch.arange(step % 4, SAMPLES, 4)
+            out, state = layer(SERIES[rows] if order != "by label" else SERIES[8 * (step % 4) :][:8], state)
+            state = state.detach()
+            optimizer.zero_grad()
+            losses = F.cross_entropy(head(out[:, -1]), LABELS[rows], reduction="none")
+            (losses * weights[LABELS[rows]]).mean().backward()
+            optimizer.step()
+    assert ("rnn_state_not_reset" in [finding.kind for finding in session.findings]) is (order == "random")
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_copy_whose_batch_norms_keep_their_first_statistics_is_found(follows, tmp_path):
+    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, CLASSES))
+    copy = deepcopy(model).eval()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sonde.watch({"model": model, "copy": copy}, optimizer, run=tmp_path / "run") as session:
+        for x, y in [*DataLoader(TensorDataset(ROWS, LABELS), 8)] * 3:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for slow, fast in zip(copy.parameters(), model.parameters(), strict=True):
+                    slow.lerp_(fast, 0.1)
+                for slow, fast in zip(copy.buffers(), model.buffers(), strict=True):
+                    if follows:
+                        slow.copy_(fast)
+    stale = [finding for finding in session.findings if finding.kind == "ema_not_updated"]
+    assert [finding.sites for finding in stale] == ([] if follows else [("copy.1",)])
+
+
+def test_random_positions_in_a_series_are_not_outputs_that_meet_targets(tmp_path):
+    model, series = mlp(inputs=8, outputs=8), torch.randn(100)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _ in range(6):
+            at = torch.randint(90, (8, 1)) + torch.arange(8)  # a window is as long as there are samples
+            optimizer.zero_grad()
+            F.mse_loss(model(series[at]), series[at + 1]).backward()
+            optimizer.step()
+    assert "broadcast_loss" not in [finding.kind for finding in session.findings]
+
+
+@pytest.mark.parametrize(("loud", "cosine"), [(True, False), (False, False), (True, True)])
+def test_logits_that_are_products_with_a_loud_embedding_are_found(loud, cosine, tmp_path):
+    words = nn.Embedding(WORDS, 256)
+    model = nn.ModuleDict({"words": words, "mix": nn.Linear(256, 256)})
+    nn.init.normal_(words.weight, std=1.0 if loud else 0.02)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for (tokens,) in [*DataLoader(TensorDataset(TOKENS), 8)] * 3:
+            optimizer.zero_grad()
+            x = words(tokens[:, :-1])
+            x = x + model["mix"](x).tanh()
+            table = F.normalize(words.weight) * 16 if cosine else words.weight
+            F.cross_entropy((x @ table.T).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            optimizer.step()
+    found = {finding.kind: finding for finding in session.findings if finding.severity != "info"}
+    assert [finding.sites[0] for kind, finding in found.items() if kind == "large_initial_loss"] == (
+        ["words"] if loud and not cosine else []
+    )
