@@ -332,6 +332,11 @@ def autotrainer_abnormal_data(tape: Tape) -> int | None:
     return _first(*(_persists(tape.values(site, "abs_mean"), lambda mean: mean >= 10) for site in outputs))
 
 
+def loss_not_finite(tape: Tape) -> int | None:
+    """`if not torch.isfinite(loss): stop`, as many loops have it."""
+    return next((step for step, value in tape.scalar("loss", "train_loss") if not math.isfinite(value)), None)
+
+
 SAGEMAKER = (
     PeerRule("VanishingGradient", vanishing_gradient, ("vanishing_gradient", "bad_init_scale", "zero_init_blocked")),
     PeerRule("ExplodingTensor", exploding_tensor, NON_FINITE),
@@ -357,7 +362,8 @@ AUTOTRAINER = (
     PeerRule("abnormal data", autotrainer_abnormal_data, ("unnormalised_inputs",)),
     PeerRule("slow convergence", autotrainer_slow, ("lr_too_low", "not_learning")),
 )
-PEERS = {"SageMaker Debugger": SAGEMAKER, "AutoTrainer": AUTOTRAINER}
+NAN_CHECK = (PeerRule("the loss is not finite", loss_not_finite, (*NON_FINITE, "nan_in_loss")),)
+PEERS = {"SageMaker Debugger": SAGEMAKER, "AutoTrainer": AUTOTRAINER, "NaN check of the loss": NAN_CHECK}
 
 
 def opinions(rules: tuple[PeerRule, ...], tape: Tape, kinds: tuple[str, ...]) -> tuple[Said, ...]:

@@ -139,7 +139,7 @@ def test_ratios_of_updates_to_weights_are_those_of_the_same_step():
     assert update_ratio_large(tape_of(*wild)) == 2
 
 
-def test_a_loss_that_falls_is_no_alarm():
+def test_a_loss_that_falls_is_not_an_alarm():
     falling = [[1.0 / (step + 1)] for step in range(40)]
     assert loss_not_decreasing(tape_of(("loss", "scalar", "", (), falling))) is None
     assert loss_not_decreasing(tape_of(("loss", "scalar", "", (), [[0.7]] * 40))) == 20
@@ -166,21 +166,21 @@ def bench():
 
 def test_the_benchmark_scores_a_program_and_its_twin(bench, capsys):
     bench(["--only", "steps_on_a_copy", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    ours = [each for each in told["verdicts"] if each["tool"] == "Sonde"]
+    reply = json.loads(capsys.readouterr().out)
+    ours = [each for each in reply["verdicts"] if each["tool"] == "Sonde"]
     assert [each["repaired"] for each in ours] == [False, True]
-    assert told["scores"]["Sonde"]["faults"] == 1
-    assert told["scores"]["AutoTrainer"]["clean"] == 1
+    assert reply["scores"]["Sonde"]["faults"] == 1
+    assert reply["scores"]["AutoTrainer"]["clean"] == 1
 
 
 def test_the_benchmark_prints_tables_that_fit(bench, capsys):
     bench(["--only", "broadcasts_the_target", "--bare"])
-    told = capsys.readouterr().out
-    assert "broadcast_loss" in told
-    assert "cause ranked first" in told
-    assert max(len(line) for line in told.splitlines()) <= 110
+    reply = capsys.readouterr().out
+    assert "broadcast_loss" in reply
+    assert "cause ranked first" in reply
+    assert max(len(line) for line in reply.splitlines()) <= 110
 
 
-def test_a_name_nobody_has_is_refused(bench):
+def test_an_unknown_name_is_refused(bench):
     with pytest.raises(SystemExit, match="no program is called 'nobody'"):
         bench(["--only", "nobody"])
