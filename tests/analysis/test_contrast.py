@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sonde.analysis.contrast import Feature, adjust, cohens_d, contrast, feature_matrix, rank_test, separate, spaced
+from sonde.analysis.contrast import Feature, adjust, cohens_d, contrast, feature_matrix, rank_test, separate
 from sonde.errors import OptionError
 from sonde.store import BatchValue, DebugOutputs, PageWriter
 
@@ -30,7 +30,7 @@ def test_cohens_d_is_the_difference_in_pooled_deviations():
     assert cohens_d(first, second)[0] == pytest.approx((2 - 6) / np.sqrt((2 * 1 + 1 * 2) / 3))
 
 
-def test_without_a_difference_almost_nothing_is_told_apart():
+def test_without_a_difference_almost_nothing_is_distinguished():
     values = np.random.default_rng(3).normal(size=(300, 500))
     found = separate([Feature("d", "x", "value", i) for i in range(500)], values[:40], values[40:])
     assert sum(each.q < 0.05 for each in found) <= 1
@@ -101,10 +101,6 @@ def test_samples_of_other_shapes_are_left_out_and_not_mixed_up(tmp_path):
     assert found.separations == []
 
 
-def test_many_samples_are_thinned_evenly():
-    assert spaced(list(range(1000)), 5) == [0, 249, 499, 749, 999]
-
-
 def test_numbers_of_whole_batches_are_left_out_and_named(tmp_path):
     def capture(idx):
         first = idx // 4 * 4
@@ -116,3 +112,18 @@ def test_numbers_of_whole_batches_are_left_out_and_named(tmp_path):
     assert [each.feature.path for each in found.separations] == ["own"]
     assert found.features == 1
     assert found.of_batches == ("mine/mean",)
+
+
+def test_features_that_say_the_same_are_folded_and_maps_of_pixels_have_no_channels(tmp_path):
+    random = np.random.default_rng(0)
+    with PageWriter(tmp_path, page_bytes=1 << 20) as pages:
+        for sample in range(20):
+            plane = random.uniform(size=(1, 6, 6)) + (sample < 10)
+            tokens = random.normal(size=(5, 3))
+            pages.add(sample, {"cam": {"gradcam": plane, "stats": {"mean": float(plane.mean())}}, "tokens": tokens})
+    found = contrast(DebugOutputs(tmp_path), list(range(10)), list(range(10, 20)))
+    words = [each.feature.words for each in found.separations]
+    assert not any("gradcam, " in each for each in words)
+    assert any(each.startswith("mean of tokens, feature ") for each in words)
+    first = next(each for each in found.separations if each.feature.words == "mean of cam/gradcam")
+    assert [each.words for each in first.also] == ["value of cam/stats/mean"]

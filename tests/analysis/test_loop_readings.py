@@ -77,7 +77,7 @@ def test_memory_that_grows_steadily_is_found_by_place():
     assert set(leaking(run)) == {"process"}
 
 
-def test_what_sonde_itself_holds_is_no_leak_of_the_process():
+def test_what_sonde_itself_holds_is_not_a_leak_of_the_process():
     steps = np.arange(0, 1000, 10)
     own = 1e6 * steps.astype(float)
     curves = {"process.rss:scalar": (steps, 1e9 + own)}

@@ -6,7 +6,7 @@ from sonde.records import Event
 from sonde.store import open_run
 
 
-def test_news_tell_only_what_is_new(tmp_path):
+def test_news_contain_only_what_is_new(tmp_path):
     recipe = Recipe(steps=40, nan_at=35, dies_at=None)
     writer = write_run(tmp_path / "run", Recipe(steps=30, nan_at=None, dies_at=None), close=False)
     run = open_run(tmp_path / "run")

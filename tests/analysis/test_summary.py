@@ -103,6 +103,8 @@ def test_facts_of_a_run(run):
     facts = facts_of(run)
     assert (facts.name, facts.status, facts.model, facts.device) == ("first", "finished", "TinyTransformer", "cpu")
     assert (facts.num_steps, facts.first_step, facts.last_step) == (60, 1, 60)
+    assert facts.describe_steps() == "60 steps"
+    assert replace(facts, num_steps=20, first_step=0).describe_steps() == "60 steps, 20 recorded"
     assert facts.seconds == pytest.approx(59 * 0.05)
     assert facts.steps_per_second == pytest.approx(20.0)
     assert facts.num_parameters == 14 * 65_536

@@ -32,11 +32,29 @@ def test_a_site_that_goes_on_as_before_has_nothing_to_say_whatever_its_size_and_
     assert all((each.level, each.reason) == ("fine", "") for each in marks)
 
 
-@pytest.mark.parametrize(("severity", "level"), [("critical", "bad"), ("warning", "bad"), ("info", "odd")])
+@pytest.mark.parametrize(("severity", "level"), [("critical", "bad"), ("warning", "bad")])
 def test_a_finding_marks_the_site_that_it_names_by_its_severity(severity, level):
     found = mark(history(), [finding(severity=severity)])
     assert (found.level, found.reason, found.step) == (level, "exploding since step 7", 7)
     assert mark(history(name="b.weight"), [finding(severity=severity)]).level == "fine"
+
+
+def test_a_note_marks_nothing_and_neither_does_a_finding_about_most_layers():
+    assert mark(history(), [finding(severity="info")]).level == "fine"
+    names = [f"{number}.weight" for number in range(20)]
+    layers = [history(name=name) for name in names]
+    assert {each.level for each in mark_all(layers, [finding(sites=tuple(names))])} == {"fine"}
+    assert mark_all(layers, [finding(sites=tuple(names[:3]))])[0].level == "bad"
+
+
+def test_a_batch_that_makes_all_gradients_jump_marks_none_of_them():
+    layers = [history(name=f"{number}.weight", steps=400, seed=number) for number in range(20)]
+    for each in layers:
+        each.values[310] *= 1000
+    layers[4].values[200] *= 1000
+    marks = mark_all(layers)
+    assert [each.step for each in marks if each.level != "fine"] in ([], [200])
+    assert sum(each.level != "fine" for each in marks) <= 1
 
 
 def test_the_gravest_finding_comes_first():
@@ -87,11 +105,14 @@ def test_one_step_is_marked_by_the_band_of_the_judgement(factor, level):
         assert mark(jumped).reason.endswith(" at step 310")
 
 
-def test_a_fall_is_marked_beyond_three_orders():
+def test_a_fall_is_marked_beyond_three_orders_if_it_lasts():
     fell = history(steps=400)
-    fell.values[200] /= 200
+    fell.values[200] /= 4000
+    assert mark(fell).level == "fine"  # it passed through zero
+    fell.values[200] *= 20
+    fell.values[200:210] /= 200
     assert mark(fell).level == "fine"
-    fell.values[200] /= 20
+    fell.values[200:210] /= 20
     assert mark(fell).reason.startswith("faded ")
     assert mark(fell).step == 200
 

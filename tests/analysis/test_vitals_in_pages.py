@@ -10,7 +10,7 @@ from sonde.records import Block, RunHeader, Site
 from sonde.store import RunWriter, open_run
 
 
-def test_a_vital_that_is_zero_or_jumps_is_no_mark_and_no_layer(tmp_path):
+def test_a_vital_that_is_zero_or_jumps_is_not_a_mark_and_no_layer(tmp_path):
     sites = [
         Site(id=0, name="optimizer", quantity="vital", part=signals.part_of(signals.LEFTOVER)),
         Site(id=1, name="(loop)", quantity="vital", part=signals.part_of(signals.STEP_TIME)),

@@ -1,6 +1,7 @@
 """Tables, trends and comparisons over a run. Pure functions of plain arrays; no drawing, no torch."""
 
 from sonde.analysis.downsample import Steps, Values, any_in_columns, column_edges, columns, thin
+from sonde.analysis.incidents import events_of, incidents_of
 from sonde.analysis.long_table import SiteRows, read_rows, windows
 from sonde.analysis.loop import PhaseShares, leaking, memory_slope, memory_slopes, phase_series, phase_shares
 from sonde.analysis.overview import (
@@ -14,7 +15,9 @@ from sonde.analysis.overview import (
     facts_of,
     find_learning_rate,
     find_loss,
+    loss_title,
 )
+from sonde.analysis.run_curves import RunCurve, RunCurves, curves_of, is_training_loss
 from sonde.analysis.summary import (
     DEFAULT_STATS,
     FlowRow,
@@ -26,11 +29,13 @@ from sonde.analysis.summary import (
     keys_of,
     summarise_layers,
     summarise_sites,
+    tag_of,
     usual_stat,
     worst_first,
 )
 from sonde.analysis.trend import Trend, describe, smooth
 from sonde.analysis.unusual import History, Level, Mark, ModelOrder, layer_of, mark_all
+from sonde.analysis.verdict import MetricNow, Verdict, verdict_on
 from sonde.core.robust import slope
 
 __all__ = [
@@ -42,31 +47,40 @@ __all__ = [
     "LayerSummary",
     "Level",
     "Mark",
+    "MetricNow",
     "ModelOrder",
     "News",
     "Newspaper",
     "PhaseShares",
+    "RunCurve",
+    "RunCurves",
     "RunFacts",
     "SiteRows",
     "SiteSummary",
     "Steps",
     "Trend",
     "Values",
+    "Verdict",
     "any_in_columns",
     "column_edges",
     "columns",
     "count_steps",
+    "curves_of",
     "describe",
     "ending_of",
+    "events_of",
     "facts_of",
     "find_learning_rate",
     "find_loss",
     "first_step",
     "gradient_flow",
     "has_stat",
+    "incidents_of",
+    "is_training_loss",
     "keys_of",
     "layer_of",
     "leaking",
+    "loss_title",
     "mark_all",
     "memory_slope",
     "memory_slopes",
@@ -77,8 +91,10 @@ __all__ = [
     "smooth",
     "summarise_layers",
     "summarise_sites",
+    "tag_of",
     "thin",
     "usual_stat",
+    "verdict_on",
     "windows",
     "worst_first",
 ]

@@ -1,4 +1,4 @@
-"""What separates failed from good samples: of all captured statistics, those whose values differ most.
+"""Find what separates failed from good samples: the captured statistics whose values differ most.
 
 Each statistic of each layer and channel is compared by ranks (Mann-Whitney), so that neither scale nor a few extreme
 values decide, and all p-values are corrected for how many were tried (Benjamini-Hochberg).
@@ -7,13 +7,15 @@ values decide, and all p-values are corrected for how many were tried (Benjamini
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.analysis.downsample import spaced
 from sonde.errors import OptionError, RunDamaged
 from sonde.store import DebugOutputs
 from sonde.store.pages import Datapoint
@@ -37,13 +39,15 @@ class Feature:
     """Where in the debugger's output, as `feature_map`."""
     statistic: str
     channel: int | None = None
-    """Which channel, or which element of a vector; None for the whole tensor."""
+    """Which channel, feature or element; None for the whole tensor."""
+    unit: str = "channel"
+    """What is counted: a `channel` of maps, a `feature` of tokens, an `element` of a vector."""
 
     @property
     def words(self) -> str:
         """The feature in words."""
         where = f"{self.debugger}/{self.path}" if self.path else self.debugger
-        return f"{self.statistic} of {where}" + ("" if self.channel is None else f", channel {self.channel}")
+        return f"{self.statistic} of {where}" + ("" if self.channel is None else f", {self.unit} {self.channel}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class Separation:
     """The p-value, corrected for the number of features that were tried."""
     failed_median: float
     good_median: float
+    also: tuple[Feature, ...] = ()
+    """Features that say the same: they separate the samples in the same order and as far."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,17 +108,25 @@ def contrast(
             "Choose another epoch, metric or percentile."
         )
     features, values = feature_matrix(outputs, [*bad, *fine])
-    found = separate(features, values[: len(bad)], values[len(bad) :])
+    found = fold_duplicates(separate(features, values[: len(bad)], values[len(bad) :]))
     columns = dict(zip(features, values.T, strict=True))
     is_rough = min(len(bad), len(fine)) < _FEW
     return Contrast(found, bad, fine, len(features), is_rough, _of_batches(outputs, [*bad, *fine]), columns)
 
 
-def spaced(items: list[Datapoint], most: int) -> list[Datapoint]:
-    """Return at most so many items, evenly spaced."""
-    if len(items) <= most:
-        return items
-    return [items[index] for index in np.linspace(0, len(items) - 1, most).astype(int)]
+def fold_duplicates(found: Sequence[Separation]) -> list[Separation]:
+    """Put features that separate samples alike under the first of them."""
+    kept: list[Separation] = []
+    seen: dict[tuple[float, float, float], int] = {}
+    for each in found:
+        key = (each.effect, each.p, float(f"{each.cohens_d:.4g}"))
+        if key in seen:
+            first = kept[seen[key]]
+            kept[seen[key]] = replace(first, also=(*first.also, each.feature))
+        else:
+            seen[key] = len(kept)
+            kept.append(each)
+    return kept
 
 
 def separate(features: Sequence[Feature], failed: Matrix, good: Matrix) -> list[Separation]:
@@ -130,10 +144,13 @@ def separate(features: Sequence[Feature], failed: Matrix, good: Matrix) -> list[
     q, d = adjust(p), cohens_d(failed, good)
     middle_failed, middle_good = np.median(failed, 0), np.median(good, 0)
     order = np.lexsort((-np.abs(d), p, -np.abs(effect), q >= 0.05))
-    return [
-        Separation(kept[at], *(float(values[at]) for values in (effect, d, p, q, middle_failed, middle_good)))
-        for at in order
-    ]
+    table = np.stack([effect, d, p, q, middle_failed, middle_good], 1).tolist()
+    return [Separation(kept[at], *_six(table[at])) for at in order]
+
+
+def _six(row: Sequence[float]) -> tuple[float, float, float, float, float, float]:
+    effect, d, p, q, failed, good = row
+    return effect, d, p, q, failed, good
 
 
 def rank_test(first: Matrix, second: Matrix) -> tuple[Matrix, Matrix]:
@@ -215,13 +232,14 @@ class _Block:
     whole: tuple[str, ...]
     by_channel: tuple[str, ...] = ()
     channels: int = 0
+    unit: str = "channel"
 
     def features(self) -> Iterator[Feature]:
         for name in self.whole:
             yield Feature(self.debugger, self.path, name)
         for name in self.by_channel:
             for channel in range(self.channels):
-                yield Feature(self.debugger, self.path, name, channel)
+                yield Feature(self.debugger, self.path, name, channel, self.unit)
 
 
 def _blocks(outputs: DebugOutputs, sample: Datapoint) -> Iterator[tuple[_Block, Matrix]]:
@@ -271,6 +289,7 @@ def leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, An
             yield from leaves(item, f"{path}/{key}" if path else str(key), depth + 1)
 
 
+_MAPS: Final = re.compile(r"cam|saliency|attribution|mask|heat|attention|attn", re.IGNORECASE)
 _WHOLE: Final = ("mean", "std", "max", "share of zeros")
 
 
@@ -286,9 +305,15 @@ def _measure(debugger: str, path: str, leaf: Any) -> tuple[_Block, Matrix] | Non
         return _Block(debugger, path, ("value",)), array.reshape(1)
     with np.errstate(all="ignore"):
         whole = [array.mean(), array.std(), array.max(), (array == 0).mean()]
-        names, channels = _by_channel(array)
+        names, channels = ((), []) if _is_picture(debugger, path, leaf, array) else _by_channel(array)
     size = len(channels[0]) if channels else 0
-    return _Block(debugger, path, _WHOLE, names, size), np.concatenate([whole, *channels])
+    unit = {1: "element", 2: "feature"}.get(array.ndim, "channel")
+    return _Block(debugger, path, _WHOLE, names, size, unit), np.concatenate([whole, *channels])
+
+
+def _is_picture(debugger: str, path: str, leaf: NDArray[Any], array: Matrix) -> bool:
+    """Return whether a plane is a map of pixels, of which a row or column alone says nothing."""
+    return array.ndim == 2 and (leaf.dtype.kind in "iub" or bool(_MAPS.search(f"{debugger}/{path}")))
 
 
 def _by_channel(array: Matrix) -> tuple[tuple[str, ...], list[Matrix]]:

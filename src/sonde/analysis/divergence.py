@@ -1,7 +1,7 @@
-"""Where two runs part: the first step, and the first place in that step, at which their readings differ.
+"""Find where two runs diverge: the first step, and the first site in that step, at which their readings differ.
 
 Two trainings of the same program should read the same until something sets them apart: a seed, an operation that is
-not deterministic, a changed setting. What differs first is nearest to the cause; all that follows is its wake.
+not deterministic, a changed setting. The first difference is nearest to the cause; the later ones follow from it.
 """
 
 from __future__ import annotations
@@ -173,12 +173,15 @@ def differences(
 ) -> list[Difference]:
     """Return how the sites of two runs differ at their ends, those that differ most first; NaN where not measured."""
     sites = [site for site in common_sites(left, right) if site.quantity in quantities and site.phase == "train"]
-    rows = [Difference(site.key, _recent(left, site.key), _recent(right, site.key)) for site in sites]
+    rows = [Difference(site.key, recent_rms(left, site.key), recent_rms(right, site.key)) for site in sites]
     return sorted(rows, key=lambda row: -np.nan_to_num(abs(row.doublings), nan=-1.0))
 
 
-def _recent(run: Run, key: str) -> float:
+def recent_rms(run: Run, key: str) -> float:
+    """Return the median of the latest root mean squares of a site; NaN where none is finite."""
     start = int(run.steps[-RECENT]) if len(run.steps) > RECENT else None
     values = run.series(key, "rms", start=start).values
+    if not len(values):  # recorded less often, to keep within the budget
+        values = run.series(key, "rms").values[-RECENT:]
     values = values[np.isfinite(values)]
     return float(np.median(values)) if len(values) else float("nan")

@@ -1,18 +1,22 @@
-"""Fewer points, same picture: extremes and gaps survive.
+"""Reduce the points of a curve for drawing; extremes and gaps are kept.
 
 `thin` keeps points of a curve, for line plots. `columns` makes one number per column of a table cell or heat map.
+`spaced` picks some of many items.
 A value that is not finite is a gap here, whatever made it so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Steps = NDArray[np.int64]
 Values = NDArray[np.float64]
+T = TypeVar("T")
 
 # Per bucket `thin` keeps the first, lowest, highest and last value and one gap.
 _KEPT_PER_BUCKET = 5
@@ -69,8 +73,19 @@ def _median(values: Values) -> float:
 
 
 def any_in_columns(steps: Steps, flags: NDArray[np.bool_], edges: Values) -> NDArray[np.bool_]:
-    """Say for each pair of edges whether any flag between them is set."""
+    """Return, for each pair of edges, whether any flag between them is set."""
     cuts = np.searchsorted(steps, edges)
     total = np.concatenate([[0], np.cumsum(flags)])
     result: NDArray[np.bool_] = total[cuts[1:]] > total[cuts[:-1]]
     return result
+
+
+def spaced(items: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` items, evenly spaced from the first to the last.
+
+    >>> spaced(range(1000), 5)
+    [0, 249, 499, 749, 999]
+    """
+    if len(items) <= most:
+        return list(items)
+    return [items[index] for index in np.linspace(0, len(items) - 1, most).astype(int)]

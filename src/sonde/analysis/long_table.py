@@ -1,4 +1,4 @@
-"""A run as one long table, a piece at a time: a row for each reading of each rank, a column for each statistic."""
+"""Read a run as one long table, in pieces: a row for each reading of each rank, a column for each statistic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDOW_STEPS = 50_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteRows:
-    """Rows of one site on one rank. `spans` is how many steps a row stands for, `epochs` is -1 where not known."""
+    """Rows of one site on one rank. `spans` is how many steps a row covers, `epochs` is -1 where not known."""
 
     site: Site
     rank: int
@@ -47,7 +47,7 @@ def read_rows(run: Run, site: Site, stats: Sequence[str], span: tuple[int, int])
     for rank in run.ranks_of(site):
         found = run.stored(site, ALL_COLUMNS, bins=bins, rank=rank, start=span[0], stop=span[1])
         columns = {stat: _column(run, site, stat, found, rank, span) for stat in stats}
-        # A merged reading bears its first step; the line of that very step may be gone.
+        # A merged reading carries its first step; the row of that step may be gone.
         at = np.clip(np.searchsorted(run.blocks.step, found.step), 0, max(len(run.blocks) - 1, 0))
         times, epochs = run.blocks.time[at], run.blocks.epoch[at]
         yield SiteRows(site, rank, found.step, found.span.astype(np.int64), times, epochs, columns)

@@ -86,7 +86,7 @@ def _within(series: tuple[Steps, Values], first: int, last: int) -> Values:
 # Does a run's memory grow without end? Reads the memory that the session recorded; no torch.
 
 
-# Growth over the run below this is not worth a word: allocators keep some of what they are given back.
+# Growth over the run below this is not reported: allocators keep some of the memory that is freed.
 LEAST_BYTES: Final = 64 << 20
 _PROCESS: Final = "process.rss"
 _OWN: Final = "process.sonde:scalar"

@@ -10,6 +10,7 @@ from typing import Final
 
 from sonde.analysis.summary import SiteSummary, keys_of, summarise_sites, usual_stat, worst_first
 from sonde.analysis.unusual import RECENT, ModelOrder
+from sonde.core.loss_names import UNLIKE, likeness
 from sonde.records import Event, RunHeader, Site
 from sonde.store import Run
 from sonde.store.lease import Status
@@ -21,8 +22,31 @@ from sonde.store.lease import Status
 ENDING_EVENTS: Final = ("exception", "interrupted")
 """Types of the events that a training leaves behind when something ends it."""
 _BY_HAND: Final = "KeyboardInterrupt"
-_FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
-_NOT_THE_USERS: Final = ("site-packages", "dist-packages", "/lib/python3", "\\Lib\\")
+_FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in (.+)(?:\n {4,}(\S.*))?', re.MULTILINE)
+_NOT_THE_USERS: Final = ("site-packages", "dist-packages", "/lib/python3", "\\Lib\\", "<frozen ")
+# Sonde itself, also where it runs from its own repository.
+_OURS: Final = re.compile(
+    r"[\\/]sonde[\\/](?:hooks|record|sensors|stats|forensics|probes|capture|parallel|integrations|training|cli|debug"
+    r"|debuggers|pytorch_debugging|session\.py|watching\.py|__main__\.py)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a traceback."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+    """The line itself; empty where the traceback does not have it."""
+    is_users: bool
+    """Whether it is of the user's own program, not of Python, an installed package or Sonde."""
+
+    @property
+    def place(self) -> str:
+        """File and line in short: `train.py:7`."""
+        return f"{_one_line(PurePath(self.file).name)}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +66,13 @@ class Ending:
     place: str | None = None
     """Where in the user's own files it came from: `train.py:7`."""
     traceback: str | None = None
+    frames: tuple[Frame, ...] = ()
+    """The lines of the traceback, outermost first."""
+
+    @property
+    def innermost(self) -> Frame | None:
+        """The innermost line of the user's own program."""
+        return next((frame for frame in reversed(self.frames) if frame.is_users), None)
 
 
 def ending_of(run: Run) -> Ending | None:
@@ -53,20 +84,22 @@ def ending_of(run: Run) -> Ending | None:
     if status not in ("failed", "interrupted"):
         return None
     kind = "exception" if status == "failed" else "interrupted"
-    told = [event for event in run.events if event.event_type == kind]
-    if told:
-        return _told(told[-1])
+    matching = [event for event in run.events if event.event_type == kind]
+    if matching:
+        return _ending_of(matching[-1])
     by_hand = status == "interrupted"
     return Ending(f"The training {'was interrupted' if by_hand else 'failed'}.", by_hand=by_hand)
 
 
-def _told(event: Event) -> Ending:
+def _ending_of(event: Event) -> Ending:
     words = _one_line(event.message).rstrip(": ")
     exception, _, message = words.partition(": ")
     trace = event.data.get("traceback")
     trace = trace if isinstance(trace, str) else None
-    place = _users_line(trace or "")
-    # Runs from before there was a word for it have an interruption among their exceptions.
+    frames = frames_of(trace or "")
+    inner = next((frame for frame in reversed(frames) if frame.is_users), None)
+    place = "" if inner is None else inner.place
+    # Older runs record an interruption as an exception.
     by_hand = event.event_type == "interrupted" or exception == _BY_HAND
     if not by_hand:
         text = f"The training raised {words}{f' ({place})' if place else ''}"
@@ -74,23 +107,33 @@ def _told(event: Event) -> Ending:
         text = "The training was interrupted."
     else:
         text = f"The training was interrupted, by {words}."
-    return Ending(text, event.step, by_hand, exception, message, place or None, trace)
+    return Ending(text, event.step, by_hand, exception, message, place or None, trace, frames)
 
 
 def _one_line(message: str) -> str:
     return " ".join("".join(sign if sign.isprintable() else " " for sign in message).split())
 
 
-def _users_line(traceback: str) -> str:
-    """Return where in the user's own files an exception came from.
+def is_users_file(path: str) -> bool:
+    """Return whether a path is that of a program of the user's, not of Python, of an installed package or of Sonde.
 
-    >>> _users_line('  File "/home/me/train.py", line 7, in <module>')
-    'train.py:7'
+    >>> is_users_file("/home/me/train.py"), is_users_file("/opt/sonde/src/sonde/hooks/patches.py")
+    (True, False)
     """
-    frames = [
-        (path, line) for path, line in _FRAME.findall(traceback) if not any(sign in path for sign in _NOT_THE_USERS)
-    ]
-    return f"{_one_line(PurePath(frames[-1][0]).name)}:{frames[-1][1]}" if frames else ""
+    return not any(sign in path for sign in _NOT_THE_USERS) and not _OURS.search(path)
+
+
+def frames_of(traceback: str) -> tuple[Frame, ...]:
+    r"""Return the lines of a traceback, outermost first; of chained exceptions those of the last one.
+
+    >>> frames_of('  File "/home/me/train.py", line 7, in <module>\n    loss.backward()')[0].code
+    'loss.backward()'
+    """
+    last = traceback.rpartition("Traceback (most recent call last):")[2]
+    return tuple(
+        Frame(file, int(line), function, code, is_users_file(file))
+        for file, line, function, code in _FRAME.findall(last)
+    )
 
 
 # --------------------------------------------------------------------------------
@@ -108,6 +151,7 @@ class RunFacts:
     num_parameters: int | None
     device: str
     num_steps: int
+    """How many steps were recorded."""
     first_step: int | None
     last_step: int | None
     seconds: float | None
@@ -123,6 +167,18 @@ class RunFacts:
     cost: str = ""
     """What recording cost, and what was recorded less often to keep within the budget."""
 
+    @property
+    def num_taken(self) -> int:
+        """How many steps the training took, recorded or not, as far as is known."""
+        if self.first_step is None or self.last_step is None:
+            return self.num_steps
+        return max(self.num_steps, self.last_step - max(self.first_step, 1) + 1)
+
+    def describe_steps(self) -> str:
+        """Return how many steps the training took, and how many were recorded if some were left out."""
+        taken = f"{self.num_taken:,} step{'' if self.num_taken == 1 else 's'}"
+        return taken + (f", {self.num_steps:,} recorded" if self.num_taken > self.num_steps else "")
+
 
 def facts_of(run: Run) -> RunFacts:
     """Collect the facts of a run."""
@@ -130,7 +186,7 @@ def facts_of(run: Run) -> RunFacts:
     seconds = float(times[-1] - times[0]) if len(times) > 1 else None
     return RunFacts(
         name=run.path.name or run.path.resolve().name,
-        path=str(run.path),
+        path=run.address,
         status=run.status,
         model=str(run.header.model.get("name", "")),
         num_parameters=num_parameters(run.header),
@@ -139,7 +195,7 @@ def facts_of(run: Run) -> RunFacts:
         first_step=int(run.steps[0]) if len(run.steps) else None,
         last_step=int(run.steps[-1]) if len(run.steps) else None,
         seconds=seconds,
-        steps_per_second=(len(times) - 1) / seconds if seconds else None,
+        steps_per_second=int(run.steps[-1] - run.steps[0]) / seconds if seconds else None,
         num_sites=len(run.sites),
         num_ranks=len(run.ranks),
         num_attempts=len(run.attempts),
@@ -177,20 +233,13 @@ def device_of(header: RunHeader) -> str:
 def find_loss(sites: list[Site]) -> Site | None:
     """Return the scalar that is the training loss: `loss`, else the first that has the word in its name."""
     scalars = [site for site in sites if site.quantity == "scalar"]
-    ranked = sorted(scalars, key=lambda site: (site.phase != "train", _likeness(site.name)))
-    return ranked[0] if ranked and _likeness(ranked[0].name) < _UNLIKE else None
+    ranked = sorted(scalars, key=lambda site: (site.phase != "train", likeness(site.name)))
+    return ranked[0] if ranked and likeness(ranked[0].name) < UNLIKE else None
 
 
-_UNLIKE = 3
-
-
-def _likeness(name: str) -> int:
-    lowered = name.lower()
-    if lowered == "loss":
-        return 0
-    if lowered in ("train_loss", "train/loss", "loss/train", "train.loss", "total_loss"):
-        return 1
-    return 2 if "loss" in lowered else _UNLIKE
+def loss_title(loss: Site) -> str:
+    """Return the name of a loss, with where it comes from if the program did not log it itself."""
+    return f"{loss.name} ({loss.kind})" if loss.kind else loss.name
 
 
 def find_learning_rate(sites: list[Site]) -> Site | None:
@@ -222,24 +271,24 @@ class News:
 
 
 class Newspaper:
-    """Remembers what was told already. `sites` adds the latest values of these to every piece of news."""
+    """Remembers what was reported already. `sites` adds the latest values of these to every piece of news."""
 
     def __init__(self, run: Run, *, sites: Sequence[Site] = (), stat: str | None = None) -> None:
         self._run, self._sites, self._stat = run, list(sites), stat
         self._last_step: int | None = None
-        self._told_events = 0
+        self._num_reported = 0
 
     def skip_to_end(self) -> None:
-        """Count everything there is as told, but for the latest step."""
+        """Count everything there is as reported, but for the latest step."""
         steps = self._run.steps
         self._last_step = int(steps[-2]) if len(steps) > 1 else None
-        self._told_events = len(self._run.events)
+        self._num_reported = len(self._run.events)
 
     def read(self) -> News | None:
         """Return what is new since the last call, or None."""
         run = self._run
-        events = tuple(run.events[self._told_events :])
-        self._told_events += len(events)
+        events = tuple(run.events[self._num_reported :])
+        self._num_reported += len(events)
         new = run.steps if self._last_step is None else run.steps[run.steps > self._last_step]
         if not len(new):
             return News(None, 0, None, None, 0, None, {}, events) if events else None

@@ -72,7 +72,7 @@ def read_tree(text: str) -> tuple[ast.expr, frozenset[str]]:
         raise OptionError(f"The expression has {len(text):,} signs; at most {MOST_SIGNS:,} are read.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's remarks on style are none of our business
+            warnings.simplefilter("ignore")  # such as SyntaxWarning: only errors matter here
             tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise OptionError(f"{text!r:.120} cannot be read{_place(error)}. {_advice(text)}") from None
@@ -193,7 +193,7 @@ class Query:
     _tree: ast.expr
 
     def select(self, columns: Columns) -> NDArray[np.bool_]:
-        """Say for each row whether it is picked.
+        """Return, for each row, whether it is selected.
 
         A comparison with something unknown, or with NaN, is false; `isnan` finds those.
 

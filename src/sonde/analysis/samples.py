@@ -61,15 +61,15 @@ def columns_of(table: ScoreTable, notes: Notes | None = None) -> Columns:
             noted = np.empty(size, object)
             noted[:] = [known.get(each) for each in table.ids]
             values[name] = noted
-    values |= table.columns  # a metric called `label` is meant, not the label
+    values |= table.columns  # a metric called `label` wins over the label
     return Columns(values, table.directions, size)
 
 
 def pick(run: str | Path, expression: str, *, evaluation: str = "") -> list[Picked]:
     """Return the samples of a run that an expression picks, the worst first, epoch by epoch.
 
-    An expression that names `epoch` is asked of all evaluations; any other of the last that has scores, or the one
-    that is named.
+    An expression that names `epoch` searches all evaluations; any other searches the named evaluation, by default the
+    last one with scores.
 
     Raises:
         OptionError: The expression cannot be read, or names what is not there.
@@ -114,7 +114,7 @@ def describe_rows(table: ScoreTable, rows: Sequence[int] | NDArray[np.int64], no
 
 
 def failed_mask(table: ScoreTable, metric: str, percentile: float) -> NDArray[np.bool_]:
-    """Say which samples are among the worst so many percent by a metric; NaN always is, the best score never."""
+    """Return which samples are among the worst `percentile` by a metric; NaN always is, the best score never."""
     if not 0 < percentile < 100:
         raise OptionError(f"The percentile is {percentile}; it lies between 0 and 100.")
     bad = table.badness(metric)

@@ -92,7 +92,7 @@ def find_evaluation(run: str | Path, name: str = "") -> Evaluation:
 
 
 # --------------------------------------------------------------------------------
-# The labels and predictions of the samples that were kept.
+# The labels and predictions of samples: of all from the scores, else of those that were kept.
 
 
 _MOST_NOTED: Final = 5000  # samples whose label and prediction are looked up
@@ -100,15 +100,17 @@ _MOST_NOTED: Final = 5000  # samples whose label and prediction are looked up
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What kept samples say of themselves: a label and a prediction, where those are single values."""
+    """The label and the prediction of samples, where those are single values."""
 
     labels: dict[Datapoint, Any]
     predictions: dict[Datapoint, Any]
 
 
 def read_notes(evaluation: Evaluation, most: int = _MOST_NOTED) -> Notes:
-    """Read the labels and predictions of the samples that were kept."""
-    notes = Notes({}, {})
+    """Read labels and predictions: of all samples where the scores have them, else of those that were kept."""
+    notes = _answers(evaluation)
+    if notes.labels:
+        return notes
     kept = evaluation.outputs(KEPT)
     for sample in list(kept or ())[:most]:
         try:
@@ -121,6 +123,23 @@ def read_notes(evaluation: Evaluation, most: int = _MOST_NOTED) -> Notes:
         except (RunDamaged, OSError):
             continue  # one damaged page hides its samples only
     return notes
+
+
+def _answers(evaluation: Evaluation) -> Notes:
+    """Return what the file of scores says; empty where it does not or cannot be read."""
+    try:
+        plain = files.read_object(evaluation.scores_file)
+    except (OSError, RunDamaged):
+        return Notes({}, {})
+    ids, answers = plain.get("ids"), plain.get("answers")
+    if not isinstance(ids, list) or not isinstance(answers, dict):
+        return Notes({}, {})
+    found: list[dict[Datapoint, Any]] = []
+    for name in ("label", "prediction"):
+        listed = answers.get(name)
+        pairs = zip(ids, listed, strict=True) if isinstance(listed, list) and len(listed) == len(ids) else ()
+        found.append({sample: value for sample, value in pairs if isinstance(value, int | float | str)})
+    return Notes(*found)
 
 
 def _is_small(node: Any, places: Sequence[Any]) -> bool:
@@ -235,11 +254,11 @@ def read_scores(evaluation: Evaluation) -> ScoreTable:
         plain = files.read_object(path)
     except OSError as error:
         raise RunDamaged(f"{path} cannot be read: {error}") from None
-    per_datapoint, told = _mapping(plain, "per_datapoint", path), _mapping(plain, "directions", path)
+    per_datapoint, stated = _mapping(plain, "per_datapoint", path), _mapping(plain, "directions", path)
     columns: dict[str, Column] = {}
     directions, guessed = {}, []
     for name, values in per_datapoint.items():
-        direction = told.get(name)
+        direction = stated.get(name)
         if direction not in (1, -1):
             direction = guess_direction(name)
             guessed.append(name)
@@ -251,7 +270,7 @@ def read_scores(evaluation: Evaluation) -> ScoreTable:
 
 
 def read_aggregated(evaluation: Evaluation) -> dict[str, float]:
-    """Read only the scores of the whole evaluation; they stand first, so the rest of a large file is left alone.
+    """Read only the scores of the whole evaluation; they come first, so the rest of a large file is not read.
 
     Raises:
         RunDamaged: The file holds something else.
@@ -259,14 +278,14 @@ def read_aggregated(evaluation: Evaluation) -> dict[str, float]:
     """
     path = evaluation.scores_file
     try:
-        with path.open("rb") as file:
+        with files.open_file(path) as file:
             start = file.read(_START_BYTES).decode("utf-8", "replace")
         if start.startswith(_START):
             found, _ = json.JSONDecoder().raw_decode(start, len(_START))
             if isinstance(found, dict):
                 return _flat(found)
-    except (ValueError, RecursionError, OSError):
-        pass  # longer than that, written by another hand, or damaged: the whole file tells
+    except (ValueError, RecursionError, OSError, RunDamaged):
+        pass  # longer, written by another program, or damaged: read the whole file
     return read_scores(evaluation).aggregated
 
 

@@ -1,4 +1,4 @@
-"""Tables over a run: what every site reads now, and which ones to look at first."""
+"""Summarise the sites and layers of a run in tables, those to look at first on top."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sonde.records import Quantity, Site
 from sonde.store import Run
 from sonde.store.series import Readings, compute
 
-# How many readings are looked at, over all sites, when nobody says how far back to look. It bounds the time a page
-# takes on a run of any length: five million readings are about two seconds.
+# How many readings are read by default, over all sites. It bounds the time a page takes on a run of any length:
+# five million readings take about two seconds.
 _READING_BUDGET: Final = 5_000_000
 _LEAST_STEPS: Final = 10 * RECENT
 DEFAULT_STATS: Final[Mapping[str, str]] = statistics.USUAL
@@ -70,7 +70,7 @@ class SiteSummary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerSummary:
-    """All that was read in one layer: by quantity the site that stands for it, and the mark of its worst site."""
+    """The readings of one layer: the main site of each quantity, and the mark of its worst site."""
 
     name: str
     kind: str
@@ -164,7 +164,7 @@ def keys_of(run: Run) -> Set[str]:
 
 def usual_stat(site: Site, keys: Set[str]) -> str:
     """Return the statistic that says most about a site, in a run that has the sites `keys`."""
-    usual = statistics.USUAL[site.quantity]
+    usual = statistics.USUAL.get(site.quantity, "rms")  # a quantity of a later version has no entry
     return usual if has_stat(site, usual, keys) else "rms"
 
 
@@ -174,6 +174,19 @@ def has_stat(site: Site, stat: str, keys: Set[str]) -> bool:
     if row.quantity not in (None, site.quantity):
         return False
     return row.over is None or f"{site.name}:{row.over}" in keys
+
+
+def tag_of(site: Site, stat: str) -> str:
+    """Return a curve's name in TensorBoard and other trackers; the part before the first slash is its section.
+
+    >>> tag_of(Site(id=0, name="fc.weight", quantity="gradient"), "rms")
+    'gradient_rms/fc.weight'
+    >>> tag_of(Site(id=0, name="val/accuracy", quantity="scalar"), "value")
+    'val/accuracy'
+    """
+    if site.quantity == "scalar" and stat == "value":
+        return site.key.replace(":scalar", "")
+    return f"{site.quantity}_{stat}/{site.key.replace(f':{site.quantity}', '', 1)}"
 
 
 def worst_first(summaries: Iterable[SiteSummary], order: ModelOrder) -> list[SiteSummary]:

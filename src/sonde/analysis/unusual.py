@@ -1,13 +1,15 @@
-"""What makes a site stand out in a table: a finding of the doctor, or one of its own steps outside the same bands.
+"""Mark the sites of a table that stand out: by a finding, or by a step outside the bands of the rules.
 
-A mark is `bad` where a warning or a critical finding names the site, `odd` where a note does or where a single step
-leaves the bands of `sonde.diagnosis.judgement`; its reason then names that step. All else is `fine`.
+A mark is `bad` where a warning or a critical finding names the site, and `odd` where a step leaves the bands of
+`sonde.diagnosis.judgement`; its reason then names that step. All else is `fine`: notes mark nothing, and neither does
+what is true of most sites, because then none of them stands out.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -15,7 +17,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from sonde.analysis.downsample import Steps, Values
 from sonde.core import signals
-from sonde.diagnosis.judgement import LEAST_RATIO, MOMENT_WINDOW, gradient_now, output_now, verdict_of
+from sonde.diagnosis.judgement import LEAST_RATIO, MOMENT_WINDOW, Moment, gradient_now, output_now, verdict_of
+from sonde.diagnosis.rules.gradients import GRADIENT_LEAPS
 from sonde.records import QUANTITIES, SEVERITIES, Finding, Quantity, RunHeader, Site
 
 # --------------------------------------------------------------------------------
@@ -30,8 +33,8 @@ class ModelOrder:
     """Sorts names of modules and parameters as the model lists them; names it does not know come in site order."""
 
     def __init__(self, header: RunHeader, sites: Iterable[Site]) -> None:
-        self._kinds = {_text(entry, "name"): _text(entry, "kind") for entry in _list(header, "modules")}
-        names = [*self._kinds, *(_text(entry, "name") for entry in _list(header, "parameters"))]
+        self._kinds = {_text(entry, "name"): _text(entry, "kind") for entry in model_entries(header, "modules")}
+        names = [*self._kinds, *(_text(entry, "name") for entry in model_entries(header, "parameters"))]
         names += [site.name for site in sites]
         self._position: dict[str, int] = {}
         for name in names:
@@ -59,7 +62,8 @@ def layer_of(site: Site) -> str:
     return site.name.rpartition(".")[0] if site.quantity in _OF_PARAMETERS else site.name
 
 
-def _list(header: RunHeader, name: str) -> list[dict[str, Any]]:
+def model_entries(header: RunHeader, name: str) -> list[dict[str, Any]]:
+    """Return a list from the description of the model: `modules` or `parameters`."""
     # A header comes from a file that a stranger may have written.
     entries = header.model.get(name)
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
@@ -78,8 +82,10 @@ LEVELS: Final[tuple[Level, ...]] = ("bad", "odd", "fine")
 RECENT: Final = 20
 """Readings that make up "now"."""
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
-# Of the steps that may be outside the bands, so many are compared with the steps before them: those farthest out.
+# How many steps that may be outside the bands are compared with the steps before them: those farthest out.
 _MOST_STEPS: Final = 20
+_FEW: Final = 8
+"""How many sites may share a mark in a model of any size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +116,44 @@ class History:
 
 def mark_all(histories: Sequence[History], findings: Iterable[Finding] = ()) -> list[Mark]:
     """Return a mark for each history, given the findings of its run."""
-    gravest = sorted(findings, key=lambda each: -SEVERITIES.index(each.severity))
-    return [_mark(history, gravest) for history in histories]
+    findings = list(findings)
+    notes = [finding for finding in findings if finding.severity == "info" and verdict_of(finding)]
+    grave = [finding for finding in findings if finding.severity != "info"]
+    layers = {layer_of(history.site) for history in histories}
+    special = [each for each in grave if len(each.sites) <= max(_FEW, len(layers) // 2)]
+    special.sort(key=lambda each: -SEVERITIES.index(each.severity))
+    return _without_common(histories, [_mark(history, special, notes) for history in histories])
 
 
-def _mark(history: History, findings: list[Finding]) -> Mark:
+def _without_common(histories: Sequence[History], marks: list[Mark]) -> list[Mark]:
+    """Remove marks of single steps where most sites of a quantity have one at the same step: a bad batch."""
+    alike: Counter[tuple[str, int | None]] = Counter()
+    quantities: Counter[str] = Counter(history.site.quantity for history in histories)
+    for history, mark in zip(histories, marks, strict=True):
+        alike[history.site.quantity, mark.step] += mark.level == "odd"
+    return [
+        Mark() if mark.level == "odd" and count > max(_FEW, quantities[history.site.quantity] // 2) else mark
+        for history, mark in zip(histories, marks, strict=True)
+        for count in [alike[history.site.quantity, mark.step]]
+    ]
+
+
+def _mark(history: History, findings: list[Finding], notes: list[Finding]) -> Mark:
     if history.site.quantity == "vital":
         return Mark()
     return (
         _non_finite(history)
         or next((_of_finding(finding) for finding in findings if _names(finding, history.site)), None)
         or _all_zero(history)
-        or _one_step(history)
+        or _in_words_of(notes, history.site, _one_step(history))
         or Mark()
     )
+
+
+def _in_words_of(notes: list[Finding], site: Site, mark: Mark | None) -> Mark | None:
+    """Add the kind of a note about the site to the reason of its mark; a note alone marks nothing."""
+    word = next((verdict_of(note) for note in notes if _names(note, site)), None)
+    return mark if mark is None or word is None else replace(mark, reason=f"{word}: {mark.reason}")
 
 
 def is_one_number(site: Site) -> bool:
@@ -148,9 +178,8 @@ def _measured(finding: Finding, site: Site) -> Iterator[Quantity]:
 
 def _of_finding(finding: Finding) -> Mark:
     word = verdict_of(finding) or finding.kind.replace("_", " ")
-    level: Level = "odd" if finding.severity == "info" else "bad"
     score = SEVERITIES.index(finding.severity) + (finding.confidence or 0.0)
-    return Mark(level, score, f"{word} since step {finding.step}", finding.step)
+    return Mark("bad", score, f"{word} since step {finding.step}", finding.step)
 
 
 def _non_finite(history: History) -> Mark | None:
@@ -183,9 +212,8 @@ def _one_step(history: History) -> Mark | None:
     steps, values = history.steps[known], np.abs(history.values[known])
     if not len(values) or values.max() < LEAST_RATIO * values.min():
         return None
-    judge = output_now if history.site.quantity == "output" else gradient_now
-    moments = ((at, judge(values[at], values[max(0, at - MOMENT_WINDOW) : at])) for at in _extremes(values))
-    # What is too small to move its weights is the doctor's to say: a table compares a site with itself.
+    # A gradient too small to move its weights is reported by the rules: a table compares a site with itself.
+    moments = ((at, _moment(history.site.quantity, values, at)) for at in _extremes(values))
     found = [(at, moment) for at, moment in moments if moment.against == "history"]
     if not found:
         return None
@@ -193,6 +221,15 @@ def _one_step(history: History) -> Mark | None:
     decades = float(np.log10(moment.ratio or 1.0))
     verb = "jumped" if decades > 0 else "faded"
     return Mark("odd", abs(decades), f"{verb} {times(decades)} at step {steps[at]}", int(steps[at]))
+
+
+def _moment(quantity: Quantity, values: Values, at: int) -> Moment:
+    """Compare a value with those before it; a fall must last: a gradient that changes its sign passes through zero."""
+    judge = output_now if quantity == "output" else gradient_now
+    past = values[max(0, at - MOMENT_WINDOW) : at].tolist()
+    moment = judge(float(values[at]), past)
+    is_fall = moment.ratio is not None and moment.ratio < 1
+    return judge(float(values[at : at + int(GRADIENT_LEAPS)].max()), past) if is_fall else moment
 
 
 def _extremes(values: Values) -> list[int]:
