@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from tests.browser import chromium
 
 PATIENCE_MS = 120_000
 """How long a page may take, which Playwright bounds by 30 s: a busy machine can use that up."""
+SLOWNESS = float(os.environ.get("SONDE_SLOW_BROWSER", "0"))
+"""How many times slower than usual pages run, with answers that come 50 ms later for each: it shows tests that race."""
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
 
 
@@ -29,12 +32,32 @@ def browser() -> Iterator[Browser]:
 
         def patient(**options: Any) -> BrowserContext:
             context = new_context(**options)
+            context.offline = options.get("offline", False)  # type: ignore[attr-defined]
             context.set_default_timeout(PATIENCE_MS)
+            if SLOWNESS:
+                slow_down(context)
             return context
 
         running.new_context = patient  # type: ignore[method-assign]
         yield running
         running.close()
+
+
+def slow_down(context: BrowserContext) -> None:
+    """Make every page of a context slow, as on a busy machine."""
+    new_page = context.new_page
+
+    def slow() -> Page:
+        page = new_page()
+        devtools = context.new_cdp_session(page)
+        devtools.send("Emulation.setCPUThrottlingRate", {"rate": SLOWNESS})
+        if not getattr(context, "offline", False):
+            rates = {"offline": False, "latency": 50 * SLOWNESS, "downloadThroughput": -1, "uploadThroughput": -1}
+            devtools.send("Network.enable")
+            devtools.send("Network.emulateNetworkConditions", rates)
+        return page
+
+    context.new_page = slow  # type: ignore[method-assign]
 
 
 class Watched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from urllib.parse import quote
 
 import pytest
@@ -11,12 +12,14 @@ pytest.importorskip("plotly", reason="the viewer needs the view extra: pip insta
 pytest.importorskip("uvicorn", reason="the viewer needs the view extra: pip install 'sonde[view]'")
 pytest.importorskip("torch", reason="the runs are trained here")
 
+from tests.browser.clicks import promised
+from tests.browser.questions import ask_about_samples
 from tests.browser.sampled_runs import ATTACK, train_digits, write_batched, write_odd
 from tests.browser.serving import go as follow
 from tests.browser.serving import serving
 
 from sonde.analysis.samples import pick
-from sonde.analysis.scores import find_evaluation, read_scores
+from sonde.analysis.scores import find_evaluation, read_notes, read_scores
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,71 @@ def test_the_worst_samples_come_first_and_the_map_has_a_cell_for_each(page, runs
     assert page.locator(".figure").count() == 1
 
 
+def test_samples_are_pictures_worst_first_with_an_overlay_that_the_link_keeps(page, runs):
+    go(page, f"{RUN}/samples?metric=loss")
+    page.wait_for_selector(".sampletile canvas")
+    shown = page.eval_on_selector_all(".sampletile", "all => all.map(each => each.dataset.idx)")
+    assert shown == [str(each) for each in worst(runs)[:48]]
+    notes = read_notes(find_evaluation(runs / "digits_run_0"))
+    wrong = [each for each in worst(runs)[:48] if notes.labels[each] != notes.predictions[each]]
+    assert page.locator(".sampletile.wrong").count() == len(wrong) > 0
+    plain = page.eval_on_selector(".sampletile canvas", "each => each.toDataURL()")
+    page.select_option("label:has-text('Overlay') select", "where_it_looks/gradcam")
+    page.wait_for_function("plain => document.querySelector('.sampletile canvas')?.toDataURL() !== plain", arg=plain)
+    wait_for_link(page, "overlay=where_it_looks%2Fgradcam")
+    page.hover(".sampletile >> nth=0")
+    page.get_by_role("button", name=f"Select sample {shown[0]}").click()
+    page.get_by_role("button", name="Only these 1").click()
+    page.wait_for_selector("text=1 of 60 samples")
+
+
+def test_the_confusion_matrix_and_the_histogram_count_all_samples_and_filter(page, runs):
+    go(page, f"{RUN}/samples?metric=loss")
+    page.wait_for_selector("table.confusion")
+    notes = read_notes(find_evaluation(runs / "digits_run_0"))
+    assert len(notes.labels) == 60  # of every sample, not of those that were kept only
+    pairs = Counter((notes.labels[each], notes.predictions[each]) for each in notes.labels)
+    (label, prediction), number = max(pairs.items(), key=lambda each: (each[0][0] != each[0][1], each[1]))
+    cell = page.get_by_role("button", name=f"label {label} predicted as {prediction}: ")
+    assert cell.inner_text() == str(number)
+    bars = page.eval_on_selector_all(".histbar", "all => all.map(each => each.ariaLabel)")
+    assert sum(int(each.rpartition(": ")[2].split()[0]) for each in bars) == 60
+    cell.click()
+    page.wait_for_selector(f"text={number} of 60 samples")
+    wait_for_link(page, f"where=label+%3D%3D+{label}+and+prediction+%3D%3D+{prediction}")
+
+
+def test_a_lasso_on_the_map_of_samples_becomes_a_filter(page):
+    go(page, f"{RUN}/samples?metric=loss&of=features%2Ffeature_map")
+    canvas = page.locator("canvas.embedding")
+    canvas.wait_for()
+    page.wait_for_selector("text=60 captured samples")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    corners = [(0.02, 0.02), (0.5, 0.02), (0.5, 0.5), (0.5, 0.95), (0.25, 0.95), (0.02, 0.95)]
+    points = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in corners]
+    page.mouse.move(*points[0])
+    page.mouse.down()
+    for point in points[1:]:
+        page.mouse.move(*point)
+    page.mouse.up()
+    page.wait_for_selector(".chip:has-text('idx in (')")
+    chosen = page.locator(".chip:has-text('idx in (')").inner_text().count(",") + 1
+    assert 0 < chosen < 60
+    assert f"{chosen} of 60 samples" in page.inner_text("main")
+
+
+def test_two_runs_list_the_predictions_that_changed(page, runs):
+    go(page, f"{RUN}/samples?metric=loss&with=0-digits_run_1")
+    table = page.locator("table[aria-label='Changed predictions']")
+    table.wait_for()
+    mine, theirs = (read_notes(find_evaluation(runs / f"digits_run_{seed}")).predictions for seed in range(2))
+    changed = {str(each) for each in mine if mine[each] != theirs[each]}
+    assert f"{len(changed)} prediction" in page.locator("section[aria-label='Against digits_run_1']").inner_text()
+    listed = table.locator("tbody tr").evaluate_all("all => all.map(each => each.dataset.key)")
+    assert set(listed[: len(changed)]) == changed
+
+
 def test_pointing_at_a_cell_tells_its_value_and_a_click_opens_it(page, runs):
     go(page, f"{RUN}/samples?metric=loss")
     table = read_scores(find_evaluation(runs / "digits_run_0"))
@@ -132,20 +200,26 @@ def test_the_epoch_slider_changes_map_and_table(page, runs):
     page.wait_for_selector("output:has-text('epoch 0')")
     table = read_scores(find_evaluation(runs / "digits_run_0", "0"))
     expected = [str(table.ids[row]) for row in table.worst_first("loss")[:3]]
-    page.wait_for_function("idx => document.querySelector('tr[data-key]').dataset.key === idx", arg=expected[0])
+    page.wait_for_function(
+        "idx => document.querySelector('table[aria-label^=Samples] tr[data-key]').dataset.key === idx", arg=expected[0]
+    )
     assert first_ids(page, 3) == expected
     wait_for_link(page, "evaluation=0")
 
 
-def test_repeats_are_averaged_and_common_failures_follow_the_percentile(page):
+def test_repeats_are_averaged_and_common_failures_follow_the_percentile(page, runs):
     go(page, f"{RUN}/samples?metric=loss")
     page.click("button:has-text('Average 2 repeats')")
     page.wait_for_selector("section[aria-label='Mean of 2 runs']")
     widths = page.eval_on_selector_all(".stack > .panel .scoremap", "all => all.map(each => each.clientWidth)")
-    assert len(widths) == 3
+    assert len(widths) == 4  # the mean, both runs, and their difference
     assert len(set(widths)) == 1
     page.hover("section[aria-label='Mean of 2 runs'] .scoremap", position={"x": 3, "y": 3})
     assert " ± " in page.inner_text("section[aria-label='Mean of 2 runs'] .mapbox .note")
+    page.hover("section[aria-label='digits_run_0 less digits_run_1'] .scoremap", position={"x": 3, "y": 3})
+    mine, theirs = (read_scores(find_evaluation(runs / f"digits_run_{seed}")).columns["loss"][0] for seed in range(2))
+    told = page.inner_text("section[aria-label='digits_run_0 less digits_run_1'] .mapbox .note")
+    assert float(told.rpartition(" is ")[2]) == pytest.approx(mine - theirs, rel=1e-2, abs=1e-6)
     common = page.locator("section[aria-label='Common failures']")
     few = common.locator("p.note").first.inner_text()
     common.locator("input[type=range]").fill("60")
@@ -324,3 +398,9 @@ def test_what_is_missing_from_captures_and_how_to_read_pickles_is_said(page):
     page.wait_for_selector(".problem:has-text('2 samples lack theirs')")
     go(page, "#/run/0-batched/samples?evaluation=1")
     page.wait_for_selector(".problem:has-text('sonde import-pages')")
+
+
+def test_five_questions_about_samples_take_as_many_clicks_as_the_docs_say(page):
+    """Questions 6 to 10 of docs/ten-questions.md, each from the page that `sonde view` opens."""
+    needed = {number: clicks for number, (clicks, _) in ask_about_samples(page).items()}
+    assert needed == {number: clicks for number, clicks in promised().items() if number > 5}

@@ -65,7 +65,7 @@ def test_a_copy_opens_from_disk_and_answers_what_its_pages_ask(copy):
     assert "first" in page.locator("#copy summary").inner_text()
     assert missing(page, "0-first") == {}
     go(page, "#/run/0-first/overview")
-    page.wait_for_selector(".figure .main-svg")
+    page.wait_for_selector(".chart canvas[data-drawn]")
     assert page.locator(".tile b").first.inner_text() == "30"
 
 
@@ -95,8 +95,8 @@ def test_what_a_copy_does_not_hold_is_said(copy):
     assert page.locator(".problem h1").inner_text() == "Not in this copy"
     assert "sonde view first" in page.locator(".problem").inner_text()
     go(page, "#/run/0-first/layers?pattern=*head*")
-    page.wait_for_selector(".beside .figure .problem")
-    assert "This copy does not hold it" in page.locator(".beside .figure .problem").inner_text()
+    page.wait_for_selector(".beside .map .problem")
+    assert "This copy does not hold it" in page.locator(".beside .map .problem").inner_text()
     assert "This copy does not hold it" in page.locator("section[aria-label=Sites] .note").inner_text()
 
 
@@ -124,7 +124,7 @@ def test_a_copy_works_from_a_file_server_below_a_prefix(browser, site):
         page, errors = context.new_page(), []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(f"http://127.0.0.1:{server.server_address[1]}/copy/#/run/0-first/overview")
-        page.wait_for_selector(".figure .main-svg")
+        page.wait_for_selector(".figure .main-svg, .figure canvas[data-drawn]")
         assert errors == []
     finally:
         context.close()

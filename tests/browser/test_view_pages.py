@@ -155,8 +155,8 @@ def test_the_layers_page_shows_what_its_link_says(page, runs):
 def test_a_click_on_the_picture_of_all_layers_jumps_to_the_site(page):
     go(page, "#/run/0-ill/layers?pattern=blocks.1.*:gradient")
     settle(page)
-    page.wait_for_selector(".figure .plot .nsewdrag")
-    page.locator(".figure .plot .nsewdrag").first.click(position={"x": 60, "y": 5})
+    page.wait_for_selector(".heat canvas[data-drawn]")
+    page.locator(".heat canvas").click(position={"x": 400, "y": 5})
     page.wait_for_selector("[data-site='blocks.1.attn.weight:gradient'][aria-selected=true]")
     page.keyboard.press("j")
     page.wait_for_selector("[data-site='blocks.1.mlp.weight:gradient'][aria-selected=true]")
@@ -168,7 +168,7 @@ def test_two_sites_and_two_runs_are_overlaid(page):
     go(page, "#/run/0-ill/layers?site=head.weight:gradient&site=embed.weight:gradient")
     settle(page)
     page.wait_for_selector("text=head.weight:gradient and 1 more")
-    page.wait_for_selector(".legendtext >> text=embed.weight:gradient")
+    page.wait_for_selector(".chart .legend >> text=embed")
     page.get_by_label("Overlay the run").select_option("0-well")
     page.wait_for_selector(".legendtext >> text=well")
     assert query_of(page)["other"] == ["0-well"]
@@ -199,11 +199,11 @@ def test_a_click_on_the_timeline_leads_to_the_words(page):
     go(page, "#/run/0-ill/timeline")
     settle(page)
     click_point(page, 0, -1, ".finding[open][data-kind=vanishing_gradient] summary:focus")
-    assert query_of(page) == {"open": ["vanishing_gradient"]}
+    assert query_of(page)["open"] == ["vanishing_gradient"]
     go(page, "#/run/0-ill/timeline")  # anew: two clicks on one plot may count as a double one
     settle(page)
     click_point(page, -1, 0, "text=1 of 2 events")
-    assert query_of(page) == {"type": ["nonfinite"]}
+    assert query_of(page)["type"] == ["nonfinite"]
     assert page.locator("tr.current").count() == 1
 
 
@@ -237,7 +237,7 @@ LINKS = {
     "#/run/0-ill/timeline?sort=step": "th[aria-sort=ascending]:has-text('Step')",
     "#/run/0-ill/layers?colour=findings": "text=modules are named by findings",
     "#/run/0-ill/layers?stat=abs_max&pattern=head": "[data-site='head.weight:gradient']",
-    "#/run/0-ill/layers?site=head.weight:gradient&log=1": "label:has-text('log') input:checked",
+    "#/run/0-ill/layers?site=head.weight:gradient&log=1": ".chart .scale[aria-pressed=true]",
     "#/run/0-ill/profile?trace=second.json": "td:has-text('aten::second')",
     "#/compare?run=0-ill&run=0-well&metric=optimizer.group0.lr:scalar": "h2:text-is('optimizer.group0.lr')",
 }
@@ -317,6 +317,11 @@ def test_everything_that_can_be_used_is_reached_by_tab_and_seen_to_have_the_focu
     if hash_ == "#/runs":
         for name in ("ill", "well"):  # what comes later draws the table anew
             page.wait_for_selector(f"tr[data-key='0-{name}'] .spark path")
+    if hash_.startswith("#/run/"):  # what is known of the run's pages draws the bar anew
+        page.wait_for_function("() => document.getElementById('bar').dataset.knownOf === '0-ill'")
+    if hash_.endswith("overview"):  # what is read of all layers comes after the first figure
+        page.wait_for_selector(".chart[data-role=update]")
+        settle(page)
     count = page.evaluate(f"() => ({FOCUSABLE})().length")
     page.evaluate("() => { document.activeElement?.blur(); getSelection().collapse(document.body, 0); }")
     reached, unseen = set(), []
@@ -351,12 +356,13 @@ def test_a_list_of_sites_is_one_stop_and_is_gone_through_with_arrows(page):
 
 def test_whoever_goes_by_the_keyboard_stays_in_the_bar(page):
     go(page, "#/run/0-ill/overview")
+    page.wait_for_selector("#bar nav .menu")  # pages without anything are folded away
     page.focus("#bar >> text=Timeline")
     page.keyboard.press("Enter")
     page.wait_for_selector("main[data-page=timeline][data-ready]")
     assert page.evaluate("document.activeElement.textContent") == "Timeline"
     page.keyboard.press("Shift+Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Good against failed"
+    assert page.evaluate("document.activeElement.textContent") == "Layers"
 
 
 def test_a_trace_is_handed_to_perfetto_only_when_asked_for(browser, viewer, runs):
@@ -382,7 +388,7 @@ def test_a_trace_is_handed_to_perfetto_only_when_asked_for(browser, viewer, runs
 
 
 def test_light_and_dark_change_page_and_figures(page):
-    go(page, "#/run/0-well/overview")
+    go(page, "#/run/0-ill/timeline")
     settle(page)
     paper = "() => getComputedStyle(document.documentElement).backgroundColor"
     ink = "() => getComputedStyle(document.querySelector('.xtick text')).fill"
@@ -420,12 +426,17 @@ def test_no_page_is_wider_than_the_window_and_the_bar_shows_where_one_is(page, w
     usual = page.viewport_size
     page.set_viewport_size({"width": width, "height": 844})
     try:
-        for name in ("overview", "layers", "samples", "timeline", "profile"):
+        for name in ("overview", "layers", "samples", "timeline", "tape", "profile"):
             go(page, f"#/run/0-ill/{name}")
             settle(page)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-            shown = page.locator("#bar nav a[aria-current]").bounding_box()
+            folded = page.locator("#bar .fold")
+            where = folded if folded.is_visible() else page.locator("#bar nav a[aria-current]")
+            shown = where.bounding_box()
             assert 0 <= shown["x"] <= shown["x"] + shown["width"] <= width, name
+            assert name in where.inner_text().lower()
+        page.click("#bar .fold") if folded.is_visible() else None
+        assert page.locator("#bar nav a", has_text="Overview").is_visible()
     finally:
         page.set_viewport_size(usual)
 

@@ -128,7 +128,7 @@ def test_gradient_flow_takes_any_values(values):
 @example(FULL_RANGE)
 @example(np.array([1e308, -1e308, 1e308, -1e308]))
 @example(np.array([SMALLEST, SMALLEST, SMALLEST]))
-def test_a_trend_can_be_told_of_any_values(values):
+def test_a_trend_can_be_computed_of_any_values(values):
     trend = describe(np.arange(len(values)), values)
     known = values[np.isfinite(values)]
     if len(known):

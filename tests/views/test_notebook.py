@@ -85,3 +85,17 @@ def test_opening_a_run_imports_no_view(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_outside_a_notebook_a_live_view_names_the_command_instead(tmp_path, caplog):
+    write_run(tmp_path / "run")
+    assert open_run(tmp_path / "run").show(live=True) is None
+    assert f"there is no notebook to show the run in. Run: sonde top {tmp_path / 'run'}" in caplog.text
+
+
+def test_a_run_as_the_value_of_a_cell_is_small_and_nothing_in_it_is_markup(tmp_path):
+    write_hostile_run(tmp_path / "run")
+    html = open_run(tmp_path / "run")._repr_html_()
+    assert len(html) < 1_000_000
+    assert {tag for tag, _ in Elements(html).found} == {"iframe"}
+    assert {tag for tag, _ in Elements(frame(html)["srcdoc"]).found}.isdisjoint({"img", "object", "embed", "base"})

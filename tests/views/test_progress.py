@@ -45,7 +45,7 @@ def test_a_terminal_gets_one_line_that_is_redrawn_a_few_times_a_second():
     assert "█" in last
 
 
-def test_a_loss_that_is_no_number_is_shown_as_such():
+def test_a_loss_that_is_not_a_number_is_shown_as_such():
     clock, out = Clock(), console(terminal=True)
     train(TrainingProgress(4, console=out, clock=clock), clock, [1.0, float("nan"), 2.0, float("nan")])
     assert "loss NaN" in out.file.getvalue()
@@ -53,7 +53,7 @@ def test_a_loss_that_is_no_number_is_shown_as_such():
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_nothing_to_tell_is_no_error(terminal):
+def test_nothing_to_report_is_not_an_error(terminal):
     out = console(terminal)
     with TrainingProgress(0, console=out, clock=Clock()) as progress:
         progress.update(1)

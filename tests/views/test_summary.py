@@ -85,8 +85,8 @@ def test_a_healthy_run_says_so(tmp_path):
 
 def test_a_run_without_steps_or_loss_is_shown(tmp_path):
     write_run(tmp_path / "empty", Recipe(steps=0, nan_at=None))
-    told = " ".join(page(open_run(tmp_path / "empty")).split())
-    assert "No steps were recorded: optimizer.step() ends one, or session.step()" in told
+    reply = " ".join(page(open_run(tmp_path / "empty")).split())
+    assert "No steps were recorded: optimizer.step() ends one, or session.step()" in reply
 
 
 def test_a_live_run_invites_to_follow_it(tmp_path):
@@ -123,7 +123,7 @@ def test_a_large_run_is_read_from_where_it_can_be_afforded_and_says_so(run, monk
     text = page(run)
     assert "layers, worst first, since step 41" in text
     # The loss is always whole.
-    assert text.splitlines()[4].startswith("2.")
+    assert any(line.startswith("2.") for line in text.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,35 @@
-"""A run as a notebook shows it: what is wrong, and the figures, in a frame of its own below the cell.
+"""Show a run in a notebook: findings and figures in a frame below the cell.
 
 import sonde
 
 sonde.open_run("runs/first").show()
+
+`LiveView` is drawn again while the run trains: `session.show()`, `run.show(live=True)`, `%%sonde`.
 """
 
 from __future__ import annotations
 
+import contextvars
+import logging
 import shlex
+import sys
+import threading
+import time
 from html import escape
 from typing import Any, Final
 
-from sonde.errors import MissingExtra
+from sonde.errors import MissingExtra, SondeError
 from sonde.store import Run
 from sonde.views.document import Document
-from sonde.views.report import render_report
+from sonde.views.report import brief_document, render_report
+
+logger = logging.getLogger("sonde")
 
 USUAL_HEIGHT: Final = 760
+LIVE_HEIGHT: Final = 420
 LEAST_HEIGHT: Final = 120
+_SHARE: Final = 0.02
+"""How much of the time may be spent on drawing a live view."""
 
 
 class RunView:
@@ -58,6 +70,82 @@ class RunView:
         makers = {"text/plain": self.__repr__, "text/html": self._repr_html_}
         wanted = set(include or makers) - set(exclude or ())
         return {kind: make() for kind, make in makers.items() if kind in wanted}
+
+
+def brief_html(run: Run, height: int = LIVE_HEIGHT) -> str:
+    """Return what matters most about a run in a frame without Plotly: a few kilobytes, nothing from the network."""
+    document = brief_document(run)
+    try:
+        return _frame(run.path.name, document.to_html(), height)
+    except MissingExtra as error:
+        return f"<p>{escape(str(error))}</p><pre>{escape(document.to_markdown())}</pre>"
+
+
+class LiveView:
+    """A run below a notebook's cell, drawn again while it trains.
+
+    Args:
+        run: The run, which may have begun just now.
+        height: Of the frame, in pixels.
+        every_s: How often to draw, in seconds. A run that takes long to draw is drawn less often.
+
+    """
+
+    def __init__(self, run: Run, *, height: int = LIVE_HEIGHT, every_s: float = 1.0) -> None:
+        self._run = run
+        self.height = max(int(height), LEAST_HEIGHT)
+        self._every_s = max(float(every_s), 0.05)
+        self._handle: Any = None
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._run)
+
+    def _repr_html_(self) -> str:
+        self._run.refresh()
+        return brief_html(self._run, self.height)
+
+    def start(self) -> bool:
+        """Show the run below the cell and begin to follow it; return False where there is no notebook."""
+        if not _in_notebook():
+            logger.warning("there is no notebook to show the run in. Run: sonde top %s", self._run.path)
+            return False
+        from IPython.display import display
+
+        self._handle = display(self, display_id=True)
+        # The thread's output belongs to the cell that started it.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._follow,), name="sonde-notebook", daemon=True)
+        self._thread.start()
+        return True
+
+    def finish(self) -> None:
+        """Draw it for the last time."""
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(10)
+            self._handle.update(self)
+
+    def _follow(self) -> None:
+        wait = self._every_s
+        try:
+            while not self._done.wait(wait):
+                is_over = self._run.status != "live"
+                if self._run.refresh() or is_over:
+                    begun = time.perf_counter()
+                    self._handle.update(self)
+                    wait = max(self._every_s, (time.perf_counter() - begun) / _SHARE)
+                if is_over:
+                    return
+        except (SondeError, OSError) as error:  # the folder was removed; all else is a fault, which Python prints
+            logger.warning("the view in the notebook stopped: %s", error)
+
+
+def _in_notebook() -> bool:
+    """Return whether a kernel runs this process: a terminal cannot replace what it has shown."""
+    shell = sys.modules.get("IPython")
+    return shell is not None and getattr(shell.get_ipython(), "kernel", None) is not None
 
 
 class DocumentView:

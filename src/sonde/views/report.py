@@ -9,15 +9,16 @@ text = render_report(sonde.open_run("runs/first"), "md")
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from sonde.analysis import Ending, FlowRow, LayerSummary, Level, RunFacts, Trend, describe
+from sonde.analysis import Ending, FlowRow, LayerSummary, Level, RunFacts, Trend, Verdict, describe, thin
 from sonde.core import signals
+from sonde.core.short_names import short_names
 from sonde.errors import OptionError
 from sonde.records import Event, Finding, Quantity
 from sonde.store import Run, Series, open_run
@@ -25,6 +26,7 @@ from sonde.views.document import (
     Block,
     Cell,
     Code,
+    Curves,
     Document,
     Figures,
     Findings,
@@ -35,6 +37,7 @@ from sonde.views.document import (
     Tiles,
     Tone,
     Values,
+    count_findings,
     ranked,
 )
 from sonde.views.terminal.style import count, duration, plural, printable, short, size
@@ -52,13 +55,18 @@ MOST_EVENTS: Final = 200
 _SHORT_LIST: Final = 20
 _TRACEBACK_LINES: Final = 20
 _MOST_METRICS: Final = 60
+_MOST_CURVES: Final = 12
+_CURVE_POINTS: Final = 300
+_MOST_ODD_LAYERS: Final = 8
 _MOST_CHARACTERS: Final = 60_000
 _TRACEBACK_IS: Final = "The traceback is in the run's events.jsonl."
 _SETTINGS: Final = ("optimizer", "scheduler", "process.", "system.")
 _QUANTITIES: Final[tuple[Quantity, ...]] = ("parameter", "gradient", "update", "output")
 _TONES: Final[dict[Level, Tone]] = {"bad": "bad", "odd": "odd", "fine": "quiet"}
 
-__all__ = ["FORMATS", "Format", "Report", "read_report", "render_report", "report_document"]
+_VERDICT_TONES: Final[dict[str, Tone]] = {"bad": "bad", "odd": "odd", "fine": "plain", "unknown": "quiet"}
+
+__all__ = ["FORMATS", "Format", "Report", "brief_document", "read_report", "render_report", "report_document"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,7 @@ class Report:
     problems: list[str]
     environment: dict[str, Any]
     config: dict[str, Any]
+    verdict: Verdict | None = None
 
 
 def render_report(run: Run | str | Path, form: Format = "html") -> str:
@@ -133,6 +142,7 @@ def read_report(run: Run) -> Report:
         problems=run.problems,
         environment=run.header.environment,
         config=run.header.config,
+        verdict=page.verdict,
     )
 
 
@@ -140,6 +150,29 @@ def report_document(run: Run) -> Document:
     """Return the report of a run as a document: what is wrong first, then figures, then details."""
     report = read_report(run)
     return Document(report.facts.name, list(_sections(run, report)), list(_lead(report)), _data(report))
+
+
+def brief_document(run: Run) -> Document:
+    """Return what matters most about a run: facts, findings, curves of its scalars, the layers that stand out.
+
+    It has no Plotly figures, so it is small and quick to draw: a notebook draws it again and again while a run trains.
+    """
+    report = read_report(run)
+    shown = report.metrics[:_MOST_CURVES]
+    curves = {metric.name: _thinned(run, metric.name) for metric in shown}
+    odd = replace(report, layers=[layer for layer in report.layers if layer.mark.level != "fine"][:_MOST_ODD_LAYERS])
+    sections = [
+        Section("How it ended", list(_ending(report.ending))),
+        Section("Findings", [Findings(report.findings)] if report.findings else []),
+        Section("Metrics", [Curves(curves)] if curves else []),
+        Section("Layers that stand out", list(_layers(odd)) if odd.layers else []),
+    ]
+    return Document(report.facts.name, sections, list(_lead(report)), _data(report))
+
+
+def _thinned(run: Run, name: str) -> list[float]:
+    series = run.series(f"{name}:scalar", "value")
+    return [float(value) for value in thin(series.steps, series.values, _CURVE_POINTS)[1]]
 
 
 # ---------------------------------------------------------------------- reading
@@ -184,7 +217,7 @@ def _lead(report: Report) -> Iterator[Block]:
     facts = report.facts
     length = f" in {duration(facts.seconds)}" if facts.seconds is not None else ""
     about = [
-        plural(facts.num_steps, "step") + length,
+        facts.describe_steps() + length,
         facts.model,
         facts.device,
         plural(facts.num_sites, "site"),
@@ -192,13 +225,15 @@ def _lead(report: Report) -> Iterator[Block]:
         f"started {report.created}",
     ]
     yield Text(" · ".join(part for part in about if part), "quiet")
+    if report.verdict is not None and facts.num_steps:
+        yield Text(report.verdict.text, _VERDICT_TONES[report.verdict.tone])
     for problem in report.problems:
         yield Text(f"could not be read: {problem}", "bad")
     tiles = [
         ("status", facts.status),
         ("steps per second", short(facts.steps_per_second) if facts.steps_per_second else ""),
         ("parameters", count(facts.num_parameters) if facts.num_parameters else ""),
-        ("findings", f"{len(report.findings):,}"),
+        ("found", count_findings(report.findings)),
         *_loss_tiles(report),
     ]
     yield Tiles([(name, value) for name, value in tiles if value])
@@ -303,14 +338,16 @@ def _layers(report: Report) -> Iterator[Block]:
     if not report.layers:
         yield Text("No layer was recorded.", "quiet")
         return
+    shown = report.layers[:MOST_LAYERS]
+    names = short_names([layer.name for layer in shown]).names
     rows: list[list[str | Cell]] = [
         [
-            layer.name or "(model)",
+            Cell(name, hint=layer.name),
             layer.kind,
             *(short(now(layer, quantity)) for quantity in _QUANTITIES),
             Cell(layer.mark.reason, _TONES[layer.mark.level], layer.worst.site.key),
         ]
-        for layer in report.layers[:MOST_LAYERS]
+        for layer, name in zip(shown, names, strict=True)
     ]
     headings = ["layer", "kind", "weight RMS", "gradient RMS", "update / weight", "output RMS", "why it stands out"]
     yield Table(headings, rows, (2, 3, 4, 5))
@@ -347,6 +384,7 @@ def _data(report: Report) -> dict[str, Any]:
     return {
         "report_version": VERSION,
         "run": report.facts,
+        "verdict": None if report.verdict is None else report.verdict.text,
         "ending": report.ending,
         "findings": [finding.to_json() for finding in report.findings],
         "metrics": [{"name": metric.name, **asdict(metric.trend)} for metric in report.metrics],

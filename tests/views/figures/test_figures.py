@@ -1,4 +1,4 @@
-"""What figures show, told from the figure itself: the numbers drawn are the numbers recorded."""
+"""What figures show, read from the figure itself: the numbers drawn are the numbers recorded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def says(figure):
     return " ".join(each.text for each in figure.layout.annotations)
 
 
-def test_values_are_counted_in_bins_and_what_is_not_finite_is_said():
+def test_values_are_counted_in_bins_and_what_is_not_finite_is_reported():
     values = np.random.default_rng(0).normal(3, 2, 10_000)
     figure = figures.tensor_distribution([*values, np.nan, np.inf], bins=30, name="weights")
     counts, edges = np.histogram(values, bins=30)
@@ -180,7 +180,7 @@ def test_metrics_share_a_panel_by_kind():
     titles = [figure.layout[axis].title.text for axis in ("yaxis", "yaxis2", "yaxis3")]
     assert titles == ["loss", "accuracy", "learning rate"]
     names = [trace.name for trace in figure.data if trace.yaxis in (None, "y") and trace.showlegend is not False]
-    assert names == ["loss", "val_loss"]
+    assert names == ["loss", "loss, smoothed", "val_loss"]
 
 
 def test_metrics_of_a_run_are_what_was_logged(run):
@@ -268,6 +268,13 @@ def test_a_phase_that_occurs_now_and_then_counts_as_nothing_elsewhere():
     assert np.isclose(np.nanmean(figure.data[1].y), 10)
 
 
+def test_steps_that_were_not_recorded_are_not_drawn_at_zero():
+    steps = np.array([1, 2, 3, 20, 21, 90])
+    figure = figures.step_phases({"forward": (steps, np.full(6, 0.01)), "backward": (steps, np.full(6, 0.02))})
+    assert list(figure.data[0].x) == list(steps)
+    assert np.allclose(figure.data[1].y, 20)
+
+
 def test_one_very_slow_step_does_not_flatten_the_others():
     seconds = np.full(200, 0.01)
     seconds[0] = 5.0
@@ -294,7 +301,10 @@ def test_the_model_tree_adds_parameters_up_and_colours_by_numbers(run):
     assert sizes["blocks.3"] == 2 * 65_536
     assert parents["blocks.3.mlp"] == "blocks.3"
     by_numbers = figures.model_tree(run, colour={"head": 1.0, "embed": 100.0}).data[0]
-    assert len(set(by_numbers.marker.colors)) == 3
+    # Those two, what is not measured, and the model itself, which holds both.
+    assert len(set(by_numbers.marker.colors)) == 4
+    words = dict(zip(by_numbers.ids, (each[2] for each in by_numbers.customdata), strict=True))
+    assert words["(model)"] == f"value: {np.sqrt((1.0 + 100.0**2) / 2):.3g}"
 
 
 def test_the_model_tree_shows_the_worst_finding_that_names_a_module(run_path, tmp_path):

@@ -192,13 +192,13 @@ def test_the_report_of_a_failed_run_names_the_exception_its_step_its_line_and_wh
     assert ending["traceback"].startswith("Traceback")
 
 
-def test_a_run_that_finished_has_no_ending_to_tell_of(path):
+def test_a_run_that_finished_has_no_ending_to_report(path):
     run = open_run(path)
     assert "How it ended" not in render_report(run, "md")
     assert json.loads(render_report(run, "json"))["ending"] is None
 
 
-def test_a_run_that_was_killed_or_stopped_is_told_in_a_sentence(tmp_path):
+def test_a_run_that_was_killed_or_stopped_is_described_in_a_sentence(tmp_path):
     run = failed_run(tmp_path / "killed")
     writer = run.path / "telemetry" / "r00000" / "writer.json"
     (run.path / "events.jsonl").write_text("")

@@ -64,13 +64,13 @@ def test_every_question_of_the_index_is_answered_in_its_file_with_what_the_run_s
     assert about["name"] == "first"
     assert about["command"] == "sonde view first"
     run = open_run(first)
-    told = json.loads(answers[spell("run/0-first", {})][1])
-    assert told["facts"]["num_steps"] == len(run.steps) == 8
+    reply = json.loads(answers[spell("run/0-first", {})][1])
+    assert reply["facts"]["num_steps"] == len(run.steps) == 8
     events = json.loads(answers[spell("run/0-first/events", {})][1])["events"]
     assert [event["message"] for event in events] == [event.message for event in run.events]
 
 
-def test_limits_are_kept_and_told(first, few, tmp_path):
+def test_limits_are_kept_and_reported(first, few, tmp_path):
     site, done = few
     asked = [question for question in answers_of(site) if question.startswith('["api/run/0-first/site"')]
     assert len(asked) == 2
@@ -112,7 +112,7 @@ def test_nothing_of_a_stranger_is_code_in_the_files(tmp_path):
 def test_the_command_writes_it_and_says_what_it_holds(first, tmp_path):
     out = tmp_path / "site"
     done = CliRunner().invoke(app, ["export", str(first), "--to", "site", "--out", str(out), "--json"])
-    told = json.loads(done.output)
-    assert told["format"] == "site"
-    assert told["bytes"] == sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    reply = json.loads(done.output)
+    assert reply["format"] == "site"
+    assert reply["bytes"] == sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     assert (out / "index.html").is_file()

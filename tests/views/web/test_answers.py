@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import os
 import shutil
 import threading
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.analysis.made_run import write_run
+from tests.core.test_tape import small_tape
 from tests.views.web.asking import CALM, SMALL, client_of
 
+from sonde.analysis import verdict_on
+from sonde.core import tape
 from sonde.store import RunWriter, open_run
+from sonde.store.remote import mirror
+from sonde.store.remote.address import ObjectStore
+from sonde.store.remote.carrier import Carrier
+from sonde.views.document import count_findings
 from sonde.views.web import library as shelf
+from sonde.views.web import tape_api
 from sonde.views.web.library import Library, OpenRun, make_id
+from sonde.views.web.story_api import MOST_POINTS, line_of
 
 ONE, DEEP = "0-one", "0-sweep~2Flr~200.1~7Eb"
 
@@ -29,6 +41,23 @@ def test_runs_are_listed_with_what_the_store_knows_of_them(client, folder):
     assert runs["one"]["last_step"] == int(run.steps[-1])
     assert runs["one"]["status"] == "finished"
     assert runs["one"]["last_loss"] == pytest.approx(run.series("loss", "value").values[-1])
+
+
+def test_runs_in_a_store_are_shown_as_those_in_a_folder(client, folder):
+    pytest.importorskip("fsspec")
+    root = f"memory://{uuid.uuid4().hex}"
+    for name in ("one", "sweep/lr 0.1~b"):
+        while Carrier(folder / name, ObjectStore(f"{root}/{name}")).carry(settle=True):
+            pass
+    try:
+        remote = client_of(mirror.local_path(root))
+        names = [{run["id"] for run in each.get("/api/runs").json()["runs"]} for each in (client, remote)]
+        assert names[0] == names[1] == {ONE, DEEP}
+        heats = [each.get(f"/api/run/{ONE}/heat?pattern=*:gradient") for each in (client, remote)]
+        assert heats[0].status_code == 200
+        assert heats[0].json() == heats[1].json()
+    finally:
+        mirror.close()
 
 
 def test_a_run_that_is_named_itself_is_the_only_one(folder):
@@ -60,15 +89,49 @@ def test_pickled_pages_of_an_older_tool_come_with_the_command_that_converts_them
 
 
 def test_the_overview_says_what_the_run_says(client, folder):
-    told = client.get(f"/api/run/{ONE}").json()
+    reply = client.get(f"/api/run/{ONE}").json()
     run = open_run(folder / "one")
-    assert told["facts"]["num_steps"] == SMALL.steps
-    assert told["quantities"]["gradient"] == len([site for site in run.sites if site.quantity == "gradient"])
-    assert told["health"]["name"] == "loss"
-    critical = any(finding["severity"] == "critical" for finding in told["findings"])
-    assert (told["health"]["word"] == "critical") is critical
-    assert told["learning_rate"] == pytest.approx(run.series("optimizer.group0.lr", "value").values[-1])
-    assert told["phases"] is None  # not measured, so absent
+    assert reply["facts"]["num_steps"] == SMALL.steps
+    assert reply["quantities"]["gradient"] == len([site for site in run.sites if site.quantity == "gradient"])
+    assert reply["phases"] is None  # not measured, so absent
+
+
+def test_the_story_has_the_verdict_of_the_terminal_and_curves_in_recorded_values(client, folder):
+    run = open_run(folder / "one")
+    story = client.get(f"/api/run/{ONE}/story").json()
+    assert story["verdict"]["text"] == verdict_on(run).text
+    loss = story["charts"][0]["lines"][0]
+    recorded = run.series("loss:scalar", "value")
+    finite = np.isfinite(recorded.values)
+    assert loss["steps"] == recorded.steps[finite].tolist()
+    assert loss["values"] == recorded.values[finite].tolist()
+    assert loss["bad"] == [[int(step), "NaN"] for step in recorded.steps[~finite]]
+    assert story["found"] == count_findings(run.findings)
+    facts = client.get(f"/api/run/{ONE}").json()["facts"]
+    assert {name: facts[name] for name in ("num_sites", "num_steps", "nbytes")} == {
+        "num_sites": len(run.sites), "num_steps": SMALL.steps, "nbytes": run.nbytes,
+    }  # fmt: skip
+
+
+def test_thinned_curves_keep_recorded_values_and_the_band_of_what_was_left_out():
+    values = np.sin(np.arange(10_000.0)) + 2
+    values[1234] = 9.0
+    values[5000:5003] = [np.nan, np.inf, -np.inf]
+    line = line_of("x", np.arange(10_000), values)
+    assert line["thinned"]
+    assert len(line["steps"]) <= MOST_POINTS
+    assert [values[step] for step in line["steps"]] == list(line["values"])
+    at = int(np.searchsorted(line["steps"], 1234))
+    assert (line["high"][at], line["from"][at] <= 1234) == (9.0, True)
+    assert [word for _, word in line["bad"]] == ["NaN", "∞", "\N{MINUS SIGN}∞"]
+
+
+def test_layers_are_answered_as_colours_with_short_names_and_full_keys(client):
+    made = client.get(f"/api/run/{ONE}/heat?pattern=*:gradient").json()
+    values = np.frombuffer(base64.b64decode(made["values"]), "<f4").reshape(len(made["keys"]), len(made["steps"]))
+    assert np.isfinite(values).any()
+    at = made["keys"].index("blocks.0.mlp.weight:gradient")
+    assert made["names"][at] == "0 · mlp"
 
 
 FIGURES = ("metrics", "heat", "flow", "flow-over-time", "ratio", "tree", "phases", "memory", "timeline")
@@ -119,17 +182,17 @@ def test_sites_are_found_by_glob_and_by_a_word(client):
 
 
 def test_a_site_is_described_in_numbers_of_its_last_step(client, folder):
-    told = client.get(f"/api/run/{ONE}/site", params={"site": "head.weight:gradient"}).json()
+    reply = client.get(f"/api/run/{ONE}/site", params={"site": "head.weight:gradient"}).json()
     run = open_run(folder / "one")
-    assert told["last"]["norm"] == pytest.approx(run.series("head.weight:gradient", "norm").values[-1])
-    assert told["readings"] == SMALL.steps
-    assert told["shape"] == [256, 256]
+    assert reply["last"]["norm"] == pytest.approx(run.series("head.weight:gradient", "norm").values[-1])
+    assert reply["readings"] == SMALL.steps
+    assert reply["shape"] == [256, 256]
 
 
 def test_events_can_be_chosen_by_type(client):
-    told = client.get(f"/api/run/{ONE}/events", params={"type": "nonfinite"}).json()
-    assert told["types"] == {"epoch": 1, "nonfinite": 1}
-    assert [event["step"] for event in told["events"]] == [20]
+    reply = client.get(f"/api/run/{ONE}/events", params={"type": "nonfinite"}).json()
+    assert reply["types"] == {"epoch": 1, "nonfinite": 1}
+    assert [event["step"] for event in reply["events"]] == [20]
 
 
 def test_checkpoints_stand_at_the_step_at_which_they_were_written(tmp_path):
@@ -147,16 +210,16 @@ def test_checkpoints_stand_at_the_step_at_which_they_were_written(tmp_path):
         os.utime(path / name, (time, time))
     (path / "checkpoint_away.pt").symlink_to("/etc/hostname")
     client = client_of(tmp_path)
-    told = client.get("/api/run/0-run/events", params={"type": "checkpoint"}).json()["events"]
-    steps = {event["message"].partition(" ")[0]: event["step"] for event in told}
+    reply = client.get("/api/run/0-run/events", params={"type": "checkpoint"}).json()["events"]
+    steps = {event["message"].partition(" ")[0]: event["step"] for event in reply}
     assert steps == {"epoch_0/checkpoint.pt": 10, "checkpoint_latest.pt": CALM.steps, "checkpoint_old.pt": None}
     assert "checkpoint" in client.get("/api/run/0-run/figure/timeline").text
 
 
 def test_two_runs_are_compared(client):
-    told = client.get("/api/compare", params={"run": [ONE, DEEP]}).json()
-    assert [run["name"] for run in told["runs"]] == ["one", "sweep/lr 0.1~b"]
-    assert "loss:scalar" in told["scalars"]
+    reply = client.get("/api/compare", params={"run": [ONE, DEEP]}).json()
+    assert [run["name"] for run in reply["runs"]] == ["one", "sweep/lr 0.1~b"]
+    assert "loss:scalar" in reply["scalars"]
     parting = client.get("/api/compare/parting", params={"run": [ONE, DEEP]}).json()["partings"][0]
     assert parting["exact"]["first"]["step"] == 1
     layers = client.get("/api/compare/layers", params={"run": [ONE, DEEP]}).json()
@@ -169,9 +232,9 @@ def test_settings_that_differ_are_named_and_those_that_do_not_are_counted(tmp_pa
     for name, rate in (("a", 0.1), ("b", 0.2)):
         header = replace(CALM.run_header(), config={"optimizer": {"lr": rate, "betas": [0.9, 0.99]}, "seed": 0})
         RunWriter(tmp_path / name, header).close()
-    told = client_of(tmp_path).get("/api/compare", params={"run": ["0-a", "0-b"]}).json()["settings"]
-    assert told["differing"] == [{"name": "config.optimizer.lr", "values": [0.1, 0.2]}]
-    assert told["same"] >= 4
+    reply = client_of(tmp_path).get("/api/compare", params={"run": ["0-a", "0-b"]}).json()["settings"]
+    assert reply["differing"] == [{"name": "config.optimizer.lr", "values": [0.1, 0.2]}]
+    assert reply["same"] >= 4
 
 
 def write_trace(path, content, *, packed=True):
@@ -280,13 +343,13 @@ def test_the_stream_begins_with_where_the_run_stands(folder):
     from sonde.views.web.live_api import pulse
 
     opened = Library([folder]).open(ONE)
-    told = pulse(opened)
-    assert told == {"version": 1, "status": "finished", "last_step": SMALL.steps, "findings": 0}
-    assert client_of(folder).get(f"/api/run/{ONE}/pulse").json() == told
-    anyio.run(_first_event, folder, told)
+    reply = pulse(opened)
+    assert reply == {"version": 1, "status": "finished", "last_step": SMALL.steps, "findings": 0}
+    assert client_of(folder).get(f"/api/run/{ONE}/pulse").json() == reply
+    anyio.run(_first_event, folder, reply)
 
 
-async def _first_event(folder, told):
+async def _first_event(folder, reply):
     from starlette.requests import Request
 
     from sonde.views.web.live_api import routes
@@ -297,7 +360,7 @@ async def _first_event(folder, told):
     first = await anext(stream)
     await stream.aclose()
     assert answer.media_type == "text/event-stream"
-    assert json.loads(first.partition("data: ")[2]) == told
+    assert json.loads(first.partition("data: ")[2]) == reply
 
 
 def test_a_writer_that_is_killed_or_a_folder_that_goes_changes_what_is_answered(tmp_path):
@@ -347,7 +410,7 @@ def test_runs_of_one_name_from_two_folders_are_two_curves(tmp_path):
     assert [trace["name"] for trace in made["data"]] == ["0-run", "1-run"]
 
 
-def test_a_person_who_is_lost_gets_a_page_and_a_program_gets_json(client):
+def test_a_wrong_address_gives_a_page_to_a_person_and_json_to_a_program(client):
     page = client.get("/a/b/<c>", headers={"accept": "text/html,*/*"})
     assert page.status_code == 404
     assert page.headers["content-type"].startswith("text/html")
@@ -355,3 +418,24 @@ def test_a_person_who_is_lost_gets_a_page_and_a_program_gets_json(client):
     assert 'href="../../"' in page.text
     assert "error" in client.get("/api/nothing", headers={"accept": "text/html"}).json()
     assert "error" in client.get("/a/b").json()
+
+
+def test_taped_steps_are_answered_as_trees_that_fold_by_module(client, folder, tmp_path):
+    assert client.get(f"/api/run/{ONE}/tape").json() == {"tapes": []}
+    shutil.copytree(folder / "one", tmp_path / "taped")
+    tape.write(tmp_path / "taped", small_tape())
+    (answer,) = client_of(tmp_path).get("/api/run/0-taped/tape").json()["tapes"]
+    assert (answer["step"], answer["operations"]) == (3, 4)
+    data = [node["title"] for node in answer["nodes"] if node["kind"] == "value"]
+    assert data == ["batch[0]: input", "batch[1]: target"]
+    root = next(node for node in answer["nodes"] if node["kind"] == "module")
+    assert (root["operations"], root["result"]) == (2, "[4, 2]")
+    assert [child["kind"] for child in root["children"]] == ["module", "op"]
+
+
+def test_a_large_tape_is_folded_from_its_depth_until_it_fits(monkeypatch):
+    whole = tape_api.describe(small_tape())
+    monkeypatch.setattr(tape_api, "_MOST_LINES", 5)
+    folded = tape_api.describe(small_tape())
+    assert str(folded).count("'kind'") < str(whole).count("'kind'")
+    assert folded["operations"] == whole["operations"]

@@ -20,8 +20,8 @@ SECRET = "root:x:0:0 nobody may read this"
 @pytest.mark.parametrize("path", ASKED)
 def test_without_the_token_nothing_is_answered(folder, path):
     stranger = client_of(folder, token=None)
-    for told in ({}, {"x-sonde-token": "wrong"}, {"authorization": f"Bearer {TOKEN}x"}, {"cookie": "sonde=1; =; ,;"}):
-        answer = stranger.get(path, headers=told)
+    for reply in ({}, {"x-sonde-token": "wrong"}, {"authorization": f"Bearer {TOKEN}x"}, {"cookie": "sonde=1; =; ,;"}):
+        answer = stranger.get(path, headers=reply)
         assert answer.status_code == 401
         assert "sonde view" in answer.text
     assert stranger.get(path, params={"token": TOKEN[:-1]}).status_code == 401
@@ -38,6 +38,19 @@ def test_a_token_in_the_address_becomes_a_cookie_that_scripts_cannot_read(folder
     assert "samesite=lax" in cookie
     assert stranger.get("/").status_code == 200  # the client keeps the cookie
     assert stranger.get("/api/runs").status_code == 200
+
+
+def test_the_cookie_has_a_value_of_its_own_that_opens_this_server_and_no_other(folder):
+    here, elsewhere = client_of(folder, token=None), client_of(folder, token=None)
+    here.get("/", params={"token": TOKEN})
+    name, _, value = here.cookie.partition("=")
+    assert name == "sonde-7860"  # cookies do not know ports
+    assert len(value) >= 32
+    assert TOKEN not in here.cookie
+    assert here.get("/api/runs").status_code == 200
+    assert elsewhere.get("/api/runs", headers={"cookie": here.cookie}).status_code == 401
+    assert here.get("/api/runs", headers={"cookie": f"sonde-7861={value}"}).status_code == 401
+    assert here.get("/api/runs", headers={"cookie": f"{name}={TOKEN}"}).status_code == 401
 
 
 def test_the_token_works_as_a_header_for_programs(folder):
@@ -144,7 +157,7 @@ def test_links_that_lead_out_of_the_folder_are_not_followed(tmp_path):
     assert client.get("/api/run/0-honest/traces").json() == {"traces": []}
 
 
-def test_a_folder_nobody_may_read_is_passed_over(tmp_path):
+def test_an_unreadable_folder_is_skipped(tmp_path):
     if os.geteuid() == 0:
         pytest.skip("root may read everything")
     (tmp_path / "shut").mkdir(mode=0)

@@ -76,20 +76,20 @@ def test_failures_common_to_runs_respect_the_direction(ask):
 
 
 def test_a_sample_is_described_without_its_tensors(ask):
-    told = ask("sample", idx="plain").json()
-    names = [each["name"] for each in told["captured"]]
+    reply = ask("sample", idx="plain").json()
+    names = [each["name"] for each in reply["captured"]]
     assert names == ["broken", "attention", "vision", "mask", "deep", "large", "nothing", "texts"]
-    broken = dict(told["captured"][0]["node"]["items"])
+    broken = dict(reply["captured"][0]["node"]["items"])
     assert broken["map"]["shape"] == [1, 5, 6, 6]
     assert broken["map"]["stats"]["nan"] == 1
     assert broken[ATTACK]["value"] == 3
-    texts = dict(told["captured"][7]["node"]["items"])
+    texts = dict(reply["captured"][7]["node"]["items"])
     assert texts["story"]["value"].startswith("word word")
     assert [item["value"] for _, item in texts["words"]["items"]] == ["a", "bc"]
-    assert told["previous"] is None
-    assert told["next"] == ATTACK
-    assert told["of"] == 4
-    assert told["scores"][0]["value"] is None
+    assert reply["previous"] is None
+    assert reply["next"] == ATTACK
+    assert reply["of"] == 4
+    assert reply["scores"][0]["value"] is None
 
 
 def test_texts_and_numbers_that_look_alike_are_kept_apart(ask):
@@ -152,7 +152,7 @@ def test_a_value_of_a_whole_batch_is_marked(ask):
     assert np.frombuffer(sent.content, "<f4").tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_is_missing_from_the_captures_is_said(ask):
+def test_what_is_missing_from_the_captures_is_reported(ask):
     assert ask("samples", run="0-batched", evaluation="0").json()["problems"] == [
         "The captures are not complete. 2 samples lack theirs. other: ValueError: no"
     ]
@@ -172,7 +172,7 @@ def test_pickled_pages_come_with_the_command_that_converts_them(ask):
         assert "sonde import-pages" in answer
 
 
-def test_a_run_without_samples_is_no_error(ask):
+def test_a_run_without_samples_is_not_an_error(ask):
     assert ask("evaluations", run="0-bare").json()["evaluations"] == []
     assert "sonde train" in ask("samples", run="0-bare").json()["error"]
 
@@ -196,9 +196,9 @@ def test_damaged_scores_name_their_file_and_hide_nothing_else(tmp_path):
     write_scored(tmp_path / "run", [[1.0], [2.0]])
     (tmp_path / "run" / "epoch_1" / "validation_scores.json").write_text("{")
     client = client_of(tmp_path)
-    told = client.get("/api/run/0-run/evaluations").json()["evaluations"]
-    assert [each["scored"] for each in told] == [True, False]
-    assert "validation_scores.json" in told[1]["problem"]
+    reply = client.get("/api/run/0-run/evaluations").json()["evaluations"]
+    assert [each["scored"] for each in reply] == [True, False]
+    assert "validation_scores.json" in reply[1]["problem"]
     assert client.get("/api/run/0-run/scores", params={"evaluation": "1"}).status_code == 422
 
 

@@ -11,7 +11,7 @@ Every report is one of these. A report decides what to say; how it looks is deci
     document.print()
 """
 
-from sonde.views.document.finding_text import evidence_line, ranked, when, words_of
+from sonde.views.document.finding_text import count_findings, evidence_line, ranked, when, words_of
 from sonde.views.document.model import (
     Block,
     Cell,
@@ -45,6 +45,7 @@ __all__ = [
     "Tiles",
     "Tone",
     "Values",
+    "count_findings",
     "evidence_line",
     "figure_page",
     "ranked",

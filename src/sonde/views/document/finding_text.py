@@ -20,6 +20,19 @@ def ranked(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=rank_of_finding)
 
 
+def count_findings(findings: Sequence[Finding]) -> str:
+    """Return how many findings and notes there are, in the words that all views use; a note has severity `info`.
+
+    >>> count_findings([])
+    'no findings'
+    """
+    notes = sum(finding.severity == "info" for finding in findings)
+    grave = len(findings) - notes
+    parts = [f"{number:,} {word}{'' if number == 1 else 's'}" for number, word in ((grave, "finding"), (notes, "note"))]
+    shown = [part for part, number in zip(parts, (grave, notes), strict=True) if number]
+    return " and ".join(shown) or "no findings"
+
+
 def words_of(kind: str) -> str:
     """Return the name of a finding as words.
 

@@ -129,7 +129,7 @@ Block: TypeAlias = Text | Tiles | Table | Findings | Figures | Curves | Code | V
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading and the blocks below it."""
 
     title: str
     blocks: Sequence[Block]

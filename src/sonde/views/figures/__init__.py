@@ -11,7 +11,7 @@ the figure says what is missing. Plotly is loaded when the first figure is made.
 
 from sonde.views.figures.activations import activation_patterns, input_output
 from sonde.views.figures.attention_maps import attention
-from sonde.views.figures.compare import compare_runs
+from sonde.views.figures.compare import compare_groups, compare_runs
 from sonde.views.figures.export import to_html, to_json, write
 from sonde.views.figures.flow import gradient_flow, gradient_flow_over_time, update_ratio
 from sonde.views.figures.heatmaps import layer_heatmap
@@ -19,6 +19,7 @@ from sonde.views.figures.histograms import histogram_over_time, tensor_distribut
 from sonde.views.figures.loop import event_timeline, memory_timeline, step_phases
 from sonde.views.figures.metrics import training_metrics
 from sonde.views.figures.module_tree import model_tree
+from sonde.views.figures.ranks import rank_heatmap, rank_phases, rank_spread
 from sonde.views.figures.theme import THEMES, Theme, apply_theme, template
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "activation_patterns",
     "apply_theme",
     "attention",
+    "compare_groups",
     "compare_runs",
     "event_timeline",
     "gradient_flow",
@@ -36,6 +38,9 @@ __all__ = [
     "layer_heatmap",
     "memory_timeline",
     "model_tree",
+    "rank_heatmap",
+    "rank_phases",
+    "rank_spread",
     "step_phases",
     "template",
     "tensor_distribution",

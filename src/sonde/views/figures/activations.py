@@ -1,4 +1,4 @@
-"""What layers put out: how large, how sparse, and which units."""
+"""Draw the outputs of layers: how large, how sparse, and which units."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def activation_patterns(
 
 
 def input_output(inputs: Any, outputs: Any, *, name: str = "", theme: Theme = "light") -> Figure:
-    """Draw what came out of a layer over what went in, element by element.
+    """Draw the outputs of a layer over its inputs, element by element.
 
     Args:
         inputs: The elements that went in.
@@ -114,13 +114,13 @@ def _of_values(values: Values, name: str, theme: Theme) -> Figure:
     )
     zeros, dead = float((grid == 0).mean()), int((grid == 0).all(axis=0).sum())
     note = f"{grid.shape[0]:,} rows of {grid.shape[1]:,} units, {zeros:.1%} zeros, {dead:,} units never active"
-    note += "; each cell shows the strongest of those it stands for" if shown.shape != grid.shape else ""
+    note += "; each cell shows the strongest of those it covers" if shown.shape != grid.shape else ""
     axes = {"xaxis": {"title": {"text": "unit"}}, "yaxis": {"title": {"text": "row"}, "autorange": "reversed"}}
     return finish(figure, title, note, theme=theme, **axes)
 
 
 def _strongest(grid: Values) -> Values:
-    """Make a large grid smaller: each cell becomes the strongest of those it stands for."""
+    """Make a large grid smaller: each cell becomes the strongest of those it covers."""
     for axis in (0, 1):
         length = grid.shape[axis]
         if length > _MOST_CELLS:

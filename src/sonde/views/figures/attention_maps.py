@@ -1,4 +1,4 @@
-"""Where attention heads look."""
+"""Draw attention maps of heads."""
 
 from __future__ import annotations
 

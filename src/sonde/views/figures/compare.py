@@ -1,4 +1,4 @@
-"""Run against run: the same curve of several runs in one plot."""
+"""Draw the same curve of several runs in one plot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sonde.analysis import find_loss
 from sonde.errors import SelectionError
 from sonde.store import Run
 from sonde.views.figures.curves import Line, as_line, draw_lines, read_line, wants_log
-from sonde.views.figures.theme import Figure, Theme, empty, finish, safe
+from sonde.views.figures.theme import COLOURS, Figure, Theme, empty, finish, graph_objects, safe
 
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
 
@@ -53,6 +53,70 @@ def compare_runs(
     figure.update_layout(showlegend=True)
     note = f"not in: {', '.join(without)}" if without else f"{len(lines)} runs"
     return finish(figure, title, note, theme=theme)
+
+
+def compare_groups(
+    groups: Mapping[str, Sequence[str]],
+    runs: Mapping[str, Run],
+    site: str | None = None,
+    *,
+    stat: str | None = None,
+    theme: Theme = "light",
+) -> Figure:
+    """Draw the mean of one curve over the runs of each group, with a band from the least to the greatest run.
+
+    Args:
+        groups: By name of a group, the names of its runs.
+        runs: Runs by name.
+        site: Which site; by default the loss of each run.
+        stat: Which statistic; by default the value of a scalar and the rms of a tensor.
+        theme: `light` or `dark`.
+
+    """
+    what = site or "loss"
+    title = f"Compared: {what}{f', {stat}' if stat else ''}"
+    figure = graph_objects().Figure()
+    values: list[Any] = []
+    for index, (name, members) in enumerate(groups.items()):
+        read = [_line(each, runs[each], site, stat) for each in members]
+        lines = [line for line in read if line is not None and len(line.steps)]
+        if lines:
+            values.append(_add_group(figure, name, lines, COLOURS[index % len(COLOURS)]))
+    if not values:
+        return empty(title, f"No run has {what}.", theme=theme)
+    if wants_log(np.concatenate(values)):
+        figure.update_yaxes(type="log")
+    figure.update_xaxes(title="step")
+    note = "line: mean of a group at the steps that all its runs have; band: least to greatest run"
+    return finish(figure, title, note, theme=theme, showlegend=True)
+
+
+def _add_group(figure: Figure, name: str, lines: Sequence[Line], colour: str) -> Any:
+    steps = lines[0].steps
+    for line in lines[1:]:
+        steps = np.intersect1d(steps, line.steps)
+    table = np.stack([line.values[np.searchsorted(line.steps, steps)] for line in lines])
+    low, high, mean = table.min(0), table.max(0), table.mean(0)
+    quiet = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "legendgroup": name}
+    figure.add_scatter(x=steps, y=high, **quiet)
+    figure.add_scatter(x=steps, y=low, fill="tonexty", fillcolor=_faint(colour), **quiet)
+    figure.add_scatter(
+        x=steps,
+        y=mean,
+        customdata=np.stack([low, high], 1),
+        mode="lines",
+        line={"color": colour},
+        legendgroup=name,
+        name=safe(f"{name} ({len(lines)} run{'' if len(lines) == 1 else 's'})"),
+        hovertemplate="step %{x}: mean %{y:.4g}, %{customdata[0]:.4g} to %{customdata[1]:.4g}"
+        "<extra>%{fullData.name}</extra>",
+    )
+    return mean
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, 0.18)"
 
 
 def _named(runs: Sequence[Run] | Mapping[str, Run | Any]) -> dict[str, Run | Any]:

@@ -1,11 +1,11 @@
-"""What figures draw, however it was handed in: curves and grids of plain numbers, few enough for a browser."""
+"""Convert runs, series and plain values to curves and grids that figures draw, few enough points for a browser."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ MOST_POINTS: Final = 1000
 MOST_COLUMNS: Final = 400
 _HUGE: Final = 1e307
 _LARGEST: Final = float(np.finfo(np.float64).max)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +108,7 @@ def as_line(name: str, given: Any) -> Line:
 
 
 def as_lines(given: Any, name: str = "value") -> list[Line]:
-    """Return the curves of a mapping by name, of a sequence of series, or the one curve that was handed in."""
+    """Return the curves of a mapping by name, of a sequence of series, or the one curve that was passed in."""
     if isinstance(given, Mapping):
         return [as_line(str(key), value) for key, value in given.items()]
     if isinstance(given, Iterable) and not isinstance(given, np.ndarray | tuple | str):
@@ -157,6 +156,21 @@ def _read_ratios(run: Run, sites: Sequence[Site], start: int | None, stop: int |
         yield Line(site.key, ratio.steps, ratio.values, np.isin(ratio.steps, bad_steps))
 
 
+def span_of_readings(run: Run, sites: Sequence[Site], step: int | None, most: int) -> tuple[int | None, int | None]:
+    """Return from which step and up to which to read: the latest reading at a step, or else the last `most` readings.
+
+    Where the budget thins a recording, most steps have no reading of a tensor; the one before still holds.
+    """
+    if not sites:
+        return None, None
+    steps = run.stored(sites[0], (), bins=False, stop=None if step is None else step + 1).step
+    if not len(steps):
+        return step, None if step is None else step + 1
+    if step is not None:
+        return int(steps[-1]), step + 1
+    return (int(steps[-most]) if len(steps) > most else None), None
+
+
 def read_line(run: Run, site: Site, stat: str, *, start: int | None = None, stop: int | None = None) -> Line:
     """Read one statistic of a site, and where the site was not finite."""
     series = run.series(site, stat, start=start, stop=stop)
@@ -194,7 +208,7 @@ def extremes(line: Line, edges: Values, *, log: bool) -> Values:
 
 
 def _decades(sizes: Values) -> Values:
-    # Zero is farther down than any number, but not infinitely: two zeros are no distance apart.
+    # Zero is farther down than any number, but not infinitely: two zeros have no distance between them.
     logs: Values = np.log10(sizes, out=np.full(sizes.shape, -400.0), where=sizes > 0)
     return logs
 
@@ -257,7 +271,7 @@ def wants_log(values: Values, *, span: float = 30.0) -> bool:
 
 
 def check_bins(bins: Any, most: int = 1000) -> None:
-    """Raise an error unless so many bins can be drawn."""
+    """Raise an error unless this many bins can be drawn."""
     if not isinstance(bins, int) or not 1 <= bins <= most:
         raise OptionError(f"bins={bins!r} cannot be drawn; use a whole number from 1 to {most}.")
 
@@ -265,7 +279,7 @@ def check_bins(bins: Any, most: int = 1000) -> None:
 def count_in_bins(values: Values, bins: int) -> tuple[NDArray[np.int64], Values]:
     """Count finite values in bins of equal width; return the counts and the edges, whatever the values.
 
-    Values that are all but equal get bins around them, and a range beyond the largest float is no obstacle.
+    Values that are all but equal get bins around them, and a range beyond the largest float is drawn too.
     """
     low, high = float(values.min()), float(values.max())
     scale = 1.0 if max(abs(low), abs(high)) < _HUGE else 0.25
@@ -276,13 +290,6 @@ def count_in_bins(values: Values, bins: int) -> tuple[NDArray[np.int64], Values]
     counts, edges = np.histogram(values * scale, bins=bins, range=(low, high))
     with np.errstate(over="ignore"):
         return counts.astype(np.int64), np.clip(edges / scale, -_LARGEST, _LARGEST)
-
-
-def spread(items: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` of the items, evenly spread from the first to the last."""
-    if len(items) <= most:
-        return list(items)
-    return [items[i] for i in np.unique(np.linspace(0, len(items) - 1, most).round().astype(int))]
 
 
 # --------------------------------------------------------------------------------
@@ -309,7 +316,7 @@ def draw_lines(lines: Sequence[Line], y_title: str, *, log: bool = False, colour
 
 
 def step_axis(lines: Sequence[Line], title: str = "step") -> dict[str, Any]:
-    """Return an axis over steps; where there are few it counts them one by one, since there is no half a step."""
+    """Return an axis over steps; where there are few it counts them one by one, since steps are whole."""
     ends = [end for line in lines if len(line.steps) for end in (int(line.steps[0]), int(line.steps[-1]))]
     few = bool(ends) and max(ends) - min(ends) <= _FEW_STEPS
     return {"title": {"text": title}} | ({"dtick": 1} if few else {})
@@ -347,7 +354,12 @@ def add_line(
 
 def add_crosses(figure: Figure, lines: Sequence[Line], *, where: Any = None, most: int = 200) -> None:
     """Mark steps with NaN or infinity by crosses at the foot of the plot."""
-    steps = sorted({int(step) for line in lines for step in line.bad_steps[:most]})[:most]
+    words = {
+        int(step): _bad_word(float(value))
+        for line in lines
+        for step, value in zip(line.bad_steps[:most], line.values[line.bad][:most], strict=True)
+    }
+    steps = sorted(words)[:most]
     if not steps:
         return
     known = [line.values[np.isfinite(line.values) & (line.values > 0)] for line in lines]
@@ -360,6 +372,15 @@ def add_crosses(figure: Figure, lines: Sequence[Line], *, where: Any = None, mos
         name="NaN or infinite",
         showlegend=all(trace.name != "NaN or infinite" for trace in figure.data),
         marker={"symbol": "x", "size": 9, "color": BAD},
-        hovertemplate="step %{x:,}: NaN or infinite<extra></extra>",
+        text=[words[step] for step in steps],
+        hovertemplate="step %{x:,}: %{text}<extra></extra>",
     )
     figure.add_trace(trace, **({} if where is None else {"row": where, "col": 1}))
+    if not len(everything):  # then no number on the axis means anything
+        figure.update_yaxes(showticklabels=False, **({} if where is None else {"row": where, "col": 1}))
+
+
+def _bad_word(value: float) -> str:
+    if np.isfinite(value):
+        return "NaN or infinite elements"
+    return "NaN" if np.isnan(value) else "infinite"

@@ -1,4 +1,4 @@
-"""Figures as files: a page that stands alone, JSON, or a picture."""
+"""Figures as files: a self-contained page, JSON, or a picture."""
 
 from __future__ import annotations
 

@@ -8,10 +8,11 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.analysis import ModelOrder, layer_of
+from sonde.analysis.downsample import spaced
 from sonde.errors import OptionError
 from sonde.records import Site
 from sonde.store import Run
-from sonde.views.figures.curves import Line, as_lines, as_values, draw_lines, read_lines, spread
+from sonde.views.figures.curves import Line, as_lines, as_values, draw_lines, read_lines, span_of_readings
 from sonde.views.figures.theme import (
     BAD,
     BLUE,
@@ -34,6 +35,7 @@ from sonde.views.figures.theme import (
 
 
 _RECENT: Final = 20
+_FOOT: Final = 0.04
 _MISSING: Final = "The run has no gradients; record with what='gradients'."
 
 
@@ -72,10 +74,8 @@ def _counted(given: Any) -> tuple[Any, Any]:
 
 def _read(run: Run, stat: str, step: int | None) -> list[Line]:
     sites = gradient_sites(run)
-    if step is not None:
-        return _by_layer(run, read_lines(run, sites, stat, start=step, stop=step + 1))
-    start = int(run.steps[-_RECENT]) if len(run.steps) > _RECENT else None
-    return _by_layer(run, read_lines(run, sites, stat, start=start))
+    start, stop = span_of_readings(run, sites, step, _RECENT)
+    return _by_layer(run, read_lines(run, sites, stat, start=start, stop=stop))
 
 
 def _by_layer(run: Run, lines: list[Line]) -> list[Line]:
@@ -89,7 +89,7 @@ def _by_layer(run: Run, lines: list[Line]) -> list[Line]:
 
 
 def gradient_sites(run: Run) -> list[Site]:
-    """Return the gradients that stand for their layers: of matrices where there are any, in model order."""
+    """Return one gradient per layer, of its matrices where there are any, in model order."""
     order = ModelOrder(run.header, run.sites)
     sites = [site for site in run.sites if site.quantity == "gradient" and site.same_as is None]
     matrices = [site for site in sites if len(site.shape) > 1]
@@ -105,7 +105,6 @@ def _recent(line: Line) -> float:
 def _depth(names: list[str], values: Any, bad: Any, stat: str) -> Figure:
     go, at = graph_objects(), np.arange(len(names))
     positive = np.isfinite(values) & (values > 0)
-    floor = float(values[positive].min()) / 3 if positive.any() else 1e-12
     full = [safe(name) for name in names]
     figure = go.Figure(
         go.Scatter(
@@ -119,16 +118,18 @@ def _depth(names: list[str], values: Any, bad: Any, stat: str) -> Figure:
         (bad | ~np.isfinite(values), "NaN or infinite", "x", BAD),
     ):
         if flags.any():
-            height = np.where(positive[flags], values[flags], floor)
+            # They have no place on the scale of the others, so they are drawn at the bottom, without axis numbers.
             figure.add_trace(
                 go.Scatter(
-                    x=at[flags], y=height, mode="markers", name=name, text=[full[i] for i in at[flags]],
-                    marker={"size": 12, "symbol": symbol, "color": colour},
+                    x=at[flags], y=[_FOOT] * int(flags.sum()), mode="markers", name=name, yaxis="y2",
+                    text=[full[i] for i in at[flags]], marker={"size": 12, "symbol": symbol, "color": colour},
                     hovertemplate=f"%{{text}}<br>{name}<extra></extra>",
                 )
             )  # fmt: skip
+            figure.update_layout(yaxis2={"overlaying": "y", "range": [0, 1], "visible": False})
     ticks = at[:: max(1, len(at) // 40)]
-    axis = {"tickvals": ticks, "ticktext": labels([names[i] for i in ticks]), "tickangle": -40 if len(at) > 6 else 0}
+    shown = labels(names)
+    axis = {"tickvals": ticks, "ticktext": [shown[i] for i in ticks], "tickangle": -40 if len(at) > 6 else 0}
     figure.update_layout(xaxis=axis, height=440)
     figure.update_yaxes(title={"text": safe(stat_title(stat, "gradient"))}, **log_axis(values[positive]))
     return figure
@@ -137,7 +138,7 @@ def _depth(names: list[str], values: Any, bad: Any, stat: str) -> Figure:
 def _given(source: Any) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
-    as_values(source)  # says what a path would need
+    as_values(source)  # raises with what a path would need
     raise OptionError("gradient_flow takes a run, or values by layer: {'layer': 0.1}.")
 
 
@@ -155,18 +156,18 @@ def gradient_flow_over_time(
     """
     title = "Gradients over time"
     if isinstance(source, Run):
-        lines = _by_layer(source, read_lines(source, spread(gradient_sites(source), most), stat))
+        lines = _by_layer(source, read_lines(source, spaced(gradient_sites(source), most), stat))
         total = len(gradient_sites(source))
     else:
         every = as_lines(source)
-        lines, total = spread(every, most), len(every)
+        lines, total = spaced(every, most), len(every)
     lines = [line for line in lines if len(line.steps)]
     if not lines:
         return empty(title, _MISSING, theme=theme)
     note = f"{len(lines)} of {total} layers" if total > len(lines) else "first layer dark, last layer bright"
     if len(lines) == 1:
         title, note = f"Gradient of {lines[0].name} over time", ""
-    # Of plain values nobody knows which statistic they are.
+    # Plain values come without the name of their statistic.
     axis = safe(stat_title(stat, "gradient")) if isinstance(source, Run) else "gradient"
     return finish(draw_lines(lines, axis, log=True, colours=colour_scale(len(lines))), title, note, theme=theme)
 
@@ -192,7 +193,7 @@ def update_ratio(source: Run | Mapping[str, Any], *, most: int = 24, theme: Them
     every = [line for line in every if len(line.steps)]
     if not every:
         return empty(title, "The run has no updates and parameters; record with what='updates'.", theme=theme)
-    lines = spread(every, most)
+    lines = spaced(every, most)
     figure = draw_lines(lines, "norm of update / norm of parameter", log=True, colours=colour_scale(len(lines)))
     figure.add_hrect(y0=_USUAL[0], y1=_USUAL[1], fillcolor=GREEN, opacity=0.08, line_width=0, layer="below")
     figure.add_hline(y=1e-3, line={"color": GREEN, "dash": "dot", "width": 1})

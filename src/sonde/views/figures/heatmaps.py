@@ -1,4 +1,4 @@
-"""One picture of all layers over all steps, for any statistic."""
+"""Draw all layers over all steps as one heat map, for any statistic."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.analysis import ModelOrder, Values
+from sonde.analysis.downsample import spaced
 from sonde.core import statistics
 from sonde.errors import OptionError
 from sonde.store import Run
-from sonde.views.figures.curves import Grid, as_grid, as_lines, as_values, read_lines, spread, wants_log
+from sonde.views.figures.curves import Grid, as_grid, as_lines, as_values, read_lines, wants_log
 from sonde.views.figures.theme import (
     BAD,
     SEQUENTIAL,
@@ -54,7 +55,7 @@ def layer_heatmap(
         steps: Steps of the columns of a matrix.
         log: Colour by the logarithm; by default where the statistic is a magnitude, or where plain values are
             positive and far apart.
-        title: The title of a figure of plain values; that of a run says what it shows.
+        title: The title of a figure of plain values; a figure of a run has a title already.
         theme: `light` or `dark`.
 
     """
@@ -98,7 +99,7 @@ def _of_run(run: Run, pattern: str, stat: str | None, log: bool | None, theme: T
     if stat is None:
         stat = "ratio" if sites and all(site.quantity == "update" for site in sites) else "rms"
     log = statistics.find(stat).log if log is None else log
-    shown = spread(sites, _MOST_ROWS)
+    shown = spaced(sites, _MOST_ROWS)
     grid = as_grid(read_lines(run, shown, stat), log=log)
     quantities = {site.quantity for site in sites}
     quantity = quantities.pop() if len(quantities) == 1 else ""
@@ -181,13 +182,13 @@ def row_names(names: Sequence[str]) -> list[str]:
 
 def row_axis(names: Sequence[str]) -> dict[str, Any]:
     """Return an axis with the first row on top, and as many names as can be read, cut short."""
-    full = row_names(names)
+    full, shown = row_names(names), labels(names)
     ticks = range(0, len(names), max(1, len(names) // 48))
     return {
         "type": "category",
         "categoryarray": full,
         "tickvals": [full[i] for i in ticks],
-        "ticktext": labels([names[i] for i in ticks]),
+        "ticktext": [shown[i] for i in ticks],
         "autorange": "reversed",
         "showgrid": False,
     }

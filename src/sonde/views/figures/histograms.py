@@ -150,7 +150,7 @@ def _reading(run: Run, site: Site, step: int | None) -> Reading | None:
     if step is None and (found is None or found.bins is None):
         binned, _ = run.histogram(site)
         found = _at(run, site, int(binned[-1])) if len(binned) else None
-    # A reading of merged steps bears its first step and stands for all of them.
+    # A reading of merged steps carries its first step and counts for all of them.
     held = found is not None and found.bins is not None and (step is None or step < found.step + found.span)
     return found if held else None
 

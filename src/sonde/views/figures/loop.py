@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sonde.analysis import column_edges
+from sonde.analysis import column_edges, events_of
 from sonde.core import signals
 from sonde.records import Event, Finding, Site
 from sonde.store import Run
@@ -66,8 +66,9 @@ def step_phases(source: Run | Mapping[str, Any], *, theme: Theme = "light") -> F
     steps = np.unique(np.concatenate([line.steps for line in lines]))
     edges = column_edges(int(steps[0]), int(steps[-1]), MOST_COLUMNS)
     # Means, not extremes: phases are stacked, and only means add up to the mean of the whole. A phase that did not
-    # occur in a step took no time in it.
-    heights = {line.name: _means(line, steps, edges) * 1e3 for line in lines}
+    # occur in a step took no time in it. Columns without a recorded step are left out: Plotly would draw them at zero.
+    is_recorded = np.bincount(_places(steps, edges), minlength=len(edges) - 1) > 0
+    heights = {line.name: _means(line, steps, edges)[is_recorded] * 1e3 for line in lines}
     means = {line.name: float(np.nansum(line.values)) / len(steps) for line in lines}
     whole = sum(means.values())
     figure = graph_objects().Figure()
@@ -75,7 +76,7 @@ def step_phases(source: Run | Mapping[str, Any], *, theme: Theme = "light") -> F
         colour = _PHASE_COLOURS.get(name, COLOURS[index % len(COLOURS)])
         figure.add_trace(
             graph_objects().Scatter(
-                x=np.ceil(edges[:-1]),
+                x=np.ceil(edges[:-1])[is_recorded],
                 y=height,
                 name=f"{safe(name)} {means[name] / whole:.0%}" if whole > 0 else safe(name),
                 stackgroup="phases",
@@ -191,8 +192,8 @@ def event_timeline(
     """
     refuse_names(source, "a run, or events")
     if isinstance(source, Run):
-        events = source.events
-        findings = source.findings if findings is None else findings
+        events = events_of(source)
+        findings = [*source.findings, *source.closed_findings] if findings is None else findings
     else:
         events, findings = list(source), findings or ()
     # Facts are what a diagnosis reads about the program; nothing happened.
@@ -214,12 +215,14 @@ def _add_finding(figure: Figure, finding: Finding) -> str:
     lane = safe(finding.kind.replace("_", " "))
     colour = SEVERITY_COLOURS[finding.severity]
     where = f"<br>{safe(', '.join(finding.sites[:4]))}" if finding.sites else ""
-    words = f"<b>{lane}</b> ({finding.severity}){where}<br>steps {finding.step:,} to {finding.last_step:,}"
+    held = ", closed" if finding.withdrawn else ""
+    words = f"<b>{lane}</b> ({finding.severity}{held}){where}<br>steps {finding.step:,} to {finding.last_step:,}"
     figure.add_trace(
         graph_objects().Scatter(
             x=[finding.step, finding.last_step],
             y=[lane, lane],
             mode="lines+markers",
+            opacity=0.4 if finding.withdrawn else 1.0,
             line={"color": colour, "width": 7},
             marker={"color": colour, "size": 11, "symbol": "square"},
             hovertemplate=f"{words}<extra></extra>",

@@ -1,4 +1,4 @@
-"""What training logged: losses, metrics and learning rates over the steps."""
+"""Draw what training logged: losses, metrics and learning rates over the steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def training_metrics(
     Args:
         source: A run; or by name the values, or `(steps, values)`, of each metric.
         names: Only these scalars; by default all but the settings of the optimizer that never change.
-        smoothing: Draw a smoothed curve over a faint raw one where there are many points.
+        smoothing: Draw a smoothed curve over a faint raw one where there are many points. It averages what came
+            before, never what comes after.
         title: The figure's title.
         over: What plain values were measured over, if not at steps: `epoch`.
         theme: `light` or `dark`.
@@ -115,10 +116,10 @@ def _add(figure: Figure, line: Line, colour: str, smoothing: bool, style: dict[s
     if not smoothing or window < 2 or not line.known:
         add_line(figure, line, colour, **style)
         return
-    add_line(figure, line, colour, opacity=0.35, showlegend=False, width=1.0, **style)
+    add_line(figure, line, colour, opacity=0.45, width=1.0, **style)
     # In decades a straight line is an exponential decay, so smoothing is done there too.
     log = style["log"]
     values = np.where(np.isfinite(line.values), line.values, np.nan)
     shaped = np.log10(values, out=np.full(len(values), np.nan), where=values > 0) if log else values
     smoothed = smooth(shaped, window)
-    add_line(figure, Line.of(line.name, line.steps, 10**smoothed if log else smoothed), colour, **style)
+    add_line(figure, Line.of(f"{line.name}, smoothed", line.steps, 10**smoothed if log else smoothed), colour, **style)

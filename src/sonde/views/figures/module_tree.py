@@ -1,4 +1,4 @@
-"""The tree of modules, each as large as its parameters, coloured by a statistic or by findings."""
+"""Draw the tree of modules, each as large as its parameters, coloured by a statistic or by findings."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from sonde.analysis import layer_of
+from sonde.analysis.unusual import layer_of, model_entries
 from sonde.errors import OptionError
 from sonde.records import SEVERITIES, Finding, RunHeader
 from sonde.store import Run
-from sonde.views.figures.curves import read_lines, refuse_names
+from sonde.views.figures.curves import read_lines, refuse_names, span_of_readings
 from sonde.views.figures.heatmaps import log_ticks
 from sonde.views.figures.theme import (
+    BAD,
     GREY,
     SEQUENTIAL,
     SEVERITY_COLOURS,
@@ -29,7 +30,7 @@ from sonde.views.figures.theme import (
 
 _ROOT: Final = "(model)"
 _RECENT: Final = 20
-_MOST_MODULES: Final = 500  # a browser takes a second for each thousand, and nobody tells slivers apart
+_MOST_MODULES: Final = 500  # a browser takes a second for each thousand, and slivers cannot be distinguished
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ def model_tree(
         else (_nodes(source.header), _title(source))
     )
     if len(nodes) < 2:
-        return empty(title, "Nothing says which modules the model has.", theme=theme)
+        return empty(title, "The modules of the model are not known.", theme=theme)
     count, nodes = len(nodes), _largest(nodes)
     if isinstance(colour, Mapping):
         marker, words, note = _by_values(nodes, colour, "value")
@@ -98,7 +99,7 @@ def model_tree(
         marker=marker,
         leaf={"opacity": 1},  # colours mean something, in a leaf as well
         text=[safe(nodes[name].kind) for name in names],
-        customdata=_told(nodes, words),
+        customdata=_hover_rows(nodes, words),
         hovertemplate="%{customdata[0]}<br>%{customdata[1]} parameters<br>%{customdata[2]}<extra></extra>",
         textinfo="label+text",
         **({"tiling": {"orientation": "v"}} if kind == "icicle" else {}),
@@ -119,22 +120,17 @@ def _title(run: Run) -> str:
     return f"Model tree of {run.header.model.get('name', 'the model')}"
 
 
-def _told(nodes: Mapping[str, _Node], words: Iterable[str]) -> list[list[str]]:
+def _hover_rows(nodes: Mapping[str, _Node], words: Iterable[str]) -> list[list[str]]:
     pairs = zip(nodes.values(), words, strict=True)
     return [[f"{safe(node.name)} {safe(node.kind)}", f"{node.total:,}", word] for node, word in pairs]
 
 
-def _entries(header: RunHeader, name: str) -> Iterable[dict[str, Any]]:
-    listed = header.model.get(name)
-    return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-
-
 def _nodes(header: RunHeader) -> dict[str, _Node]:
     nodes = {_ROOT: _Node(_ROOT, str(header.model.get("name", "")))}
-    for entry in _entries(header, "modules"):
+    for entry in model_entries(header, "modules"):
         name = str(entry.get("name", "")) or _ROOT
         _grow(nodes, name).kind = str(entry.get("kind", ""))
-    for entry in _entries(header, "parameters"):
+    for entry in model_entries(header, "parameters"):
         shape = entry.get("shape")
         sizes = shape if isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape) else [0]
         _grow(nodes, str(entry.get("name", "")).rpartition(".")[0] or _ROOT).own += int(
@@ -187,15 +183,17 @@ def _add_up(nodes: dict[str, _Node]) -> None:
 def _statistic(run: Run, quantity: str, stat: str, step: int | None) -> dict[str, float]:
     sites = [site for site in run.sites if site.quantity == quantity and site.phase == "train" and site.same_as is None]
     name = "ratio" if quantity == "update" and stat == "rms" else stat
-    start = step if step is not None else (int(run.steps[-_RECENT]) if len(run.steps) > _RECENT else None)
-    lines = read_lines(run, sites, name, start=start, stop=None if step is None else step + 1)
+    start, stop = span_of_readings(run, sites, step, _RECENT)
+    lines = read_lines(run, sites, name, start=start, stop=stop)
     by_key = {site.key: site for site in sites}
     values: dict[str, float] = {}
     biggest: dict[str, int] = {}
     for line in lines:
         site, known = by_key[line.name], line.values[np.isfinite(line.values)]
         layer, size = layer_of(site) or _ROOT, int(np.prod(site.shape)) if site.shape else 0
-        if len(known) and size >= biggest.get(layer, -1):  # the largest tensor stands for the layer
+        if line.bad[-1:].any():
+            values[layer], biggest[layer] = float("inf"), size  # drawn as what it is, and never by a finite neighbour
+        elif len(known) and size >= biggest.get(layer, -1):  # the largest tensor represents the layer
             values[layer], biggest[layer] = float(np.median(known)), size
     return values
 
@@ -203,21 +201,42 @@ def _statistic(run: Run, quantity: str, stat: str, step: int | None) -> dict[str
 def _by_values(
     nodes: Mapping[str, _Node], values: Mapping[str, float], what: str
 ) -> tuple[dict[str, Any], list[str], str]:
-    given = np.array([values.get(name, np.nan) for name in nodes])
+    given = np.array([_value(name, nodes, values) for name in nodes])
+    broken = np.isinf(given)
+    given = np.where(broken, np.nan, given)
     known = given[np.isfinite(given)]
     log = bool(len(known) and (known > 0).all() and float(known.max()) / float(known.min()) > 10)
     shown = np.log10(given) if log else given
-    words = [f"{safe(what)}: {value:.3g}" if np.isfinite(value) else "not measured here" for value in given]
+    words = [
+        "NaN or infinite" if bad else f"{safe(what)}: {value:.3g}" if np.isfinite(value) else "not measured here"
+        for value, bad in zip(given, broken, strict=True)
+    ]
     bar: dict[str, Any] = {"title": {"text": safe(what), "side": "right"}, "thickness": 12, "outlinewidth": 0}
     # Of a single value there is no scale to show.
     low, high = (float(np.nanmin(shown)), float(np.nanmax(shown))) if len(known) else (0.0, 0.0)
     if log:
         bar |= log_ticks(low, high)
-    marker: dict[str, Any] = {"colors": _painted(shown) if len(known) else [GREY] * len(given)}
+    colours = _painted(shown) if len(known) else [GREY] * len(given)
+    marker: dict[str, Any] = {
+        "colors": [BAD if bad else colour for colour, bad in zip(colours, broken, strict=True)],
+    }
     if high > low:
         marker |= {"colorscale": SEQUENTIAL, "showscale": True, "colorbar": bar, "cmin": low, "cmax": high}
-    note = f"width: parameters; colour: {what}{' (logarithmic)' if log else ''}; grey: not measured"
+    note = f"width: parameters; colour: {what}{' (logarithmic)' if log else ''}"
+    note += "; containers: over what is inside; grey: not measured"
     return marker, words, note
+
+
+def _value(name: str, nodes: Mapping[str, _Node], values: Mapping[str, float]) -> float:
+    """Return the value of a module: its own, or the root of the mean square over what is inside it, by size."""
+    if name in values:
+        return values[name]
+    inside = [(_value(child, nodes, values), nodes[child].total) for child in nodes[name].children if child in nodes]
+    known = [(value, size) for value, size in inside if not np.isnan(value)]
+    if not known or any(np.isinf(value) for value, _ in known):
+        return float("inf") if known else float("nan")
+    sizes = np.array([max(size, 1) for _, size in known], dtype=np.float64)
+    return float(np.sqrt(np.average(np.square([value for value, _ in known]), weights=sizes)))
 
 
 def _painted(values: Any) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import numpy as np
 
 from sonde.core import schema, statistics
+from sonde.core.short_names import short_keys
 from sonde.errors import MissingExtra, OptionError
 from sonde.views.terminal.style import printable
 
@@ -83,8 +84,8 @@ def cut(name: str, most: int = 28) -> str:
 
 
 def labels(names: Sequence[str], most: int = 34) -> list[str]:
-    """Return short, safe names for the ticks of an axis."""
-    return [safe(cut(name or "(model)", most)) for name in names]
+    """Return short, safe names for the ticks of an axis: block and role, without what all of them share."""
+    return [safe(cut(name, most)) for name in short_keys(names)]
 
 
 def power(base: int, exponent: int) -> str:

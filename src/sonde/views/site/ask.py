@@ -1,4 +1,4 @@
-"""Asking the viewer's server without a network: the same answers, in this process."""
+"""Ask the viewer's server within this process, without a network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Answer:
     kind: str
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
-    """Those that say what the bytes mean: `x-sonde-...`."""
+    """Those that describe the bytes: `x-sonde-...`."""
 
     def json(self) -> Any:
         """Return what it says, if it is JSON, else None."""
@@ -78,9 +78,15 @@ class Asker:
         return self._portal.call(self._ask, path, words)
 
     async def _ask(self, path: str, words: Words) -> Answer:
-        status, headers, parts = 500, dict[str, str](), list[bytes]()
+        import anyio
+
+        status, headers, parts, is_sent = 500, dict[str, str](), list[bytes](), False
 
         async def receive() -> Message:
+            nonlocal is_sent
+            if is_sent:  # what sends a file waits for the client to leave
+                await anyio.sleep_forever()
+            is_sent = True
             return {"type": "http.request", "body": b"", "more_body": False}
 
         async def send(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""What the pages of the viewer ask, and so what a copy answers.
+"""List the requests that the viewer's pages make, and so what a copy must contain.
 
 Everything that can be asked without parameters is found from the server's routes and figures. What the pages ask
 about one site, sample or trace is asked here within the limits of a copy; a browser test opens every page of a copy
@@ -35,11 +35,11 @@ def ask_layers(ask: Questions, overview: dict[str, Any]) -> None:
     kept = _ask_steps(ask, known[0] if known else "", stats)
     for quantity in known:
         for stat in stats:
-            ask("figure/heat", {"pattern": f"*:{quantity}", "stat": stat})
+            ask("heat", {"pattern": f"*:{quantity}", "stat": stat})
             for colour in ("findings", "statistic"):
                 ask("figure/tree", {"colour": colour, "quantity": quantity, "stat": stat})
     if not known:
-        ask("figure/heat", {"pattern": "*"})
+        ask("heat", {"pattern": "*"})
         ask("figure/tree", {"colour": "statistic"})
     listed, total = _ask_lists(ask, known)
     shown = _ask_sites(ask, overview, listed, known[0] if known else "gradient")
@@ -51,10 +51,11 @@ def ask_layers(ask: Questions, overview: dict[str, Any]) -> None:
 
 def _ask_steps(ask: Questions, quantity: str, stats: list[str]) -> int:
     """Ask for gradients by depth and for the model at some steps, and offer only those."""
-    steps = (ask.look("steps", {}) or {}).get("steps", [])
+    answer = ask.look("steps", {}) or {}
+    steps = answer.get("steps", [])
     count = min(len(steps), ask.limits.steps)
     chosen = [steps[round(at * (len(steps) - 1) / max(count - 1, 1))] for at in range(count)]
-    ask.put("steps", {}, {"steps": chosen})
+    ask.put("steps", {}, answer | {"steps": chosen})
     for stat in stats:
         ask("figure/flow", {"stat": stat})
     for step in chosen:
@@ -79,7 +80,9 @@ def _ask_sites(ask: Questions, overview: dict[str, Any], listed: list[dict[str, 
     # What findings point at comes first, with the statistic they name.
     for item in [item for finding in findings for item in finding.get("evidence", ()) if item.get("site")]:
         _ask_site(ask, item["site"], item["stat"] or "")
-        ask("figure/heat", {"pattern": f"*:{first}", "stat": item["stat"] or ""})
+        ask("heat", {"pattern": f"*:{first}", "stat": item["stat"] or ""})
+    for layer in [finding["layer"] for finding in findings if finding.get("layer")]:
+        _ask_site(ask, layer, "")
     named = {site.partition(":")[0] for finding in findings for site in finding.get("sites", ())}
     order = sorted(listed, key=lambda site: not (site["name"] in named or site["layer"] in named))
     chosen = order[: ask.limits.sites]
@@ -93,8 +96,7 @@ def _ask_site(ask: Questions, key: str, stat: str) -> None:
     about = ask("site", {"site": key, "stat": stat}, group=group)
     if about is None:
         return
-    for log in ("", "1"):
-        ask("figure/curves", {"site": key, "stat": about["shown"], "log": log}, group=group)
+    ask("curve", {"site": key, "stat": stat}, group=group)
     if about["quantity"] != "scalar":
         ask("figure/histogram", {"site": key}, group=group)
 
@@ -105,7 +107,9 @@ def _ask_site(ask: Questions, key: str, stat: str) -> None:
 
 MOST_ELEMENTS: Final = 1 << 20
 _MOST_ROWS: Final = 200  # as many as the page lists
-_PERCENTILE: Final = 10  # where its slider stands at first
+_PICTURES: Final = 48  # that the page draws at once
+_OVERLAYS: Final = 2  # that can be laid over pictures in a copy
+_PERCENTILE: Final = 10  # where its slider is at first
 
 
 def ask_samples(ask: Questions) -> None:
@@ -136,14 +140,28 @@ def ask_samples(ask: Questions) -> None:
 def _ask_scores(ask: Questions, evaluation: str, metrics: list[str]) -> None:
     group = f"scores {evaluation}"
     ask("score-ids", {"evaluation": evaluation}, group=group)
+    map_of = ask("embedding", {"evaluation": evaluation}, group=group) or {"choices": []}
+    for of in map_of["choices"]:
+        ask("embedding", {"evaluation": evaluation, "of": of}, group=group)
     for metric in metrics:
         words = {"evaluation": evaluation, "metric": metric}
         ask("scores", words, group=group)
         ask("score-figure", words, group=group)
         for where in ("", *_filters(metric)):
-            ask("samples", words | {"where": where, "most": _MOST_ROWS}, group=group)
+            ask("classes", words | {"where": where}, group=group)
+            listed = ask("samples", words | {"where": where, "most": _MOST_ROWS}, group=group) or {"rows": []}
+            _ask_pictures(ask, evaluation, [row["idx"] for row in listed["rows"]], group)
             if where:
                 ask("score-mask", words | {"where": where}, group=group)
+
+
+def _ask_pictures(ask: Questions, evaluation: str, listed: list[str], group: str) -> None:
+    """Ask for the thumbnails as the page does: 48 at a time."""
+    for first in range(0, len(listed), _PICTURES):
+        words = {"evaluation": evaluation, "idx": listed[first : first + _PICTURES]}
+        found = ask("thumbnails", words, group=group) or {"overlays": []}
+        for overlay in found["overlays"][:_OVERLAYS]:
+            ask("thumbnails", words | {"overlay": overlay}, group=group)
 
 
 def _filters(metric: str) -> tuple[str, ...]:
@@ -213,6 +231,8 @@ def _ask_contrast(ask: Questions, kept: list[dict[str, Any]], metrics: list[str]
 
 
 _OF_RUN: Final = "/api/run/{run}"
+_MOST_STACKS: Final = 64
+OVERVIEW_LAYERS: Final[dict[str, str | int]] = {"pattern": "*:gradient", "layers": 1, "rows": 60}
 _NARROWED: Final = ("steps", "evaluations")  # a copy lists only those that it holds
 
 
@@ -224,7 +244,11 @@ def ask_all(asker: Asker, run: str, shelf: Shelf) -> None:
     for path, of_run in questions_without_parameters(asker.routes):
         if path not in _NARROWED:
             ask(path, {}, of_run=of_run)
+    ask("rows", {"run": run}, of_run=False)
     _ask_profile(ask)
+    _ask_ranks(ask)
+    ask("story", {"quick": 1})
+    ask("heat", OVERVIEW_LAYERS)
     ask_layers(ask, overview)
     ask_samples(ask)
 
@@ -242,6 +266,16 @@ def questions_without_parameters(routes: Iterable[BaseRoute]) -> Iterator[tuple[
             yield rest, True
         elif rest is None and path.startswith("/api/"):
             yield path.removeprefix("/api/"), False
+
+
+def _ask_ranks(ask: Questions) -> None:
+    answer = ask("ranks", {}) or {"ranks": [], "sites": [], "shown": []}
+    for what in answer["shown"] if answer["ranks"] else ():
+        ask("figure/ranks", {"what": what})
+    for site in answer["sites"][: ask.limits.sites]:
+        ask("figure/rank-spread", {"site": site}, group="ranks")
+    for row in [each for each in answer["ranks"] if each["stacks"]][:_MOST_STACKS]:
+        ask(f"rank/{row['rank']}", {}, group="ranks")
 
 
 def _ask_profile(ask: Questions) -> None:

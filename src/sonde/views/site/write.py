@@ -18,7 +18,7 @@ from typing import Any, Final
 from sonde.errors import MissingExtra, OptionError
 from sonde.views.figures.theme import plotly_js
 from sonde.views.site.ask import Answer
-from sonde.views.site.bundle import bundle
+from sonde.views.web.bundle import bundle_viewer, read_page, read_sources
 
 # --------------------------------------------------------------------------------
 # How much of a run a copy holds.
@@ -99,7 +99,6 @@ class Shelf:
 
 
 MARK: Final = "sonde-site.json"
-_MODULE: Final = '<script type="module" src="assets/main.js"></script>'
 _SCRIPTS: Final = "\n".join(
     (
         '<link rel="stylesheet" href="assets/copy.css">',
@@ -188,21 +187,16 @@ def check_folder(out: Path) -> None:
 
 
 def _write_front_end(out: Path) -> None:
-    web, own = files("sonde.views.web") / "assets", files("sonde.views.site") / "assets"
     (out / "assets").mkdir(parents=True)
     (out / "data").mkdir()
-    sources = {name: text for name, text in _tree(web) if name.endswith(".js")}
-    (out / "assets" / "viewer.js").write_text(bundle(sources, "main.js"), "utf-8")
-    for name, text in _tree(web):
-        if name.endswith((".css", ".svg")):
+    (out / "assets" / "viewer.js").write_text(bundle_viewer(), "utf-8")
+    for name, text in read_sources().items():
+        if not name.endswith(".js"):
             _write(out / "assets" / name, text)
-    for name, text in _tree(own):
+    for name, text in read_sources(files("sonde.views.site") / "assets").items():
         _write(out / "assets" / name, text)
-    page = (web / "index.html").read_text("utf-8")
-    if _MODULE not in page:
-        raise OptionError(f"index.html of the viewer does not load its script by {_MODULE}; it cannot be copied.")
     policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-    page = page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{policy}').replace(_MODULE, _SCRIPTS)
+    page = read_page(_SCRIPTS).replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{policy}')
     (out / "index.html").write_text(page, "utf-8")
     (out / "plotly.js").write_text(plotly_js(), "utf-8")
 
@@ -210,16 +204,6 @@ def _write_front_end(out: Path) -> None:
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, "utf-8")
-
-
-def _tree(folder: Any, before: str = "") -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for each in sorted(folder.iterdir(), key=lambda one: one.name):
-        if each.is_dir():
-            found += _tree(each, f"{before}{each.name}/")
-        elif each.name.endswith((".js", ".css", ".svg")):
-            found.append((f"{before}{each.name}", each.read_text("utf-8")))
-    return found
 
 
 def _about(name: str, run: Path, done: Written, now: float) -> dict[str, Any]:

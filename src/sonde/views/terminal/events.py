@@ -19,7 +19,9 @@ from sonde.views.terminal.tables import dot
 # Events as lines: when, what, and in which colour.
 
 
-_BAD_WORDS: Final = re.compile(r"error|exception|fault|nan\b|non.?finite|fail|crash|overflow|diverg", re.IGNORECASE)
+_BAD_WORDS: Final = re.compile(
+    r"error|exception|fault|nan\b|non.?finite|fail|crash|overflow|diverg|^spike$", re.IGNORECASE
+)
 _ODD_WORDS: Final = re.compile(r"warn|drop|thin|skip|interrupt|isolat|stopp|left_out", re.IGNORECASE)
 
 

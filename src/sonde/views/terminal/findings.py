@@ -1,18 +1,18 @@
-"""Findings for a person: what is wrong, where and since when, how that is known, and what to do about it."""
+"""Write findings for people: what is wrong, where and since when, the evidence, and what to do."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from sonde.analysis import Ending
+from sonde.analysis.source_lines import line_of
 from sonde.core import signals
 from sonde.diagnosis import Diagnosis
 from sonde.records import Evidence, Finding, Severity
@@ -194,7 +194,7 @@ def _indented(text: str) -> Table:
 def _rows(finding: Finding, look: Look) -> Iterator[tuple[str, RenderableType]]:
     if finding.sites:
         yield "where", Text(_sites(finding, _MOST_SITES), "bold")
-    line = _source_line(finding.data)
+    line = _source_line(finding)
     if line is not None:
         yield "line", line
     if finding.fix:
@@ -233,14 +233,11 @@ def _amount(value: float, *, share: bool = False) -> str:
     return digits if abs(value) >= 1e-3 and "e" not in digits else short(value)
 
 
-def _source_line(data: Mapping[str, Any]) -> Text | None:
-    origin = data.get("origin")
-    line = origin.get("line") if isinstance(origin, Mapping) else None
-    if not isinstance(line, Mapping) or not line.get("file"):
+def _source_line(finding: Finding) -> Text | None:
+    line = line_of(finding)
+    if line is None:
         return None
-    place = f"{Path(str(line['file'])).name}:{line.get('line', '')}"
-    code = next((str(line[name]) for name in ("text", "code", "source") if line.get(name)), "")
-    return Text.assemble((one_line(place), "bold"), "  ", (one_line(code), "cyan"))
+    return Text.assemble((one_line(line.place), "bold"), "  ", (one_line(line.text), "cyan"))
 
 
 def _sites(finding: Finding, most: int) -> str:
@@ -277,10 +274,10 @@ def _coverage(diagnosis: Diagnosis, *, everything: bool) -> Iterator[RenderableT
     missing: dict[str, list[str]] = {}
     for kind, lack in sorted(diagnosis.unmeasured.items()):
         missing.setdefault(in_words(one_line(lack)), []).append(kind)
-    told = diagnosis.asked - len(diagnosis.unmeasured) - len(diagnosis.broken)
+    judged_rules = diagnosis.asked - len(diagnosis.unmeasured) - len(diagnosis.broken)
     rest = "; the rest had nothing to judge" if missing else ""
     hint = " (see --all)" if missing and not everything else ""
-    yield Text(f"{told} of {plural(diagnosis.asked, 'rule')} gave a verdict{rest}{hint}.", QUIET)
+    yield Text(f"{judged_rules} of {plural(diagnosis.asked, 'rule')} gave a verdict{rest}{hint}.", QUIET)
     if everything and missing:
         table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column(style=QUIET, overflow="fold", ratio=2)
@@ -289,5 +286,12 @@ def _coverage(diagnosis: Diagnosis, *, everything: bool) -> Iterator[RenderableT
         for lack, kinds in missing.items():
             table.add_row(lack, ", ".join(kinds))
         yield table
+    if diagnosis.thinned:
+        longest = max(diagnosis.thinned.values())
+        yield Text(
+            f"{plural(len(diagnosis.thinned), 'rule')} judged fewer readings, down to one step in {longest}, "
+            "because recording kept within its budget (budget=None records everything).",
+            QUIET,
+        )
     for kind in sorted(diagnosis.broken):
         yield Text(f"the rule {kind} failed; sonde diagnose --json has its traceback", BAD)

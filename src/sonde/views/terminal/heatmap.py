@@ -31,7 +31,7 @@ _MOST_DECADES: Final = 2.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeatMap:
-    """Values [rows, columns], NaN where absent, with the names of the rows and what stands under the columns."""
+    """Values [rows, columns], NaN where absent, with the names of the rows and the labels below the columns."""
 
     values: Values
     names: Sequence[str]

@@ -281,7 +281,7 @@ def _y_labels(axis: Axis, height: int) -> dict[int, str]:
 
 
 def _x_lines(axis: Axis, width: int, indent: int, marks: Sequence[int], look: Look, *, whole: bool) -> list[Text]:
-    # There is no half a step.
+    # Steps are whole.
     ticks = [tick for tick in axis.ticks(max(2, width // 12)) if not whole or tick == int(tick)]
     labels = tick_labels(ticks)
     floor = [look.pick("─", "-")] * width

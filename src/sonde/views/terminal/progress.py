@@ -37,7 +37,7 @@ class TrainingProgress:
         total: How many steps there will be.
         title: What is being trained.
         console: Where to draw; standard output by default.
-        clock: Seconds, for the rate; tests hand in their own.
+        clock: Seconds, for the rate; tests pass in their own.
 
     """
 
@@ -54,7 +54,7 @@ class TrainingProgress:
         self._look = Look.of(self._console)
         self._losses: list[float] = []
         self._recent: deque[tuple[float, int]] = deque(maxlen=_RATE_STEPS)
-        self._step, self._start, self._drawn, self._told = 0, clock(), -math.inf, 0
+        self._step, self._start, self._drawn, self._printed_tenths = 0, clock(), -math.inf, 0
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
@@ -84,12 +84,12 @@ class TrainingProgress:
             self._drawn = now
             self._live.update(self._line(), refresh=True)
         elif self._live is None:
-            self._tell()
+            self._print_tenth()
 
-    def _tell(self) -> None:
+    def _print_tenth(self) -> None:
         tenth = self._step * 10 // self._total
-        if tenth > self._told:
-            self._told = tenth
+        if tenth > self._printed_tenths:
+            self._printed_tenths = tenth
             self._console.print(self._words())
 
     @property

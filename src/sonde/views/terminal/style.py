@@ -6,6 +6,7 @@ import codecs
 import math
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
 
@@ -13,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.color import Color
 from rich.console import Console
+from rich.segment import Segment
 
 from sonde.analysis import Level
+from sonde.core.short_names import DOT, MODEL, short_keys
+from sonde.errors import escaped
 from sonde.store.lease import Status
 
 # --------------------------------------------------------------------------------
@@ -73,8 +77,8 @@ ABSENT = "-"
 
 
 def printable(text: object) -> str:
-    """Return a text with a space in place of each character that cannot be printed, such as control characters."""
-    return "".join(each if each.isprintable() else " " for each in str(text))
+    """Return a text on one line, with control characters and the like shown as escapes."""
+    return escaped(str(text).replace("\n", " "))
 
 
 def short(value: float | None) -> str:
@@ -185,6 +189,13 @@ class Look:
         """Cut a dotted name to `width` from the left: its end says more than its beginning."""
         return name if len(name) <= width else self.pick("…", "~") + name[len(name) - width + 1 :]
 
+    def fit_names(self, names: Sequence[str], width: int) -> list[str]:
+        """Return names that fit into `width`: as they are where all do, else by block and role, cut where they must."""
+        shown = [name or MODEL for name in names]
+        if any(len(name) > width for name in shown):
+            shown = short_keys(names, keep_role=True)
+        return [self.fit(name if self.unicode else name.replace(DOT, " "), width) for name in shown]
+
 
 def make_console(*, file: IO[str] | None = None, stderr: bool = False, width: int | None = None) -> Console:
     """Return a console that never fails on a character and draws no tables wider than what it writes to.
@@ -199,10 +210,18 @@ def make_console(*, file: IO[str] | None = None, stderr: bool = False, width: in
 
 
 class _Console(Console):
-    """Lets a closed pipe through as the error it is; rich would end the process with an exit code of its own."""
+    """Shows control characters of any text as escapes, and lets a closed pipe through as the error it is.
+
+    Texts may come from a stranger's run. All that is printed passes here, so nothing that prints has to think of it.
+    """
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+        raise BrokenPipeError  # rich would end the process with an exit code of its own
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        return super()._render_buffer(
+            each if each.control else each._replace(text=escaped(each.text)) for each in buffer
+        )
 
 
 def _write_what_it_can(stream: IO[str]) -> None:

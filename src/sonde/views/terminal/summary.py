@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -22,21 +21,24 @@ from sonde.analysis import (
     RunFacts,
     SiteSummary,
     Trend,
+    Verdict,
     any_in_columns,
     column_edges,
     columns,
     describe,
     ending_of,
+    events_of,
     facts_of,
     find_loss,
     gradient_flow,
+    loss_title,
     smooth,
     summarise_layers,
     summarise_sites,
     thin,
+    verdict_on,
     worst_first,
 )
-from sonde.core.facts import EVENT_TYPE as FACTS
 from sonde.records import Event, Finding
 from sonde.store import Run
 from sonde.views.terminal.events import event_table
@@ -57,10 +59,11 @@ from sonde.views.terminal.style import (
     count,
     duration,
     plural,
+    printable,
     short,
     size,
 )
-from sonde.views.terminal.tables import WIDE, flow_bars, layer_table
+from sonde.views.terminal.tables import WIDE, flow_bars, layer_table, section_title
 
 MOST_LAYERS = 10
 _MOST_MARKS = 20
@@ -86,6 +89,7 @@ class Page:
     events: list[Event]
     findings: list[Finding] = field(default_factory=list)
     ending: Ending | None = None
+    verdict: Verdict | None = None
 
 
 def read_page(run: Run, *, last: int | None = None) -> Page:
@@ -102,10 +106,11 @@ def read_page(run: Run, *, last: int | None = None) -> Page:
         sites=sites,
         layers=summarise_layers(sites, order),
         flow=gradient_flow(sites, order),
-        # Epochs go by; they are in the curve's axis, not news.
-        events=[event for event in run.events if event.event_type not in ("epoch", FACTS)],
+        # Routine events are left out: epochs are in the curve's axis, where the loss comes from is in its title.
+        events=[event for event in events_of(run) if event.event_type not in ("epoch", "loss_seen", "tape")],
         findings=[finding for finding in run.findings if finding.severity != "info"],
         ending=ending_of(run),
+        verdict=verdict_on(run),
     )
 
 
@@ -131,7 +136,9 @@ def print_summary(run: Run, console: Console, *, last: int | None = None) -> Non
 def render(page: Page, look: Look) -> Iterator[RenderableType]:
     """Return the parts of the page about the run, top to bottom."""
     yield run_header(page.facts, look)
-    if page.ending is not None:
+    if page.verdict is not None and page.facts.num_steps:
+        yield verdict_line(page.verdict)
+    elif page.ending is not None:
         yield ending_line(page.ending, look)
     if page.findings:
         yield finding_lines(page.findings, look)
@@ -147,23 +154,24 @@ def render(page: Page, look: Look) -> Iterator[RenderableType]:
     if any(np.isfinite(row.gradient) for row in page.flow):
         yield section_title("gradient flow, first layer to last", look)
         yield flow_bars(page.flow, look)
-    # How a run ended is said first, and once.
+    # How a run ended is shown first, and once.
     events = [event for event in page.events if page.ending is None or event.event_type not in ENDING_EVENTS]
     if events:
         yield section_title("events", look)
         yield event_table(events)
 
 
+def verdict_line(verdict: Verdict) -> Text:
+    """Return the verdict on a run, its first words in the colour of what they mean."""
+    style = {"bad": BAD, "odd": ODD, "fine": GOOD, "unknown": QUIET}[verdict.tone]
+    text = printable(verdict.text)
+    return Text.assemble((text[: len(verdict.headline)], style), text[len(verdict.headline) :])
+
+
 def _no_steps(facts: RunFacts) -> str:
     if facts.status == "live":
         return "No steps have been recorded yet."
     return "No steps were recorded: optimizer.step() ends one, or session.step() where there is no optimizer."
-
-
-def section_title(text: str, look: Look) -> Group:
-    """Return the line that begins a part of the page."""
-    line = Rule(Text(text, TITLE), align="left", style=QUIET, characters=look.pick("─", "-"))
-    return Group(Text(""), line)
 
 
 def run_header(facts: RunFacts, look: Look) -> Group:
@@ -190,9 +198,9 @@ def run_header(facts: RunFacts, look: Look) -> Group:
 
 def _progress(facts: RunFacts) -> str:
     if facts.seconds is None or facts.steps_per_second is None:
-        return plural(facts.num_steps, "step")
+        return facts.describe_steps()
     rate = f"{short(facts.steps_per_second)} steps/s"
-    return f"{plural(facts.num_steps, 'step')} in {duration(facts.seconds)} ({rate})"
+    return f"{facts.describe_steps()} in {duration(facts.seconds)} ({rate})"
 
 
 def _side_by_side(left: _Part, right: _Part, page: Page, look: Look) -> Table:
@@ -207,7 +215,8 @@ def _side_by_side(left: _Part, right: _Part, page: Page, look: Look) -> Table:
 def loss_part(page: Page, look: Look) -> Group:
     """Return the curve of the loss."""
     loss = page.loss
-    name = "loss" if loss is None or loss.site.name == "loss" else f"loss: {loss.site.name}"
+    name = "loss" if loss is None else loss_title(loss.site)
+    name = name if name.startswith("loss") else f"loss: {name}"
     title = section_title(name, look)
     if loss is None or not len(loss.values):
         hint = Text("No loss was logged; session.log(loss=loss) adds this curve.", QUIET)
@@ -267,7 +276,7 @@ def over_time_part(page: Page, look: Look) -> Group:
     edges = column_edges(*page.span, look.width - gutter - 1)
     data = HeatMap(
         values=np.stack([columns(row.steps, row.values, edges) for row in rows]),
-        names=[row.name or "(model)" for row in page.flow],
+        names=look.fit_names(names, gutter),
         left=f"step {page.span[0]:,}",
         right=f"{page.span[1]:,}",
         bad=np.stack([any_in_columns(row.steps, row.bad, edges) for row in rows]),

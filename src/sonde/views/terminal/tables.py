@@ -98,7 +98,7 @@ def spark_of(row: SiteSummary, span: tuple[int, int], width: int, look: Look) ->
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of the layer table: what stands above it, how wide a page it needs, and its cell."""
+    """A column of the layer table: its heading, how wide a page it needs, and its cell."""
 
     heading: str
     least_width: int
@@ -124,8 +124,9 @@ def layer_table(layers: Sequence[LayerSummary], span: tuple[int, int], look: Loo
     room = 40 if roomy else 22 if odd else max(22, look.width - 40)
     last = ["stands out"] if odd else []
     table = plain_table("", "layer", *(column.heading for column in shown), *last, right=_NUMERIC)
-    for layer, words in zip(layers, remarks, strict=True):
-        name = Text(look.fit(layer.name or "(model)", room), LEVEL_STYLES[layer.mark.level], no_wrap=True)
+    names = look.fit_names([layer.name for layer in layers], room)
+    for layer, words, shown_name in zip(layers, remarks, names, strict=True):
+        name = Text(shown_name, LEVEL_STYLES[layer.mark.level], no_wrap=True)
         cells = [column.cell(layer) for column in shown]
         table.add_row(dot(layer.mark.level, look), name, *cells, *([words] if odd else []))
     return table
@@ -160,9 +161,10 @@ def site_table(rows: Sequence[SiteSummary], span: tuple[int, int], look: Look) -
     kind, why = ["statistic"] if mixed else [], ["why it stands out"] if roomy else []
     headings = ["", "site", *kind, last, "min", "max", "", *why]
     table = plain_table(*headings, right=(*_NUMERIC, last))
-    for row in rows:
+    names = look.fit_names([row.site.key for row in rows], look.width * 2 // 5)
+    for row, name in zip(rows, names, strict=True):
         style = LEVEL_STYLES[row.mark.level]
-        cells = [dot(row.mark.level, look), Text(look.fit(row.site.key, look.width * 2 // 5), style, no_wrap=True)]
+        cells = [dot(row.mark.level, look), Text(name, style, no_wrap=True)]
         cells += [Text(label(row.stat), QUIET)] if mixed else []
         broken = bool(len(row.bad) and row.bad[-1])
         cells += [number(row.last, broken=broken), number(row.low), number(row.high)]
@@ -184,7 +186,8 @@ def reading_table(readings: Sequence[tuple[Site, Reading]], look: Look) -> Table
     numbers = (*(statistics.find(stat).title for stat in stats), *extra, "not finite")
     table = plain_table("site", *numbers, right=numbers)
     room = max(20, look.width - 9 * len(stats) - 8 * len(extra) - 13)
-    for site, reading in readings:
+    names = look.fit_names([site.key for site, _ in readings], room)
+    for (site, reading), name in zip(readings, names, strict=True):
         zeros = reading.get("zero_share")
         style = BAD if reading.nonfinite else ""
         broken = reading.nonfinite > 0
@@ -196,7 +199,7 @@ def reading_table(readings: Sequence[tuple[Site, Reading]], look: Look) -> Table
         if wide:
             cells.append(Text(count(reading.count), QUIET))
         bad = Text(count(reading.nonfinite), style) if reading.nonfinite else Text("0", QUIET)
-        table.add_row(Text(look.fit(site.key, room), style, no_wrap=True), *cells, bad)
+        table.add_row(Text(name, style, no_wrap=True), *cells, bad)
     return table
 
 
@@ -223,11 +226,11 @@ def flow_bars(flow: Sequence[FlowRow], look: Look, *, most: int = MOST_ROWS) -> 
     table: Table = plain_table("layer", "", "gradient", "update/w", right=("gradient", "update/w"))
     table.columns[0].max_width, table.columns[0].overflow = names, "ellipsis"
     table.columns[0].no_wrap = True
-    for row in shown:
+    for row, name in zip(shown, look.fit_names([row.name for row in shown], names), strict=True):
         style = LEVEL_STYLES[row.mark.level] or BAR
         share = _share(row.gradient, low, high)
         table.add_row(
-            Text(look.fit(row.name or "(model)", names), LEVEL_STYLES[row.mark.level]),
+            Text(name, LEVEL_STYLES[row.mark.level]),
             bar(share, width, look, style=style),
             number(row.gradient),
             ratio(row.ratio),
@@ -280,16 +283,16 @@ def render_site(run: Run, row: SiteSummary, look: Look) -> Iterator[RenderableTy
     finite = row.values[np.isfinite(row.values)]
     if len(finite) > 1:
         statistic = statistics.find(row.stat)
-        yield _title(f"{statistic.title} over steps", look)
+        yield section_title(f"{statistic.title} over steps", look)
         spans_decades = bool(finite.min() > 0 and float(finite.max()) / float(finite.min()) > 10)
         options = PlotOptions(9, log=statistic.log and spans_decades, marks=_bad_steps(row))
         yield line_plot([Curve(row.steps, row.values)], look, options)
     steps, bins = run.histogram(row.site, start=int(row.steps[0]) if len(row.steps) else None)
     if len(steps):
-        yield _title(f"magnitudes at step {steps[-1]}", look)
+        yield section_title(f"magnitudes at step {steps[-1]}", look)
         yield histogram_plot(bins[-1], look)
     if len(steps) > 1 and bins.any():
-        yield _title("magnitudes over steps", look)
+        yield section_title("magnitudes over steps", look)
         yield heat_map(_bins_over_steps(steps, bins, look), look)
 
 
@@ -300,7 +303,8 @@ def _facts(site: Site) -> str:
     return "   " + "  ".join(part for part in parts if part) if any(parts) else ""
 
 
-def _title(text: str, look: Look) -> Group:
+def section_title(text: str, look: Look) -> Group:
+    """Return the line that begins a part of the page."""
     line = Rule(Text(text, TITLE), align="left", style=QUIET, characters=look.pick("─", "-"))
     return Group(Text(""), line)
 

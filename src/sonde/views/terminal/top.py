@@ -26,9 +26,8 @@ from sonde.views.terminal.summary import (
     over_time_part,
     read_page,
     run_header,
-    section_title,
 )
-from sonde.views.terminal.tables import flow_bars
+from sonde.views.terminal.tables import flow_bars, section_title
 
 RECENT_STEPS: Final = 2000
 """How far back the tables look: a live view is about now."""

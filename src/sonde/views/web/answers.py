@@ -1,4 +1,4 @@
-"""Answers: strict JSON or raw bytes, and errors as JSON that says what is wrong."""
+"""Answers: strict JSON or raw bytes, and errors as JSON with what is wrong."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class Query:
 
 def as_json(value: Any) -> Response:
     """Return strict JSON; what is not a finite number is null."""
-    return Response(files.text(value), media_type="application/json")
+    # A lone surrogate, which UTF-8 cannot hold, becomes its escape in JSON.
+    return Response(files.text(value).encode("utf-8", "backslashreplace"), media_type="application/json")
 
 
 def as_bytes(value: bytes, kind: str = "application/octet-stream") -> Response:
@@ -86,8 +87,10 @@ def run_route(library: Library, path: str, answer: Answer) -> Route:
 
     def endpoint(request: Request) -> Response:
         opened, query = library.open(request.path_params["run"]), Query(request)
+        version = opened.refresh()  # before it is made: an answer may be newer than it says, but never older
         made = opened.keep((path, query.key), lambda: _packed(answer(opened, query)))
-        return Response(made, media_type="application/json")
+        # The page may keep it too, until it hears of another version.
+        return Response(made, media_type="application/json", headers={"Sonde-Version": str(version)})
 
     return Route(f"/api/run/{{run}}{'/' + path if path else ''}", endpoint)
 
@@ -131,7 +134,7 @@ def not_found(request: Request, error: Exception) -> Response:
 
 
 def _nowhere(path: str) -> str:
-    """Return a page for somebody who followed an address that leads nowhere. All links are relative."""
+    """Return the page for an address that does not exist. All links are relative."""
     up = "../" * (path.count("/") - 1) or "./"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Nothing here · Sonde</title>'

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from importlib import import_module
+from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
@@ -13,13 +17,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from sonde.errors import SondeError
 from sonde.views import web
 from sonde.views.web.answers import known_error, not_found, server_error
+from sonde.views.web.bundle import bundle_viewer, read_page
 from sonde.views.web.guard import LOOPBACK, Guard
 from sonde.views.web.library import Library
 
@@ -40,7 +45,8 @@ def make_app(
     """
     library = Library(roots)
     routes: list[BaseRoute] = [
-        Route("/", lambda request: FileResponse(ASSETS / "index.html")),
+        Route("/", _page),
+        Route("/viewer.js", _script),
         Route("/plotly.js", _plotly),
         Mount("/assets", StaticFiles(directory=ASSETS)),
     ]
@@ -69,10 +75,28 @@ def _api_routes(library: Library) -> Iterator[BaseRoute]:
             yield from topic.routes(library)
 
 
+# The page asks for scripts by version, so one that a browser kept is never the wrong one.
+_KEPT: Final = {"Cache-Control": "private, max-age=31536000, immutable"}
+
+
+@cache
+def _viewer() -> tuple[str, str]:
+    """Return the script of the viewer and the page that loads it."""
+    script = bundle_viewer()
+    digest = hashlib.sha256(script.encode()).hexdigest()[:12]
+    loading = f'<script defer src="viewer.js?v={digest}" data-plotly="{version("plotly")}"></script>'
+    return script, read_page(loading)
+
+
+def _page(request: Request) -> Response:
+    return HTMLResponse(_viewer()[1])
+
+
+def _script(request: Request) -> Response:
+    return Response(_viewer()[0], media_type="text/javascript", headers=_KEPT)
+
+
 def _plotly(request: Request) -> Response:
     """Send the script that draws figures, as the installed package carries it; browsers may keep it."""
-    import plotly
-
-    script = Path(plotly.__file__).with_name("package_data") / "plotly.min.js"
-    # The page asks for it by version, so a kept one is never the wrong one.
-    return FileResponse(script, media_type="text/javascript", headers={"Cache-Control": "private, max-age=31536000"})
+    script = files("plotly") / "package_data" / "plotly.min.js"
+    return FileResponse(str(script), media_type="text/javascript", headers=_KEPT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -14,9 +14,9 @@ from starlette.routing import Route
 
 from sonde.analysis import facts_of
 from sonde.analysis.contrast import Contrast, Separation
-from sonde.analysis.divergence import Divergence, differences, divergence
+from sonde.analysis.divergence import Divergence, divergence
+from sonde.analysis.sweep import Group, flatten, group_rows, layers_apart, read_row
 from sonde.errors import OptionError
-from sonde.records import SEVERITIES
 from sonde.store import Run
 from sonde.views import figures
 from sonde.views.figures.theme import empty, finish, graph_objects, safe
@@ -115,6 +115,7 @@ def _separation(each: Separation, values: NDArray[np.float64] | None, failed: in
         "q": each.q,
         "failed_median": each.failed_median,
         "good_median": each.good_median,
+        "also": [feature.words for feature in each.also],
     }
     if values is not None:
         plain |= {"failed_values": values[:failed], "good_values": values[failed:]}
@@ -132,12 +133,13 @@ def _examples(found: Contrast) -> dict[str, list[str]]:
 # --------------------------------------------------------------------------------
 
 
-MOST_RUNS: Final = 8
+MOST_RUNS: Final = 500
+_MOST_PARTED: Final = 8
 _APART: Final = 0.01
 _MOST_SETTINGS: Final = 2000
 _MOST_TOGETHER: Final = 20
 _MOST_LAYERS: Final = 200
-_ABSENT: Final = None
+_MOST_CURVES: Final = 40
 
 
 def routes(library: Library) -> list[Route]:
@@ -145,14 +147,19 @@ def routes(library: Library) -> list[Route]:
 
     def figure(request: Request) -> Response:
         query = Query(request)
-        runs = _by_name(_open(library, query))
-        made = figures.compare_runs(runs, query.text("site") or None, stat=query.text("stat") or None)
+        opened = _open(library, query)
+        site, stat = query.text("site") or None, query.text("stat") or None
+        groups = {each.name: [row.name for row in each.rows] for each in _grouped(opened, query.texts("by"))}
+        if groups:
+            made = figures.compare_groups(groups, _by_name(opened), site, stat=stat)
+        else:
+            made = figures.compare_runs(_by_name(opened[:_MOST_CURVES]), site, stat=stat)
         return Response(pack(made), media_type="application/json")
 
     return [
-        plain_route("compare", lambda query: _compare(_open(library, query))),
+        plain_route("compare", lambda query: compare(_open(library, query))),
         plain_route("compare/parting", lambda query: _partings(_open(library, query))),
-        plain_route("compare/layers", lambda query: _layers(_open(library, query))),
+        plain_route("compare/layers", lambda query: compare_layers(_open(library, query), query.texts("by"))),
         Route("/api/compare/figure", figure),
     ]
 
@@ -164,16 +171,23 @@ def _open(library: Library, query: Query) -> list[OpenRun]:
     return [library.open(each) for each in ids]
 
 
+def _grouped(opened: list[OpenRun], by: Sequence[str]) -> list[Group]:
+    if not by:
+        return []
+    return group_rows([read_row(run, name) for name, run in _by_name(opened).items()], by)
+
+
 def _by_name(opened: list[OpenRun]) -> dict[str, Run]:
     """Name runs for a legend; those of the same name, from several folders, by their ids."""
     names = [each.name for each in opened]
     return {each.name if names.count(each.name) == 1 else each.id: each.run for each in opened}
 
 
-def _compare(opened: list[OpenRun]) -> dict[str, Any]:
+def compare(opened: list[OpenRun]) -> dict[str, Any]:
+    """Describe runs beside each other, with the settings in which they differ."""
     flat = [dict(_settings(each.run)) for each in opened]
     names = list(dict.fromkeys(name for each in flat for name in each))
-    rows = [{"name": name, "values": [each.get(name, _ABSENT) for each in flat]} for name in names]
+    rows = [{"name": name, "values": [each.get(name) for each in flat]} for name in names]
     differing = [row for row in rows if len({repr(value) for value in row["values"]}) > 1]
     return {
         "runs": [_describe(each) for each in opened],
@@ -183,31 +197,22 @@ def _compare(opened: list[OpenRun]) -> dict[str, Any]:
 
 
 def _describe(opened: OpenRun) -> dict[str, Any]:
-    findings = opened.run.findings
-    worst = max((SEVERITIES.index(finding.severity) for finding in findings), default=-1)
+    row = read_row(opened.run, opened.name)
     return {
         "id": opened.id,
         "name": opened.name,
         "facts": asdict(facts_of(opened.run)) | {"status": opened.status},
-        "findings": [finding.kind for finding in findings],
-        "severity": SEVERITIES[worst] if worst >= 0 else None,
+        "findings": [each.kind for each in row.troubles],
+        "severity": row.severity,
+        "judged": row.judged,
     }
 
 
 def _settings(run: Run) -> Iterator[tuple[str, Any]]:
     yield "model", run.header.model.get("name")
     yield "parameters", run.header.model.get("num_parameters")
-    yield from _flat("config", run.header.config)
-    yield from _flat("environment", run.header.environment)
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested settings by their path."""
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _flat(f"{name}.{key}", item)
-    else:
-        yield name, value if isinstance(value, str | int | float | bool | None) else repr(value)[:500]
+    yield from flatten("config", run.header.config)
+    yield from flatten("environment", run.header.environment)
 
 
 def _common_scalars(opened: list[OpenRun]) -> list[str]:
@@ -222,18 +227,29 @@ def _common_scalars(opened: list[OpenRun]) -> list[str]:
 
 
 def _partings(opened: list[OpenRun]) -> dict[str, Any]:
-    """Compare the first run with each of the others."""
-    first = opened[0]
-    return {"of": first.name, "partings": [_parting(first, other) for other in opened[1:]]}
+    """Compare the first run with each of the next few."""
+    first, others = opened[0], opened[1:_MOST_PARTED]
+    return {
+        "of": first.name,
+        "partings": [parting(first, other) for other in others],
+        "left_out": len(opened) - 1 - len(others),
+    }
 
 
-def _parting(first: OpenRun, other: OpenRun) -> dict[str, Any]:
+def parting(first: OpenRun, other: OpenRun) -> dict[str, Any]:
+    """Describe where two runs first differ, at all and by more than the tolerance."""
     exact = divergence(first.run, other.run)
     apart = divergence(first.run, other.run, tolerance=_APART) if exact.first else exact
-    return {"run": other.id, "name": other.name, "exact": _told(exact), "apart": _told(apart), "tolerance": _APART}
+    return {
+        "run": other.id,
+        "name": other.name,
+        "exact": _to_json(exact),
+        "apart": _to_json(apart),
+        "tolerance": _APART,
+    }
 
 
-def _told(found: Divergence) -> dict[str, Any]:
+def _to_json(found: Divergence) -> dict[str, Any]:
     return {
         "first": found.first,
         "together": found.together[:_MOST_TOGETHER],
@@ -244,12 +260,13 @@ def _told(found: Divergence) -> dict[str, Any]:
     }
 
 
-def _layers(opened: list[OpenRun]) -> dict[str, Any]:
-    if len(opened) < 2:
-        return {"total": 0, "rows": []}
-    rows = differences(opened[0].run, opened[1].run)
-    listed = [
-        {"site": row.site, "left": row.left, "right": row.right, "doublings": row.doublings}
-        for row in rows[:_MOST_LAYERS]
-    ]
-    return {"left": opened[0].name, "right": opened[1].name, "total": len(rows), "rows": listed}
+def compare_layers(opened: list[OpenRun], by: Sequence[str] = ()) -> dict[str, Any]:
+    """Describe how layers differ between runs, or between groups of them, the clearest difference first."""
+    runs, groups = _by_name(opened), _grouped(opened, by)
+    together = [[runs[row.name] for row in group.rows] for group in groups] or [[run] for run in runs.values()]
+    rows = layers_apart(together)
+    return {
+        "names": [group.name for group in groups] or list(runs),
+        "total": len(rows),
+        "rows": [asdict(row) for row in rows[:_MOST_LAYERS]],
+    }

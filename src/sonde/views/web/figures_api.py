@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from starlette.routing import Route
 
+from sonde.analysis import events_of
 from sonde.errors import OptionError, SelectionError
 from sonde.records import QUANTITIES
 from sonde.store import Run
@@ -88,7 +89,8 @@ def _tree(run: Run, query: Query) -> Any:
 
 
 def _timeline(run: Run, query: Query) -> Any:
-    return figures.event_timeline([*run.events, *checkpoints_of(run)], findings=run.findings)
+    findings = [*run.findings, *run.closed_findings]
+    return figures.event_timeline([*events_of(run), *checkpoints_of(run)], findings=findings)
 
 
 def _histogram(run: Run, query: Query) -> Any:
@@ -108,4 +110,7 @@ FIGURES: Final[dict[str, Maker]] = {
     "phases": lambda run, query: figures.step_phases(run),
     "memory": lambda run, query: figures.memory_timeline(run),
     "timeline": _timeline,
+    "ranks": lambda run, query: figures.rank_heatmap(run, query.text("what", "own")),
+    "rank-phases": lambda run, query: figures.rank_phases(run),
+    "rank-spread": lambda run, query: figures.rank_spread(run, query.text("site"), query.text("stat")),
 }

@@ -6,7 +6,6 @@ ours, which prevents DNS rebinding; and the `Origin`, if there is one, must be o
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import secrets
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 ANY_ADDRESS: Final = "*"
-"""Stands for every numeric address, which cannot be rebound as a name can."""
+"""Matches every numeric address, which cannot be rebound as a name can."""
 
 # Plotly gives its elements style attributes and a style sheet; nothing but our own files ever runs as script.
 _POLICY: Final = (
@@ -38,15 +37,15 @@ class Guard:
     Args:
         app: What is guarded.
         token: What a request must know.
-        hosts: Names and addresses that this server goes by; `*` stands for any address in numbers.
+        hosts: Names and addresses that this server goes by; `*` matches any numeric address.
         frames: Pages that may show the viewer inside them, as a content security policy lists them.
 
     """
 
     def __init__(self, app: ASGIApp, *, token: str, hosts: Iterable[str], frames: str = "'self'") -> None:
         self._app, self._token, self._hosts = app, token, frozenset(name.lower() for name in hosts)
-        # Cookies do not know ports: two viewers on one machine must not take each other's for theirs.
-        self.cookie = f"sonde-{hashlib.sha256(token.encode()).hexdigest()[:12]}"
+        # Not the token: a cookie that leaks opens this server only, and only until it ends.
+        self._session = secrets.token_urlsafe(24)
         self._policy = _POLICY.format(frames=frames)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,9 +69,9 @@ class Guard:
         given = query.get("token")
         if given is not None and self._knows(given):
             return self._set_cookie(scope, query)
-        if not self._knows(given or _bearer(headers) or self._of_cookie(headers)):
-            return _refusal(scope, 401, _MISSING)
-        return None
+        if self._knows(given or _bearer(headers)) or self._is_session(scope, headers):
+            return None
+        return _refusal(scope, 401, _MISSING)
 
     def _is_ours(self, netloc: str) -> bool:
         try:
@@ -84,20 +83,20 @@ class Guard:
     def _knows(self, given: str | None) -> bool:
         return given is not None and secrets.compare_digest(given.encode(), self._token.encode())
 
-    def _of_cookie(self, headers: Headers) -> str | None:
+    def _is_session(self, scope: Scope, headers: Headers) -> bool:
         try:
-            morsel = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+            morsel = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(scope))
         except CookieError:
-            return None
-        return None if morsel is None else morsel.value
+            return False
+        return morsel is not None and secrets.compare_digest(morsel.value.encode(), self._session.encode())
 
     def _set_cookie(self, scope: Scope, query: QueryParams) -> Response | None:
-        """Put the token into a cookie and out of the address, where it would be copied and logged."""
+        """Set the cookie of this server and take the token out of the address, where it would be copied and logged."""
         if scope["path"].rpartition("/")[2]:
             return None  # not the page itself but something of it, asked for by a program
         rest = urlencode([pair for pair in query.multi_items() if pair[0] != "token"])
         answer = RedirectResponse(f"./{'?' + rest if rest else ''}", 303)
-        answer.set_cookie(self.cookie, self._token, httponly=True, samesite="lax", path="/")
+        answer.set_cookie(_cookie_name(scope), self._session, httponly=True, samesite="lax", path="/")
         return answer
 
     def _sealed(self, send: Send) -> Send:
@@ -114,9 +113,17 @@ class Guard:
         return seal
 
 
+def _cookie_name(scope: Scope) -> str:
+    """Return the name of the cookie. Cookies do not know ports: two viewers on one machine must not share a name."""
+    server = scope.get("server")
+    return f"sonde-{server[1] if server else 0}"
+
+
 def _refusal(scope: Scope, status: int, why: str) -> Response:
+    # The connection ends with it: a client without the token holds none open.
+    headers = {"Connection": "close"}
     wants_json = "/api/" in scope["path"]
-    return JSONResponse({"error": why}, status) if wants_json else PlainTextResponse(why, status)
+    return JSONResponse({"error": why}, status, headers) if wants_json else PlainTextResponse(why, status, headers)
 
 
 def _bearer(headers: Headers) -> str | None:

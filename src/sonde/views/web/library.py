@@ -160,8 +160,10 @@ class Library:
             opened = OpenRun(run_id, name, open_run(path), root, _clock=self._clock)
             with self._lock:
                 self._open[run_id] = opened
-                while len(self._open) > MOST_OPEN:
-                    self._open.popitem(last=False)
+                evicted = [self._open.popitem(last=False)[1] for _ in range(len(self._open) - MOST_OPEN)]
+                self._gates.pop(run_id, None)
+        for each in evicted:
+            each.run.close()
         return opened
 
     def _replace(self, old: OpenRun) -> OpenRun:
@@ -169,6 +171,7 @@ class Library:
         fresh = OpenRun(old.id, old.name, open_run(old.run.path), old.root, old.version + 1, _clock=self._clock)
         with self._lock:
             self._open[old.id] = fresh
+        old.run.close()
         return fresh
 
     def _find(self, run_id: str) -> tuple[str, Path, Path]:

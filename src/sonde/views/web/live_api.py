@@ -1,4 +1,4 @@
-"""Whether a run has changed: as a stream of events, and as an answer for those that cannot hold one open."""
+"""Report whether a run has changed: as a stream of events, or by polling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sonde.views.web.answers import Query, as_json, raw_route
 from sonde.views.web.library import Library, OpenRun
 
 _LOOK_S: Final = 1.0
-_SIGN_OF_LIFE: Final = 15  # looks after which a silent stream says that it is alive
+_SIGN_OF_LIFE: Final = 15  # looks after which an idle stream sends a keep-alive
 MOST_STREAMS: Final = 64
 STREAM: Final = "live"
 
@@ -40,9 +40,9 @@ def routes(library: Library) -> list[Route]:
         opened = await run_in_threadpool(library.open, request.path_params["run"])
         if streams[0] >= MOST_STREAMS:
             return Response("Too many windows listen; this one must ask instead.", 503)
-        return StreamingResponse(tell(opened.id), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        return StreamingResponse(stream(opened.id), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
-    async def tell(run: str) -> AsyncIterator[str]:
+    async def stream(run: str) -> AsyncIterator[str]:
         streams[0] += 1
         sent, silent = None, 0
         try:

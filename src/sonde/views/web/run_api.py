@@ -9,11 +9,10 @@ from typing import Any, Final
 import numpy as np
 from starlette.routing import Route
 
-from sonde.analysis import ending_of, facts_of, find_learning_rate, find_loss, phase_shares
-from sonde.diagnosis.dynamics import classify
-from sonde.diagnosis.judgement import Health, health
+from sonde.analysis import ending_of, events_of, facts_of, phase_shares
+from sonde.analysis.source_lines import line_of
 from sonde.diagnosis.second_opinion import was_judged
-from sonde.records import Event, Finding, Site
+from sonde.records import Event, Finding
 from sonde.store import Run
 from sonde.views.document import ranked, when, words_of
 from sonde.views.terminal.style import size
@@ -62,7 +61,6 @@ def _step_at(run: Run, time: float) -> int | None:
 
 
 _MOST_EVENTS: Final = 2000
-_MOST_LOSSES: Final = 20_000
 
 
 def routes(library: Library) -> list[Route]:
@@ -83,9 +81,7 @@ def _overview(opened: OpenRun, query: Query) -> dict[str, Any]:
         "ending": ending_of(run),
         "findings": [describe_finding(run, finding) for finding in ranked(run.findings)],
         "judged": was_judged(run),
-        "health": _health(run),
         "phases": phase_shares(run),
-        "learning_rate": _latest(run, find_learning_rate(run.sites)),
         "quantities": quantities,
         "problems": run.problems[:50],
         "config": run.header.config,
@@ -111,42 +107,21 @@ def describe_finding(run: Run, finding: Finding) -> dict[str, Any]:
     for item in plain["evidence"]:
         key, _, stat = item["series"].rpartition(" ")
         item["site"], item["stat"] = (key, stat) if key in known else (None, None)
-    return plain | {"title": words_of(finding.kind), "when": when(finding), "line": _source_line(finding)}
+    # The site whose curve shows it best: one that the evidence names, else one of the layer.
+    named = [item["site"] for item in plain["evidence"] if item["site"]]
+    named += [key for key in known for site in finding.sites if key.partition(":")[0] in (site, f"{site}.weight")]
+    layer = min(named[:1] or sorted(named), default=None)
+    words = {"title": words_of(finding.kind), "when": when(finding), "line": _source_line(finding), "layer": layer}
+    return plain | words
 
 
 def _source_line(finding: Finding) -> dict[str, str] | None:
-    origin = finding.data.get("origin")
-    line = origin.get("line") if isinstance(origin, dict) else None
-    if not isinstance(line, dict) or not line.get("file"):
-        return None
-    code = next((str(line[name]) for name in ("text", "code", "source") if line.get(name)), "")
-    return {"place": f"{Path(str(line['file'])).name}:{line.get('line', '')}", "code": code}
-
-
-def _health(run: Run) -> dict[str, Any] | None:
-    loss = find_loss(run.sites)
-    if loss is None:
-        return None
-    values = run.series(loss, "value").values
-    stride = -(-len(values) // _MOST_LOSSES) or 1
-    rated = health(run.findings) if was_judged(run) else Health(None, "unknown")
-    return {
-        "name": loss.name,
-        "dynamics": classify(values[::stride]),
-        "points": len(values),
-        "score": rated.score,
-        "word": rated.word,
-    }
-
-
-def _latest(run: Run, site: Site | None) -> float | None:
-    values = None if site is None else run.series(site, "value").values
-    return None if values is None or not len(values) else float(values[-1])
+    line = line_of(finding)
+    return None if line is None else {"place": line.place, "code": line.text}
 
 
 def _events(opened: OpenRun, query: Query) -> dict[str, Any]:
-    events = [event for event in opened.run.events if event.event_type != "facts"]
-    events = sorted([*events, *checkpoints_of(opened.run)], key=lambda event: event.timestamp)
+    events = sorted([*events_of(opened.run), *checkpoints_of(opened.run)], key=lambda event: event.timestamp)
     wanted = query.text("type")
     chosen = [event for event in events if not wanted or event.event_type == wanted]
     kinds: dict[str, int] = {}

@@ -148,11 +148,13 @@ _PARTS: Final = (CAPTURES, KEPT)
 
 def sample_routes(library: Library, store: SampleStore) -> list[Route]:
     """Return the routes of the page *Sample*."""
-    api = _Api(store)
+    api = SampleApi(store)
     return [raw_route(library, "sample", api.sample), raw_route(library, "tensor", api.tensor)]
 
 
-class _Api:
+class SampleApi:
+    """Answers questions about one sample."""
+
     def __init__(self, store: SampleStore) -> None:
         self._store = store
 
@@ -261,6 +263,8 @@ def _read(outputs: DebugOutputs, idx: Datapoint, debugger: str, path: str) -> ND
         value = outputs.tensor(idx, debugger, path)
     except KeyError as error:
         raise SelectionError(str(error.args[0] if error.args else error)[:500]) from None
+    except OSError as error:  # its page was removed
+        raise RunDamaged(str(error)) from None
     array = np.asarray(value.value if isinstance(value, BatchValue) else value)
     if array.dtype.kind in "OSUMmV" and not _is_number(array):
         raise OptionError(f"{debugger}/{path} holds {array.dtype}, not numbers.")

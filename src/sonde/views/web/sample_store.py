@@ -89,39 +89,40 @@ class SampleStore:
     def table(self, evaluation: Evaluation) -> ScoreTable:
         """Return the scores of an evaluation."""
         path = evaluation.scores_file
-        return self._tables.get(path, _stamp(path), lambda: read_scores(evaluation))
+        return self._tables.get(path, stamp_of(path), lambda: read_scores(evaluation))
 
     def aggregated(self, evaluation: Evaluation) -> dict[str, float]:
         """Return the scores of a whole evaluation."""
         path = evaluation.scores_file
-        return self._aggregated.get(path, _stamp(path), lambda: read_aggregated(evaluation))
+        return self._aggregated.get(path, stamp_of(path), lambda: read_aggregated(evaluation))
 
     def notes(self, evaluation: Evaluation) -> Notes:
-        """Return labels and predictions of kept samples."""
+        """Return labels and predictions of samples."""
         folder = evaluation.folder / KEPT
-        return self._notes.get(folder, _stamp(folder), lambda: read_notes(evaluation))
+        stamp = (stamp_of(folder), stamp_of(evaluation.scores_file))
+        return self._notes.get(folder, stamp, lambda: read_notes(evaluation))
 
     def outputs(self, evaluation: Evaluation, part: str) -> DebugOutputs | None:
         """Return captures or kept samples; those that are still written are looked at again every second."""
         folder = evaluation.folder / part
         if not folder.is_dir():
             return None
-        _refuse_links(folder, evaluation.folder)
+        refuse_links(folder, evaluation.folder)
         is_written = any(folder.rglob("*.journal"))
-        stamp = (_stamp(folder), int(self._clock() / _FRESH_S) if is_written else 0)
+        stamp = (stamp_of(folder), int(self._clock() / _FRESH_S) if is_written else 0)
         return self._outputs.get(folder, stamp, lambda: DebugOutputs(folder))
 
     def answer(self, evaluation: Evaluation, key: Hashable, make: Callable[[], T]) -> T:
         """Return what was computed from an evaluation, or compute it; forgotten when its files change."""
         stamps = tuple(
-            _stamp(path) for path in (evaluation.scores_file, evaluation.folder / CAPTURES, evaluation.folder / KEPT)
+            stamp_of(path) for path in (evaluation.scores_file, evaluation.folder / CAPTURES, evaluation.folder / KEPT)
         )
         return self._answers.get((evaluation.folder, key), stamps, make)
 
 
 def few_enough(evaluations: list[Evaluation], most: int, always: Callable[[Evaluation], bool]) -> list[Evaluation]:
     """Leave out evaluations, evenly, until their scores can be read at once: by number and by bytes."""
-    sizes = [_stamp(each.scores_file)[1] for each in evaluations]
+    sizes = [stamp_of(each.scores_file)[1] for each in evaluations]
     if len(evaluations) <= most and sum(sizes) <= _MOST_BYTES:
         return evaluations
     fitting = int(_MOST_BYTES * len(sizes) / max(sum(sizes), 1))
@@ -131,7 +132,8 @@ def few_enough(evaluations: list[Evaluation], most: int, always: Callable[[Evalu
     return [each for at, each in enumerate(evaluations) if at in chosen or always(each)]
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Return what changes when a file is written; zeros where there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -144,7 +146,8 @@ def _is_safe(evaluation: Evaluation, root: Path) -> bool:
     return all(is_inside(part, root) for part in parts)
 
 
-def _refuse_links(folder: Path, inside: Path) -> None:
+def refuse_links(folder: Path, inside: Path) -> None:
+    """Raise RunNotFound if a link anywhere in `folder` leads out of `inside`."""
     for path in folder.rglob("*"):
         if path.is_symlink() and not is_inside(path, inside):
             raise RunNotFound(f"{folder.name} of {inside.name} is not shown: {path.name} is a link that leads out.")

@@ -32,6 +32,7 @@ from sonde.views.web.compare_api import describe_contrast, draw_scores
 from sonde.views.web.figures_api import pack
 from sonde.views.web.library import Library, OpenRun
 from sonde.views.web.sample_api import sample_routes
+from sonde.views.web.sample_pictures import Pictures
 from sonde.views.web.sample_store import SampleStore, few_enough, sample_text
 
 _MOST_ROWS: Final = 500
@@ -55,6 +56,10 @@ def routes(library: Library) -> list[Route]:
         "score-figure": api.figure,
         "common-failures": api.common,
         "contrast": api.contrast,
+        "thumbnails": api.thumbnails,
+        "classes": api.classes,
+        "changes": api.changes,
+        "embedding": api.embedding,
     }
     own = [raw_route(library, path, answer) for path, answer in topics.items()]
     return own + sample_routes(library, store)
@@ -63,6 +68,7 @@ def routes(library: Library) -> list[Route]:
 class _Api:
     def __init__(self, library: Library, store: SampleStore) -> None:
         self._library, self._store = library, store
+        self._pictures = Pictures(store)
 
     def evaluations(self, opened: OpenRun, query: Query) -> Response:
         """List the evaluations, the metrics they have, and the runs that can be laid beside."""
@@ -187,6 +193,43 @@ class _Api:
                 "worst": rows[:_MOST_ROWS],
                 "failures": len(rows),
             }
+        )
+
+    def thumbnails(self, opened: OpenRun, query: Query) -> Response:
+        """Draw some samples small."""
+        evaluation = self._store.evaluation(opened, query.text("evaluation"))
+        return as_json(
+            self._store.answer(
+                evaluation, ("thumbnails", query.key), lambda: self._pictures.thumbnails(evaluation, query)
+            )
+        )
+
+    def classes(self, opened: OpenRun, query: Query) -> Response:
+        """Return scores by class and as a histogram, of the samples that the filters select."""
+        evaluation = self._store.evaluation(opened, query.text("evaluation"))
+        metric = self._metric(self._store.table(evaluation), query)
+        return as_json(self._pictures.classes(evaluation, metric, self._picked(evaluation, query)))
+
+    def changes(self, opened: OpenRun, query: Query) -> Response:
+        """Return how samples differ between this run and the first beside it."""
+        both = self._runs(opened, query)[:2]
+        if len(both) < 2:
+            raise OptionError("Name another run: with=...")
+        name = query.text("evaluation")
+        known = {found.name for found in self._store.evaluations(both[1])}
+        mine, theirs = (
+            self._store.evaluation(opened, name),
+            self._store.evaluation(both[1], name if name in known else ""),
+        )
+        return as_json(self._pictures.changed(mine, theirs, self._metric(self._store.table(mine), query)))
+
+    def embedding(self, opened: OpenRun, query: Query) -> Response:
+        """Return a map of the samples in two dimensions."""
+        evaluation = self._store.evaluation(opened, query.text("evaluation"))
+        return as_json(
+            self._store.answer(
+                evaluation, ("embedding", query.key), lambda: self._pictures.embedding(evaluation, query)
+            )
         )
 
     def contrast(self, opened: OpenRun, query: Query) -> Response:

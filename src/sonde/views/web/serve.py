@@ -1,4 +1,4 @@
-"""Serving the viewer: where it listens, what it is called, and until when."""
+"""Serve the viewer: its address, its name, and when it stops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sonde.errors import MissingExtra, OptionError
 from sonde.views.web.guard import ANY_ADDRESS, LOOPBACK
 
 # --------------------------------------------------------------------------------
-# Keeping the server's memory low, where the C library lets us say how.
+# Keeping the server's memory low, where the C library allows it.
 
 
 _TRIM_THRESHOLD: Final = -1
@@ -112,7 +112,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Return whether a host stands for all addresses of this machine."""
+    """Return whether a host means all addresses of this machine."""
     return host in ("", "0.0.0.0", "::")
 
 
@@ -141,11 +141,13 @@ def serve(
     except ImportError:
         raise MissingExtra("uvicorn", "view", "The viewer") from None
     from sonde.views.web.app import make_app
+    from sonde.views.web.connections import BoundedProtocol
 
     keep_memory_low()
     app = make_app(roots, token=place.token, hosts=names_of(place.host, names), frames=frames)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, ws="none"
+        app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, ws="none",
+        http=BoundedProtocol,
     )  # fmt: skip
 
     class Server(uvicorn.Server):

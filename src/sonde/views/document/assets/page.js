@@ -12,8 +12,13 @@
       const figure = figures[Number(place.dataset.figure)];
       const layout = { ...figure.layout, template: templates[theme()], autosize: true };
       delete layout.width;
-      await Plotly.react(place, figure.data, layout, options);
-      place.dataset.drawn = "true";
+      try {
+        await Plotly.react(place, figure.data, layout, options);
+        place.dataset.drawn = "true";
+      } catch (error) { // one figure that cannot be drawn must not keep the others from the reader
+        console.error(error);
+        place.textContent = `This figure could not be drawn: ${error.message ?? error}`;
+      }
     }
     document.documentElement.dataset.ready = "true";
   }

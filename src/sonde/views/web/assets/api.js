@@ -45,8 +45,37 @@ export async function ask(path, query, signal) {
   return answer;
 }
 
+// Answers that hold until their run changes are kept, so that going back to a page asks for nothing. Each says which
+// version of the run it is of; the run that is followed reports its version; of other runs nothing is kept.
+const MOST_KEPT = 40, VERSION = "Sonde-Version";
+let followed = null, pulse = null;
+const kept = new Map();
+
+/** Keep the answers of a run while it is in this state; null is not known, as without a connection. */
+export function keepAnswers(run, state) {
+  const isSame = followed === run && pulse !== null && state !== null && pulse.version === state.version;
+  if (followed !== run || (pulse !== null && !isSame)) kept.clear();
+  followed = run;
+  pulse = state;
+}
+
+/** Return a kept answer that still holds, or undefined. */
+export function keptAnswer(path, query = {}) {
+  const found = kept.get(address(path, query));
+  return found && pulse?.version === found.version ? found.made : undefined;
+}
+
 /** Ask for JSON. */
-export const getJson = async (path, query, signal) => (await ask(path, query, signal)).json();
+export async function getJson(path, query, signal) {
+  const held = keptAnswer(path, query);
+  if (held !== undefined) return held;
+  const answer = await ask(path, query, signal), made = await answer.json(), version = Number(answer.headers.get(VERSION));
+  if (version && followed !== null && `${path}/`.startsWith(`${runPath(followed)}/`)) {
+    kept.set(address(path, query), { version, made });
+    if (kept.size > MOST_KEPT) kept.delete(kept.keys().next().value);
+  }
+  return made;
+}
 
 /** Ask for raw bytes, which a canvas draws. */
 export const getBytes = async (path, query, signal) => (await ask(path, query, signal)).arrayBuffer();

@@ -79,3 +79,6 @@ export function search(label, value, placeholder, onchange) {
 export function panel(title, ...children) {
   return h("section", { class: "panel", "aria-label": title }, h("h2", {}, title), children);
 }
+
+/** Do something once what has been drawn can be seen. */
+export const whenIdle = (act) => requestAnimationFrame(() => (window.requestIdleCallback ?? setTimeout)(act, { timeout: 500 }));

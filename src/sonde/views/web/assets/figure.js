@@ -1,15 +1,16 @@
 // Draws figures that the server made, with the plotly.js of its installed package. A figure is fetched when it comes
 // into view, and drawn again when its run or the theme changes.
 import { getJson } from "./api.js";
-import { h, replace } from "./dom.js";
+import { h, replace, whenIdle } from "./dom.js";
 import { onTheme, theme } from "./theme.js";
 
 const OPTIONS = { responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+const version = document.querySelector("script[data-plotly]")?.dataset.plotly;
 let library = null, themes = null;
 
 function load() {
   library ??= new Promise((resolve, reject) => {
-    const script = h("script", { src: "plotly.js", onload: () => resolve(window.Plotly),
+    const script = h("script", { src: version ? `plotly.js?v=${version}` : "plotly.js", onload: () => resolve(window.Plotly),
       onerror: () => { library = null; reject(new Error("plotly.js could not be loaded from the viewer.")); } });
     document.head.append(script);
   });
@@ -107,7 +108,7 @@ export function figure(path, query = {}, { signal, height, title, onpoint, tools
     stands();
     watcher.disconnect();
     forget();
-    if (plotted) window.Plotly.purge(place); // else its listeners keep the page's memory growing
+    if (plotted) whenIdle(() => window.Plotly.purge(place)); // else its listeners keep the page's memory growing
   });
   return element;
 }

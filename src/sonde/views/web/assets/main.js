@@ -1,7 +1,8 @@
 // The shell: bar on top, the page that the address names below it, keys, and news of a live run.
-import { silence } from "./api.js";
+import { getJson, keepAnswers, runPath, silence } from "./api.js";
 import { h, replace } from "./dom.js";
 import { prepare } from "./figure.js";
+import { explain } from "./glossary.js";
 import { addKeys, setPageKeys, showHelp } from "./keys.js";
 import { listen } from "./live.js";
 import { PAGES } from "./pages.js";
@@ -9,6 +10,7 @@ import { link, parse, toQuery } from "./route.js";
 import { switchTheme } from "./theme.js";
 import { count } from "./words.js";
 
+const brand = h("a", { class: "brand", href: link("runs"), "aria-label": "Sonde, all runs" }, h("img", { src: "assets/icon.svg", alt: "" }), "Sonde");
 const bar = document.getElementById("bar"), main = document.getElementById("main");
 const QUIET_MS = 1500; // between two redraws of a live run
 const REST = 3; // and this often as long as a redraw took, so that a large run does not keep the server busy
@@ -49,6 +51,13 @@ function context(route, signal) {
   };
 }
 
+/** Without a page in the address: the list of runs, or the overview of the only run. */
+async function start() {
+  if (location.hash.replace(/^#\/?$/, "")) return;
+  const { runs } = await getJson("runs").catch(() => ({ runs: [] }));
+  if (runs.length === 1 && !runs[0].problem && !location.hash) history.replaceState(null, "", link("overview", { run: runs[0].id }));
+}
+
 async function go() {
   if (location.hash === "#main") return; // the link that skips the bar
   const route = parse(location.hash);
@@ -62,6 +71,7 @@ async function go() {
   setPageKeys([]);
   drawBar(route);
   follow(route.run);
+  readParts(route);
   main.dataset.page = route.page;
   main.removeAttribute("data-ready");
   main.setAttribute("aria-busy", "true");
@@ -111,42 +121,64 @@ export function nameOf(run) {
   }
 }
 
+const parts = new Map(); // by run: which pages have something to show
+
 function drawBar(route) {
-  const focused = bar.contains(document.activeElement);
-  const tab = (page) => h("a", {
-    href: link(page.name, { run: page.ofRun ? route.run : null, query: page.name === "compare" && route.run ? { run: [route.run] } : {} }),
-    "aria-current": route.page === page.name ? "page" : null,
-  }, page.title);
+  const focused = bar.contains(document.activeElement), known = parts.get(route.run) ?? {};
+  const address = (page) => link(page.name, { run: page.ofRun ? route.run : null, query: page.name === "compare" && route.run ? { run: [route.run] } : {} });
+  const tab = (page) => h("a", { href: address(page), "aria-current": route.page === page.name ? "page" : null }, page.title);
+  const listed = PAGES.filter((page) => page.inBar !== false && (!page.ofRun || route.run) && !(window.sondeCopy && page.name === "compare"));
+  const isEmpty = (page) => known[page.name] === false && route.page !== page.name;
+  const empty = listed.filter(isEmpty);
+  const more = empty.length ? h("details", { class: "menu" }, h("summary", { title: "Pages without anything in this run" }, "More"),
+    h("div", { class: "menubody" }, empty.map((page) => h("a", { href: address(page), class: "emptypage" }, page.title, h("span", { class: "quiet" }, page.fill))))) : null;
+  const nav = h("nav", { id: "pages", "aria-label": "Pages" }, listed.filter((page) => !isEmpty(page)).map(tab), more);
+  const title = PAGES.find((page) => page.name === route.page)?.title ?? "Pages";
+  const fold = h("button", { type: "button", class: "fold", "aria-expanded": "false", "aria-controls": "pages", onclick: () => fold.setAttribute("aria-expanded", String(nav.classList.toggle("open"))) }, "☰ ", title);
   replace(bar,
-    h("a", { class: "brand", href: link("runs"), "aria-label": "Sonde, all runs" }, h("img", { src: "assets/icon.svg", alt: "" }), "Sonde"),
-    h("nav", { "aria-label": "Pages" }, PAGES.filter((page) => page.inBar !== false && (!page.ofRun || route.run)).map(tab)),
+    brand, fold, nav,
     route.run ? h("span", { class: "runname", title: nameOf(route.run) }, nameOf(route.run)) : null,
     h("span", { id: "pulse", class: "pulse", role: "status" }),
     h("span", { class: "end" },
       h("button", { type: "button", onclick: switchTheme, title: "Light or dark (d)" }, "◐", h("span", { class: "unseen" }, "Light or dark")),
       h("button", { type: "button", onclick: showHelp, title: "Keys (?)" }, "?", h("span", { class: "unseen" }, " Keys"))));
-  const current = bar.querySelector("[aria-current]");
-  current?.scrollIntoView({ block: "nearest", inline: "nearest" }); // a narrow bar scrolls
-  if (focused) current?.focus(); // keep the focus for keyboard users
+  if (focused) bar.querySelector("[aria-current]")?.focus(); // keep the focus for keyboard users
+}
+
+/** Ask which pages of a run have something to show, and fold the others away. */
+async function readParts(route) {
+  if (route.run === null) return;
+  const answer = await getJson(runPath(route.run, "parts"), {}).catch(() => null);
+  if (!answer) return;
+  const isNew = JSON.stringify(parts.get(route.run)) !== JSON.stringify(answer);
+  parts.set(route.run, answer);
+  if (isNew && here === route && !bar.contains(document.activeElement)) { drawBar(route); showPulse(); }
+  bar.dataset.knownOf = route.run;
 }
 
 /** Listen to the run that is shown; the pages of one run share one listener. */
 function follow(run) {
   if (listening?.run === run) {
-    showPulse(listening.pulse);
+    showPulse();
     return;
   }
   listening?.stop.abort();
   listening = null;
+  keepAnswers(run, null);
   if (run === null) return;
-  const mine = { run, stop: new AbortController(), pulse: null, timer: 0, quiet: QUIET_MS, missed: false };
+  const mine = { run, stop: new AbortController(), pulse: null, how: null, timer: 0, quiet: QUIET_MS, missed: false };
   listening = mine;
   listen(run, (pulse) => {
     const before = mine.pulse;
     mine.pulse = pulse;
-    showPulse(pulse);
+    keepAnswers(run, pulse);
+    showPulse();
     if (before && before.version !== pulse.version) soon(mine);
-  }, (word) => { document.getElementById("pulse").dataset.how = word; }, mine.stop.signal);
+  }, (how) => {
+    mine.how = how;
+    if (how === "lost" || how === "gone") keepAnswers(run, null);
+    showPulse();
+  }, mine.stop.signal);
 }
 
 function soon(mine) {
@@ -169,7 +201,7 @@ function soon(mine) {
   }, mine.quiet);
 }
 
-const TOLD = {
+const STATUS_MEANING = {
   live: "It is being written now.",
   crashed: "The process ended without recording why: it was killed, ran out of memory, or the machine went down.",
   interrupted: "It was stopped before its end, by Ctrl-C or a signal.",
@@ -177,12 +209,16 @@ const TOLD = {
   deleted: "Its folder is gone. What was read before is still shown.",
 };
 
-function showPulse(pulse) {
+/** Show the state of the followed run, and how it arrives, in the bar, which may have been redrawn since. */
+function showPulse() {
   const place = document.getElementById("pulse");
-  if (!pulse || !place) return;
+  if (!listening || !place) return;
+  const { pulse, how } = listening;
+  if (how) place.dataset.how = how;
+  if (!pulse) return;
   place.dataset.status = pulse.status;
   place.dataset.step = String(pulse.last_step ?? "");
-  place.title = TOLD[pulse.status] ?? "";
+  place.title = STATUS_MEANING[pulse.status] ?? "";
   replace(place, h("span", { class: `status ${pulse.status}` }, pulse.status), pulse.last_step === null ? `, no step${pulse.status === "live" ? " yet" : ""}` : ` step ${count(pulse.last_step)}`);
 }
 
@@ -198,6 +234,7 @@ addKeys([
     },
   })),
 ]);
+explain(main);
 window.addEventListener("hashchange", go);
 history.scrollRestoration = "manual";
-go().finally(() => setTimeout(() => { prepare(); for (const page of PAGES) page.load().catch(() => {}); }, 200));
+start().then(go).finally(() => setTimeout(() => { prepare(); for (const page of PAGES) page.load().catch(() => {}); }, 200));

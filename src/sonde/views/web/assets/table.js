@@ -16,22 +16,25 @@ const PART = 200;
  * @param {Column[]} columns
  * @param {Object} options `label` for screen readers; `sort` as `name` or `-name`; `onsort(sort)`; `onopen(row)`;
  *   `key(row)` names a row; `empty` is said where there are none
- * @returns {HTMLElement} with `show(rows)`
+ * @returns {HTMLElement} with `show(rows, columns)`. A row with `children` is followed by them while it is `open`. On a
+ *   small screen each row becomes a card, in which every value stands beside the title of its column
  */
 export function table(columns, { label, sort = "", onsort = () => {}, onopen = null, key = (row) => row.id, empty = "Nothing." } = {}) {
   const head = h("tr"), body = h("tbody");
   const more = h("button", { type: "button", class: "more", hidden: true, onclick: () => { shown += PART; draw(); } });
-  const element = h("div", { class: "scroll" }, h("table", { "aria-label": label }, h("thead", {}, head), body), more);
+  const element = h("div", { class: "scroll" }, h("table", { class: "cards", "aria-label": label }, h("thead", {}, head), body), more);
   let rows = [], shown = PART, current = null;
 
   const valueOf = (column, row) => (column.value ? column.value(row) : row[column.name]);
 
-  function sorted() {
+  const sorted = () => inOrder(rows).flatMap((row) => (row.children && row.open ? [row, ...inOrder(row.children)] : [row]));
+
+  function inOrder(some) {
     const column = columns.find((each) => each.name === sort.replace(/^-/, ""));
-    if (!column) return rows;
+    if (!column) return some;
     const sign = sort.startsWith("-") ? -1 : 1;
     // What is not known comes last, whichever way it is sorted.
-    return [...rows].sort((a, b) => {
+    return [...some].sort((a, b) => {
       const [left, right] = [valueOf(column, a), valueOf(column, b)];
       const [noLeft, noRight] = [left === null || left === undefined, right === null || right === undefined];
       if (noLeft || noRight) return noLeft - noRight;
@@ -46,7 +49,7 @@ export function table(columns, { label, sort = "", onsort = () => {}, onopen = n
       const mark = way ? h("span", { class: "way", "aria-hidden": "true" }, way === "ascending" ? " ▲" : " ▼") : null;
       const title = column.title && column.sortable !== false
         ? h("button", { type: "button", onclick: turn }, column.title, mark) : column.title;
-      return h("th", { scope: "col", class: column.number ? "number" : null, "aria-sort": way }, title);
+      return h("th", { scope: "col", class: column.number ? "number" : null, "aria-sort": way, title: column.hint }, title);
     }));
   }
 
@@ -55,8 +58,8 @@ export function table(columns, { label, sort = "", onsort = () => {}, onopen = n
     drawHead();
     const all = sorted();
     replace(body, all.slice(0, shown).map((row) => {
-      const line = h("tr", { "data-key": key(row), class: key(row) === current ? "current" : null, tabindex: onopen ? "-1" : null },
-        columns.map((column) => h("td", { class: column.number ? "number" : null }, column.cell ? column.cell(row) : valueOf(column, row))));
+      const line = h("tr", { "data-key": key(row), class: key(row) === current ? "current" : null, tabindex: onopen ? "-1" : null, "data-group": row.children ? "" : null },
+        columns.map((column) => h("td", { class: column.number ? "number" : null, "data-title": column.title || null }, column.cell ? column.cell(row) : valueOf(column, row))));
       if (onopen) {
         line.addEventListener("dblclick", () => onopen(row));
         line.addEventListener("focus", () => mark(line));
@@ -95,6 +98,6 @@ export function table(columns, { label, sort = "", onsort = () => {}, onopen = n
     line?.focus();
     line?.scrollIntoView({ block: "nearest" });
   };
-  element.show = (next) => { rows = next; draw(); };
+  element.show = (next, nextColumns = columns) => { rows = next; columns = nextColumns; draw(); };
   return element;
 }

@@ -41,7 +41,7 @@ export function colour(value, low, high, table) {
   return table[share <= 0 ? 0 : share >= 1 ? 255 : Math.round(share * 255)];
 }
 
-/** The smallest and largest finite value; null where there is none. */
+/** The smallest and largest finite value; `none` if there is none, and how many are not finite. */
 export function bounds(values) {
   let low = Infinity, high = -Infinity, odd = 0;
   for (const value of values) {
@@ -49,7 +49,7 @@ export function bounds(values) {
     if (value < low) low = value;
     if (value > high) high = value;
   }
-  return low <= high ? { low, high, odd } : { low: 0, high: 0, odd };
+  return low <= high ? { low, high, odd, none: false } : { low: 0, high: 0, odd, none: true };
 }
 
 /** Paint numbers into a canvas of one pixel each. */

@@ -4,13 +4,13 @@ import { MAPS, bounds, classColour, colour, paint } from "./colours.js";
 
 /** Choose bounds and a table of colours for values. */
 export function scale(values, { map = "auto", range = null } = {}) {
-  const { low, high } = range ?? bounds(values);
-  if (map === "classes") return { toColour: (value) => (Number.isFinite(value) ? classColour(Math.round(value)) : colour(value, 0, 1, MAPS.viridis)), low, high };
+  const { low, high, none = false } = range ?? bounds(values);
+  if (map === "classes") return { toColour: (value) => (Number.isFinite(value) ? classColour(Math.round(value)) : colour(value, 0, 1, MAPS.viridis)), low, high, none };
   const signed = low < 0 && high > 0;
   const name = map === "auto" ? (signed ? "difference" : "viridis") : map;
   const reach = Math.max(Math.abs(low), Math.abs(high));
   const [from, to] = name === "difference" ? [-reach, reach] : [low, high];
-  return { toColour: (value) => colour(value, from, to, MAPS[name]), low: from, high: to, name };
+  return { toColour: (value) => colour(value, from, to, MAPS[name]), low: from, high: to, none, name };
 }
 
 /** Three planes as one picture. */

@@ -5,7 +5,9 @@ import { short } from "../words.js";
 import { bounds } from "./colours.js";
 import { fitting, imageOf, mixed, planeCanvas, scale } from "./plane.js";
 
-const ROOM = 176, TILE = 44, TILES = 48, BARS = 16, FIRST = 10;
+const NOTHING_FINITE = "no finite value";
+
+const ROOM = 280, TILE = 44, TILES = 48, BARS = 16, FIRST = 10;
 const MOST_PIXELS = 6000; // of a side; browsers draw nothing on a canvas that is too large
 const ODD = /cam|saliency|attribution|where/i, ATTENTION = /atten|attn/i;
 
@@ -76,12 +78,12 @@ function bars(values, beside, marks) {
 }
 
 function curve(values, beside, name, step) {
-  const { low, high } = bounds(beside ? [...values, ...beside] : values), wide = 560, tall = 90;
+  const { low, high, none } = bounds(beside ? [...values, ...beside] : values), wide = 560, tall = 90;
   const line = (data) => data.reduce((path, value, at) => {
     if (!Number.isFinite(value)) return path;
     return `${path}${path ? "L" : "M"}${((at / Math.max(data.length - 1, 1)) * wide).toFixed(1)},${(tall - 4 - ((value - low) / (high - low || 1)) * (tall - 8)).toFixed(1)}`;
   }, "");
-  const status = h("p", { class: "note" }, `${short(low)} to ${short(high)}`);
+  const status = h("p", { class: "note" }, none ? NOTHING_FINITE : `${short(low)} to ${short(high)}`);
   const drawing = svg("svg", { class: "curve", viewBox: `0 0 ${wide} ${tall}`, preserveAspectRatio: "none", role: "img", "aria-label": `${name}, ${values.length} values` },
     beside ? svg("path", { d: line([...beside]), class: "beside" }) : null, svg("path", { d: line([...values]) }));
   drawing.addEventListener("pointermove", (event) => {
@@ -102,12 +104,12 @@ function planes(options, body) {
   const isMask = /int|bool/.test(dtype) && shape.filter((each) => each > 1).length === 2;
   const isAttention = ATTENTION.test(options.path ?? name) && rank >= 2 && shape[rank - 1] === shape[rank - 2];
   const laid = image && (isMask || ODD.test(options.path ?? name));
-  const usual = { y: guess.y, x: guess.x, c: guess.c, index: {}, order: "ranked", range: "own", map: isMask ? "classes" : laid ? "heat" : isImage ? (rgbAble(shape, guess.c) ? "rgb" : "grey") : "auto", zoom: 0, mode: "beside", wipe: 50, opacity: laid && !isMask ? 60 : 0, all: false };
+  const usual = { y: guess.y, x: guess.x, c: guess.c, index: {}, order: "ranked", range: other ? "both" : "own", map: isMask ? "classes" : laid ? "heat" : isImage ? (rgbAble(shape, guess.c) ? "rgb" : "grey") : "auto", zoom: 0, mode: "beside", wipe: 50, opacity: laid && !isMask ? 60 : 0, all: false };
   const view = sane({ ...usual, ...options.view }, usual, shape);
   let own = null, beside = null, ranked = [], picked = null;
-  const controls = h("div", { class: "controls small" }), large = h("div", { class: "large" }), tiles = h("div", { class: "tilebox" });
+  const controls = h("div", { class: "controls small" }), large = h("div", { class: "large" }), legend = h("div", { class: "legendbox" }), tiles = h("div", { class: "tilebox" });
   const status = h("p", { class: "note mono", role: "status" }), focus = h("div", { class: "focus" });
-  body.append(controls, h("div", { class: "planes" }, large, h("div", { class: "side" }, tiles, focus)), status);
+  body.append(controls, h("div", { class: "planes" }, h("div", {}, large, legend), h("div", { class: "side" }, tiles, focus)), status);
 
   function change(values) {
     const asks = "y" in values || "x" in values || "c" in values || (isLarge && "index" in values);
@@ -148,12 +150,20 @@ function planes(options, body) {
     drawFocus();
   }
 
-  const shared = () => (view.range === "shared" ? bounds(own.data) : null);
+  /** The range of colours: of both runs where they stand side by side, of the whole tensor, or null for each plane's own. */
+  function shared() {
+    if (view.range === "shared") return bounds(own.data);
+    if (!beside || view.range === "own") return null;
+    const both = [cut(own), cut(beside)].map((each) => bounds(each.values));
+    const known = both.filter((each) => !each.none);
+    return known.length ? { low: Math.min(...known.map((each) => each.low)), high: Math.max(...known.map((each) => each.high)) } : both[0];
+  }
 
   function paintOf(tensor, index = view.index, range = shared()) {
     const one = cut(tensor, index);
     if (view.map === "rgb" && channelCount() >= 3) return { ...one, image: imageOf(one, mixed([0, 1, 2].map((at) => cut(tensor, { ...index, [view.c]: at })))) };
-    return { ...one, image: imageOf(one, scale(one.values, { map: view.map === "rgb" ? "grey" : view.map, range }).toColour) };
+    const made = scale(one.values, { map: view.map === "rgb" ? "grey" : view.map, range });
+    return { ...one, scale: made, image: imageOf(one, made.toColour) };
   }
 
   function drawLarge() {
@@ -167,6 +177,7 @@ function planes(options, body) {
       canvas.drawLayers(over, one.width, one.height, zoom);
       return h("figure", { class: "scrollbox" }, canvas, label === name ? null : h("figcaption", { class: "note" }, label));
     };
+    replace(legend, one.scale && view.map !== "classes" && view.mode !== "difference" ? colourBar(one.scale) : null, isMask ? null : signedHistogram(one.values));
     if (!two) return replace(large, make(title(), [{ image: one.image }]));
     if (view.mode === "difference") {
       const values = one.values.map((value, at) => value - two.values[at]);
@@ -221,7 +232,7 @@ function planes(options, body) {
     const options = h("details", { class: "options", open: view.open || null, ontoggle: () => { view.open = options.open; } }, h("summary", {}, "View"), h("div", { class: "controls small" },
       several ? [choose("Rows", dims, String(view.y), (value) => pick("y", Number(value))), choose("Columns", dims, String(view.x), (value) => pick("x", Number(value)))] : null,
       several && rank > 2 ? choose(`${word}s`, dims, String(view.c), (value) => pick("c", Number(value))) : null,
-      choose("Range", [["own", "its own"], ["shared", "of the whole tensor"]], view.range, (value) => change({ range: value })),
+      choose("Range", [["own", "its own"], ...(other ? [["both", "of both runs"]] : []), ["shared", "of the whole tensor"]], view.range, (value) => change({ range: value })),
       choose("Colours", [["auto", "automatic"], ["viridis", "viridis"], ["grey", "grey"], ["heat", "heat"], ["difference", "around zero"], ["classes", "classes"], ...(rgbAble(shape, view.c) ? [["rgb", "red green blue"]] : [])], view.map, (value) => change({ map: value })),
       percentSlider("Zoom", "zoom", 0, 32, (value) => (value ? `${value}×` : "fit")), laid ? null : over));
     replace(controls, options,
@@ -259,6 +270,27 @@ function planes(options, body) {
   }
 
   return load;
+}
+
+/** The colours of a scale, from its least to its greatest value. */
+function colourBar({ toColour, low, high, none }) {
+  if (none) return h("p", { class: "note colourbar" }, NOTHING_FINITE);
+  const values = Float32Array.from({ length: 128 }, (_, at) => low + (at / 127) * (high - low));
+  const bar = planeCanvas({ label: `colours from ${short(low)} to ${short(high)}` });
+  bar.drawLayers([{ image: imageOf({ values, width: 128, height: 1 }, toColour) }], 128, 1, 1);
+  bar.style.height = "10px";
+  return h("p", { class: "note colourbar" }, short(low), bar, short(high));
+}
+
+/** How many values lie where, from the least to the greatest; a line marks zero. */
+function signedHistogram(values) {
+  const { low, high } = bounds(values), bins = 40, counts = new Array(bins).fill(0), wide = 200, tall = 40;
+  if (!(high > low)) return null;
+  for (const value of values) if (Number.isFinite(value)) counts[Math.min(bins - 1, Math.floor(((value - low) / (high - low)) * bins))] += 1;
+  const most = Math.max(...counts, 1), at = (value) => ((value - low) / (high - low)) * wide;
+  return svg("svg", { class: "planehistogram", viewBox: `0 0 ${wide} ${tall}`, role: "img", "aria-label": `histogram from ${short(low)} to ${short(high)}` },
+    counts.map((number, bin) => svg("rect", { x: (bin * wide) / bins, width: wide / bins - 0.6, y: tall - (number / most) * tall, height: (number / most) * tall, class: low + ((bin + 0.5) / bins) * (high - low) < 0 ? "below" : null }, svg("title", {}, `${short(low + (bin / bins) * (high - low))} to ${short(low + ((bin + 1) / bins) * (high - low))}: ${number}`))),
+    low < 0 && high > 0 ? svg("line", { x1: at(0), x2: at(0), y1: 0, y2: tall }) : null);
 }
 
 /** A view from a link may say anything: keep of it what this tensor has. */

@@ -26,12 +26,12 @@ export async function show(place, context) {
   const picture = h("div"), examples = h("div", { class: "columns" });
   let found = null, turn = 0;
   const rows = table([
-    { name: "words", title: "Statistic", sortable: false, cell: (row) => h("button", { type: "button", class: "plain left", onclick: () => pick(row.rank) }, row.words.replace(/\//g, "\u200b/")) },
-    { name: "effect", title: "Effect", number: true, value: (row) => Math.abs(row.effect), cell: (row) => short(row.effect) },
-    { name: "d", title: "Cohen's d", number: true, value: (row) => Math.abs(row.d), cell: (row) => short(row.d) },
-    { name: "q", title: "p, corrected", number: true, cell: (row) => h("span", { class: row.q < 0.05 ? "good" : "quiet" }, short(row.q)) },
-    { name: "failed_median", title: "Failed", number: true, cell: (row) => short(row.failed_median) },
-    { name: "good_median", title: "Good", number: true, cell: (row) => short(row.good_median) },
+    { name: "words", title: "Statistic", sortable: false, cell: (row) => h("button", { type: "button", class: "plain left", onclick: () => pick(row.rank) }, row.words.replace(/\//g, "\u200b/"), row.also?.length ? h("span", { class: "quiet", title: row.also.join("\n") }, ` and ${plural(row.also.length, "other")} alike`) : null) },
+    { name: "effect", title: "Effect", hint: "rank-biserial correlation: 1 if every failed sample has more of it than any good one, -1 if less, 0 if alike", number: true, value: (row) => Math.abs(row.effect), cell: (row) => short(row.effect) },
+    { name: "d", title: "Cohen's d", hint: "difference of means in standard deviations", number: true, value: (row) => Math.abs(row.d), cell: (row) => short(row.d) },
+    { name: "q", title: "p, corrected", hint: "Mann-Whitney p-value, corrected for the number of statistics tried", number: true, cell: (row) => h("span", { class: row.q < 0.05 ? "good" : "quiet" }, short(row.q)) },
+    { name: "failed_median", title: "Failed (median)", number: true, cell: (row) => short(row.failed_median) },
+    { name: "good_median", title: "Good (median)", number: true, cell: (row) => short(row.good_median) },
   ], { label: "What separates failed from good samples", key: (row) => row.words, onopen: (row) => pick(row.rank), empty: "No statistic differs." });
   place.append(top, problem, said, h("div", { class: "split wide table" }, panel("What separates them, clearest first", h("div", { class: "window" }, rows)), h("div", { class: "stack" }, picture, examples)));
 

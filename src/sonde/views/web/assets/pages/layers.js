@@ -1,11 +1,19 @@
 // Every layer: one picture over all steps, one site in full, gradients by depth at any step, and the model as a tree.
 import { getJson, runPath } from "../api.js";
-import { choose, h, panel, replace, search } from "../dom.js";
+import { choose, h, panel, replace, search, whenIdle } from "../dom.js";
+import { chart } from "../chart.js";
 import { figure } from "../figure.js";
+import { heatMap } from "../heat.js";
+import { siteList } from "../sitelist.js";
+import { timeAxis } from "../timeaxis.js";
 import { count, plural, short } from "../words.js";
 import { unescaped } from "./overview.js";
 
 const MOST_SHOWN = 6;
+let allStatistics = null;
+
+/** The statistics there are; they stay the same as long as the server runs. */
+const tableOfStatistics = () => (allStatistics ??= getJson("statistics").catch((error) => { allStatistics = null; throw error; }));
 
 /** What is typed as a glob: a word finds every key that has it. */
 const glob = (text) => (!text ? "*" : /[*?[:]|^re:/.test(text) ? text : `*${text}*`);
@@ -13,7 +21,8 @@ const glob = (text) => (!text ? "*" : /[*?[:]|^re:/.test(text) ? text : `*${text
 export async function show(place, context) {
   const { run, signal } = context;
   const at = (name) => runPath(run, `figure/${name}`);
-  const [info, { runs }, { statistics, quantities }] = await Promise.all([getJson(runPath(run), {}, signal), getJson("runs", {}, signal), getJson("statistics", {}, signal)]);
+  const [info, { statistics, quantities }, recorded] = await Promise.all([getJson(runPath(run), {}, signal), tableOfStatistics(), getJson(runPath(run, "steps"), {}, signal)]);
+  let runs = null;
   const known = quantities.filter((each) => info.quantities[each]);
   const quantityOf = (text) => quantities.find((each) => text.endsWith(`:${each}`));
   const titles = Object.fromEntries(statistics.map((each) => [each.name, each.title]));
@@ -24,8 +33,36 @@ export async function show(place, context) {
   const ofAnyTensor = () => (statistics.find((each) => each.name === stat())?.quantity ? "" : stat());
   const sites = () => context.query.getAll("site").slice(0, MOST_SHOWN);
 
-  const heat = figure(at("heat"), heatQuery(), { signal, onpoint: (point) => pick(point.y), height: 430 });
-  const list = h("div", { class: "sitelist", role: "listbox", "aria-label": "Sites, up and down choose one", "aria-multiselectable": "true", tabindex: "0", onkeydown: steer }), listed = h("p", { class: "note" });
+  const axis = Object.assign(timeAxis(context), { room: 190 });
+  const byRow = () => context.query.get("rows") === "own";
+  const rowBox = h("input", { type: "checkbox", checked: byRow(), onchange: () => { context.keep({ rows: rowBox.checked ? "own" : "" }); map?.recolour?.(); } });
+  const heat = h("div", { class: "map" });
+  let map = null, mapTurn = 0, stands;
+  const heatStands = new Promise((resolve) => { stands = () => whenIdle(resolve); }); // what is drawn with Plotly comes after it
+
+  /** Draw all layers over all steps; what goes wrong is said in its place. */
+  async function drawHeat() {
+    const mine = ++mapTurn;
+    let made = null;
+    try {
+      made = await getJson(runPath(run, "heat"), heatQuery(), signal);
+    } catch (error) {
+      if (error.name === "AbortError" || mine !== mapTurn) return;
+      map = null;
+      stands();
+      replace(heat, panel("Layers over steps", h("p", { class: "problem", role: "alert" }, error.message)));
+      return;
+    }
+    if (mine !== mapTurn) return;
+    stands();
+    if (!made.keys.length) { map = null; replace(heat, panel(made.what, h("p", { class: "quiet" }, "There is nothing to draw: no reading has this statistic."))); return; }
+    if (map) { map.show(made); return; }
+    map = heatMap(made, axis, { signal, byRow, height: 430, onrow: (key) => select([key]),
+      tools: [h("label", { class: "field", title: "Colour each row by its own lowest and highest value" }, rowBox, h("span", {}, "each row by itself"))] });
+    replace(heat, map);
+  }
+
+  const listed = h("p", { class: "note" }), list = siteList({ chosen: () => sites(), select: (next) => select(next) });
   const one = h("div", { class: "stack" });
   let keys = [], curves = null, bins = null;
 
@@ -42,7 +79,8 @@ export async function show(place, context) {
 
   function select(next) {
     context.keep({ site: next }, { push: true });
-    markList();
+    list.mark();
+    if (next.length) list.reveal(next[0]);
     drawSite();
     one.scrollIntoView({ block: "nearest" });
   }
@@ -56,39 +94,10 @@ export async function show(place, context) {
     listed.textContent = answer.problem ?? (answer.total > keys.length ? `${count(keys.length)} of ${plural(answer.total, "site")}` : plural(answer.total, "site"));
     const alike = new Set(answer.sites.map((site) => ending(site))).size === 1; // then the heading says it for all
     if (alike && keys.length) listed.textContent += `, ${ending(answer.sites[0]).slice(1).replaceAll("_", " ")}`;
-    replace(list, answer.sites.map((site) => h("button", { type: "button", role: "option", tabindex: "-1", "data-site": site.key, title: `${site.key}\n${site.kind} ${site.shape.join("×")} ${site.dtype}. Shift-click to add.`,
-      onclick: (event) => {
-        const before = sites(), has = before.includes(site.key);
-        select(event.shiftKey || event.ctrlKey || event.metaKey ? (has ? before.filter((each) => each !== site.key) : [...before, site.key]) : [site.key]);
-      } }, nameParts(site.name || "(model)"), alike ? null : h("span", { class: "quiet" }, ending(site)))));
-    markList();
+    list.show(answer.sites);
   }
 
   const ending = (site) => site.key.slice(site.name.length);
-
-  /** A name whose end stays readable: what does not fit is cut out before its last two parts. */
-  function nameParts(name) {
-    const at = name.split(".").slice(0, -2).join(".").length;
-    return [at ? h("span", { class: "head" }, name.slice(0, at)) : null, h("span", { class: "tail" }, name.slice(at))];
-  }
-
-  function steer(event) {
-    const by = { ArrowDown: 1, ArrowUp: -1, PageDown: 12, PageUp: -12, Home: -keys.length, End: keys.length }[event.key];
-    if (!by) return;
-    event.preventDefault();
-    event.stopPropagation();
-    next(by);
-  }
-
-  function markList() {
-    const chosen = new Set(sites());
-    list.removeAttribute("aria-activedescendant");
-    for (const [at, each] of [...list.children].entries()) {
-      each.id = `site-${at}`;
-      each.setAttribute("aria-selected", String(chosen.has(each.dataset.site)));
-      if (each.dataset.site === sites()[0]) list.setAttribute("aria-activedescendant", each.id);
-    }
-  }
 
   async function drawSite() {
     const chosen = sites();
@@ -96,32 +105,33 @@ export async function show(place, context) {
       replace(one, panel("One site", h("p", { class: "quiet" }, "Click a row of the picture, or a site in the list, to see its curve and its histogram over time. Shift-click adds a second one.")));
       return;
     }
-    let about;
+    const other = context.query.get("other"), query = { site: chosen, stat: stat() };
+    let about, made;
     try {
-      about = await getJson(runPath(run, "site"), { site: chosen[0], stat: stat() }, signal);
+      [about, made, { runs }] = await Promise.all([getJson(runPath(run, "site"), { site: chosen[0], stat: stat() }, signal),
+        other ? null : getJson(runPath(run, "curve"), query, signal), runs ? { runs } : getJson("runs", {}, signal)]);
     } catch (error) {
       if (error.name === "AbortError") return;
       replace(one, panel(chosen[0], h("p", { class: "problem", role: "alert" }, error.message)));
       return;
     }
-    const other = context.query.get("other"), shownStat = about.shown, isScalar = about.quantity === "scalar";
-    curves = other
-      ? figure("compare/figure", { run: [run, other], site: chosen[0], stat: isScalar ? "" : shownStat }, { signal, height: 320 })
-      : figure(at("curves"), { site: chosen, stat: shownStat, log: context.query.get("log") ?? "" }, { signal, height: 320, tools: [logBox()] });
-    bins = isScalar ? null : figure(at("histogram"), { site: chosen[0] }, { signal, height: 320 });
+    if (chosen.join() !== sites().join()) return;
+    const isScalar = about.quantity === "scalar", kept = context.query.get("log");
+    if (other) curves = figure("compare/figure", { run: [run, other], site: chosen[0], stat: isScalar ? "" : about.shown }, { signal, height: 320 });
+    else {
+      curves = chart(made, axis, { signal, height: 300, room: 64, log: kept === null ? null : kept === "1", onlog: (log) => context.keep({ log: log ? "1" : "0" }) });
+      curves.update = async () => curves.show(await getJson(runPath(run, "curve"), query, signal));
+    }
+    const curveStands = new Promise((resolve) => { whenIdle(resolve); });
+    bins = isScalar ? null : figure(at("histogram"), { site: chosen[0] }, { signal, height: 320, after: curveStands });
     replace(one, siteHead(about, chosen, other), h("div", { class: "columns" }, curves, bins));
-  }
-
-  function logBox() {
-    const box = h("input", { type: "checkbox", checked: context.query.get("log") === "1", onchange: () => { context.keep({ log: box.checked ? "1" : "" }); drawSite(); } });
-    return h("label", { class: "field" }, box, h("span", {}, "log"));
   }
 
   const siteFacts = h("div", { class: "tiles small" }), siteWords = h("p", { class: "note" });
 
   function sayFacts(about) {
     replace(siteFacts, Object.entries(about.last).map(([name, value]) => h("div", { class: "tile" }, h("b", { class: name === "nonfinite" && value ? "bad" : null }, short(value)), h("span", {}, titles[name]))));
-    replace(siteWords, `${about.kind} ${about.shape.join(" × ")} ${about.dtype}, ${plural(about.readings, "reading")}, ${titles[about.shown]} ${about.trend.direction === "broken" ? "no longer finite" : about.trend.direction}`,
+    replace(siteWords, `${about.kind} ${about.shape.join(" × ")} ${about.dtype}, ${plural(about.readings, "reading")}, the last at step ${count(about.last_step)}, ${titles[about.shown]} ${about.trend.direction === "broken" ? "no longer finite" : about.trend.direction}`,
       about.findings.length ? h("span", { class: "severity warning" }, `, named by ${about.findings.map((each) => each.replaceAll("_", " ")).join(", ")}`) : "");
   }
 
@@ -140,12 +150,13 @@ export async function show(place, context) {
   }
 
   // Gradients by depth, at any step.
-  let steps = (await getJson(runPath(run, "steps"), {}, signal)).steps, slide = null;
-  const asked = context.query.get("step");
+  let { steps } = recorded, slide = null, drawnAt = null;
+  const asked = axis.pinned;
+  Object.assign(axis, { first: steps[0] ?? 0, last: steps.at(-1) ?? 1, knots: recorded.axes });
   const slider = h("input", { type: "range", min: 0, max: Math.max(steps.length, 0), step: 1, "aria-label": "Step",
-    value: String(asked === null || asked === "" ? steps.length : nearest(Number(asked))), oninput: moved });
+    value: String(asked === null ? steps.length : nearest(asked)), oninput: moved });
   const step = h("output", {});
-  const flow = figure(at("flow"), flowQuery(), { signal, hideEmpty: true, height: 360, after: heat.ready, onpoint: (point) => pick(point.text),
+  const flow = figure(at("flow"), flowQuery(), { signal, hideEmpty: true, height: 360, after: heatStands, onpoint: (point) => pick(point.text),
     tools: [h("label", { class: "field" }, h("span", {}, "Step"), slider, step)] });
   sayStep();
 
@@ -161,7 +172,9 @@ export async function show(place, context) {
   /** Let the slider reach the steps that a live run has added; it stays at its step, or at the latest. */
   async function readSteps() {
     const chosen = chosenStep();
-    steps = (await getJson(runPath(run, "steps"), {}, signal)).steps;
+    const now = await getJson(runPath(run, "steps"), {}, signal);
+    steps = now.steps;
+    Object.assign(axis, { first: steps[0] ?? 0, last: steps.at(-1) ?? 1, knots: now.axes });
     slider.max = String(steps.length);
     slider.value = String(chosen === "" ? steps.length : nearest(chosen));
     sayStep();
@@ -175,16 +188,23 @@ export async function show(place, context) {
   }
   function moved() {
     sayStep();
-    context.keep({ step: String(chosenStep()) });
+    axis.pin(chosenStep() === "" ? null : chosenStep());
+  }
+  // The cursor may be moved in any picture; the slider and what is drawn of one step follow where it is kept.
+  axis.subscribe(() => {
+    const wanted = axis.pinned === null ? steps.length : nearest(axis.pinned);
+    if (axis.hovered !== null || String(wanted) === drawnAt) return;
+    drawnAt = slider.value = String(wanted);
+    sayStep();
     clearTimeout(slide);
     slide = setTimeout(() => { flow.update(flowQuery()); tree.update(treeQuery()); }, 100);
-  }
+  });
   const shift = (by) => { slider.value = String(Number(slider.value) + by); moved(); };
 
   // The model as a tree.
   const colour = () => context.query.get("colour") ?? "statistic";
   const treeQuery = () => ({ colour: colour(), quantity: quantityOf(pattern()) ?? known[0], stat: ofAnyTensor(), step: colour() === "findings" ? "" : chosenStep() });
-  const tree = figure(at("tree"), treeQuery(), { signal, height: 360, after: heat.ready, onpoint: (point) => point.id && within(unescaped(point.id)),
+  const tree = figure(at("tree"), treeQuery(), { signal, height: 360, after: heatStands, onpoint: (point) => point.id && within(unescaped(point.id)),
     tools: [choose("Colour by", [["statistic", "the statistic"], ["findings", "findings"]], colour(), (word) => { context.keep({ colour: word }); tree.update(treeQuery()); })] });
 
   /** Show only the sites inside a module. */
@@ -196,7 +216,7 @@ export async function show(place, context) {
   function setPattern(text) {
     box.querySelector("input").value = text;
     context.keep({ pattern: text === usual ? "" : text });
-    heat.update(heatQuery());
+    drawHeat();
     tree.update(treeQuery());
     readList();
   }
@@ -205,29 +225,22 @@ export async function show(place, context) {
     h("div", { class: "controls" }, h("h1", {}, "Layers"), box,
       choose("Quantity", [["", "…"], ...known.map((each) => [each, each.replace("_", " ")])], quantityOf(pattern()) ?? "", (word) => word && setPattern(`*:${word}`)),
       choose("Statistic", [["", "default"], ...statistics.filter((each) => each.shown !== "on request").map((each) => [each.name, each.title])], stat(), (word) => {
-        context.keep({ stat: word }); heat.update(heatQuery()); tree.update(treeQuery()); flow.update(flowQuery()); drawSite();
-      })),
+        context.keep({ stat: word }); drawHeat(); tree.update(treeQuery()); flow.update(flowQuery()); drawSite();
+      }), axis.units.length > 1 ? choose("x", axis.units, axis.unit, (unit) => axis.setUnit(unit)) : null),
     h("div", { class: "beside" }, heat, h("section", { class: "panel", "aria-label": "Sites" }, h("h2", {}, "Sites"), listed, list)),
     one, h("div", { class: "columns" }, flow, tree));
-  await readList();
+  drawHeat();
+  readList().catch(() => {});
   drawSite();
 
   return {
     title: info.name,
-    refresh: () => Promise.all([heat.update(), readSteps().then(() => Promise.all([flow.update(flowQuery()), tree.update(treeQuery())])), readFacts(), curves?.update(), bins?.update()]).catch(() => {}),
+    refresh: () => Promise.all([drawHeat(), readSteps().then(() => Promise.all([flow.update(flowQuery()), tree.update(treeQuery())])), readFacts(), curves?.update(), bins?.update()]).catch(() => {}),
     keys: [
-      { keys: "j", what: "next site", act: () => next(1) },
-      { keys: "k", what: "previous site", act: () => next(-1) },
+      { keys: "j", what: "next site", act: () => list.move(1) },
+      { keys: "k", what: "previous site", act: () => list.move(-1) },
       { keys: "ArrowRight", what: "a step later", act: () => shift(1) },
       { keys: "ArrowLeft", what: "a step earlier", act: () => shift(-1) },
     ],
   };
-
-  function next(by) {
-    if (!keys.length) return;
-    const from = keys.indexOf(sites()[0]);
-    const to = Math.min(Math.max(from < 0 ? (by > 0 ? 0 : keys.length - 1) : from + by, 0), keys.length - 1);
-    select([keys[to]]);
-    list.children[to]?.scrollIntoView({ block: "nearest" });
-  }
 }

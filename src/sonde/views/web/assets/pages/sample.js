@@ -71,6 +71,7 @@ export async function show(place, context) {
     const image = await pictureOf(info, kept).catch(() => null);
     if (mine !== turn) return;
     const facts = { label: scalarOf(kept, "labels"), prediction: scalarOf(kept, "prediction") };
+    const theirs = other?.kept ? scalarOf(other.kept, "prediction") : null;
     const marks = {};
     if (Number.isInteger(facts.prediction)) marks[facts.prediction] = "prediction";
     if (Number.isInteger(facts.label)) marks[facts.label] = facts.label === facts.prediction ? "label and prediction" : "label";
@@ -78,7 +79,8 @@ export async function show(place, context) {
     const three = KEPT.map(([key, title]) => {
       const found = kept.find((each) => each.name === key);
       const content = found ? make("samples", found, { isImage: key === "inputs", image: key === "inputs" ? null : image, bare: true }) : h("p", { class: "quiet" }, "Not kept.");
-      const extra = key === "labels" && facts.prediction !== null ? h("p", {}, `Predicted `, h("b", { class: facts.prediction === facts.label ? "good" : "bad" }, facts.prediction)) : null;
+      const extra = key === "labels" && facts.prediction !== null ? h("p", {}, `Predicted `, h("b", { class: facts.prediction === facts.label ? "good" : "bad" }, facts.prediction),
+        theirs === null ? null : [`, ${everyRun.find((each) => each.id === beside)?.name ?? "the other run"} `, h("b", { class: theirs === facts.label ? "good" : "bad" }, theirs), theirs === facts.prediction ? " too" : ""]) : null;
       return panel(title, content, extra);
     });
     const more = kept.filter((each) => !KEPT.some(([key]) => key === each.name) && each.name !== "prediction");
@@ -100,7 +102,7 @@ export async function show(place, context) {
     const plain = node.items.filter(([, item]) => isPlain(item)), rest = node.items.filter(([, item]) => !isPlain(item));
     const inside = (key, item) => ({ ...at, path: [...at.path, key] });
     return h("div", { class: "flow" },
-      rest.map(([key, item]) => (item.kind === "tensor" ? render(item, key, inside(key, item)) : h("details", { open: true }, h("summary", {}, key), render(item, key, inside(key, item))))),
+      rest.map(([key, item]) => (item.kind === "tensor" ? render(item, key, inside(key, item)) : h("details", { open: true, class: "nested" }, h("summary", {}, key), render(item, key, inside(key, item))))),
       plain.length ? h("div", { class: "scroll" }, h("table", { class: "plainvalues", "aria-label": `${name}: values` }, h("tbody", {}, plain.map(([key, item]) => h("tr", {}, h("th", { scope: "row" }, key), h("td", { class: "mono" }, words(item), item.batch ? h("span", { class: "quiet" }, ` ${ofBatch(item)}`) : null)))))) : null);
   }
 

@@ -2,9 +2,12 @@
 import { getBytes, getJson, runPath } from "../api.js";
 import { MAPS } from "../canvas/colours.js";
 import { legend, scoreMap } from "../canvas/scoremap.js";
+import { changesPanel, classPanels } from "../classes.js";
 import { choose, h, panel, replace, search } from "../dom.js";
+import { embeddingMap } from "../embedding.js";
 import { figure } from "../figure.js";
 import { link } from "../route.js";
+import { sampleGrid } from "../samplegrid.js";
 import { table } from "../table.js";
 import { count, plural, short } from "../words.js";
 
@@ -26,7 +29,7 @@ export async function show(place, context) {
     evaluation: known(query.get("evaluation")) ? query.get("evaluation") : scored.at(-1).name,
     metric: info.metrics.some((each) => each.name === query.get("metric")) ? query.get("metric") : info.metrics[0].name,
     where: query.getAll("where"), with: query.getAll("with").filter((each) => each !== run),
-    percentile: Number(query.get("percentile")) || 10,
+    percentile: Number(query.get("percentile")) || 10, overlay: query.get("overlay") ?? "", of: query.get("of") ?? "", method: query.get("method") ?? "",
   };
   const metric = () => info.metrics.find((each) => each.name === state.metric);
   const open = (idx) => { location.hash = link("sample", { run, rest: [state.evaluation, idx], query: { metric: state.metric, where: state.where, with: state.with.slice(0, 1) } }); };
@@ -37,8 +40,12 @@ export async function show(place, context) {
   const rows = table(columns(), { label: "Samples, worst first", key: (row) => row.idx, onopen: (row) => open(row.idx), empty: "No sample matches." });
   const over = figure(runPath(run, "score-figure"), ask(), { signal, height: 250 });
   const notices = h("div");
-  const worst = panel("Worst first", filters, problem, counted, notices, h("div", { class: "window" }, rows));
-  place.append(top, h("div", { class: "split wide" }, h("div", { class: "stack" }, maps, common, over), worst));
+  const hrefOf = (idx) => link("sample", { run, rest: [state.evaluation, idx], query: { metric: state.metric, where: state.where, with: state.with.slice(0, 1) } });
+  const grid = sampleGrid({ run, signal, state, change: (values) => change(values), hrefOf, addFilter: (text) => addFilter(text), metric: () => state.metric });
+  const embedding = embeddingMap({ run, signal, state, change: (values) => change(values), open, addFilter: (text) => addFilter(text) });
+  const classes = h("div", { class: "stack" }), changed = h("div");
+  const worst = panel("Worst first", filters, problem, counted, notices, grid, h("div", { class: "window" }, rows));
+  place.append(top, h("div", { class: "split wide" }, h("div", { class: "stack" }, maps, embedding, classes, common, over), h("div", { class: "stack" }, changed, worst)));
 
   function ask(more = {}) {
     return { evaluation: state.evaluation, metric: state.metric, with: state.with, ...more };
@@ -46,7 +53,7 @@ export async function show(place, context) {
 
   function columns() {
     const shown = [
-      { name: "idx", title: "Sample", sortable: false, cell: (row) => h("a", { href: link("sample", { run, rest: [state.evaluation, row.idx], query: { metric: state.metric, where: state.where } }) }, row.idx) },
+      { name: "idx", title: "Sample", sortable: false, cell: (row) => h("a", { href: hrefOf(row.idx) }, row.idx) },
       { name: "label", title: "Label", sortable: false, number: true, cell: (row) => filterable(row, "label") },
       { name: "prediction", title: "Predicted", sortable: false, number: true, cell: (row) => filterable(row, "prediction") },
     ];
@@ -98,7 +105,7 @@ export async function show(place, context) {
     replace(filters, input, h("button", { type: "button", onclick: () => field.value.trim() && addFilter(field.value.trim()) }, "Add"),
       h("button", { type: "button", onclick: () => addFilter("label != prediction") }, "Misclassified"),
       h("button", { type: "button", onclick: () => addFilter(`rank(${named(state.metric)}) <= 20`) }, "Worst 20"), copy, copied,
-      h("div", { class: "chips" }, state.where.map((each, at) => h("span", { class: "chip mono" }, each,
+      h("div", { class: "chips" }, state.where.map((each, at) => h("span", { class: "chip mono" }, h("span", { class: "chiptext", title: each }, each),
         h("button", { type: "button", "aria-label": `Remove the filter ${each}`, onclick: () => change({ where: state.where.filter((_, one) => one !== at) }) }, "×")))));
     filters.dataset.command = command;
   }
@@ -130,7 +137,7 @@ export async function show(place, context) {
     }
   }
 
-  const keep = () => context.keep({ evaluation: state.evaluation, metric: state.metric, where: state.where, with: state.with, percentile: state.percentile === 10 ? null : state.percentile });
+  const keep = () => context.keep({ evaluation: state.evaluation, metric: state.metric, where: state.where, with: state.with, percentile: state.percentile === 10 ? null : state.percentile, overlay: state.overlay, of: state.of, method: state.method });
 
   async function draw(changed = null) {
     const mine = ++turn;
@@ -146,8 +153,26 @@ export async function show(place, context) {
     if (listed.total > MOST_ROWS) counted.textContent += `; the first ${MOST_ROWS} are listed`;
     replace(notices, (listed.problems ?? []).map((text) => h("p", { class: "problem" }, text)));
     rows.show(listed.rows);
-    await Promise.all([drawMaps(mask), drawCommon()]);
+    await Promise.all([drawMaps(mask), drawCommon(), grid.show(listed.rows, state.evaluation), drawClasses(), drawChanges()]);
+    const idOf = (row) => (ids ? ids[row] : String(row));
+    embedding.show(state.evaluation, mask ? new Set([...mask.keys()].filter((row) => mask[row]).map(idOf)) : null).catch(() => {});
     if (changed === null || "metric" in changed || "with" in changed) over.update(ask());
+  }
+
+  async function drawClasses() {
+    const answer = await getJson(runPath(run, "classes"), ask({ where: state.where, with: null }), signal);
+    replace(classes, classPanels({ answer, metric: state.metric, named: named(state.metric), addFilter }));
+  }
+
+  async function drawChanges() {
+    if (!state.with.length) { replace(changed); return; }
+    try {
+      const answer = await getJson(runPath(run, "changes"), ask({ with: state.with.slice(0, 1) }), signal);
+      replace(changed, changesPanel({ answer, other: nameOf(state.with[0]), metric: state.metric, hrefOf }));
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      replace(changed, panel("Changed predictions", h("p", { class: "quiet" }, error.message)));
+    }
   }
 
   async function drawMaps(mask) {
@@ -160,13 +185,15 @@ export async function show(place, context) {
     const [own, ...beside] = await Promise.all(all.map((id) => read(id).catch((error) => ({ name: nameOf(id), problem: error.message }))));
     if (own.problem) throw new Error(own.problem);
     ids = own.ids;
-    const height = all.length > 1 ? 180 : 420;
+    const height = all.length > 1 ? 180 : 260;
     const boxes = [mapPanel(all.length > 1 ? own.name : "Score map", own.values, mask, height)];
     for (const each of beside) {
       boxes.push(each.problem || String(each.ids) !== String(own.ids)
         ? [panel(each.name, h("p", { class: "quiet" }, each.problem ?? "This run has other samples.")), null]
         : mapPanel(each.name, each.values, mask, height));
     }
+    const same = beside.filter((each) => !each.problem && String(each.ids) === String(own.ids));
+    if (same.length === 1) boxes.push(differencePanel(own, same[0], mask, height));
     if (state.with.length) boxes.unshift(await averaged(mask, own.values.length, height));
     const old = maps.clientHeight;
     maps.style.minHeight = `${old}px`; // the page must not jump while the epoch slider is moved
@@ -174,6 +201,17 @@ export async function show(place, context) {
     for (const [, drawIt] of boxes) drawIt?.();
     maps.style.minHeight = "";
     maps.dataset.low = String(one.low);
+  }
+
+  /** How much the score of each sample differs between two runs. */
+  function differencePanel(own, other, mask, height) {
+    const values = own.values.map((value, row) => value - other.values[row]), title = `${own.name} less ${other.name}`;
+    const sizes = values.filter((value) => !Number.isNaN(value)).map(Math.abs).sort(), reach = sizes[Math.ceil(0.98 * (sizes.length - 1))] || 1;
+    const map = scoreMap({ label: `${title}: ${state.metric}`, height, onopen: (row) => open(own.ids[row]),
+      describe: (row, value) => `sample ${own.ids[row]}: ${Number.isNaN(value) ? "not scored in both" : `${short(own.values[row])} less ${short(other.values[row])} is ${short(value)}`}` });
+    const worse = [`${own.name} worse`, `${own.name} better`];
+    const box = h("section", { class: "panel", "aria-label": title }, h("div", { class: "head" }, h("h2", {}, title), legend(-reach, reach, metric().direction, worse)), map);
+    return [box, () => map.draw({ values, mask, low: -reach, high: reach, direction: metric().direction })];
   }
 
   async function averaged(mask, length, height) {

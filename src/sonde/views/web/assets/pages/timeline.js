@@ -4,20 +4,22 @@ import { changes, choose, h, replace, search } from "../dom.js";
 import { figure } from "../figure.js";
 import { findingCard, keepOpen, openFindings } from "../finding.js";
 import { table } from "../table.js";
+import { timeAxis } from "../timeaxis.js";
 import { clock, count, plural } from "../words.js";
 import { unescaped } from "./overview.js";
 
 export async function show(place, context) {
-  const { run, signal } = context;
+  const { run, signal } = context, axis = timeAxis(context);
   const counted = h("p", { class: "note", role: "status" }), found = h("div", { class: "findings" }), controls = h("div", { class: "controls" });
   const drawing = figure(runPath(run, "figure/timeline"), {}, { signal, onpoint: toWords });
   const grid = table([
-    { name: "step", title: "Step", number: true, cell: (row) => count(row.step) },
+    { name: "step", title: "Step", number: true, cell: (row) => (row.step === null ? "–" : h("button", { type: "button", class: "step", title: "Move the cursor of all pages to this step", "aria-pressed": String(row.step === axis.pinned), onclick: () => axis.pin(row.step) }, count(row.step))) },
     { name: "time", title: "Time (UTC)", cell: (row) => h("span", { class: "mono quiet" }, clock(row.time)) },
     { name: "type", title: "Event", cell: (row) => h("span", { class: `level-${row.level}` }, row.type.replaceAll("_", " ")) },
     { name: "message", title: "What happened", cell: (row) => details(row) },
   ], { label: "Events", sort: context.query.get("sort") ?? "-time", onsort: (sort) => context.keep({ sort }), key: (row) => row.id, onopen: () => {}, empty: "No event." });
   let rows = [], types = {};
+  axis.subscribe(() => draw());
 
   function details(row) {
     if (!row.data || !Object.keys(row.data).length) return row.message;

@@ -1,4 +1,4 @@
-"""The front end as one classic script: browsers load no modules from disk.
+"""The front end as one classic script: one request in place of forty, and browsers load no modules from disk.
 
 Each module becomes a function in a table, run when it is first needed. This is not a parser: it knows the few forms of
 `import` and `export` that the front end uses, each at the beginning of a line, and refuses any other.
@@ -10,9 +10,13 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Mapping
-from typing import Final
+from importlib.resources import files
+from typing import Any, Final
 
 from sonde.errors import OptionError
+
+ENTRY: Final = '<script type="module" src="assets/main.js"></script>'
+"""How the page loads its first module."""
 
 _IMPORT: Final = re.compile(
     r'^import\s+(?:(?P<names>\{[^}]*\})|\*\s+as\s+(?P<whole>\w+))\s+from\s+"(?P<path>[^"]+)";?[^\S\n]*$', re.M
@@ -35,6 +39,36 @@ const need = (name) => {
 };
 const later = async (name) => need(name);
 """
+
+
+def read_sources(folder: Any = None, before: str = "") -> dict[str, str]:
+    """Return the texts of the front end by their paths, such as `pages/runs.js`: scripts, style sheets and icons."""
+    folder = files("sonde.views.web") / "assets" if folder is None else folder
+    found: dict[str, str] = {}
+    for each in sorted(folder.iterdir(), key=lambda one: one.name):
+        if each.is_dir():
+            found |= read_sources(each, f"{before}{each.name}/")
+        elif each.name.endswith((".js", ".css", ".svg")):
+            found[f"{before}{each.name}"] = each.read_text("utf-8")
+    return found
+
+
+def bundle_viewer() -> str:
+    """Return all modules of the viewer as one script."""
+    return bundle({name: text for name, text in read_sources().items() if name.endswith(".js")}, "main.js")
+
+
+def read_page(scripts: str) -> str:
+    """Return the page of the viewer with other scripts in the place of its first module.
+
+    Raises:
+        OptionError: The page loads its script in some other way.
+
+    """
+    page = (files("sonde.views.web") / "assets" / "index.html").read_text("utf-8")
+    if ENTRY not in page:
+        raise OptionError(f"index.html of the viewer does not load its script by {ENTRY}; it cannot be copied.")
+    return page.replace(ENTRY, scripts)
 
 
 def bundle(sources: Mapping[str, str], entry: str) -> str:

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from sonde.errors import OptionError
-from sonde.views.site.bundle import as_function, bundle
+from sonde.views.web.bundle import as_function, bundle
 
 MODULES = {
     "main.js": '// import of "prose" is none\nimport { twice, Thing as It } from "./lib/two.js";\n'

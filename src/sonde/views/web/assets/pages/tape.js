@@ -1,0 +1,48 @@
+// What one step computed: batch, modules, loss, backward and optimizer, as a tree that folds by module.
+import { getJson, runPath } from "../api.js";
+import { changes, choose, h, replace } from "../dom.js";
+import { count, plural } from "../words.js";
+
+const REASONS = { early: "one of the first steps", suspected: "something was found", asked: "asked for" };
+const OPEN_DEPTH = 1;
+
+export async function show(place, context) {
+  const { run, signal } = context;
+  const tree = h("div", { class: "tape" }), about = h("p", { class: "note", role: "status" }), controls = h("div", { class: "controls" });
+  let tapes = [];
+
+  const chosen = () => tapes.find((each) => String(each.step) === context.query.get("step")) ?? tapes.at(-1);
+
+  /** One line: what, what came out of it, and the user's line. */
+  const line = (node) => [h("span", { class: `mono tape-${node.kind}` }, node.title), h("span", { class: "mono quiet" }, node.result ?? ""),
+    h("span", { class: "mono quiet tape-line", title: node.source ?? "" }, node.line ?? "")];
+
+  /** A node with what lies inside; that is drawn when it is opened for the first time. */
+  function draw(node, depth) {
+    if (!node.children?.length) return h("div", { class: "tape-row" }, line(node));
+    const inside = h("div", { class: "tape-inside" });
+    const fill = () => { if (!inside.firstChild) replace(inside, node.children.map((each) => draw(each, depth + 1))); };
+    const open = node.kind === "module" && depth < OPEN_DEPTH;
+    if (open) fill();
+    return h("details", { open, ontoggle: fill }, h("summary", { class: "tape-row" }, line(node)), inside);
+  }
+
+  function redraw() {
+    const tape = chosen();
+    if (!changes(tree, tape ?? null)) return;
+    about.textContent = tape ? [`${plural(tape.operations, "operation")}, taped: ${REASONS[tape.reason] ?? tape.reason}.`, ...tape.notes].join(" ") : "No step of this run was taped.";
+    replace(tree, (tape?.nodes ?? []).map((each) => draw(each, 0)));
+    const options = tapes.map((each) => [String(each.step), count(each.step)]);
+    replace(controls, h("h1", {}, "Tape"), tape ? choose("Step", options, String(tape.step), (step) => { context.keep({ step }); redraw(); }) : null);
+  }
+
+  async function read() {
+    tapes = (await getJson(runPath(run, "tape"), {}, signal)).tapes;
+    redraw();
+  }
+
+  const overview = await getJson(runPath(run), {}, signal);
+  replace(place, controls, about, tree);
+  await read();
+  return { title: overview.name, refresh: read, keys: [] };
+}
