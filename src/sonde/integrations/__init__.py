@@ -1,0 +1,1 @@
+"""Sonde inside other programs: training frameworks, experiment trackers, and unmodified scripts."""
