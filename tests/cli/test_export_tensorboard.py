@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("tensorboard", reason="event files need the tensorboard extra: pip install 'sonde[tensorboard]'")
 
 import sonde as library
-from sonde.cli.export_formats import tag_of
+from sonde.analysis import tag_of
 from sonde.core import schema
 from sonde.store import open_run
 

@@ -3,7 +3,14 @@ import pytest
 from sonde.cli.main import app
 
 VERBS = [command.name or command.callback.__name__ for command in app.registered_commands]
-SILENT = {"top", "view", "report", "import-pages"}  # they draw, serve or write, and have nothing to tell a program
+SILENT = {
+    "top",
+    "view",
+    "mcp",
+    "report",
+    "import-pages",
+    "run",
+}  # they draw, serve, write or run: nothing to tell a program
 
 
 def test_help_names_every_verb_with_examples(sonde):
@@ -56,7 +63,7 @@ def test_every_verb_explains_itself(sonde, verb):
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_the_version_is_told(sonde):
+def test_the_version_is_printed(sonde):
     from sonde.version import VERSION
 
     assert sonde("--version").stdout == f"sonde {VERSION}\n"
@@ -83,7 +90,7 @@ def test_wrong_use_gets_one_line_with_the_cure(sonde, arguments, message):
     assert result.stderr.count("\n") == 1
 
 
-def test_a_choice_that_does_not_exist_is_told_the_nearest(sonde):
+def test_a_choice_that_does_not_exist_names_the_nearest(sonde):
     result = sonde("export", "x", "--out", "y", "--to=parqet")
     assert "(nearest: parquet). Run: sonde export --help" in result.stderr
 

@@ -75,7 +75,7 @@ def test_colours_come_when_forced_and_never_with_no_color(process, first):
 
 
 @pytest.mark.parametrize("verb", [["show", "{run}"], ["show", "{run}", "--json"], ["tail", "{run}", "--json"]])
-def test_a_reader_that_leaves_is_no_error(first, verb):
+def test_a_reader_that_leaves_is_not_an_error(first, verb):
     started = start(*(part.format(run=first) for part in verb))
     started.stdout.close()
     error = started.stderr.read()

@@ -35,7 +35,7 @@ def test_json_is_strict_and_whole(sonde, scored, strict):
     assert found["samples"][0]["scores"] == {"loss": None, "accuracy": 0.0}
 
 
-def test_an_epoch_can_be_named_and_nothing_found_is_said(sonde, scored):
+def test_an_epoch_can_be_named_and_nothing_found_is_reported(sonde, scored):
     assert "2 " in sonde("query", scored, "loss == 3", "--epoch", "0").stdout
     assert sonde("query", scored, "loss == 3").stdout == "No sample is like that.\n"
 

@@ -40,7 +40,7 @@ def test_a_step_is_repeated_with_what_the_file_builds(sonde, ill, tmp_path):
     assert "(nearest: build)" in wrong.stderr
 
 
-def test_a_file_that_trains_when_it_is_imported_is_told_the_cure(sonde, ill, tmp_path):
+def test_a_file_that_trains_when_it_is_imported_gets_advice(sonde, ill, tmp_path):
     rest = "sonde.watch(build(), run='runs/ill')"
     (tmp_path / "bare_script.py").write_text(SCRIPT.format(rest=rest))
     result = sonde("replay", ill, "--model", "bare_script:build")

@@ -5,7 +5,7 @@ def test_the_runs_of_a_folder_are_listed(sonde, folder):
     result = sonde("runs", folder)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["run", "status", "step", "loss", "started", "model"]
+    assert lines[0].split() == ["run", "status", "step", "loss", "findings", "started", "model"]
     assert {line.split()[0] for line in lines[1:]} == {"first", "well"}
     assert all("finished" in line and "TinyTransformer" in line for line in lines[1:])
 

@@ -18,7 +18,7 @@ def live(tmp_path):
     writer.close()
 
 
-def test_a_finished_run_is_told_and_done(sonde, first):
+def test_a_finished_run_is_reported_and_tail_ends(sonde, first):
     result = sonde("tail", first)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -56,7 +56,7 @@ def test_a_live_run_is_followed_to_its_end(sonde, live, monkeypatch, strict):
     assert news[-1] == {"status": "finished", "steps": 40}
 
 
-def test_what_was_written_just_before_the_end_is_still_told(live):
+def test_what_was_written_just_before_the_end_is_still_reported(live):
     path, writer, rest = live
     run = open_run(path)
     looks = verb.follow(run, 1.0, sleep=lambda seconds: None)
@@ -67,7 +67,7 @@ def test_what_was_written_just_before_the_end_is_still_told(live):
     assert run.steps[-1] == 21
 
 
-def test_interrupting_stops_following_and_is_no_error(sonde, live, monkeypatch):
+def test_interrupting_stops_following_and_is_not_an_error(sonde, live, monkeypatch):
     def interrupt(seconds):
         raise KeyboardInterrupt
 
@@ -92,12 +92,12 @@ def test_values_of_choice_stand_in_the_line(sonde, first):
     assert sonde("tail", first, "--site", "nothing").exit_code == 2
 
 
-def test_a_run_without_steps_has_nothing_to_tell_yet(sonde, tmp_path):
+def test_a_run_without_steps_has_nothing_to_report_yet(sonde, tmp_path):
     write_run(tmp_path / "empty", Recipe(steps=0, nan_at=None))
     assert sonde("tail", tmp_path / "empty").stdout.splitlines()[-1] == "finished after 0 steps"
 
 
-def test_what_the_doctor_finds_while_it_trains_is_told_once(sonde, live, monkeypatch, strict):
+def test_what_the_doctor_finds_while_it_trains_is_reported_once(sonde, live, monkeypatch, strict):
     path, writer, rest = live
 
     def train_instead_of_sleeping(seconds):

@@ -3,7 +3,7 @@ from tests.analysis.made_run import Recipe, write_run
 SMALL = Recipe(steps=5, layers=1, nan_at=None, dies_at=None)
 
 
-def test_a_whole_run_is_told_to_be_whole(sonde, first, strict):
+def test_a_whole_run_is_reported_as_whole(sonde, first, strict):
     result = sonde("verify", first)
     assert result.exit_code == 0
     assert "every checksum is right" in result.stdout
@@ -37,7 +37,7 @@ def test_a_damaged_run_can_still_be_looked_at_or_says_why_not(sonde, tmp_path):
         assert "could not be read" in result.stdout
 
 
-def test_a_torn_tail_is_named_and_is_no_damage(sonde, tmp_path, strict):
+def test_a_torn_tail_is_named_and_is_not_damage(sonde, tmp_path, strict):
     writer = write_run(tmp_path / "run", SMALL, close=False)
     [journal] = (tmp_path / "run" / "telemetry").rglob("journal-*")
     with journal.open("ab") as file:

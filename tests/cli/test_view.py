@@ -13,7 +13,7 @@ def test_a_folder_that_is_not_there_is_named(sonde, tmp_path):
     assert "There is no folder" in result.stderr
 
 
-def test_other_machines_get_in_only_when_that_is_said_twice(sonde, tmp_path):
+def test_other_machines_get_access_only_with_two_options(sonde, tmp_path):
     result = sonde("view", tmp_path, "--host", "0.0.0.0", "--no-browser")
     assert result.exit_code == 2
     assert "--allow-others" in result.stderr

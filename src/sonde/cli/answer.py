@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from sonde.core import files, statistics
 
 if TYPE_CHECKING:
-    from sonde.analysis import LayerSummary, Mark, SiteSummary
+    from sonde.analysis import LayerSummary, Mark, SiteSummary, Verdict
     from sonde.records import Event, Reading, Site
     from sonde.store import Run
     from sonde.views.terminal import Page
 
+
+# What a terminal obeys or reorders: C0 but for tabs and line ends, C1, marks of direction, separators of lines.
+_CONTROL: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069"
+    r"\ud800-\udc7f\udd00-\udfff\ufeff]"  # and halves of characters, except those that encode bytes of file names
+)
 
 # --------------------------------------------------------------------------------
 # Answers for programs: strict JSON on standard output, and nothing else there.
@@ -21,7 +28,15 @@ if TYPE_CHECKING:
 
 def print_json(value: Any) -> None:
     """Print one JSON document, on one line; what is not a finite number is null."""
-    utf8_output().write(files.text(value) + "\n")
+    print_text(files.text(value) + "\n")
+
+
+def print_text(text: str) -> None:
+    r"""Print JSON, XML or Markdown. Control characters, which a terminal would obey, are written as `\uNNNN`.
+
+    In JSON that is the same text; elsewhere no such character has a meaning.
+    """
+    utf8_output().write(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def utf8_output() -> IO[str]:
@@ -44,11 +59,19 @@ def describe_page(page: Page) -> dict[str, Any]:
     """Describe the summary page: the run, its loss, its layers worst first, the gradient flow, and the events."""
     return {
         "run": page.facts,
+        "verdict": describe_verdict(page.verdict),
         "loss": describe_loss(page),
         "layers": [describe_layer(layer) for layer in page.layers],
         "gradient_flow": page.flow,
         "events": [describe_event(event) for event in page.events],
     }
+
+
+def describe_verdict(verdict: Verdict | None) -> dict[str, Any] | None:
+    """Describe the verdict on a run: the line that all views show, and its losses and metrics."""
+    if verdict is None:
+        return None
+    return {"tone": verdict.tone, "headline": verdict.headline, "text": verdict.text, "metrics": verdict.metrics}
 
 
 def describe_loss(page: Page) -> dict[str, Any] | None:
@@ -84,7 +107,7 @@ def describe_event(event: Event) -> dict[str, Any]:
 
 def describe_sites(run: Run, rows: Sequence[SiteSummary]) -> dict[str, Any]:
     """Describe sites with the whole series that was looked at."""
-    return {"run": str(run.path), "status": run.status, "sites": [_describe_site(row) for row in rows]}
+    return {"run": run.address, "status": run.status, "sites": [_describe_site(row) for row in rows]}
 
 
 def _describe_site(row: SiteSummary) -> dict[str, Any]:
@@ -115,4 +138,4 @@ def describe_readings(run: Run, step: int, readings: Sequence[tuple[Site, Readin
         }
         for site, reading in readings
     ]
-    return {"run": str(run.path), "step": step, "readings": described}
+    return {"run": run.address, "step": step, "readings": described}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sonde.cli.opening import AsJson
-from sonde.cli.train import ConfigFile, Device, WorkDir, leaving_when_told, load, print_worst
+from sonde.cli.train import ConfigFile, Device, WorkDir, ending_on_sigterm, load, print_worst
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +48,7 @@ def evaluate(
     evaluator = config.get("runner", training.BaseEvaluator)(config, device=device)
     console = make_console(stderr=json)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(leaving_when_told())
+        stack.enter_context(ending_on_sigterm())
         if not json:
             _show_progress(training, evaluator, console, stack)
         scores = evaluator.run(overwrite=overwrite or None)

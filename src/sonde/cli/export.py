@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonde.cli.opening import AsJson, RunPath, SiteGlob
+from sonde.cli.opening import AsJson, OneRank, SiteGlob, read_place
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from sonde.cli.export_formats import Writer
+    from sonde.analysis.export_formats import Writer
     from sonde.records import Site
     from sonde.store import Run
 
@@ -25,6 +25,7 @@ sonde export runs/first --to csv --out g.csv --stat norm  # a part
 sonde export runs/first --to csv --out - | head  # a first look
 sonde export runs/first --to tensorboard --out logs/first  # then: tensorboard --logdir logs
 sonde export runs/first --to site --out first-site  # the viewer as plain files; open index.html
+sonde export runs --to dataset --out fleet  # all runs below a folder, for DuckDB, Polars and others
 """
 
 
@@ -36,18 +37,30 @@ class Format(StrEnum):
     json = "json"
     tensorboard = "tensorboard"
     site = "site"
+    dataset = "dataset"
 
 
+Runs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...",
+        help="The folder of a run, or its address (s3://...). For dataset: folders with runs below them.",
+        show_default=False,
+        parser=read_place,
+    ),
+]
 To = Annotated[
     Format,
-    typer.Option("--to", metavar="parquet|csv|json|tensorboard|site", help="What to write.", show_default=False),
+    typer.Option(
+        "--to", metavar="parquet|csv|json|tensorboard|site|dataset", help="What to write.", show_default=False
+    ),
 ]
 Out = Annotated[
-    Path,
+    Path | None,
     typer.Option(
         "--out",
         metavar="FILE",
-        help="The file to write, - for standard output; for tensorboard and site a folder.",
+        help="The file to write, - for standard output; for tensorboard, site and dataset a folder.",
         show_default=False,
     ),
 ]
@@ -59,11 +72,12 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file
 
 
 def export(
-    run: RunPath,
+    runs: Runs,
     to: To,
-    out: Out,
+    out: Out = None,
     site: SiteGlob = None,
     stat: Stats = None,
+    rank: OneRank = None,
     force: Force = False,
     json: AsJson = False,
 ) -> None:
@@ -72,18 +86,27 @@ def export(
     CSV, Parquet and JSON hold one long table: a row for each site and step, a column for each statistic. It is written
     in parts, so memory stays small however long the run is. tensorboard writes a folder with an event file: curves, and
     histograms of magnitudes. site writes the viewer as a folder of plain files, which opens without Sonde.
+
+    dataset writes all runs below folders as Parquet tables: runs, series, findings, events. Runs that did not change
+    since the last export are skipped. Its folder may also be the last argument: DIR... --to dataset OUT.
     """
+    from sonde.analysis.export_formats import open_writer, replacing
     from sonde.cli.answer import print_json
-    from sonde.cli.export_formats import open_writer, replacing
     from sonde.cli.opening import find_sites, open_run
     from sonde.views.terminal import make_console
     from sonde.views.terminal.style import plural, size
 
-    opened = open_run(run)
+    if to is Format.dataset:
+        _refuse_parts(site, stat, rank)
+        _export_dataset(runs, out, json=json)
+        return
+    run, out = _one_run(runs, out, to)
+    opened = open_run(run, rank)
     if str(out) == "-":
         _print_table(opened, to, find_sites(opened, site), check_columns(stat))
         return
     if to is Format.site:
+        _refuse_rank(rank)
         _export_site(opened, out, json=json)
         return
     columns = check_columns(stat)
@@ -95,16 +118,53 @@ def export(
     with replacing(out) as unfinished, open_writer(to.value, unfinished, columns) as writer:
         rows = _copy(opened, sites, columns, writer, quiet=json)
     if json:
-        print_json({"run": str(run), "out": str(out), "format": to.value, "rows": rows, "sites": len(sites)})
+        print_json({"run": opened.address, "out": str(out), "format": to.value, "rows": rows, "sites": len(sites)})
     else:
         console = make_console()
         summary = f"{plural(rows, 'row')} of {plural(len(sites), 'site')} in {out} ({size(out.stat().st_size)})"
         console.print(summary, soft_wrap=True)
 
 
+def _one_run(runs: list[Path], out: Path | None, to: Format) -> tuple[Path, Path]:
+    from sonde.errors import OptionError
+
+    if out is None:
+        raise OptionError("Missing option '--out'. Run: sonde export --help")
+    if len(runs) > 1:
+        raise OptionError(f"--to {to.value} takes one run; {len(runs)} were named. --to dataset takes several.")
+    return runs[0], out
+
+
+def _refuse_parts(*given: object) -> None:
+    from sonde.errors import OptionError
+
+    if any(each is not None and each != [] for each in given):
+        raise OptionError("--to dataset writes all of every run; leave out --site, --stat and --rank.")
+
+
+def _export_dataset(folders: list[Path], out: Path | None, *, json: bool) -> None:
+    from sonde.analysis.fleet import choose_engine, plan_export
+    from sonde.cli.fleet import do
+    from sonde.errors import OptionError
+    from sonde.store.remote.mirror import shown
+
+    if out is None:
+        *folders, out = folders
+    if not folders:
+        raise OptionError("Name the folder to write: sonde export DIR... --to dataset --out OUT")
+    do(plan_export(map(shown, folders), out), choose_engine("local", jobs=1), "export", out, json=json)
+
+
+def _refuse_rank(rank: int | None) -> None:
+    from sonde.errors import OptionError
+
+    if rank is not None:
+        raise OptionError("--to site writes all ranks; leave out --rank.")
+
+
 def _print_table(run: Run, to: Format, sites: list[Site], columns: tuple[str, ...]) -> None:
+    from sonde.analysis.export_formats import text_writer
     from sonde.cli.answer import utf8_output
-    from sonde.cli.export_formats import text_writer
     from sonde.errors import OptionError
 
     if to not in (Format.csv, Format.json):
@@ -118,14 +178,14 @@ def _print_table(run: Run, to: Format, sites: list[Site], columns: tuple[str, ..
 def _export_tensorboard(
     run: Run, sites: list[Site], stats: list[str] | None, out: Path, *, force: bool, json: bool
 ) -> None:
+    from sonde.analysis.export_formats import check_folder, export_tensorboard
     from sonde.cli.answer import print_json
-    from sonde.cli.export_formats import check_folder, export_tensorboard
     from sonde.views.terminal import make_console
 
     check_folder(out, force)
     done = export_tensorboard(run, sites, stats, out)
     if json:
-        print_json({"run": str(run.path), "out": str(out), "format": "tensorboard", **done, "sites": len(sites)})
+        print_json({"run": run.address, "out": str(out), "format": "tensorboard", **done, "sites": len(sites)})
     else:
         words = f"{done['points']:,} points of {done['tags']:,} tags in {out}; look: tensorboard --logdir {out}"
         make_console().print(words, soft_wrap=True)
@@ -140,7 +200,7 @@ def _export_site(run: Run, out: Path, *, json: bool) -> None:
     done = write_site(run.path, out)
     if json:
         summary = {"answers": done.answers, "bytes": done.nbytes, "left_out": done.left_out}
-        print_json({"run": str(run.path), "out": str(out), "format": "site", **summary})
+        print_json({"run": run.address, "out": str(out), "format": "site", **summary})
         return
     console = make_console()
     console.print(f"The viewer with this run in {out} ({size(done.nbytes)}); open {out / 'index.html'}", soft_wrap=True)
@@ -184,7 +244,7 @@ def _copy(run: Run, sites: list[Site], columns: tuple[str, ...], writer: Writer,
 
     rows = 0
     parts = list(windows(run))
-    with _progress(quiet) as progress:
+    with make_progress(quiet) as progress:
         task = progress.add_task("exporting", total=len(sites) * len(parts))
         for site, part in product(sites, parts):
             for table in read_rows(run, site, columns, part):
@@ -194,7 +254,8 @@ def _copy(run: Run, sites: list[Site], columns: tuple[str, ...], writer: Writer,
     return rows
 
 
-def _progress(quiet: bool) -> Progress:
+def make_progress(quiet: bool) -> Progress:
+    """Return a progress bar on standard error, shown only in a terminal."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from sonde.views.terminal import make_console

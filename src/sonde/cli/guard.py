@@ -1,4 +1,4 @@
-"""The edge of the command line: errors become one line that names a fix, and a closed pipe is not an error.
+"""Handle errors of the command line: each becomes one line that names a fix, and a closed pipe is not an error.
 
 Exit codes:
 
@@ -7,6 +7,8 @@ Exit codes:
     2   invalid arguments, or a run that cannot be read
     130 interrupted
     143 `train` and `eval`: terminated by SIGTERM
+
+`run` ends as its script does.
 
 `diagnose` reports its result in the exit code: 0 nothing wrong, 1 warnings, 2 something critical, 3 invalid arguments.
 """
@@ -17,7 +19,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -47,11 +49,14 @@ class Verbs(TyperGroup):
     """The group of all verbs. It turns what goes wrong in any of them into a line on standard error."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **more: Any) -> Any:
-        """Run the command line and exit with its code."""
+        """Run the command line and exit with its code; return what to call where a script is to be run."""
         more["standalone_mode"] = False
-        sys.exit(self._run(args, *rest, **more))
+        code = self._run(args, *rest, **more)
+        if callable(code):
+            return code  # `run` has a script to start, whose errors are its own
+        sys.exit(code)
 
-    def _run(self, args: Sequence[str] | None, *rest: Any, **more: Any) -> int:
+    def _run(self, args: Sequence[str] | None, *rest: Any, **more: Any) -> int | Callable[[], None]:
         try:
             code = super().main(args, *rest, **more)
             sys.stdout.flush()
@@ -67,7 +72,7 @@ class Verbs(TyperGroup):
             return _complain(str(error), args)
         except OSError as error:
             return _complain(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), args)
-        return code if isinstance(code, int) else OK
+        return code if isinstance(code, int) or callable(code) else OK
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""
@@ -112,6 +117,7 @@ def _usage_message(error: Any, args: Sequence[str]) -> str:
 
 def _plain_words(message: str, error: Any, args: Sequence[str]) -> str:
     """Describe which value was given and which are accepted, whichever library reports it."""
+    message = message.replace(" (env var: 'None')", "")  # of options without a variable, in typer before 0.24
     head, _, rest = message.partition(": ")
     rest = rest.removeprefix("Value error, ")
     given = _given(args, getattr(getattr(error, "param", None), "opts", ()))

@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from rich.table import Table
 
-_ACTING: Final = ("train", "eval", "replay", "resume", "import-pages")
+_ACTING: Final = ("run", "train", "eval", "replay", "resume", "note", "import-pages")
 """Verbs that run a user's code or write files others rely on; all others only read."""
 
 
@@ -23,7 +23,7 @@ class Verb(TyperCommand):
         print_verb_help(self, ctx)
 
 
-def print_verb_help(verb: Any, ctx: Any) -> None:
+def print_verb_help(verb: Any, ctx: Any, *, options_first: bool = False) -> None:
     """Print the help of one verb."""
     parameters = list(verb.get_params(ctx))
     arguments = [each for each in parameters if each.param_type_name == "argument"]
@@ -33,7 +33,8 @@ def print_verb_help(verb: Any, ctx: Any) -> None:
         "options": [_option(each, ctx) for each in parameters if each not in arguments and not each.hidden],
         "examples": _examples(verb.epilog),
     }
-    usage = " ".join(part for part in (ctx.command_path, names, "[OPTIONS]") if part)
+    parts = (ctx.command_path, "[OPTIONS]", names) if options_first else (ctx.command_path, names, "[OPTIONS]")
+    usage = " ".join(part for part in parts if part)
     _print_page(usage, verb.help or "", sections)
 
 

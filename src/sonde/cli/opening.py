@@ -18,7 +18,21 @@ if TYPE_CHECKING:
 # Arguments and options that several verbs share, so that they read and behave the same.
 
 
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
+def read_place(text: str) -> Path:
+    """Return the folder that a command line names; for an address in an object store, where it can be read."""
+    if "://" not in text:
+        return Path(text)
+    from sonde.store.remote.mirror import local_path
+
+    return local_path(text)
+
+
+RunPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="The folder of a run, or its address (s3://...).", show_default=False, parser=read_place
+    ),
+]
 SiteGlob = Annotated[
     str | None,
     typer.Option(
@@ -32,6 +46,9 @@ LastSteps = Annotated[int | None, typer.Option("--last", min=1, metavar="N", hel
 Width = Annotated[
     int | None, typer.Option("--width", min=40, metavar="COLUMNS", help="Width of the output in characters.")
 ]
+OneRank = Annotated[
+    int | None, typer.Option("--rank", min=0, metavar="N", help="Only what rank N of several has recorded.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print strict JSON and nothing else.")]
 
 
@@ -42,22 +59,27 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print strict JSON and noth
 _MARKER = "run.json"
 
 
-def open_run(path: Path) -> Run:
-    """Open a run.
+def open_run(path: Path, rank: int | None = None) -> Run:
+    """Open a run, or one rank of it.
 
     Raises:
+        OptionError: It has no such rank.
         RunNotFound: There is none; the message says what is there instead.
 
     """
     from sonde.store import open_run as open_stored
 
     require_run(path)
-    return open_stored(path)
+    return open_stored(path, rank=rank)
 
 
 def require_run(path: Path) -> None:
     """Raise RunNotFound where there is no run; the message says what is there instead."""
     if not (path / _MARKER).is_file():
+        from sonde.store.remote.mirror import is_mirrored, shown
+
+        if is_mirrored(path):
+            raise RunNotFound(f"There is no run at {shown(path)}.")
         raise RunNotFound(f"There is no run at {path}. {_what_instead(path)}")
 
 

@@ -1,4 +1,4 @@
-"""`sonde query RUN "expr"`: which samples of a run are like that."""
+"""`sonde query RUN "expr"`: list the samples of a run that match an expression."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def query(
 
 def _print(found: list[Picked], limit: int, width: int | None) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from sonde.views.terminal import make_console
 
@@ -69,11 +70,11 @@ def _print(found: list[Picked], limit: int, width: int | None) -> None:
     table.add_column("epoch", justify="right")
     table.add_column("idx", justify="right")
     for name in (*noted, *metrics):
-        table.add_column(name, justify="right")
+        table.add_column(Text(name), justify="right")
     for each in found[:limit]:
         values = [str(getattr(each, name)) if getattr(each, name) is not None else "" for name in noted]
         scores = [f"{each.scores.get(name, float('nan')):.4g}" for name in metrics]
-        table.add_row(each.evaluation, str(each.idx), *values, *scores)
+        table.add_row(*(Text(cell) for cell in (each.evaluation, str(each.idx), *values, *scores)))
     console.print(table)
     more = f"; the first {limit} are shown, --limit shows more" if len(found) > limit else ""
     console.print(f"{len(found):,} sample{'' if len(found) == 1 else 's'}{more}", highlight=False)

@@ -61,7 +61,7 @@ def replay(bundle: BundlePath, model: Model, json: AsJson = False) -> None:
 
 
 def _find(text: str) -> Any:
-    """Import what `MODULE:NAME` stands for; modules in the current folder are found, as for a script."""
+    """Import what `MODULE:NAME` names; modules in the current folder are found, as for a script."""
     from sonde.errors import OptionError, SondeError
 
     module_name, _, name = text.partition(":")

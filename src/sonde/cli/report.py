@@ -1,4 +1,4 @@
-"""`sonde report RUN`: one run in one file."""
+"""`sonde report RUN`: write one run into one file."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def report(run: RunPath, form: Form = None, out: Out = None, force: Force = Fals
         report_document(opened).print()
         return
     if str(out) == "-":
-        from sonde.cli.answer import utf8_output
+        from sonde.cli.answer import print_text
         from sonde.views.report import render_report
 
-        utf8_output().write(render_report(opened, chosen.value))
+        print_text(render_report(opened, chosen.value))
         return
     name = (run.resolve().name or "run") + f".{chosen.value}"
     _write(opened, chosen, out or Path(name), force)
@@ -88,8 +88,8 @@ def _form_of(out: Path | None) -> ReportFormat:
 
 
 def _write(opened: Run, form: ReportFormat, target: Path, force: bool) -> None:
+    from sonde.analysis.export_formats import replacing
     from sonde.cli.export import check_target
-    from sonde.cli.export_formats import replacing
     from sonde.views.report import render_report
     from sonde.views.terminal import make_console
     from sonde.views.terminal.style import size

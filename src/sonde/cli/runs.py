@@ -4,51 +4,60 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonde.cli.opening import AsJson, Width
+from sonde.cli.opening import AsJson, Width, read_place
 from sonde.errors import RunNotFound
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from sonde.store import RunSummary
+    from sonde.store.labels import Labels
 
 EXAMPLES = """
 sonde runs  # in the current folder
 sonde runs runs --json
 """
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder with runs in it, or below it.")]
+Folder = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="A folder with runs in it, or below it; also s3://...", parser=read_place),
+]
 
 
 def runs(folder: Folder = Path(), width: Width = None, json: AsJson = False) -> None:
-    """List the runs in a folder, the newest first."""
+    """List the runs in a folder, and what is wrong with each."""
     from sonde.store import list_runs
+    from sonde.store.remote.mirror import shown
 
-    if not folder.is_dir():
+    if not folder.is_dir() and shown(folder) == str(folder):
         raise RunNotFound(f"There is no folder {folder}. Run: sonde runs DIR, where DIR holds runs.")
     found = list_runs(folder)
     if json:
         from sonde.cli.answer import print_json
 
-        print_json({"folder": str(folder), "runs": [_describe(run) for run in found]})
+        print_json({"folder": shown(folder), "runs": [_describe(run) for run in found]})
         return
     from sonde.views.terminal import make_console
 
     console = make_console(width=width)
     if not found:
-        console.print(f"No runs in {folder}. One is made by: sonde.watch(model, optimizer, run='runs/first')")
+        console.print(f"No runs in {shown(folder)}. One is made by: sonde.watch(model, optimizer, run='runs/first')")
         return
     console.print(_table(found, folder, time.time()))
 
 
 def _describe(run: RunSummary) -> dict[str, object]:
+    from sonde.analysis.sweep import read_troubles
+
+    labels = _labels(run)
     return {
-        "path": str(run.path),
+        "path": run.address,
         "status": run.status,
         "model": run.model,
         "steps": run.steps,
@@ -58,27 +67,45 @@ def _describe(run: RunSummary) -> dict[str, object]:
         "created": run.created,
         "updated": run.updated,
         "problem": run.problem,
+        "findings": [asdict(each) for each in read_troubles(run)],
+        "tags": list(labels.tags),
+        "note": labels.note,
     }
+
+
+def _labels(run: RunSummary) -> Labels:
+    from sonde.store.header import read_header
+    from sonde.store.labels import Labels, read_labels
+
+    if run.problem:
+        return Labels()
+    user = read_header(run.path).config.get("user")
+    return read_labels(run.path, user if isinstance(user, dict) else {})
 
 
 def _table(found: list[RunSummary], folder: Path, now: float) -> Table:
     from rich.text import Text
 
+    from sonde.analysis.sweep import read_troubles
+    from sonde.views.terminal.runs_table import troubles_text
     from sonde.views.terminal.style import ABSENT, BAD, STATUS_STYLES, short
     from sonde.views.terminal.tables import plain_table
 
-    table = plain_table("run", "status", "step", "loss", "started", "model", right=("step", "loss", "started"))
+    headings = ("run", "status", "step", "loss", "findings", "started", "model")
+    table = plain_table(*headings, right=("step", "loss", "started"))
     table.columns[0].no_wrap, table.columns[0].overflow = True, "ellipsis"
     for run in found:
-        name = str(run.path.relative_to(folder)) if run.path != folder else str(run.path)
+        name = str(run.path.relative_to(folder)) if run.path != folder else run.address
         started = ABSENT if run.created is None else _ago(now - run.created)
         style = STATUS_STYLES[run.status]
         if run.problem:
-            table.add_row(Text(name), Text("damaged", BAD), "", "", started, Text(run.problem, BAD))
+            table.add_row(Text(name), Text("damaged", BAD), "", "", Text(run.problem, BAD), started, "")
             continue
         step = ABSENT if run.last_step is None else f"{run.last_step:,}"
         loss = Text(short(run.last_loss), "" if run.last_loss is None or math.isfinite(run.last_loss) else BAD)
-        table.add_row(Text(name), Text(run.status, style), step, loss, Text(started, "dim"), Text(run.model))
+        found_wrong = troubles_text(read_troubles(run))
+        named = Text(" ".join((name, *(f"#{tag}" for tag in _labels(run).tags))))
+        table.add_row(named, Text(run.status, style), step, loss, found_wrong, Text(started, "dim"), Text(run.model))
     return table
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonde.cli.opening import AsJson, LastSteps, RunPath, SiteGlob, StatName, Width
+from sonde.cli.opening import AsJson, LastSteps, OneRank, RunPath, SiteGlob, StatName, Width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +22,7 @@ sonde show runs/first --site '*:gradient'  # every gradient, worst first
 sonde show runs/first --site head.weight:gradient  # one site in full
 sonde show runs/first --stat ratio --last 100  # recent update ratios
 sonde show runs/first --step 310  # every site at one step
+sonde show runs/first --rank 3  # one rank of several by itself
 """
 
 Step = Annotated[int | None, typer.Option("--step", metavar="N", help="All readings of one step.")]
@@ -35,6 +36,7 @@ def show(
     step: Step = None,
     last: LastSteps = None,
     rows: Rows = 40,
+    rank: OneRank = None,
     width: Width = None,
     json: AsJson = False,
 ) -> None:
@@ -45,7 +47,7 @@ def show(
     """
     from sonde.cli.opening import open_run
 
-    opened = open_run(run)
+    opened = open_run(run, rank)
     if step is not None:
         _show_step(opened, site, step, rows=rows, width=width, json=json)
     elif site is not None or stat is not None:
@@ -163,7 +165,7 @@ def readings_at(run: Run, pattern: str | None, step: int) -> list[tuple[Site, Re
     readings = [(site, reading) for site, reading in run.at(step).items() if site.key in keys]
     if not readings:
         if not len(run.steps):
-            raise OptionError(f"{run.path} has no steps.")
+            raise OptionError(f"{run.address} has no steps.")
         nearest = int(run.steps[np.abs(run.steps - step).argmin()])
         span = f"{run.steps[0]} to {run.steps[-1]}"
         raise OptionError(f"Nothing was read at step {step}; the run has steps {span}. Nearest: --step {nearest}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sonde.records import Finding
     from sonde.store import Run
 
-    Teller = Callable[[Run, News | None, list[Finding]], None]
+    Reporter = Callable[[Run, News | None, list[Finding]], None]
 
 EXAMPLES = """
 sonde tail runs/first  # until it ends
@@ -51,17 +51,17 @@ def tail(
     chosen = choose_sites(opened, site, stat) if site is not None or stat is not None else []
     paper = Newspaper(opened, sites=chosen, stat=stat)
     paper.skip_to_end()
-    tell = _tell_json if json else _teller(width)
+    report = _report_json if json else _text_reporter(width)
     looks = iter([None]) if once else follow(opened, interval)
     reported: set[str] = set()
     try:
         for _ in looks:
             news, found = paper.read(), _new_findings(opened, reported)
             if news is not None or found:
-                tell(opened, news, found)
+                report(opened, news, found)
     except KeyboardInterrupt:
         raise typer.Exit from None
-    _tell_end(opened, width=width, json=json)
+    _report_end(opened, width=width, json=json)
     if opened.status not in ("live", "finished"):
         raise typer.Exit(FOUND)
 
@@ -87,14 +87,14 @@ def _new_findings(run: Run, reported: set[str]) -> list[Finding]:
     return new
 
 
-def _teller(width: int | None) -> Teller:
+def _text_reporter(width: int | None) -> Reporter:
     from sonde.views.terminal import Look, event_line, make_console, news_line
     from sonde.views.terminal.findings import finding_lines
 
     console = make_console(width=width)
     look = Look.of(console)
 
-    def tell(run: Run, news: News | None, found: list[Finding]) -> None:
+    def report(run: Run, news: News | None, found: list[Finding]) -> None:
         for event in news.events if news is not None else ():
             console.print(event_line(event), soft_wrap=True)
         if news is not None and news.step is not None:
@@ -102,10 +102,10 @@ def _teller(width: int | None) -> Teller:
         if found:
             console.print(finding_lines(found, look, most=len(found)))
 
-    return tell
+    return report
 
 
-def _tell_json(run: Run, news: News | None, found: list[Finding]) -> None:
+def _report_json(run: Run, news: News | None, found: list[Finding]) -> None:
     import sys
 
     from sonde.analysis import News
@@ -132,7 +132,7 @@ def _tell_json(run: Run, news: News | None, found: list[Finding]) -> None:
     sys.stdout.flush()
 
 
-def _tell_end(run: Run, *, width: int | None, json: bool) -> None:
+def _report_end(run: Run, *, width: int | None, json: bool) -> None:
     from rich.markup import escape
 
     from sonde.analysis import count_steps
@@ -146,6 +146,6 @@ def _tell_end(run: Run, *, width: int | None, json: bool) -> None:
         return
     console = make_console(width=width)
     grave = sum(finding.severity != "info" for finding in run.findings)
-    more = f"; {plural(grave, 'finding')}: sonde diagnose {escape(str(run.path))}" if grave else ""
+    more = f"; {plural(grave, 'finding')}: sonde diagnose {escape(run.address)}" if grave else ""
     words = f"[{STATUS_STYLES[run.status]}]{run.status}[/] after {plural(steps, 'step')}{more}"
     console.print(words, soft_wrap=True)

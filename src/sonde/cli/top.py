@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import sys
-import termios
 import time
-import tty
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
@@ -19,6 +18,10 @@ from sonde.errors import OptionError
 
 if TYPE_CHECKING:
     from sonde.store import Run
+
+with contextlib.suppress(ImportError):  # Windows has no such terminals
+    import termios
+    import tty
 
 
 # --------------------------------------------------------------------------------
@@ -98,6 +101,8 @@ def top(run: RunPath, interval: Interval = 1.0) -> None:
     opened = open_run(run)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise OptionError(f"sonde top needs a terminal. Use: sonde show {run}, or sonde tail {run}")
+    if "termios" not in globals():
+        raise OptionError(f"sonde top needs a POSIX terminal. Use: sonde view {run}, or sonde tail {run}")
     watch(opened, interval)
 
 

@@ -62,7 +62,7 @@ def train(
     trainer = config.get("runner", training.SupervisedTrainer)(config, device=device)
     console = make_console(stderr=json)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(leaving_when_told())
+        stack.enter_context(ending_on_sigterm())
         if not json:
             _show_progress(training, trainer, console, stack)
         trainer.run(resume=resume or None)
@@ -73,11 +73,11 @@ def train(
 
 
 @contextlib.contextmanager
-def leaving_when_told() -> Iterator[None]:
-    """Let SIGTERM, by which schedulers end a job, be answered as Ctrl-C is: files are finished, and the code is 143."""
+def ending_on_sigterm() -> Iterator[None]:
+    """Handle SIGTERM, which schedulers send to end a job, like Ctrl-C: finish the files and exit with 143."""
     stop = signal.SIGTERM
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(stop) is not signal.SIG_DFL:
-        yield  # somebody else answers
+        yield  # another handler is installed
         return
     signal.signal(stop, lambda number, frame: sys.exit(128 + number))
     try:

@@ -51,12 +51,14 @@ def _describe(report: Report) -> dict[str, object]:
         "captures": report.num_captures,
         "problems": entries(report.problems),
         "torn_tails": entries(report.torn_tails),
+        "notes": report.notes,
     }
 
 
 def _print(report: Report) -> None:
     from rich.text import Text
 
+    from sonde.store.remote.mirror import shown
     from sonde.views.terminal import Look, make_console
     from sonde.views.terminal.style import plural
 
@@ -64,14 +66,15 @@ def _print(report: Report) -> None:
     look = Look.of(console)
     lines = [Text.assemble((look.pick("✗ ", "x "), "bold red"), str(problem)) for problem in report.problems]
     lines += [Text.assemble((look.pick("· ", ". "), "dim"), f"torn tail: {tail}") for tail in report.torn_tails]
+    lines += [Text(note, "dim") for note in report.notes]
     scope = f"{plural(report.num_files, 'file')}, {plural(report.num_blocks, 'block')}"
     if report.num_captures:
         scope += f", {plural(report.num_captures, 'capture')}"
     if report.ok:
-        good = f"{report.path}: every checksum is right, {scope}"
+        good = f"{shown(report.path)}: every checksum is right, {scope}"
         lines.append(Text.assemble((look.pick("✓ ", "+ "), "green"), good))
     else:
-        damaged = f"{report.path}: {len(report.problems)} damaged; {scope} are whole and can be read"
+        damaged = f"{shown(report.path)}: {len(report.problems)} damaged; {scope} are whole and can be read"
         lines.append(Text(damaged, "bold red"))
     for line in lines:
         console.print(line, soft_wrap=True)

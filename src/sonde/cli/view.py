@@ -1,4 +1,4 @@
-"""`sonde view RUN_OR_DIR...`: runs in the browser."""
+"""`sonde view RUN_OR_DIR...`: show runs in the browser."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sonde.cli.opening import read_place
 from sonde.errors import MissingExtra, OptionError, RunNotFound
 
 EXAMPLES = """
@@ -16,7 +17,13 @@ sonde view runs --host 0.0.0.0 --allow-others  # for colleagues; they need the t
 """
 
 Roots = Annotated[
-    list[Path], typer.Argument(metavar="RUN_OR_DIR...", help="Runs, or folders with runs below.", show_default=False)
+    list[Path],
+    typer.Argument(
+        metavar="RUN_OR_DIR...",
+        help="Runs, or folders with runs below; also s3://...",
+        show_default=False,
+        parser=read_place,
+    ),
 ]
 Port = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="The port; 0 picks a free one.")]
 Host = Annotated[
@@ -50,6 +57,8 @@ def view(
     Findings, layers, samples, comparisons. Nothing leaves this machine. The pages are read-only, need the token in the
     printed address, and show only the folders named here.
     """
+    from sonde.store.remote.mirror import shown
+
     for root in roots:
         if not root.is_dir():
             raise RunNotFound(f"There is no folder {root}. Run: sonde view DIR, where DIR is a run or holds runs.")
@@ -63,11 +72,11 @@ def view(
         raise OptionError(f"--host {host} lets other machines connect. Add --allow-others if that is what you want.")
     place = take_place(host, port, token=token)
 
-    def tell() -> None:
-        typer.echo(f"Sonde shows {', '.join(map(str, roots))} at {place.url}\nPress Ctrl+C to stop.")
+    def announce() -> None:
+        typer.echo(f"Sonde shows {', '.join(map(shown, roots))} at {place.url}\nPress Ctrl+C to stop.")
         if not no_browser:
             import webbrowser
 
             webbrowser.open(place.url)
 
-    serve(roots, place, names=name or (), on_ready=tell)
+    serve(roots, place, names=name or (), on_ready=announce)
