@@ -38,6 +38,11 @@ if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
     from sonde.forensics.bundle import load_bundle as load_bundle
     from sonde.forensics.checkup import Checkup as Checkup
     from sonde.forensics.checkup import checkup as checkup
+    from sonde.integrations.trackers import to_comet as to_comet
+    from sonde.integrations.trackers import to_mlflow as to_mlflow
+    from sonde.integrations.trackers import to_tensorboard as to_tensorboard
+    from sonde.integrations.trackers import to_wandb as to_wandb
+    from sonde.options import Options as Options
     from sonde.records import Block as Block
     from sonde.records import Event as Event
     from sonde.records import Evidence as Evidence
@@ -63,8 +68,14 @@ if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
     from sonde.store.verify import verify as verify
     from sonde.version import __version__ as __version__
     from sonde.views.debug_outputs import display_debug_outputs as display_debug_outputs
-    from sonde.watching import Options as Options
     from sonde.watching import open_session as open_session
     from sonde.watching import watch as watch
 else:
     __getattr__, __dir__, __all__ = attach(__name__, __file__)
+
+
+def load_ipython_extension(shell: object) -> None:
+    """Add the cell magic `%%sonde` to a notebook: `%load_ext sonde` calls this."""
+    from importlib import import_module
+
+    import_module("sonde.integrations.notebook").load(shell)

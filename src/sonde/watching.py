@@ -5,211 +5,74 @@ The module is not called `watch`: importing a submodule of that name would repla
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import math
 import os
 import time
+import traceback
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypedDict, Unpack, get_args
+from typing import Any, Unpack, get_args
 
+import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
 from sonde.core import schema
-from sonde.core.arguments import mapping, whole_number, with_methods
-from sonde.core.signals import SHOWN
+from sonde.core.arguments import mapping, shown, whole_number, with_methods
+from sonde.core.signals import SHOWN, STATE_STEPS, part_of
 from sonde.diagnosis.monitor import Monitor
+from sonde.diagnosis.rank_monitor import RankMonitor
 from sonde.diagnosis.rules import WANTED
-from sonde.errors import OptionError
+from sonde.errors import OptionError, RunError, RunInUse, SondeError
+from sonde.forensics.tape.recorder import TapeRecorder
 from sonde.forensics.watcher import GuardAction
 from sonde.forensics.wiring import Forensics, ForensicsOptions
-from sonde.hooks.guard import OnError
+from sonde.hooks.guard import OnError, attempt
 from sonde.hooks.names import named_modules, named_parameters
-from sonde.parallel.ranks import num_ranks, this_rank
+from sonde.options import (
+    DiagnosisOptions,
+    Keywords,
+    Options,
+    RecordingOptions,
+    StorageOptions,
+    checked_budget,
+)
+from sonde.parallel.ranks import Identity, identity
 from sonde.record.describe import describe_environment, describe_model
-from sonde.record.governor import JUDGING
-from sonde.record.kinds import inner_optimizer, is_compiled
-from sonde.record.pipeline import Extensions, Pipeline
-from sonde.record.plan import DEFAULT_WHAT, Helpers, Plan, What
-from sonde.records import RunHeader
-from sonde.schedule import When, schedule
-from sonde.select import Where, check_each_matches, selector
+from sonde.record.extensions import Extensions
+from sonde.record.governor import JUDGING, UNLIMITED_JUDGING
+from sonde.record.kinds import Given, is_compiled, see_through, steps_counted
+from sonde.record.pipeline import Pipeline
+from sonde.record.plan import Helpers, Plan, What
+from sonde.record.rank_watch import RankOptions
+from sonde.records import Finding, RunHeader, Sink
+from sonde.schedule import schedule
+from sonde.select import check_each_matches, selector
 from sonde.sensors.dispatcher import Sensors
-from sonde.session import HandFedSession, IdleSession, Session
-from sonde.store import RunWriter
+from sonde.session import HandFedSession, IdleSession, Session, check_sink
+from sonde.store import RunWriter, open_run
+from sonde.store.fingerprints import FingerprintWriter
+from sonde.store.remote.spool import CarrierProcess, address_of, local_place
 from sonde.store.runs import place_of
+from sonde.store.shared_names import choose_folder, may_have_siblings, own_folder
 from sonde.version import VERSION
 
 logger = logging.getLogger("sonde")
 
 Models = nn.Module | Mapping[str, nn.Module]
 
-DEFAULT_BUDGET: Final = 0.05
-_BUDGET_VARIABLE: Final = "SONDE_BUDGET"
-
 _watchers: weakref.WeakKeyDictionary[nn.Module, Callable[[], Session | None]] = weakref.WeakKeyDictionary()
 """By model: the session that watches it, held weakly."""
 
 
-def _default_budget() -> float | None:
-    text = os.environ.get(_BUDGET_VARIABLE, "").strip().lower()
-    if text == "none":
-        return None
-    try:
-        return _checked_budget(float(text)) if text else DEFAULT_BUDGET
-    except ValueError as error:
-        raise OptionError(f"{_BUDGET_VARIABLE}={text!r} takes a share such as 0.05, or none.") from error
-
-
-def _checked_budget(budget: Any) -> float | None:
-    if budget is None:
-        return None
-    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < math.inf:
-        raise OptionError(f"budget={budget!r} takes a share of the training's time such as 0.05, or None for no bound.")
-    return float(budget)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingOptions:
-    """What is measured, where, how often, and within which memory."""
-
-    what: Iterable[What] = DEFAULT_WHAT
-    """Any of parameters, gradients, updates, outputs, output_gradients, optimizer_state. Updates come with parameters,
-    since their ratio needs both."""
-    where: Where = None
-    """Which modules and parameters; see `sonde.select`. None: everything."""
-    every: When = 1
-    """Which steps; a number n for each n-th, or a schedule of `sonde.schedule`."""
-    histogram: bool = True
-    """Whether readings carry a histogram of magnitudes."""
-    max_calls: int = 16
-    """Calls of one module within a step beyond this many share the last call's site."""
-    max_memory_mb: int = 1024
-    """Bound of what the session holds: steps not yet written, and a copy of the parameters for updates."""
-    budget: float | None = field(default_factory=_default_budget)
-    """How much longer recording may make the training, as a share of its own time: beyond the first 24 steps Sonde
-    measures what it costs and records less often where that is more, what only the diagnosis needs first, then outputs,
-    parameters and gradients last. None records everything always. The environment variable SONDE_BUDGET (a number, or
-    none) changes the default of 0.05."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageOptions:
-    """How the run is written."""
-
-    resume: bool = False
-    """Append to a run that exists instead of refusing it."""
-    start_step: int | None = None
-    """In a resumed run, the number of its first step if it continues from before the end. What an earlier attempt
-    recorded from there on stays in the files but is no longer shown."""
-    max_disk_mb: int | None = None
-    """Bound of the run's telemetry on disk; beyond it old steps are merged into windows. None: a tenth of the free
-    space, at most 16 GiB."""
-    rank: int | None = None
-    """This process's rank in a distributed run. None: found from torch.distributed or RANK."""
-    config: Mapping[str, Any] | None = None
-    """Settings of your own to keep in the run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiagnosisOptions:
-    """What happens when something looks wrong."""
-
-    diagnose: bool = True
-    """Whether to record the vital signs that a diagnosis needs, and to judge them while the run goes on, in the
-    worker's thread: `session.findings`."""
-    guard: GuardAction | None = None
-    """What to do when gradients are not finite. "skip" makes that optimizer step do nothing; "stop" raises
-    `sonde.NonFiniteError` before anything is written. With an optimizer that is not fused both make the host wait for a
-    GPU once per step. "stop_late" never waits and skips nothing: it raises in the first step after the readings have
-    shown it, on the CPU before anything is written. None: nothing is skipped or stopped."""
-    bundles: bool = True
-    """Whether to save what is needed to repeat a step that went non-finite, in `run/bundles`."""
-    max_bundle_mb: int = 512
-    """Bound of one bundle; if the weights do not fit, it is saved without them."""
-
-
-class Keywords(TypedDict, total=False):
-    """The options as keywords of `watch`: the fields of all groups, by their own names."""
-
-    what: Iterable[What]
-    where: Where
-    every: When
-    histogram: bool
-    max_calls: int
-    max_memory_mb: int
-    budget: float | None
-    loss_fn: Any
-    loader: Any
-    scheduler: Any
-    scaler: Any
-    resume: bool
-    start_step: int | None
-    max_disk_mb: int | None
-    rank: int | None
-    config: Mapping[str, Any] | None
-    diagnose: bool
-    guard: GuardAction | None
-    bundles: bool
-    max_bundle_mb: int
-    on_error: OnError
-    enabled: bool
-    clock: Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """All options of `watch`, in groups. Every field of a group is also a keyword of `watch` and of `replace`.
-
-    >>> Options().replace(every=10, guard="skip").recording.every
-    10
-    """
-
-    recording: RecordingOptions = field(default_factory=RecordingOptions)
-    helpers: Helpers = field(default_factory=Helpers)
-    """Objects of the training loop that are observed: `loss_fn`, `loader`, `scheduler`, `scaler`."""
-    storage: StorageOptions = field(default_factory=StorageOptions)
-    diagnosis: DiagnosisOptions = field(default_factory=DiagnosisOptions)
-    on_error: OnError = "isolate"
-    """"isolate" switches a failing part of Sonde off and continues; "raise" lets its error through."""
-    enabled: bool = True
-    """False attaches nothing and writes nothing; every method of the session then does nothing."""
-    clock: Callable[[], float] = time.time
-    """Where times come from."""
-
-    def replace(self, **keywords: Unpack[Keywords]) -> Options:
-        """Return these options with some of them replaced, each by its own name.
-
-        Raises:
-            TypeError: There is no option of that name.
-
-        """
-        given: dict[str, Any] = dict(keywords)
-        for name in given:
-            if name not in OPTION_NAMES:
-                raise TypeError(f"watch() got an unexpected keyword argument {name!r}")
-        parts = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        for name, part in parts.items():
-            if dataclasses.is_dataclass(part) and not isinstance(part, type):
-                mine = {each.name: given[each.name] for each in dataclasses.fields(part) if each.name in given}
-                parts[name] = dataclasses.replace(part, **mine)
-            else:
-                parts[name] = given.get(name, part)
-        return Options(**parts)
-
-
-OPTION_NAMES: Final = frozenset(Keywords.__annotations__)
-"""All keywords of `watch`."""
-
-
 def watch(
     model: Models,
-    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    optimizer: Any = None,
     *,
     run: str | os.PathLike[str],
     options: Options | None = None,
@@ -219,17 +82,24 @@ def watch(
 
     Args:
         model: A module, or several by name, such as `{"generator": g, "discriminator": d}`.
-        optimizer: The optimizer or optimizers. Without one, any that turns out to own a parameter of the model is used.
-        run: The folder to write. It must not hold a run yet, unless `resume` is true. A star in its name becomes the
-            next number: "runs/first-*" writes runs/first-1, then runs/first-2; `session.path` is the folder.
+        optimizer: The optimizer or optimizers: of torch, wrapped by a framework, or a class of your own that holds one.
+            Whichever torch optimizer steps the model's parameters is watched, also if it is another one, or none is
+            given.
+        run: The folder to write, or an address in an object store, such as "s3://bucket/runs/first", to which the run
+            is carried from a local folder. It must not hold a run yet, unless `resume` is true. A star in its name
+            becomes the next number: "runs/first-*" writes runs/first-1, then runs/first-2; `session.path` is the local
+            folder.
         options: A set of options to share between programs.
         **keywords: Single options; they take precedence over `options`. `help(sonde.Options)` explains the groups:
 
-            what is recorded: what, where, every, histogram, max_calls, max_memory_mb, budget
+            what is recorded: what, where, every, steps_by_hand, ranks, histogram, max_calls, max_memory_mb, budget
             objects of the loop: loss_fn, loader, scheduler, scaler
-            how the run is written: resume, start_step, max_disk_mb, rank, config
-            what happens when something looks wrong: diagnose, guard, bundles, max_bundle_mb
+            how the run is written: resume, start_step, max_disk_mb, rank, config, logs, to
+            what happens when something looks wrong: diagnose, guard, bundles, max_bundle_mb, stuck_after, tape
             Sonde itself: on_error, enabled, clock
+
+    A disk that is full or a folder that may not be written costs the recording, not the training: a warning says so,
+    and the session does nothing. With `on_error="raise"` it is an error, as a wrong argument always is.
 
     Example:
         with sonde.watch(model, optimizer, run="runs/first") as session:
@@ -242,32 +112,86 @@ def watch(
     chosen = _options(options).replace(**keywords)
     if not chosen.enabled:
         return IdleSession(Path(run or ""))  # a program that switches it off may have no name for the run
+    return _or_unrecorded(run, chosen, functools.partial(_start, model, optimizer, run, chosen))
+
+
+def _or_unrecorded(run: str | os.PathLike[str], options: Options, start: Callable[[], Session]) -> Session:
+    """Start a session. If the disk refuses, or Sonde fails, the program continues without one, and a warning says so.
+
+    What is wrong with an argument is raised, and everything with `on_error="raise"`.
+    """
+    session = attempt(start)
+    if isinstance(session, Session):
+        return session
+    error, is_ours = session, not isinstance(session, SondeError)
+    if options.on_error == "raise" or not (is_ours or isinstance(error.__cause__, OSError)):
+        raise error
+    attempt(functools.partial(_warn_of_nothing, run, error, is_ours))  # a logging handler of the program's may raise
+    return IdleSession(Path(run), is_unrecorded=True)
+
+
+def _warn_of_nothing(run: str | os.PathLike[str], error: Exception, is_ours: bool) -> None:
+    reason = "Sonde failed.\n" + "".join(traceback.format_exception(error)).rstrip() if is_ours else str(error)
+    logger.warning("NOTHING IS RECORDED in %s; the program continues without it. %s", os.fspath(run), reason)
+
+
+def _extensions(writer: RunWriter, plan: Plan, forensics: ForensicsOptions, options: DiagnosisOptions) -> Extensions:
+    """Return what takes part in the recording beside the taps."""
+    return Extensions(
+        sensors=functools.partial(Sensors, wanted=WANTED | SHOWN) if plan.diagnose else None,
+        forensics=functools.partial(Forensics, options=forensics),
+        judge=functools.partial(_judge, writer=writer, plan=plan) if plan.diagnose else None,
+        ranks=_rank_options(writer, options),
+        tape=TapeRecorder if plan.diagnose and _is_taped(options) and writer.rank == 0 else None,
+    )
+
+
+@contextlib.contextmanager
+def _closed_if_it_fails(writer: RunWriter) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        attempt(writer.close)
+        raise
+
+
+def _start(model: Models, optimizer: Any, run: str | os.PathLike[str], chosen: Options) -> Session:
+    """Check what was passed in, open the run and start its session."""
     models = _models(model)
-    optimizers = _optimizers(optimizer)
+    given = _optimizers(optimizer)
     plan = _plan(models, chosen)
     _check_helpers(chosen.helpers)
     _check_start(chosen.storage)
-    forensics = _forensics(chosen.diagnosis, plan.what)
-    _warn_if_compiled(models, plan)
-    _warn_if_watched(models)
-    writer = _open_writer(run, chosen, _header(models, optimizers, plan, chosen))
-    start_step = chosen.storage.start_step
-    session = Session(
-        Pipeline(
+    sinks = _sinks(chosen.storage.to)
+    forensics, is_full = _forensics(chosen.diagnosis, plan.what), schedule(chosen.recording.ranks)
+    warned = _warn_if_compiled(models, plan)
+    _settle_other_sessions(models)
+    run = _local_place(run, chosen.storage)
+    chosen = _find_start(run, chosen, given)
+    writer = _open_writer(run, chosen, _header(models, given.optimizers, plan, chosen))
+    if writer is None:
+        return IdleSession(Path(run), is_unrecorded=True)
+    with _closed_if_it_fails(writer):
+        if writer.rank and not is_full(writer.rank):
+            plan, forensics = _in_brief(plan, forensics)
+        start_step = chosen.storage.start_step
+        pipeline = Pipeline(
             models,
-            optimizers,
+            given,
             writer,
             plan,
             chosen.helpers,
-            extensions=Extensions(
-                sensors=functools.partial(Sensors, wanted=WANTED | SHOWN) if plan.diagnose else None,
-                forensics=functools.partial(Forensics, options=forensics),
-                judge=functools.partial(Monitor, share=_judging_share(plan.budget)) if plan.diagnose else None,
-            ),
+            extensions=_extensions(writer, plan, forensics, chosen.diagnosis),
             steps_before=writer.last_step if start_step is None else start_step - 1,
             clock=chosen.clock,
         )
-    )
+        if not warned:  # parts may be compiled between now and the first pass
+            pipeline.before_first_pass = functools.partial(_warn_if_compiled, models, plan)
+        for sink in _subscribers(sinks, writer, plan):
+            pipeline.worker.subscribe(sink)
+        session = Session(pipeline, carrier=CarrierProcess.start(writer.path))
+    if chosen.storage.logs and writer.rank == 0:
+        pipeline.guard.wrap("keeping what is printed", session.keep_logs)()
     _watchers.update(dict.fromkeys(models.values(), weakref.ref(session)))
     return session
 
@@ -298,31 +222,118 @@ def open_session(
         diagnosis=DiagnosisOptions(diagnose=False),
         clock=clock,
     )
+    return _or_unrecorded(run, options, functools.partial(_start_by_hand, run, options))
+
+
+def _start_by_hand(run: str | os.PathLike[str], options: Options) -> Session:
     plan = _plan({}, options)
+    run = _local_place(run, options.storage)
     writer = _open_writer(run, options, _header({}, [], plan, options))
-    return HandFedSession(Pipeline({}, [], writer, plan, options.helpers, steps_before=writer.last_step, clock=clock))
+    if writer is None:
+        return IdleSession(Path(run), is_unrecorded=True)
+    with _closed_if_it_fails(writer):
+        pipeline = Pipeline(
+            {}, Given(), writer, plan, options.helpers, steps_before=writer.last_step, clock=options.clock
+        )
+        return HandFedSession(pipeline, carrier=CarrierProcess.start(writer.path))
 
 
-def _judging_share(budget: float | None) -> float | None:
-    return None if budget is None else JUDGING * budget
+def _judge(report: Callable[[Finding], None], *, writer: RunWriter, plan: Plan) -> Monitor:
+    """Return what judges the run while it is recorded; the first rank also has taped steps examined."""
+    return Monitor(report, share=_judging_share(plan.budget), run=writer.path if writer.rank == 0 else None)
+
+
+def _rank_options(writer: RunWriter, options: DiagnosisOptions) -> RankOptions | None:
+    """Return how this rank looks after the others; None for a process that trains alone."""
+    world = identity().world
+    if world < 2:
+        return None
+    return RankOptions(
+        rank=writer.rank,
+        world=world,
+        stuck_after=options.stuck_after,
+        monitor=functools.partial(RankMonitor, writer.path, writer.rank) if options.diagnose else None,
+    )
+
+
+def _is_taped(options: DiagnosisOptions) -> bool:
+    return options.tape and os.environ.get("SONDE_TAPE") != "0"
+
+
+def _in_brief(plan: Plan, forensics: ForensicsOptions) -> tuple[Plan, ForensicsOptions]:
+    """Return what a rank does that is not recorded in full: a guard must act on all ranks alike, so it stays."""
+    kept = plan.what & {"gradients"} if forensics.guard is not None else frozenset()
+    brief = dataclasses.replace(forensics, enabled=forensics.guard is not None, bundles=False)
+    return dataclasses.replace(plan, what=kept, diagnose=False), brief
+
+
+def _judging_share(budget: float | None) -> float:
+    return UNLIMITED_JUDGING if budget is None else JUDGING * budget
 
 
 def _options(options: Any) -> Options:
     if options is not None and not isinstance(options, Options):
-        raise OptionError(f"options takes sonde.Options; got {type(options).__name__}: {options!r:.80}.")
+        raise OptionError(f"options takes sonde.Options; got {type(options).__name__}: {shown(options)}.")
     return options or Options()
 
 
-def _open_writer(run: str | os.PathLike[str], options: Options, header: RunHeader) -> RunWriter:
+def _who(storage: StorageOptions) -> Identity:
+    if storage.rank is None:
+        return identity()
+    return dataclasses.replace(
+        identity(), rank=whole_number("rank", storage.rank, least=0), source="rank", is_known=True
+    )
+
+
+def _local_place(run: str | os.PathLike[str], storage: StorageOptions) -> str | os.PathLike[str]:
+    """Return the folder to write: that of the spool where the run goes to an object store."""
+    given: Any = run
+    if not isinstance(given, str | os.PathLike):
+        return run  # which is refused where the folder is chosen
+    return local_place(run, resume=storage.resume, is_first=_who(storage).rank == 0)
+
+
+def _open_writer(run: str | os.PathLike[str], options: Options, header: RunHeader) -> RunWriter | None:
+    """Open the run; None if another rank than the first cannot, since the others must not wait for it.
+
+    Where nothing tells the processes of a training apart, each writes a run of its own.
+    """
+    who = _who(options.storage)
+    path = choose_folder(run, rank=who.rank, world=who.world, resume=options.storage.resume)
+    if not who.is_known:
+        path = _own_folder(path, "nothing names the rank of this process")
+    try:
+        return _writer(path, options, header, who)
+    except RunError as error:
+        if isinstance(error, RunInUse) and not who.source and may_have_siblings():
+            own = _own_folder(path, "another process writes it, and nothing names the rank of this one")
+            return _writer(own, options, header, who)
+        if who.rank == 0 or who.source == "rank":
+            raise
+        logger.warning("rank %d is not recorded; training continues. %s", who.rank, error)
+        return None
+
+
+def _own_folder(path: Path, why: str) -> Path:
+    own = own_folder(path)
+    logger.warning("%s: %s, so it records into %s. Call init_process_group before, or pass rank=.", path, why, own)
+    return own
+
+
+def _writer(path: Path, options: Options, header: RunHeader, who: Identity) -> RunWriter:
     storage = options.storage
+    address = address_of(path)
+    if address is not None:
+        where = {"address": address, "spool": str(path)}
+        header = dataclasses.replace(header, environment={**header.environment, **where})
     return RunWriter(
-        place_of(run, resume=storage.resume, shared=num_ranks() > 1),
+        path,
         header,
-        rank=this_rank() if storage.rank is None else whole_number("rank", storage.rank, least=0),
+        rank=who.rank,
         resume=storage.resume,
         start_step=storage.start_step,
         max_disk_bytes=None if storage.max_disk_mb is None else whole_number("max_disk_mb", storage.max_disk_mb) << 20,
-        num_ranks=num_ranks(),
+        num_ranks=who.world,
         clock=options.clock,
     )
 
@@ -339,25 +350,25 @@ def _models(model: Models) -> dict[str, nn.Module]:
     return models
 
 
-def _optimizers(optimizer: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
+def _optimizers(optimizer: Any) -> Given:
     if optimizer is None:
-        return []
-    given: Any = optimizer
-    optimizers = [inner_optimizer(each) for each in (given if isinstance(given, Iterable) else [given])]
-    for each in optimizers:
-        if not isinstance(each, Optimizer):
+        return Given()
+    several = isinstance(optimizer, Iterable) and not hasattr(optimizer, "step")
+    objects = [*optimizer.values()] if isinstance(optimizer, Mapping) else [*optimizer] if several else [optimizer]
+    for each in objects:
+        if isinstance(each, type) or not callable(getattr(each, "step", None)):
             raise OptionError(
                 f"optimizer takes torch optimizers; got {type(each).__name__}. Leave it out to find them."
             )
-    return optimizers
+    return see_through(objects)
 
 
 def _check_helpers(helpers: Helpers) -> None:
     if helpers.loss_fn is not None and not callable(helpers.loss_fn):
-        raise OptionError(f"loss_fn takes a function or a module; got {helpers.loss_fn!r:.80}.")
+        raise OptionError(f"loss_fn takes a function or a module; got {shown(helpers.loss_fn)}.")
     loader = helpers.loader
     if isinstance(loader, str | bytes) or not (loader is None or hasattr(loader, "__iter__")):
-        raise OptionError(f"loader takes what the loop iterates over, such as a DataLoader; got {loader!r:.80}.")
+        raise OptionError(f"loader takes what the loop iterates over, such as a DataLoader; got {shown(loader)}.")
     with_methods("scheduler", helpers.scheduler, "a learning-rate scheduler", ["step"])
     with_methods("scaler", helpers.scaler, "a torch.amp.GradScaler", ["is_enabled", "step", "get_scale"])
 
@@ -369,6 +380,38 @@ def _check_start(storage: StorageOptions) -> None:
             raise OptionError(
                 f"start_step={storage.start_step} is for a run that is resumed: pass resume=True as well."
             )
+
+
+def _sinks(given: Any) -> list[Sink]:
+    sinks = list(given) if isinstance(given, Iterable) else [given]
+    for sink in sinks:
+        check_sink("to", sink)
+    return sinks
+
+
+def _subscribers(sinks: list[Sink], writer: RunWriter, plan: Plan) -> list[Sink]:
+    """Return who takes the readings beside the run: the user's sinks on the first rank, what ranks compare on each."""
+    own: list[Sink] = [FingerprintWriter(writer.folder, lambda: identity().world > 1)] if plan.diagnose else []
+    return [*own, *(sinks if writer.rank == 0 else ())]
+
+
+def _find_start(run: str | os.PathLike[str], options: Options, given: Given) -> Options:
+    """Find where a run is resumed that goes on from an earlier checkpoint: its optimizer has counted fewer steps."""
+    storage = options.storage
+    counts = [count for each in given.optimizers[:1] if (count := steps_counted(each))]
+    if not storage.resume or storage.start_step is not None or not counts:
+        return options
+    try:
+        recorded = open_run(place_of(run, resume=True))
+        series = recorded.series(f"optimizer:vital{part_of(STATE_STEPS)}", "mean")
+    except (SondeError, OSError, LookupError, ValueError):
+        return options  # a new run, or one without such a count
+    earlier = np.flatnonzero(series.values <= counts[0])
+    if not len(earlier):
+        return options
+    at = earlier[-1]
+    start = int(series.steps[at] + counts[0] - series.values[at]) + 1
+    return options.replace(start_step=start) if start <= int(recorded.steps[-1]) else options
 
 
 def _plan(models: dict[str, nn.Module], options: Options) -> Plan:
@@ -390,13 +433,20 @@ def _plan(models: dict[str, nn.Module], options: Options) -> Plan:
         on_error=options.on_error,
         max_memory_bytes=whole_number("max_memory_mb", recording.max_memory_mb) << 20,
         max_calls=whole_number("max_calls", recording.max_calls),
-        budget=_checked_budget(recording.budget),
+        budget=checked_budget(recording.budget),
+        steps_by_hand=bool(recording.steps_by_hand),
         diagnose=bool(options.diagnosis.diagnose),
     )
 
 
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 def _forensics(options: DiagnosisOptions, what: frozenset[str]) -> ForensicsOptions:
-    guard = options.guard
+    guard, stuck_after = options.guard, options.stuck_after
+    if stuck_after is not None and not _is_seconds(stuck_after):
+        raise OptionError(f"stuck_after={stuck_after!r} takes a number of seconds, or None for the usual limit.")
     if guard is not None and guard not in get_args(GuardAction):
         raise OptionError(
             f"guard={guard!r}: choose 'skip', 'stop' or 'stop_late', or leave it out to hold nothing back."
@@ -430,23 +480,39 @@ def _header(models: dict[str, nn.Module], optimizers: list[Optimizer], plan: Pla
     )
 
 
-def _warn_if_watched(models: dict[str, nn.Module]) -> None:
-    """Warn about a forgotten session, as when a notebook's cell runs again: both would record the model."""
+def watched_models(*, closed: bool = False) -> Iterator[nn.Module]:
+    """Yield the models that an open session watches, or those whose session is closed."""
+    for model, watcher in list(_watchers.items()):
+        session = watcher()
+        if (session is None or session.is_closed) is closed:
+            yield model
+
+
+def _settle_other_sessions(models: dict[str, nn.Module]) -> None:
+    """Warn about a forgotten session, as when a notebook's cell runs again; close one that `sonde run` started."""
     for model in models.values():
         watcher = _watchers.get(model, lambda: None)()
-        if watcher is not None and not watcher.is_closed:
-            logger.warning(
-                "this model is watched already, by a session that writes %s and goes on doing so. Call its close() "
-                "first if you meant to begin anew.",
-                watcher.path,
-            )
-            return
+        if watcher is None or watcher.is_closed:
+            continue
+        if watcher.is_automatic:
+            watcher.close()
+            continue
+        logger.warning(
+            "this model is watched already, by a session that writes %s and goes on doing so. Call its close() "
+            "first if you meant to begin anew.",
+            watcher.path,
+        )
+        return
 
 
-def _warn_if_compiled(models: dict[str, nn.Module], plan: Plan) -> None:
-    compiled = any(is_compiled(module) for model in models.values() for module in model.modules())
-    if compiled and {"outputs", "output_gradients"} & plan.what:
+def _warn_if_compiled(models: dict[str, nn.Module], plan: Plan) -> bool:
+    """Warn of outputs that cannot be seen, and return whether that was done."""
+    modules = [module for model in models.values() for module in model.modules()]
+    compiled = any(is_compiled(each) or hasattr(each.forward, "_torchdynamo_orig_callable") for each in modules)
+    warns = compiled and bool({"outputs", "output_gradients"} & plan.what)
+    if warns:
         logger.warning(
             "the model is compiled: Sonde sees its parameters, gradients, updates and its final output, but not the "
             "outputs of modules inside the compiled part. Run the model eagerly to see those."
         )
+    return warns

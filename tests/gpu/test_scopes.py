@@ -86,7 +86,7 @@ def test_a_copy_to_the_host_is_named_with_its_line():
     assert [each.where.rpartition(":")[2] for each in found] == [str(line)]
 
 
-def test_copies_to_the_device_are_told():
+def test_copies_to_the_device_are_reported():
     x = torch.ones(64 << 20)
     x.cuda()
     with profile_scope(stacks=False, memory=False) as scope:

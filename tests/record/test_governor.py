@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -21,9 +24,10 @@ def nothing_is_free(monkeypatch):
 class Machine:
     """A training of which steps of each level take a known time, and a governor that only sees its clocks."""
 
-    def __init__(self, budget, *, bare, cost, hidden=(0, 0, 0, 0), explores=False):
-        self.now = self.own = 0.0
+    def __init__(self, budget, *, bare, cost, hidden=(0, 0, 0, 0), explores=False, disturbed=lambda step: 0.0):
+        self.now = self.own = self.busy = 0.0
         self.bare, self.cost, self.hidden = bare, cost, hidden
+        self.disturbed = disturbed
         self.decisions = []
         self.levels = []
         self.governor = Governor(
@@ -33,13 +37,16 @@ class Machine:
             self.decisions.append,
             explores=lambda: explores,
             clock=lambda: self.now,
+            thread_clock=lambda: self.busy,
         )
 
     def run(self, steps, due=lambda step: True):
         for step in range(steps):
             level = self.governor.level if due(step) else NOTHING
             self.levels.append(level)
-            self.now += self.bare + self.cost[level] + self.hidden[level]
+            taken = self.bare + self.cost[level] + self.hidden[level]
+            self.now += taken + self.disturbed(step)
+            self.busy += taken
             self.own += self.cost[level]
             self.governor.end_step(due=due(step))
         return self
@@ -54,6 +61,13 @@ def test_an_expensive_step_is_recorded_in_full_every_time():
     machine = Machine(0.05, bare=1.0, cost=(0, 0.005, 0.01, 0.02)).run(500)
     assert set(machine.levels) == {EVERYTHING}
     assert not machine.decisions
+
+
+def test_other_programs_on_a_busy_machine_do_not_look_like_cost():
+    chance = random.Random(0)
+    cost = (0, 0.001, 0.002, 0.003)
+    disturbed = Machine(0.05, bare=0.1, cost=cost, explores=True, disturbed=lambda step: chance.random() ** 3).run(2000)
+    assert disturbed.governor.strides == Machine(0.05, bare=0.1, cost=cost, explores=True).run(2000).governor.strides
 
 
 def test_without_a_budget_everything_is_recorded_whatever_it_costs():
@@ -71,6 +85,25 @@ def test_short_steps_are_recorded_in_full_until_that_has_taken_a_second(monkeypa
 def test_the_first_steps_are_recorded_in_full():
     machine = Machine(0.05, bare=0.001, cost=(0, 0.01, 0.02, 0.03)).run(100)
     assert set(machine.levels[:FULL_STEPS]) == {EVERYTHING}
+
+
+def test_what_is_done_once_must_fit_into_the_time_that_has_passed():
+    machine = Machine(0.05, bare=0.1, cost=(0, 0.0001, 0.0002, 0.0003)).run(FULL_STEPS // 2)
+    assert machine.governor.affords(0.1, 0.0)
+    assert not machine.governor.affords(0.3, 0.0)  # of 1.2 s
+    machine.run(500)
+    assert machine.governor.affords(0.4, 0.0)  # of 51 s
+    assert not machine.governor.affords(0.4, 0.2)
+    assert Machine(None, bare=0.1, cost=(0, 0, 0, 0)).run(2).governor.affords(100.0, 0.0)
+
+
+def test_the_first_steps_are_recorded_in_full_only_as_far_as_they_can_afford_it():
+    machine = Machine(0.05, bare=0.03, cost=(0, 0.003, 0.006, 0.02)).run(FULL_STEPS)
+    assert machine.levels[:2] == [EVERYTHING, EVERYTHING]
+    assert EVERYTHING in machine.levels[2:]
+    assert NOTHING in machine.levels[2:]
+    assert machine.share(since=0) < 0.25  # two steps in full whatever they cost, then 15 % in all
+    assert set(Machine(0.05, bare=0.03, cost=(0, 0.001, 0.002, 0.004)).run(FULL_STEPS).levels) == {EVERYTHING}
 
 
 @pytest.mark.parametrize("scale", [0.5, 1, 3, 20])
@@ -144,7 +177,8 @@ def train(path, steps, **options):
     return session, model
 
 
-def test_a_tiny_model_is_thinned_and_the_run_names_it(tmp_path):
+def test_a_tiny_model_is_thinned_and_the_run_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("sonde.record.governor.SHORT_STEP_S", 10.0)  # whatever else the machine is doing
     session, _ = train(tmp_path / "run", 400, budget=0.01)
     run = sonde.open_run(tmp_path / "run")
     assert len(run.series("0.weight:gradient", "norm").steps) < 300
@@ -156,6 +190,8 @@ def test_a_tiny_model_is_thinned_and_the_run_names_it(tmp_path):
     (cost,) = [event for event in run.events if event.event_type == "cost"]
     assert cost.data["budget"] == 0.01
     assert session.cost is not None
+    thinned = sonde.diagnose(run).thinned
+    assert thinned["exploding_gradient"] == named[-1].data["parameters_every"], "a rule names what it did not see"
 
 
 def test_the_budget_does_not_change_the_training(tmp_path):
@@ -278,3 +314,87 @@ def test_a_guard_holds_back_a_step_that_is_not_recorded(tmp_path, monkeypatch):
                 model.weight.grad.fill_(torch.inf)
             optimizer.step()
     assert torch.isfinite(model.weight).all()
+
+
+def test_steps_of_a_long_stride_are_steps_of_all_shorter_ones():
+    strides = [Strides(parameters=1 << power, outputs=1 << power, extras=1 << power) for power in range(8)]
+    chosen = [{step for step in range(4096) if each.level(step)} for each in strides]
+    for shorter, longer in pairwise(chosen):
+        assert longer < shorter
+        assert len(longer) == len(shorter) // 2
+        assert 0.3 < sum(step % 3 == 0 for step in longer) / len(longer) < 0.6, "no period of a loop is left out"
+
+
+def train_tiny(path, steps, *, bad_at=None, evaluate_at=()):
+    """Train a model whose steps are so short that it dozes; return its run."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = torch.randn(16, 4), torch.randint(2, (16,))
+    with sonde.watch(model, optimizer, run=path, budget=0.05) as session:
+        for step in range(1, steps + 1):
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss = loss * float("nan") if step == bad_at else loss
+            optimizer.zero_grad()
+            loss.backward()
+            session.log(mine=step)
+            optimizer.step()
+            session.log(late=step)
+            if step in evaluate_at:
+                with torch.no_grad():
+                    model(x)
+    return model, sonde.open_run(path)
+
+
+@pytest.fixture
+def dozing(monkeypatch):
+    """Decide, whatever the clocks say, that one step in 64 is recorded and the others are only counted."""
+
+    def decide(governor):
+        governor.strides, governor._dozing_pays, governor._next_review = Strides(64, 64, 64), True, 10**9
+
+    lengths = []
+    end_doze = Governor.end_doze
+
+    def see(governor, steps, due, seconds):
+        lengths.append(steps)
+        end_doze(governor, steps, due, seconds)
+
+    monkeypatch.setattr(Governor, "_review", decide)
+    monkeypatch.setattr(Governor, "end_doze", see)
+    return lengths
+
+
+def test_a_tiny_model_dozes_and_no_step_or_logged_number_is_lost(tmp_path, dozing):
+    _, run = train_tiny(tmp_path / "run", 1500)
+    assert sum(dozing) > 700, "most steps are only counted"
+    for name in ("mine", "late"):
+        logged = run.series(name, "mean")
+        assert logged.steps.tolist() == logged.values.tolist() == list(range(1, 1501))
+    norms = run.series("0.weight:gradient", "norm")
+    assert norms.steps.max() <= 1500
+    assert run.steps[-1] == 1500
+
+
+def test_an_evaluation_and_a_loss_that_is_not_finite_end_a_doze(tmp_path, dozing):
+    evaluated = list(range(801, 1201, 57))
+    _, run = train_tiny(tmp_path / "run", 1300, bad_at=1250, evaluate_at=evaluated)
+    assert sum(dozing) > 500
+    passes = {site.name for site in run.sites if site.phase == "eval"}
+    assert passes, "evaluations are recorded"
+    assert [finding.step for finding in run.findings if "nan" in finding.kind] == [1250]
+
+
+def test_a_doze_changes_nothing_of_the_training(tmp_path, dozing):
+    watched, _ = train_tiny(tmp_path / "run", 900)
+    assert sum(dozing) > 100
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = torch.randn(16, 4), torch.randint(2, (16,))
+    for _ in range(900):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(watched.parameters(), model.parameters(), strict=True))

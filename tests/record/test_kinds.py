@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-import sonde
 from sonde.core.facts import Facts, OptimizerFacts, optimizer_traits
 from sonde.hooks.names import is_wrapper, named_parameters, unwrap
-from sonde.record.kinds import inner_optimizer, is_compiled, is_sharded, needs_other_ranks, step_count, traits_of
+from sonde.record.kinds import is_compiled, is_sharded, needs_other_ranks, see_through, step_count, traits_of
 from sonde.testing import tiny_mlp
 
 OPTIMIZERS = [
@@ -88,7 +87,7 @@ def test_a_subclass_has_the_traits_of_what_it_is_made_from():
     assert (traits.adaptive, traits.adam, traits.decoupled_decay) == (True, True, True)
 
 
-def test_traits_travel_with_the_facts_and_are_told_by_the_name_in_older_runs():
+def test_traits_travel_with_the_facts_and_follow_from_the_name_in_older_runs():
     traits = traits_of(torch.optim.SGD([nn.Parameter(torch.ones(1))], momentum=0.9, fused=True))
     assert traits.late_momentum
     facts = Facts(optimizers=(OptimizerFacts(name="optimizer", kind="Mine", recorded_traits=traits),))
@@ -111,25 +110,49 @@ def test_the_step_count_is_read_where_there_is_one():
     assert step_count(sgd, parameter) is None
 
 
-def test_the_steps_of_an_optimizer_inside_a_wrapper_are_recorded(tmp_path):
-    accelerate = pytest.importorskip("accelerate")
-    model = tiny_mlp()
-    inner = torch.optim.AdamW(model.parameters())
-    wrapped = accelerate.Accelerator(cpu=True).prepare_optimizer(inner)
-    assert wrapped is not inner
-    assert inner_optimizer(wrapped) is inner
-    with sonde.watch(model, wrapped, run=tmp_path / "run"):
-        for _ in range(3):
-            model(torch.randn(4, 8)).square().mean().backward()
-            wrapped.step()
-            wrapped.zero_grad()
-    run = sonde.open_run(tmp_path / "run")
-    assert run.steps.tolist() == [0, 1, 2, 3]
+class Wrapper:
+    def __init__(self, **inside):
+        vars(self).update(inside)
+
+    def step(self):
+        """Stands for a step that is handed on."""
 
 
-def test_an_ordinary_optimizer_is_returned_itself():
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
-    assert inner_optimizer(optimizer) is optimizer
+def test_optimizers_are_found_inside_objects_lists_dicts_and_other_wrappers():
+    one, two = (torch.optim.SGD([nn.Parameter(torch.ones(1))]) for _ in range(2))
+    for holder in (Wrapper(o=one), Wrapper(inner=Wrapper(o=one)), Wrapper(all=[one]), Wrapper(by={"a": one})):
+        given = see_through([holder])
+        assert (given.optimizers, given.wrappers, given.opaque) == ([one], [holder], [])
+    assert see_through([Wrapper(a=one, b=two)]).optimizers == [one, two]
+    assert see_through([one, two]).optimizers == [one, two]
+
+
+def test_an_object_that_holds_itself_is_looked_into_once():
+    holder = Wrapper()
+    holder.me = Wrapper(back=holder)
+    assert see_through([holder]).opaque == [holder]
+
+
+def test_an_optimizer_that_steps_more_than_the_one_inside_is_taken_itself():
+    inner = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    outer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    outer.other = inner
+    assert see_through([outer]).optimizers == [outer]
+    around = torch.optim.SGD(inner.param_groups[0]["params"])
+    around.base = inner
+    assert see_through([around]).optimizers == [inner]
+
+
+def test_an_optimizer_without_the_hooks_of_torch_cannot_be_seen_through():
+    class Bare(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            self.param_groups = [{"params": list(parameters)}]
+
+        def step(self):
+            """Would step."""
+
+    bare = Bare([nn.Parameter(torch.ones(1))])
+    assert see_through([bare]).opaque == [bare]
 
 
 def test_wrappers_are_looked_through_as_far_as_asked():

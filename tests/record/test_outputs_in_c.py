@@ -165,6 +165,41 @@ def test_ordinary_outputs_are_taken_in_c(tmp_path):
     )  # all but the first step, and the output of each step that opens the arena; the container hands on
 
 
+def test_containers_and_modules_that_write_in_place_are_taken_in_c(tmp_path):
+    blocks = [nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True))) for _ in range(5)]
+    model = nn.Sequential(*blocks)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", diagnose=False) as session:
+        for _ in range(10):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+        taken = session._pipeline._modules._outputs_in_c.taken
+    assert taken == 9 * (5 * 4 - 1)  # all but the first step, and the output of each step that opens the arena
+
+
+def test_steps_that_no_sensor_looks_at_are_taken_in_c_whatever_sensors_look_at(tmp_path):
+    model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(8, 8), nn.ReLU())))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        outputs = session._pipeline._modules._outputs_in_c
+
+        def step():
+            before = outputs.taken
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            return outputs.taken - before
+
+        observed = [step() for _ in range(8)][-1]
+        monkey = session._pipeline.governor
+        type(monkey).level, level = property(lambda _: 2), type(monkey).level
+        try:
+            plain = [step() for _ in range(3)][-1]
+        finally:
+            type(monkey).level = level
+    assert plain == 9
+    assert observed < plain
+
+
 def test_another_thread_goes_through_python_and_is_recorded(tmp_path):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -183,7 +218,7 @@ def test_an_arena_that_was_shipped_is_not_written_to():
     outputs = outputs_in_c()
     module, rows, bins = nn.Identity(), np.zeros((2, 12)), np.zeros((2, 64), dtype=np.uint64)
     outputs.know(id(module), 0, 1, True, 2)
-    outputs.begin_pass(0, 0)
+    outputs.begin_pass(0, 0, False)
     outputs.open_cpu(rows.ctypes.data, bins.ctypes.data, 2, 0, 1)
     outputs.close()
     assert not outputs.take(module, torch.ones(3))
@@ -197,7 +232,7 @@ def test_a_mode_in_which_python_must_look_is_left_to_python():
     outputs = outputs_in_c()
     module, rows, bins = nn.Dropout(), np.zeros((1, 12)), np.zeros((1, 64), dtype=np.uint64)
     outputs.know(id(module), 0, 0, True, 1)
-    outputs.begin_pass(0, 0)
+    outputs.begin_pass(0, 0, True)
     outputs.open_cpu(rows.ctypes.data, bins.ctypes.data, 1, 0, 1)
     assert not outputs.take(module.eval(), torch.ones(3))
     assert outputs.take(module.train(), torch.ones(3))
@@ -264,7 +299,7 @@ def test_a_table_that_grows_while_a_large_output_is_taken_is_not_read_any_more()
     outputs, module = outputs_in_c(), Growing()
     rows, bins = np.zeros((2, 12)), np.zeros((2, 64), dtype=np.uint64)
     outputs.know(id(module), 0, 1, True, 1)
-    outputs.begin_pass(0, 0)
+    outputs.begin_pass(0, 0, False)
     outputs.open_cpu(rows.ctypes.data, bins.ctypes.data, 2, 0, 1)
     assert outputs.take(module, torch.ones(3))
     assert rows[1, 1] == 3

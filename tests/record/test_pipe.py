@@ -133,7 +133,7 @@ def test_scaled_gradients_are_unscaled_with_their_histogram(pipe):
     np.testing.assert_array_equal(block.bins[0], truth.bins)
 
 
-def test_a_scale_that_is_no_power_of_two_costs_the_histogram(pipe):
+def test_a_scale_that_is_not_a_power_of_two_costs_the_histogram(pipe):
     packer, book, sent = pipe
     gradient, scale = packer.site("w", "gradient"), packer.site("scale", "scalar")
     packer.see(gradient, torch.tensor([3.0]))

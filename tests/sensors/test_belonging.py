@@ -102,7 +102,7 @@ def test_two_debug_sessions_at_once_each_record_the_losses_of_their_own_model(tm
     assert losses_in(second.report.run) == as_steps(b.losses)
 
 
-def test_a_model_that_is_not_watched_does_not_speak_for_the_one_that_is(tmp_path):
+def test_a_model_that_is_not_watched_does_not_count_for_the_one_that_is(tmp_path):
     watched, other = Trained(0), Trained(1)
     with sonde.watch(watched.model, watched.optimizer, run=tmp_path / "run"):
         in_turns(watched, other)
@@ -131,7 +131,7 @@ def test_the_loss_of_a_critic_is_not_that_of_the_generator_that_made_its_samples
     assert losses_in(tmp_path / "generator") == as_steps(fooled)
 
 
-def test_evaluations_of_two_sessions_are_told_apart_by_who_ran_last(tmp_path):
+def test_evaluations_of_two_sessions_are_distinguished_by_which_ran_last(tmp_path):
     a, b = Trained(0), Trained(1)
     told = []
     with (
@@ -193,7 +193,7 @@ def test_two_losses_of_one_pass_are_both_taken(tmp_path):
 
 
 @pytest.mark.parametrize("model", [Hidden(), nn.Linear(8, 3).requires_grad_(False)], ids=["hidden", "frozen"])
-def test_a_pass_of_the_model_speaks_for_a_loss_whose_graph_does_not_tell(tmp_path, model):
+def test_a_pass_of_the_model_decides_for_a_loss_whose_graph_does_not(tmp_path, model):
     head = nn.Linear(3, 3)
     optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
     said = []

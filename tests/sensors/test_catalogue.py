@@ -83,7 +83,7 @@ def test_only_wanted_sensors_are_attached(tmp_path, monkeypatch):
     }
 
 
-def test_every_sensor_is_attached_if_nobody_says_what_is_wanted(tmp_path, monkeypatch):
+def test_every_sensor_is_attached_by_default(tmp_path, monkeypatch):
     attached, _ = recorded(tmp_path, monkeypatch, None)
     assert attached == set(SENSORS)
 

@@ -78,7 +78,7 @@ def test_absolute_errors_are_read(output):
         (lambda each: each.sum(1).sum(), "sum"),
     ],
 )
-def test_how_elements_become_one_number_is_told(reduce, expected, output):
+def test_how_elements_become_one_number_is_reported(reduce, expected, output):
     assert read(reduce((output - REAL) ** 2), output).settings["reduction"] == expected
 
 
@@ -150,7 +150,7 @@ def test_what_someone_packs_away_is_not_unpacked(output):
     assert not unpacked
 
 
-def test_the_reduction_of_elements_is_told(output):
+def test_the_reduction_of_elements_is_reported(output):
     each = nn.functional.cross_entropy(output, LABELS, reduction="none")
     assert read_reduction(each.sum()) == "sum"
     assert read_reduction((-each).mean()) == "mean"

@@ -365,6 +365,6 @@ def test_yes_and_no_are_counted_like_labels(tmp_path):
     assert seen.means("loss_fn:vital.predicted_entropy")[2] == pytest.approx(np.log(2), rel=1e-6)
 
 
-def test_a_picture_is_no_single_question(tmp_path):
+def test_a_picture_is_not_a_single_question(tmp_path):
     seen, _ = train(tmp_path, torch.rand(4, 9), torch.rand(4, 9), F.binary_cross_entropy)
     assert "loss_fn:vital.label_counts" not in seen.keys

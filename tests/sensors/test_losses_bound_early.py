@@ -37,7 +37,7 @@ def test_a_cross_entropy_imported_by_name_is_seen_with_its_settings(tmp_path):
     assert loss.settings["weighted"] is False
 
 
-def test_shapes_before_blowing_up_are_told_of_a_loss_bound_early(tmp_path):
+def test_shapes_before_broadcasting_are_known_of_a_loss_bound_early(tmp_path):
     with pytest.warns(UserWarning, match="broadcast"):
         seen = train(tmp_path, mse_loss, torch.randn(4), outputs=1)
     (loss,) = seen.facts.losses

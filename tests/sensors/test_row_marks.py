@@ -15,7 +15,7 @@ from sonde.sensors.data import distinct, marks_of
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
 )
-def test_marks_tell_rows_apart_like_numpy(dtype):
+def test_marks_distinguish_rows_like_numpy(dtype):
     torch.manual_seed(0)
     values = torch.randint(0, 3, (400, 5)).to(dtype)
     marks = marks_of(values)

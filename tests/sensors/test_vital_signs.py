@@ -214,8 +214,8 @@ def test_modes_are_written_at_first_and_when_they_change(tmp_path):
     expected = {1: 1.0, 2: 1.0, 3: 1.0, 5: 0.0}
     for name in ("(model)", "1", "2"):
         assert seen.means(f"{name}:vital.training") == expected
-    assert seen.means("1:vital.training@eval") == {3: 0.0}
-    assert seen.means("2:vital.training@eval") == {3: 1.0}
+    assert seen.means("1:vital.training@eval") == {2: 0.0}
+    assert seen.means("2:vital.training@eval") == {2: 1.0}
     assert "0:vital.training" not in seen.keys, "a linear layer does not care"
 
 
@@ -266,7 +266,7 @@ def test_a_schedule_holds_for_vital_signs_too(tmp_path):
     assert seen.facts.order == ("0", "1", "2")
 
 
-def test_a_strange_model_is_no_problem(tmp_path):
+def test_a_strange_model_is_not_a_problem(tmp_path):
     class Strange(nn.Module):
         def __init__(self):
             super().__init__()
@@ -298,7 +298,7 @@ def test_a_transformed_model_is_left_alone(tmp_path):
     assert each["0.weight"].shape == (3, 16, 8)
 
 
-def test_evaluation_that_stays_in_training_mode_is_told_however_late_it_comes(tmp_path):
+def test_evaluation_that_stays_in_training_mode_is_reported_however_late_it_comes(tmp_path):
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with Watching(tmp_path, model, optimizer) as seen:

@@ -87,16 +87,6 @@ def test_log_refuses_what_is_not_one_number(tmp_path):
             session.record("a", ["x"])
 
 
-def test_step_by_hand_is_refused_where_an_optimizer_steps(tmp_path):
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-        with pytest.raises(OptionError, match=r"optimizer\.step"):
-            session.step()
-
-
 def test_a_run_that_exists_is_not_overwritten_but_can_be_resumed(tmp_path):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -152,7 +142,7 @@ def test_a_program_that_is_started_again_numbers_its_runs(tmp_path):
         sonde.watch(nn.Linear(2, 2), run=tmp_path / "again-1")
 
 
-def test_a_run_that_this_process_still_writes_is_told_apart(tmp_path):
+def test_a_run_that_this_process_still_writes_is_distinguished(tmp_path):
     with (
         sonde.watch(nn.Linear(2, 2), run=tmp_path / "run"),
         pytest.raises(RunInUse, match="by a session of this process"),
@@ -170,7 +160,17 @@ def test_a_run_without_a_name_is_refused_and_nothing_is_written(tmp_path, monkey
 
 def test_a_folder_that_cannot_be_written_is_named_with_the_reason():
     with pytest.raises(RunError, match=r"cannot be written to /proc/none/run: .+\. Choose a folder that you may write"):
-        sonde.watch(tiny_mlp(), run="/proc/none/run")
+        sonde.watch(tiny_mlp(), run="/proc/none/run", on_error="raise")
+
+
+def test_a_folder_that_cannot_be_written_costs_the_recording_and_not_the_training(caplog):
+    model = tiny_mlp()
+    with sonde.watch(model, run="/proc/none/run") as session:
+        session.log(loss=model(torch.ones(2, 8)).sum())
+        session.step()
+    assert "NOTHING IS RECORDED in /proc/none/run" in caplog.text
+    assert "cannot be written to /proc/none/run" in caplog.text
+    assert "could not be recorded" in repr(session)
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_reason():
     [
         (
             lambda session: session.record(3, [1.0]),
-            "takes a word for where the values are from, such as 'scores'; got 3",
+            "takes a string for where the values are from, such as 'scores'; got 3",
         ),
         (lambda session: session.record("x", [1.0], quantity="grad"), "has no quantity 'grad': choose from parameter,"),
         (lambda session: session.record("x", None), "takes a tensor, array or list of numbers; got NoneType"),
-        (lambda session: session.event(3), "takes a word for what happened, such as 'note'; got 3"),
+        (lambda session: session.event(3), "takes a string for what happened, such as 'note'; got 3"),
         (lambda session: session.event("x", "y", [1]), r"event\(data=...\) takes a dict; got list"),
         (lambda session: session.epoch("one"), r"epoch\(...\) takes a whole number of at least 0; got 'one'"),
         (lambda session: session.epoch(1.5), "at least 0; got 1.5"),

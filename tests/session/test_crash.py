@@ -12,7 +12,8 @@ from tests.waiting import forking, is_alive, wait_until, whole_lines
 
 import sonde
 
-KILLS = 50
+KILLS = int(os.environ.get("SONDE_KILLS", "50"))
+KILLS_PER_RUN = 5 if KILLS <= 50 else 40  # enough steps for old ones to be thinned
 
 
 @pytest.fixture
@@ -25,11 +26,12 @@ def acknowledged(path):
     return [line.split() for line in whole_lines(Path(f"{path}.acked"))]
 
 
-def test_nothing_acknowledged_is_lost_in_fifty_kills(tmp_path, fork_training):
+@pytest.mark.timeout(300 * max(1, KILLS // 50))
+def test_nothing_acknowledged_is_lost_in_many_kills(tmp_path, fork_training):
     chance = random.Random(7)
     for kill in range(KILLS):
-        # Every fifth kill starts a new run; the others resume it, so that crashes pile up in one folder.
-        path = tmp_path / f"run{kill // 5}"
+        # Some kills start a new run; the others resume it, so that crashes pile up in one folder.
+        path = tmp_path / f"run{kill // KILLS_PER_RUN}"
         before = len(acknowledged(path))
         pid = fork_training(path)
         wanted = before + chance.randrange(1, 12)
@@ -46,9 +48,11 @@ def check(path):
     assert run.status == "crashed"
     lines = acknowledged(path)
     losses = run.series("loss:scalar", "mean")
-    recorded = dict(zip(losses.steps.tolist(), losses.values.tolist(), strict=True))
     for step, loss in lines:
-        assert recorded[int(step)] == pytest.approx(float(loss), rel=1e-6)
+        at = losses.steps.searchsorted(int(step), side="right") - 1
+        assert losses.steps[at] <= int(step) < losses.steps[at] + losses.spans[at]
+        if losses.spans[at] == 1:
+            assert losses.values[at] == pytest.approx(float(loss), rel=1e-6)
     steps = [int(step) for step, _ in lines]
     assert steps == sorted(set(steps)), "a resumed run numbers its steps on"
     report = sonde.verify(path)

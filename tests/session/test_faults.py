@@ -1,4 +1,4 @@
-"""Whatever goes wrong in Sonde or on the disk: training goes on, one warning is given, the run says what is missing."""
+"""If anything fails in Sonde or on disk, training continues with one warning, and the run names what is missing."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_made_is_refused_at_once(setup, tmp_path):
         sonde.watch(model, optimizer, run=tmp_path / "file" / "run")
 
 
-def test_steps_are_dropped_counted_and_told_when_the_writer_lags(setup, tmp_path, monkeypatch):
+def test_steps_are_dropped_counted_and_reported_when_the_writer_lags(setup, tmp_path, monkeypatch):
     model, optimizer = setup
     gate = threading.Event()
     take = RunWriter.take_block
@@ -165,7 +165,7 @@ def test_steps_are_dropped_counted_and_told_when_the_writer_lags(setup, tmp_path
     assert len(run.series("0.weight:gradient", "norm").steps) <= 212 - dropped
 
 
-def test_updates_that_do_not_fit_the_memory_are_left_out_and_told(tmp_path, caplog):
+def test_updates_that_do_not_fit_the_memory_are_left_out_and_reported(tmp_path, caplog):
     model = tiny_mlp(512, 1024, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, run=tmp_path / "run", max_memory_mb=2) as session:

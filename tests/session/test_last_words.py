@@ -27,7 +27,7 @@ def train(path, *, clears):
     return session
 
 
-def test_who_never_asks_is_told_what_was_found_when_the_run_ends(tmp_path, caplog):
+def test_findings_are_reported_when_the_run_ends_even_if_never_asked_for(tmp_path, caplog):
     train(tmp_path / "ill", clears=False)
     (told,) = [each.getMessage() for each in caplog.records if each.name == "sonde"]
     assert told.startswith(f"found in {tmp_path / 'ill'}: missing_zero_grad (critical)")
@@ -53,7 +53,7 @@ def test_a_forgotten_session_is_named_when_its_model_is_watched_again(tmp_path, 
     assert not caplog.records
 
 
-def test_who_does_not_keep_the_session_has_a_whole_run_and_is_told_what_was_found(tmp_path):
+def test_a_session_that_is_not_kept_leaves_a_whole_run_and_reports_what_was_found(tmp_path):
     code = """
 import sys, torch, sonde
 torch.set_num_threads(1)

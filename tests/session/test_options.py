@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 import sonde
-from sonde import watching
+from sonde.options import DiagnosisOptions, Keywords, RecordingOptions, StorageOptions
 from sonde.record.plan import Helpers
 from sonde.testing import tiny_mlp
 
-GROUPS = (watching.RecordingOptions, Helpers, watching.StorageOptions, watching.DiagnosisOptions)
+GROUPS = (RecordingOptions, Helpers, StorageOptions, DiagnosisOptions)
 
 
 def test_every_option_is_a_keyword_of_the_same_type_and_in_one_place():
@@ -19,7 +19,7 @@ def test_every_option_is_a_keyword_of_the_same_type_and_in_one_place():
     fields += [each for each in dataclasses.fields(sonde.Options) if each.name in ("on_error", "enabled", "clock")]
     types = {each.name: each.type for each in fields}
     assert len(types) == len(fields)  # no name is in two groups
-    assert {name: hint.__forward_arg__ for name, hint in watching.Keywords.__annotations__.items()} == types
+    assert {name: hint.__forward_arg__ for name, hint in Keywords.__annotations__.items()} == types
 
 
 def test_a_keyword_takes_precedence_over_shared_options(tmp_path):
@@ -38,8 +38,8 @@ def test_a_keyword_takes_precedence_over_shared_options(tmp_path):
 
 
 def test_groups_can_be_given_whole(tmp_path):
-    recording = watching.RecordingOptions(what=["parameters"], histogram=False)
-    options = sonde.Options(recording=recording, diagnosis=watching.DiagnosisOptions(diagnose=False))
+    recording = RecordingOptions(what=["parameters"], histogram=False)
+    options = sonde.Options(recording=recording, diagnosis=DiagnosisOptions(diagnose=False))
     with sonde.watch(tiny_mlp(), run=tmp_path / "run", options=options) as session:
         session.step()
     run = sonde.open_run(tmp_path / "run")
@@ -51,7 +51,7 @@ def test_an_unknown_keyword_is_a_type_error_as_for_any_function(tmp_path):
     with pytest.raises(TypeError, match=r"watch\(\) got an unexpected keyword argument 'evry'"):
         sonde.watch(tiny_mlp(), run=tmp_path / "run", evry=3)
     with pytest.raises(TypeError, match="'recording'"):
-        sonde.Options().replace(recording=watching.RecordingOptions())
+        sonde.Options().replace(recording=RecordingOptions())
     assert not (tmp_path / "run").exists()
 
 

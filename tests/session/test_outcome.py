@@ -78,7 +78,7 @@ def test_ctrl_c_interrupts_a_training(train):
 
 
 @pytest.mark.parametrize("code", [None, 0])
-def test_leaving_in_peace_is_no_failure_and_no_news(train, code):
+def test_a_normal_exit_is_neither_a_failure_nor_news(train, code):
     run = train(lambda: sys.exit(code))
     assert run.status == "finished"
     assert not [event for event in run.events if event.event_type in ("exception", "interrupted")]
@@ -112,7 +112,7 @@ def test_a_cancelled_task_is_interrupted():
     assert asyncio.run(main()) == "interrupted"
 
 
-def test_a_generator_that_nobody_asks_any_more_has_finished(tmp_path):
+def test_a_generator_that_is_no_longer_used_has_finished(tmp_path):
     def losses():
         model = tiny_mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -132,7 +132,7 @@ def test_a_generator_that_nobody_asks_any_more_has_finished(tmp_path):
 
 
 @pytest.mark.parametrize(("when", "status"), [("before", "finished"), ("after", "failed")])
-def test_of_a_session_that_nobody_closed_only_an_error_since_its_beginning_counts(tmp_path, monkeypatch, when, status):
+def test_of_a_session_that_was_not_closed_only_an_error_since_its_beginning_counts(tmp_path, monkeypatch, when, status):
     if when == "before":  # in another cell of the notebook
         monkeypatch.setattr(sys, "last_value", ValueError("a slip"), raising=False)
     session = sonde.open_session(run=tmp_path / "run")

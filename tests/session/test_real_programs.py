@@ -115,7 +115,7 @@ def test_outputs_of_every_dtype_are_recorded(watched, dtype):
         (torch.arange(10.0)[::3], 4, 0, 4.5),
     ],
 )
-def test_unusual_tensors_are_summarised_or_said_to_be_empty(watched, tensor, count, nonfinite, mean):
+def test_unusual_tensors_are_summarised_or_reported_as_empty(watched, tensor, count, nonfinite, mean):
     with watched(Returns(lambda x: tensor)) as seen:
         seen.models[0](torch.randn(3, 8))
         seen.session.step()
@@ -246,7 +246,7 @@ def test_micro_batches_of_an_accumulated_step_are_merged(watched):
     assert not any("#" in key for key in seen.sink.keys)
 
 
-def test_a_gan_with_two_optimizers_counts_each_step_and_keeps_their_parameters_apart(watched):
+def test_a_gan_with_two_optimizers_counts_iterations_and_keeps_their_parameters_apart(watched):
     generator, discriminator = tiny_mlp(4, 8, 8), tiny_mlp(8, 8, 1)
     g_opt = torch.optim.Adam(generator.parameters())
     d_opt = torch.optim.Adam(discriminator.parameters())
@@ -261,11 +261,12 @@ def test_a_gan_with_two_optimizers_counts_each_step_and_keeps_their_parameters_a
             g_opt.zero_grad()
             g_loss.backward()
             g_opt.step()
-    # 8 steps; every second step of each optimizer is recorded, of both.
-    assert list(seen["d.0.weight:gradient"]) == [3, 7]
-    assert list(seen["g.0.weight:gradient"]) == [4, 8]
-    assert list(seen["g.0.weight:update"]) == [4, 8]
+    # Both step once in each of 4 iterations, every second of which is recorded.
+    assert list(seen["d.0.weight:gradient"]) == [2, 4]
+    assert list(seen["g.0.weight:gradient"]) == [2, 4]
+    assert list(seen["g.0.weight:update"]) == [2, 4]
     assert seen["d.2:output#1"], "the real batch is the second call before a backward"
+    assert seen["d.2:output#2"], "the call for the generator is not merged with those for the discriminator"
     assert "optimizer2.group0.lr:scalar" in seen.sink.keys
 
 
@@ -374,8 +375,8 @@ def test_evaluation_under_no_grad_is_a_phase_of_its_own(watched):
         step(model, optimizer)
         with torch.no_grad():
             model(torch.randn(7, 8))
-    assert {step: r.count for step, r in seen["0:output@eval"].items()} == {2: (4 * 5 + 7) * 16}, (
-        "the last is part of step 2"
+    assert {step: r.count for step, r in seen["0:output@eval"].items()} == {1: 4 * 5 * 16, 2: 7 * 16}, (
+        "an evaluation belongs to the step whose weights it uses"
     )
     assert seen["0:output"][2].count == 6 * 16
 
@@ -497,3 +498,24 @@ def test_moving_the_model_to_another_dtype_after_attaching_keeps_recording(watch
         step(model, optimizer, torch.randn(6, 8, dtype=torch.float64))
     assert list(seen["0.weight:parameter"]) == [0, 1, 2]
     assert 0 < seen["0.weight:update"][2].norm < 10
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # torch's own, of hooks on all modules
+@pytest.mark.parametrize("how", ["before", "after", "in place", "its forward"])
+def test_outputs_missing_inside_a_compiled_part_are_warned_of_once(how, watched, caplog):
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 1))
+    if how == "before":
+        model[0] = torch.compile(model[0], backend="eager")
+    elif how == "in place":
+        model[0].compile(backend="eager")
+    elif how == "its forward":
+        model[0].forward = torch.compile(model[0].forward, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watched(model, optimizer):
+        if how == "after":
+            model[0] = torch.compile(model[0], backend="eager")
+        for _ in range(2):
+            model(torch.randn(4, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert sum("the model is compiled" in record.getMessage() for record in caplog.records) == 1

@@ -24,7 +24,10 @@ def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 def train(path: str) -> None:
     model, optimizer = build()
     acked = os.open(f"{path}.acked", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    session = sonde.watch(model, optimizer, run=path, resume=os.path.exists(path))  # noqa: PTH110
+    # Judging the first steps takes most of such a short life: of a thousand, one in four does it.
+    judges = "SONDE_KILLS" not in os.environ or os.getpid() % 4 == 0
+    resume = os.path.exists(path)  # noqa: PTH110
+    session = sonde.watch(model, optimizer, run=path, resume=resume, max_disk_mb=1, diagnose=judges)
     while True:
         loss = model(torch.randn(4, 8)).square().mean()
         optimizer.zero_grad()

@@ -74,7 +74,7 @@ def test_without_the_library_torch_does_the_work(no_library):
     assert isinstance(kernel_for(CPU), TorchKernel)
 
 
-def test_a_library_that_cannot_be_loaded_is_no_library(no_library):
+def test_a_library_that_cannot_be_loaded_is_not_a_library(no_library):
     (no_library / f"_native{library.EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
 
     assert isinstance(kernel_for(CPU), TorchKernel)

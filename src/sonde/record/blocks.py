@@ -18,7 +18,8 @@ _Part = tuple[NDArray[np.uint32], Rows, Bins, NDArray[np.bool_]]
 def to_block(packet: Packet, book: SiteBook, *, histogram: bool) -> Block | None:
     """Wait for the packet's rows and return them as a block, or None if it holds no reading."""
     arrived = _from_arenas(packet, book, histogram)
-    numbers = [*packet.numbers, *(number for late in packet.late for number in late())]
+    numbers = [*packet.numbers, *((site, arrive()) for site, arrive in packet.arriving)]
+    numbers += [number for late in packet.late for number in late()]
     parts: list[_Part] = [arrived, _from_numbers(numbers), _from_readings(packet)]
     sites, rows, bins, binned = _merge(parts)
     if not len(sites):

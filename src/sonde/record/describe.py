@@ -1,9 +1,10 @@
-"""What a run says about its model, its helpers and the machine. Reads; never touches random state or devices."""
+"""Describe the model, its helpers and the machine in a run's header, without touching random state or devices."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 import sys
 from pathlib import Path
@@ -16,6 +17,20 @@ from sonde.hooks.names import named_modules, named_parameters
 
 # A command line or an object's settings can be long; a header stays small.
 _MAX_TEXT: Final = 2000
+SAFE_VARIABLES: Final = (
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "PYTHONHASHSEED",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "SLURM_JOB_ID",
+)
+"""The only environment variables that a run holds: others may be secrets."""
+_SECRET: Final = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
 
 
 def describe_model(roots: dict[str, nn.Module]) -> dict[str, Any]:
@@ -50,7 +65,8 @@ def describe_environment() -> dict[str, Any]:
         "pid": os.getpid(),
         "cpus": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
-        "argv": [text[:_MAX_TEXT] for text in sys.argv[:64]],
+        "argv": hide_secrets([text[:_MAX_TEXT] for text in sys.argv[:64]]),
+        "variables": {name: os.environ[name][:200] for name in SAFE_VARIABLES if name in os.environ},
         "directory": str(Path.cwd()),
         "seed": torch.initial_seed(),
     }
@@ -60,6 +76,25 @@ def describe_environment() -> dict[str, Any]:
     if commit:
         facts["git_commit"] = commit
     return facts
+
+
+def hide_secrets(arguments: list[str]) -> list[str]:
+    """Return a command line without the values of options that are called a key, token, secret or password.
+
+    >>> hide_secrets(["train.py", "--api-key=abc", "--token", "def", "--lr", "0.1"])
+    ['train.py', '--api-key=***', '--token', '***', '--lr', '0.1']
+    """
+    hidden: list[str] = []
+    for at, text in enumerate(arguments):
+        name, equals, _ = text.partition("=")
+        before = arguments[at - 1] if at else ""
+        if equals and _SECRET.search(name):
+            hidden.append(f"{name}=***")
+        elif before.startswith("-") and "=" not in before and _SECRET.search(before) and not text.startswith("-"):
+            hidden.append("***")
+        else:
+            hidden.append(text)
+    return hidden
 
 
 def describe_helper(helper: object) -> dict[str, Any]:
@@ -95,16 +130,23 @@ def _is_uninitialised(parameter: nn.Parameter) -> bool:
 def _git_commit(start: Path) -> str | None:
     """Read the checked-out commit from the files of .git; no process is started inside a training program."""
     for folder in (start, *start.parents):
-        head = folder / ".git" / "HEAD"
-        if head.is_file():
-            text = head.read_text().strip()
-            if not text.startswith("ref: "):
-                return text
-            return _read_ref(folder / ".git", text.removeprefix("ref: "))
+        git = _git_folder(folder)
+        if (git / "HEAD").is_file():
+            text = (git / "HEAD").read_text().strip()
+            return _read_ref(git, text.removeprefix("ref: ")) if text.startswith("ref: ") else text
     return None
 
 
+def _git_folder(folder: Path) -> Path:
+    """Return where git keeps its files: `.git`, or where a file of this name points to, as in a second work tree."""
+    git = folder / ".git"
+    text = git.read_text().strip() if git.is_file() else ""
+    return folder / text.removeprefix("gitdir: ") if text.startswith("gitdir: ") else git
+
+
 def _read_ref(git: Path, ref: str) -> str | None:
+    shared = git / "commondir"
+    git = git / shared.read_text().strip() if shared.is_file() else git
     loose = git / ref
     if loose.is_file():
         return loose.read_text().strip()

@@ -1,11 +1,11 @@
 """Keep what recording costs within a share of the training's own time, by recording less often.
 
 Every step has a level: 0 records nothing, 1 parameters, gradients and updates, 2 also module outputs, 3 also what only
-the diagnosis needs. The first steps are all of level 3, and so is the first second of recording tiny models. Then a few
-steps of each level are compared: what a level costs is how much longer its steps take than those of level 0, and at
-least the time that Sonde's own clocks and its worker thread measured. From that follows how often each level can be
-afforded. What the diagnosis needs is thinned first, then outputs, and parameters last; nothing ever stops. Logged
-numbers are recorded in every step.
+the diagnosis needs. The first steps are of level 3 as long as that adds no more than 15 % to them, and so is the first
+second of recording tiny models. Then a few steps of each level are compared: what a level costs is how much longer its
+steps take than those of level 0, and at least the time that Sonde's own clocks and its worker thread measured. From
+that follows how often each level can be afforded. What the diagnosis needs is thinned first, then outputs, and
+parameters last; nothing ever stops. Logged numbers are recorded in every step.
 
 A few callbacks cost time in unrecorded steps too. Recording less often cannot save that, so where it takes up most of
 the budget, recorded steps may still use half of it.
@@ -28,28 +28,43 @@ NOTHING, PARAMETERS, OUTPUTS, EVERYTHING = range(4)
 LEVELS: Final = (NOTHING, PARAMETERS, OUTPUTS, EVERYTHING)
 
 FULL_STEPS: Final = 24
-"""Steps at the start in which everything is recorded: most faults of a loop show there."""
+"""Steps at the start that are recorded in full as far as `EARLY_SHARE` allows: most faults of a loop show there."""
+EARLY_SHARE: Final = 0.15
+"""What recording may add to the first steps. The first two are always recorded in full, whatever they cost."""
+ONCE_SHARE: Final = 0.01
+"""The share of time after the first steps for occasional work, such as taping a step."""
 SHORT_STEP_S: Final = 0.01
 FREE_S: Final = 1.0
 """A training whose steps are shorter than `SHORT_STEP_S` is recorded in full until recording has taken `FREE_S`: trials
 on tiny models end before the budget matters, and their diagnosis needs every step."""
 JUDGING: Final = 0.2
 """The part of the budget that is set aside for judging the run; the rest is for recording it."""
-_WARM_UP: Final = 12  # of those, how many say nothing about the cost: sites and facts are written, graphs are traced
-_SAMPLES: Final = 5  # steps of a level that are compared
-_ENOUGH: Final = 3  # of them that must be known; a device tells of its last steps late
+UNLIMITED_JUDGING: Final = 0.05
+"""The share of the time that judging may take where recording has no budget: rules hold Python's lock."""
+_WARM_UP: Final = 1  # of those, how many do not count for the cost: sites and facts are written
+_SAMPLES: Final = 3  # steps of a level that are compared
+_ENOUGH: Final = 3  # of them that must be known; times of a device's last steps arrive late
 _KEPT: Final = 32
-_RENEW: Final = 256  # steps after which levels that are hardly ever recorded are measured anew, at the earliest
+_RENEW: Final = 256  # steps after which rarely recorded levels are measured again, at the earliest
 _ALARMS: Final = 4  # how often a step that goes wrong is recorded in full, with the next one, beyond the budget
-_REVIEW: Final = 64  # steps between two decisions
+_TIMED, _TIMED_OF = (
+    6,
+    32,
+)  # unrecorded steps in a row that are timed, of how many; device events arrive a few steps later
+_REVIEW: Final = 64  # steps between two decisions, at least
+_REVIEW_S: Final = 2.0  # and seconds: a decision takes a millisecond or two
+MOST_DOZED: Final = 31
+"""How many steps in a row are only counted; see `sonde.record.doze`."""
 _MOST: Final = 1024  # the longest stride
 # How much rarer the level above may become before the level below is thinned as well.
 _RARER_EXTRAS: Final = 16
 _RARER_OUTPUTS: Final = 8
 # A looser setting is taken up again only if it would need less than this share of the budget.
 _SLACK: Final = 0.7
-_OFTEN: Final = 4  # one step in so many must be due for levels to be compared
+_OFTEN: Final = 4  # one step in this many must be due for levels to be compared
 _GOLDEN_RATIO: Final = (math.sqrt(5) - 1) / 2
+# Where that clock is too coarse, as on Windows, wall-clock time serves.
+_THREAD_CLOCK: Final = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-4 else time.perf_counter
 _LEAST_OWN: Final = 0.1  # of a step's time that is taken to be the training's own, whatever the clocks say
 
 
@@ -95,21 +110,29 @@ class Strides:
 
 
 def _choose(number: int, size: int) -> tuple[int, bool]:
-    """Return the block of `size` numbers that a number belongs to, and whether it is the one chosen of it.
+    """Return the block of `size` numbers, a power of two, that a number belongs to, and whether it is the one chosen.
 
-    The place in the block moves on by the golden ratio, which is in step with no period.
+    One of each pair is chosen, then one of each pair of these, and so on: what is chosen at a long stride is chosen at
+    all shorter ones, so ranks with different strides have steps in common. Which of a pair moves on by the golden
+    ratio, which is in step with no period.
     """
-    block, place = divmod(number, size)
-    return block, place == int(size * (block * _GOLDEN_RATIO % 1.0))
+    is_chosen = True
+    while size > 1:
+        number, place = divmod(number, 2)
+        is_chosen &= place == int(2 * (number * _GOLDEN_RATIO % 1.0))
+        size //= 2
+    return number, is_chosen
 
 
 def describe_stride(stride: int) -> str:
     """Return a stride in words.
 
-    >>> describe_stride(1), describe_stride(2), describe_stride(16)
-    ('every step', 'every 2nd step', 'every 16th step')
+    Strides are powers of two.
+
+    >>> describe_stride(1), describe_stride(16), describe_stride(32)
+    ('every step', 'every 16th step', 'every 32nd step')
     """
-    return "every step" if stride == 1 else f"every {stride}{'nd' if stride == 2 else 'th'} step"
+    return "every step" if stride == 1 else f"every {stride}{'nd' if str(stride)[-1] == '2' else 'th'} step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +178,13 @@ class Governor:
         own_seconds: Returns the time spent in Sonde so far in the training thread, which waits for it.
         worker_seconds: Returns the processor time that the worker thread needs for a step of a level, None if it has
             had none. It runs beside the training, but takes a processor and Python's lock.
+        busy_seconds: Returns the processor time that the worker thread has needed so far, judging included.
         decided: Takes a new setting, to be named in the run.
         explores: Whether to compare with unrecorded steps even if Sonde's clocks are within the budget: on a device,
             work that the host does not see costs time too.
         clock: Returns the time.
+        thread_clock: Returns the processor time of the training thread. Differences between levels are taken from it
+            where steps are not timed on a device: on a busy machine wall-clock time differs far more by chance.
 
     """
 
@@ -169,35 +195,84 @@ class Governor:
         worker_seconds: Callable[[int], float | None],
         decided: Callable[[Cost], None],
         *,
+        busy_seconds: Callable[[], float] = lambda: 0.0,
         explores: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
+        thread_clock: Callable[[], float] = _THREAD_CLOCK,
     ) -> None:
         self.budget = budget
         self.strides = Strides()
         self._own_seconds = own_seconds
         self._worker_seconds = worker_seconds
+        self._busy_seconds = busy_seconds
         self._decided = decided
         self._explores = explores
         self._clock = clock
+        self._thread_clock = thread_clock
         self.skips = False
         """Whether the present step is to cost nothing: neither it nor the next is recorded. What compares a recorded
         step with the one before sees both."""
         self._is_free = True
+        self._early = deque((EVERYTHING, EVERYTHING))
+        """The levels of the present step and the next, at the start of the run."""
+        self._start: tuple[float, float] | None = None
+        self._shortest = math.inf
         self._steps = self._due_steps = 0
         self._exploring: list[int] = []
         self._next_review = FULL_STEPS
         self._durations: dict[int, deque[float]] = {level: deque(maxlen=_KEPT) for level in LEVELS}
+        self._worked: dict[int, deque[float]] = {level: deque(maxlen=_KEPT) for level in LEVELS}
+        """Processor time of the training thread in the steps of each level that were not timed on a device."""
         self._waited: dict[int, deque[float]] = {level: deque(maxlen=_KEPT) for level in LEVELS}
         self._renew_at: int | None = None
         self._alarms = 0
-        self._last: tuple[float, float] | None = None
+        self._dozing_pays = False
+        self._dozed: deque[float] = deque(maxlen=_KEPT)
+        """The time spent in Sonde in steps that were only counted."""
+        self._last: tuple[float, float, float] | None = None
 
     @property
     def level(self) -> int:
         """The level of the present step, if the schedule records it at all; it stays until the step has ended."""
-        if self.budget is None or self._is_free:
+        if self.budget is None:
             return EVERYTHING
+        if self._is_free:
+            return self._early[0]
         return self._exploring[-1] if self._exploring else self.strides.level(self._due_steps)
+
+    @property
+    def wants_duration(self) -> bool:
+        """Whether the step that ends is to be timed: one in a few is enough of those that record nothing."""
+        return not self.skips or len(self._durations[NOTHING]) < _KEPT or self._steps % _TIMED_OF < _TIMED
+
+    def affords(self, seconds: float, spent: float) -> bool:
+        """Return whether something that is done once in a while, and has taken `spent` seconds before, is affordable.
+
+        In the first steps it must fit into what they may cost, later into `ONCE_SHARE` of the time that has passed.
+        """
+        if self.budget is None or self._start is None or self._last is None or (self._is_free and self._is_short()):
+            return self.budget is None or self._start is not None
+        passed = self._last[0] - self._start[0]
+        if self._is_free:
+            busy = self._last[1] + self._busy_seconds() - self._start[1]
+            return busy + seconds <= EARLY_SHARE * max(0.0, passed - busy)
+        return spent + seconds <= ONCE_SHARE * passed
+
+    def doze_length(self) -> int:
+        """Return how many of the next steps to count only: none if looking at unrecorded steps can be afforded."""
+        if not (self.skips and self._dozing_pays) or self._exploring or self._is_free:
+            return 0
+        nothing = (self.strides.level(self._due_steps + ahead) == NOTHING for ahead in range(1, MOST_DOZED + 1))
+        return next((ahead for ahead, is_nothing in enumerate(nothing) if not is_nothing), MOST_DOZED)
+
+    def end_doze(self, steps: int, due: int, seconds: float) -> None:
+        """Handle the end of a doze: how many steps passed, how many of them were due, and what they took in Sonde."""
+        self._steps += steps
+        self._due_steps += due
+        if steps:
+            self._dozed.append(seconds / steps)
+        self._last = None
+        self.skips = not any(self._next_levels((True, True)))
 
     def raise_alarm(self) -> None:
         """Record the present step and the next in full: something is wrong with it. Later alarms are ignored."""
@@ -215,18 +290,21 @@ class Governor:
         return EVERYTHING if self.budget is None or is_free else self.strides.level(number)
 
     def end_step(self, *, due: bool, next_due: tuple[bool, bool] = (True, True), timed: bool = False) -> None:
-        """Take the end of a step that was `due` by the user's schedule, or not, as the next two are.
+        """Handle the end of a step, `due` by the user's schedule or not; `next_due` is the same for the next two.
 
         If it is `timed` elsewhere, its duration comes by `take_duration`.
         """
-        level, now, waited = self.level if due else NOTHING, self._clock(), self._own_seconds()
+        level = self.level if due else NOTHING
+        now, waited, worked = self._clock(), self._own_seconds(), self._thread_clock()
+        self._see_early(now, waited)
         # A step before a recorded one runs some hooks: it does not show what a skipped step costs.
         is_usual = self._steps >= _WARM_UP and (level or self.skips or not self._waited[NOTHING])
         if self._last is not None and is_usual:
             self._waited[level].append(waited - self._last[1])
             if not timed:
                 self._durations[level].append(now - self._last[0])
-        self._last = (now, waited)
+                self._worked[level].append(worked - self._last[2])
+        self._last = (now, waited, worked)
         self._steps += 1
         if due:
             self._due_steps += 1
@@ -237,17 +315,33 @@ class Governor:
             self._review()
         self.skips = self.budget is not None and not any(self._next_levels(next_due))
 
+    def _see_early(self, now: float, waited: float) -> None:
+        """Choose the level of the step after the next, at the start of the run: what is recorded must be affordable."""
+        if not self._is_free:
+            return
+        busy = waited + self._busy_seconds()
+        if self._start is None or self._last is None:
+            self._start = (now, busy)
+            return
+        self._shortest = min(self._shortest, (now - self._last[0]) - (waited - self._last[1]))
+        passed, spent = now - self._start[0], busy - self._start[1]
+        is_affordable = self._is_short() or spent <= EARLY_SHARE * max(0.0, passed - spent)
+        self._early.popleft()
+        self._early.append(EVERYTHING if is_affordable else NOTHING)
+
+    def _is_short(self) -> bool:
+        return self._shortest < SHORT_STEP_S
+
     def _stays_free(self, waited: float) -> bool:
-        if self._steps < FULL_STEPS:
-            return True
-        bare = self._bare_seconds()
-        return bare is not None and bare < SHORT_STEP_S and waited < FREE_S
+        return self._steps < FULL_STEPS or (self._is_short() and waited < FREE_S)
 
     def _next_levels(self, due: tuple[bool, bool]) -> tuple[int, int]:
         """Return the levels of the next two steps."""
         first = self.level if due[0] else NOTHING
         if not due[1]:
             return first, NOTHING
+        if self._is_free:
+            return first, self._early[1]
         if self._exploring:
             return first, self._exploring[-2] if len(self._exploring) > 1 else EVERYTHING
         return first, self.strides.level(self._due_steps + due[0])
@@ -286,12 +380,38 @@ class Governor:
         beside = next((cost for each in levels if (cost := self._worker_seconds(each)) is not None), 0.0)
         # What the diagnosis needs is not the same in every step; the rest is, but for the machine's own hiccups.
         waited = (statistics.fmean if seen == EVERYTHING else statistics.median)(self._waited[seen])
-        if min(len(self._durations[seen]), len(self._durations[NOTHING])) >= _ENOUGH and seen != NOTHING:
-            waited = max(waited, _usual(self._durations[seen]) - bare)
-        return waited + beside
+        waited *= self._running_share()
+        return max(waited, self._added(seen, bare) if seen != NOTHING else 0.0) + beside
+
+    def _running_share(self) -> float:
+        """Return the share of a bare step in which the training thread runs; Sonde's clocks count all of it.
+
+        The rest it waits: for its data, or on a busy machine for a processor, which Sonde does not make it do.
+        """
+        if min(len(self._worked[NOTHING]), len(self._durations[NOTHING])) < _ENOUGH:
+            return 1.0
+        return min(1.0, _usual(self._worked[NOTHING]) / max(_usual(self._durations[NOTHING]), 1e-9))
+
+    def _added(self, level: int, bare: float) -> float:
+        """Return how much longer steps of a level take than bare ones, beyond chance; 0 if too few were seen."""
+        if min(len(self._worked[level]), len(self._worked[NOTHING])) >= _ENOUGH:
+            unrecorded = self._worked[NOTHING]
+            chance = statistics.median(unrecorded) - _usual(unrecorded)
+            more = _usual(self._worked[level]) - _usual(unrecorded) - chance
+            return more + self._running_share() * statistics.median(self._waited[NOTHING])
+        if min(len(self._durations[level]), len(self._durations[NOTHING])) >= _ENOUGH:
+            return _usual(self._durations[level]) - bare
+        return 0.0
+
+    def _unrecorded_seconds(self, bare: float) -> float:
+        """Return the cost of a step that is not recorded; most of them are only counted if that pays."""
+        looked_at = self._seconds(NOTHING, bare)
+        if not self._dozing_pays or not self._dozed:
+            return looked_at
+        return (looked_at + MOST_DOZED * statistics.median(self._dozed)) / (MOST_DOZED + 1)
 
     def _share(self, strides: Strides, bare: float) -> float:
-        costs = [self._seconds(level, bare) for level in LEVELS]
+        costs = [self._unrecorded_seconds(bare), *(self._seconds(level, bare) for level in LEVELS[1:])]
         due = self._due_steps / max(1, self._steps)
         average = math.fsum(share * cost for share, cost in zip(strides.shares(), costs, strict=True))
         return (due * average + (1 - due) * costs[NOTHING]) / bare
@@ -303,14 +423,17 @@ class Governor:
             return
         if self._wants_to_explore(bare):
             # From the end; the last of those that record nothing comes before a recorded step and is not measured.
-            self._exploring = [NOTHING] * (_SAMPLES + 1) + [PARAMETERS] * _SAMPLES + [OUTPUTS] * _SAMPLES
+            unknown = len(self._durations[NOTHING]) < _SAMPLES
+            self._exploring = [NOTHING] * (_SAMPLES + 1 if unknown else _ENOUGH)
+            self._exploring += [PARAMETERS] * _SAMPLES + [OUTPUTS] * _SAMPLES
             return
         if self._wants_to_renew(bare):
             for level in (PARAMETERS, OUTPUTS, EVERYTHING):
-                self._durations[level].clear()
-                self._waited[level].clear()
+                for kept in (self._durations, self._worked, self._waited):
+                    kept[level].clear()
             self._exploring = [EVERYTHING] * _ENOUGH + [PARAMETERS] * _ENOUGH + [OUTPUTS] * _ENOUGH
             return
+        self._dozing_pays = not self._explores() and self._seconds(NOTHING, bare) > self.budget / 2 * bare
         strides, allowed = Strides(), self._allowed(bare)
         while self._share(strides, bare) > allowed and strides.parameters < _MOST:
             strides = strides.thinner()
@@ -320,13 +443,13 @@ class Governor:
         if strides != self.strides:
             self.strides = strides
             self._decided(Cost(bare, self._share(strides, bare), self.budget, strides))
-        self._next_review = self._steps + _REVIEW
+        self._next_review = self._steps + max(_REVIEW, math.ceil(_REVIEW_S / bare))
 
     def _allowed(self, bare: float) -> float:
-        """Return the share up to which is recorded: the budget, but at least half of it beyond what cannot be saved."""
+        """Return the share that recording may use: the budget, but at least half of it beyond the fixed cost."""
         assert self.budget is not None
         whole = (1 - JUDGING) * self.budget
-        return max(whole, self._seconds(NOTHING, bare) / bare + whole / 2)
+        return max(whole, self._unrecorded_seconds(bare) / bare + whole / 2)
 
     def _wants_to_renew(self, bare: float) -> bool:
         """Return whether to measure levels anew, which may take a quarter of the budget.

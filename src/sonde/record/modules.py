@@ -21,20 +21,25 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
+from sonde.hooks.autograd_graph import layouts_behind
 from sonde.hooks.guard import Guard, backward_id, is_capturing
-from sonde.hooks.names import is_wrapper
+from sonde.hooks.names import is_wrapper, named_modules, unwrap
 from sonde.hooks.on_backward import Reach, on_gradient
 from sonde.hooks.on_call import ModuleCalls
 from sonde.hooks.unpack import unpack
+from sonde.parallel.placements import WHOLE, Holding, data_of, holding_of_output
+from sonde.parallel.ranks import is_connected
+from sonde.record.doze import Doze
 from sonde.record.governor import EVERYTHING, OUTPUTS
 from sonde.records import Phase, Quantity
-from sonde.stats.outputs import ANY_MODE, Outputs, PlainOutputs, outputs_in_c
+from sonde.select import Selector
+from sonde.stats.outputs import ANY_MODE, NO_MODE, Outputs, PlainOutputs, outputs_in_c
 from sonde.stats.protocol import Recorder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WatchedModule:
-    """A module with what its sites need to know. `is_root` marks a model the user handed in."""
+    """A module with what its sites need to know. `is_root` marks a model the user passed in."""
 
     module: nn.Module
     name: str
@@ -43,10 +48,10 @@ class WatchedModule:
     wanted: bool
     is_root: bool
     key: int = field(init=False)
-    """Stands for the module where holding it would keep it alive."""
+    """A key for the module where holding it would keep it alive."""
 
     def __post_init__(self) -> None:
-        """Take the key."""
+        """Set the key."""
         object.__setattr__(self, "key", id(self.module))
 
 
@@ -59,16 +64,16 @@ class PassObserver(Protocol):
     """Keys of modules. None: report every call. A mode: in training, report only calls made in the other mode."""
 
     def begin_pass(self, entry: WatchedModule, call: int, args: tuple[Any, ...], phase: Phase, due: bool) -> None:
-        """Take the beginning of a pass at this module."""
+        """Handle the beginning of a pass at this module."""
 
     def enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
-        """Take what a module is called with in a training pass."""
+        """Handle the arguments of a module in a training pass."""
 
     def leave(self, entry: WatchedModule, call: int, phase: Phase, args: tuple[Any, ...], output: Any) -> None:
-        """Take what a module was given and has returned."""
+        """Handle the arguments and the output of a module."""
 
     def end_pass(self, entry: WatchedModule, call: int, kwargs: dict[str, Any], phase: Phase) -> None:
-        """Take the end of a pass that is recorded, with the named arguments of its outermost module."""
+        """Handle the end of a pass that is recorded, with the named arguments of its outermost module."""
 
 
 _PHASES: Final[dict[Phase, int]] = {"train": 0, "eval": 1}
@@ -84,9 +89,11 @@ class _Pass(threading.local):
         self.recording = True
         self.observed = True
         """Whether the observer takes part in the pass."""
+        self.is_whole = False
+        """Whether the pass is that of a whole model, not of a part that is called by itself."""
         self.backward_seen = 0
         self.outputs: Outputs = PlainOutputs()
-        """The numbers of calls, and the last recorded output: a container may hand on its child's tensor."""
+        """The numbers of calls, and the last recorded output: a container may return its child's tensor."""
 
 
 class ModuleTap:
@@ -103,6 +110,7 @@ class ModuleTap:
         max_calls: int,
         reach: Reach,
         before_pass: Callable[[Phase], int],
+        doze: Doze,
         after_pass: Callable[[Phase], None],
         observer: PassObserver | None = None,
     ) -> None:
@@ -110,11 +118,12 @@ class ModuleTap:
         self._recorder = recorder
         self._outputs = outputs
         self._output_gradients = output_gradients
-        # Without either this tap only counts calls and tells its observer.
+        # Without either this tap only counts calls and calls its observer.
         self._wants_tensors = outputs or output_gradients
         self._max_calls = max_calls
         self._reach = reach
         self._before_pass = before_pass
+        self._doze = doze
         self._after_pass = after_pass
         self._observer = observer
         self._wrappers = {entry.key for entry in watched if is_wrapper(entry.module)}
@@ -126,6 +135,10 @@ class ModuleTap:
         self._sites: dict[tuple[int, Quantity, Phase, int, str], int] = {}
         # The usual case of these, found quickly: outputs of first calls that are a tensor.
         self._plain_sites: dict[Phase, dict[int, int]] = {"train": {}, "eval": {}}
+        # Which samples ranks share in a tensor-parallel model, known when it is first called.
+        self._roots: list[nn.Module] | None = [entry.module for entry in watched if entry.is_root]
+        self._data = WHOLE
+        self._held: dict[tuple[int, int, str], Holding] = {}
         self._gradient = guard.wrap("output gradients", self._see_gradient)
         self._calls = ModuleCalls(
             {entry.key: entry for entry in watched},
@@ -143,6 +156,7 @@ class ModuleTap:
     def remove(self) -> None:
         """Stop listening and forget the modules."""
         self._calls.remove()
+        self._roots = None
 
     @property
     def is_observed(self) -> bool:
@@ -163,7 +177,30 @@ class ModuleTap:
         self._calls.wake()
         self._calls.widen()
 
+    def wake(self) -> None:
+        """Listen to the next pass, though the step is not recorded."""
+        self._calls.wake()
+
+    def continue_step(self) -> None:
+        """Continue to count calls in this step: further ones are made for another optimizer."""
+        self._reach.settle()
+        self._pass.backward_seen = self._reach.passes
+
+    @property
+    def saw_model(self) -> bool:
+        """Whether the last pass was that of a whole model."""
+        return self._pass.is_whole
+
+    def doze(self) -> None:
+        """Report nothing but that passes begin, until `wake`."""
+        self._calls.doze()
+
     def _enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
+        if self._doze.is_on:
+            if torch.is_grad_enabled():
+                self._doze.begin_pass()
+                return
+            self._doze.end()
         here = self._pass
         if backward_id() != -1 or is_capturing():
             return
@@ -171,6 +208,7 @@ class ModuleTap:
         # A pass that Ctrl-C ended is still open; the model's own next call, or the end of the step, ends it.
         if entry.is_root or here.outermost is None:
             inside_wrapper = here.outermost in self._wrappers
+            here.is_whole = entry.is_root
             self._begin_pass(here, entry.key)
             if observer is not None and not inside_wrapper:
                 call = here.outputs.calls(entry.key, _PHASES[here.phase])
@@ -207,18 +245,18 @@ class ModuleTap:
                 here.outputs.clear_calls(_PHASES["train"])
                 here.backward_seen = self._reach.passes
         here.outputs.end_pass()  # a compiled model may return the very same tensor object in every pass
-        if here.recording and self._may_take():
-            here.outputs.begin_pass(_PHASES[here.phase], outermost)
+        observer = self._observer if here.observed else None
+        if here.recording and not (observer is not None and observer.is_tracing):
+            if observer is not None and observer.looked_at != self._last_looked_at:
+                self._look_at_others(here.outputs, observer.looked_at)
+            here.outputs.begin_pass(_PHASES[here.phase], outermost, observer is not None)
 
-    def _may_take(self) -> bool:
-        """Return whether outputs of modules that the observer does not look at need no Python in this pass."""
-        observer = self._observer
-        if observer is None:
-            return True
-        if observer.looked_at != self._last_looked_at:
-            self._last_looked_at = dict(observer.looked_at)
-            self._pass.outputs.forget()
-        return not observer.is_tracing
+    def _look_at_others(self, outputs: Outputs, looked_at: Mapping[int, bool | None]) -> None:
+        """Change the modules whose outputs the observer gets."""
+        before, self._last_looked_at = self._last_looked_at, dict(looked_at)
+        for key, _ in looked_at.items() ^ before.items():
+            for phase, number in _PHASES.items():
+                outputs.set_mode(key, number, self._mode_left_to_c(key, phase))
 
     def _leave(self, entry: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if backward_id() != -1:
@@ -237,7 +275,7 @@ class ModuleTap:
                     for part, tensor in unpack(output):
                         self._see(here, entry, call, part, tensor)
             observer = self._observer if here.observed else None
-            if observer is not None and (observer.is_tracing or _is_told(entry, here.phase, observer.looked_at)):
+            if observer is not None and (observer.is_tracing or _is_observed(entry, here.phase, observer.looked_at)):
                 observer.leave(entry, call, here.phase, args, output)
         if here.outermost == key or here.outermost is None:
             self._end_pass(here, entry, call, kwargs)
@@ -260,6 +298,9 @@ class ModuleTap:
         last, last_version, last_site = here.outputs.last()
         if last is not None and last() is tensor and version == last_version != -1:
             self._site(entry, "output", here.phase, call, part, tensor, same_as=last_site)
+            if not call and not part:
+                mode = self._mode_left_to_c(entry.key, here.phase)
+                here.outputs.know_passing(entry.key, _PHASES[here.phase], mode)
             return
         is_plain = not call and not part
         plain = self._plain_sites[here.phase] if is_plain else None
@@ -278,18 +319,22 @@ class ModuleTap:
             on_gradient(tensor, self._gradient, gradient_site)
 
     def _leave_to_c(self, here: _Pass, entry: WatchedModule, site: int, device: torch.device) -> None:
-        """Let C code take such outputs from now on, unless the observer wants to see them."""
-        observer, mode = self._observer, ANY_MODE
-        if observer is not None and entry.key in observer.looked_at:
-            wanted = observer.looked_at[entry.key]
-            if wanted is None or here.phase == "eval":
-                return
-            mode = int(wanted)
+        """Let C code take such outputs from now on, except those that the observer needs."""
+        mode = self._mode_left_to_c(entry.key, here.phase)
         here.outputs.know(entry.key, _PHASES[here.phase], site, self._recorder.has_histogram(site), mode)
         self._recorder.open_outputs(here.outputs, device)
 
-    def _see_gradient(self, site: int, grad: Tensor) -> None:
-        self._recorder.see(site, grad)
+    def _mode_left_to_c(self, key: int, phase: Phase) -> int:
+        """Return in which mode of a module the observer need not see its outputs."""
+        observer = self._observer
+        if observer is None or key not in observer.looked_at:
+            return ANY_MODE
+        wanted = observer.looked_at[key]
+        return NO_MODE if wanted is None or phase == "eval" else int(wanted)
+
+    def _see_gradient(self, site: int, grad: Tensor | None) -> None:
+        if grad is not None:  # an operation may pass none on
+            self._recorder.see(site, grad)
 
     def _site(
         self,
@@ -314,14 +359,40 @@ class ModuleTap:
                 tensor=tensor,
                 aliases=entry.aliases,
                 same_as=same_as,
+                held=self._holding(tensor, phase, (entry.key, call, part)),
             )
             if quantity == "output_gradient":
                 self.gradient_sites.append(site)
         return site
 
+    def _holding(self, tensor: Tensor, phase: Phase, where: tuple[int, int, str]) -> Holding:
+        """Return what this rank holds of an output. In a pass without a graph it is what a training pass showed."""
+        if self._roots is not None:
+            found = map(data_of, self._roots) if is_connected() else iter(())
+            self._data, self._roots = next((each for each in found if each is not WHOLE), WHOLE), None
+        if self._data is WHOLE:
+            return WHOLE
+        if phase == "train" and where not in self._held:
+            self._held[where] = holding_of_output(layouts_behind(tensor), self._data)
+        return self._held.get(where, WHOLE)
 
-def _is_told(entry: WatchedModule, phase: Phase, looked_at: Mapping[int, bool | None]) -> bool:
+
+def _is_observed(entry: WatchedModule, phase: Phase, looked_at: Mapping[int, bool | None]) -> bool:
     if entry.key not in looked_at:
         return False
     mode = looked_at[entry.key]
     return mode is None or phase == "eval" or entry.module.training is not mode
+
+
+def watched_modules(models: dict[str, nn.Module], chosen: Selector, loss_fn: Any) -> list[WatchedModule]:
+    """Return all modules of the models, and the loss if it is a module; `chosen` selects whose outputs are recorded."""
+    roots = {id(root) for model in models.values() for root in (model, unwrap(model))}
+    watched = [
+        WatchedModule(
+            module, name, type(module).__name__, aliases, chosen(name, type(module).__name__), id(module) in roots
+        )
+        for name, module, aliases in named_modules(models)
+    ]
+    if isinstance(loss_fn, nn.Module):
+        watched.append(WatchedModule(loss_fn, "loss_fn", type(loss_fn).__name__, (), wanted=True, is_root=False))
+    return watched

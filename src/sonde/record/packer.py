@@ -1,9 +1,10 @@
-"""Gathers what is seen during a step, in the training thread, without waiting for anything."""
+"""Collect the measurements of a step in the training thread, without waiting for anything."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -13,15 +14,18 @@ from torch import Tensor
 from sonde.core import schema
 from sonde.core.schema import Bins, Rows
 from sonde.hooks.guard import is_capturing
+from sonde.parallel.placements import WHOLE, Holding
 from sonde.record.packets import ArenaPool, Hold, Packet, SiteBook
 from sonde.records import Event, Phase, Quantity, Site
+from sonde.stats.adapt import PLAIN_TYPES
+from sonde.stats.cuda.numbers import DeviceNumbers
 from sonde.stats.outputs import Outputs
 from sonde.stats.protocol import Kernel, LateNumbers, queue_of
 
 # Room for sites that turn up in the middle of a step: the first evaluation, a branch not taken before.
 SLACK_ROWS: Final = 64
 MAX_STRIDE: Final = 1024
-# How many steps with logged numbers only are handed over together, and how long the first of them waits at most.
+# How many steps with logged numbers only are sent together, and how long the first of them waits at most.
 MOST_TOGETHER: Final = 32
 LONGEST_WAIT_S: Final = 0.25
 # Numbers and events need no arena; this many may wait in one step before more of them are dropped.
@@ -32,7 +36,8 @@ class Packer:
     """The recorder that taps report to: it summarises tensors on their device and packs the step when it ends.
 
     Steps are numbered from 1; step 0 is the state before the first one. A packet stays open after its step has ended,
-    for what is said about it (`session.log` after `optimizer.step()`), until the next pass begins.
+    for values logged about it (`session.log` after `optimizer.step()` or after an evaluation), until the next training
+    pass begins.
 
     When the pool has no arena to lend, the step is not recorded: recording then turns to every 2nd, 4th, ... step until
     the worker has caught up. `dropped` counts the steps that were lost that way.
@@ -55,6 +60,10 @@ class Packer:
         self.epoch: int | None = None
         self.level = -1
         """How much the step records, by which the cost of packets is kept; -1 for the state before the first step."""
+        self.logged_losses: set[str] = set()
+        """The names of losses that the program itself has logged in this step."""
+        self.before_shipping: Callable[[], None] | None = None
+        """Called before a step is sent off, when nothing more is logged about it."""
         self._book = book
         self._pool = pool
         self._kernel_for = kernel_for
@@ -72,6 +81,7 @@ class Packer:
         self._flagged: tuple[tuple[int, ...], Tensor, Tensor] | None = None
         self._opened: Outputs | None = None
         self._waiting: list[Packet] = []
+        self._device_numbers: dict[torch.device, DeviceNumbers] = {}
         self._lock = threading.RLock()
 
     @property
@@ -91,9 +101,10 @@ class Packer:
         tensor: Tensor | None = None,
         aliases: tuple[str, ...] = (),
         same_as: int | None = None,
+        held: Holding = WHOLE,
     ) -> int:
         """Return the id of a site, making it known at its first use."""
-        shape = tuple(tensor.shape) if tensor is not None else ()
+        shape = held.shape or (tuple(tensor.shape) if tensor is not None else ())
         dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else ""
         return self._book.number(
             Site(
@@ -108,6 +119,7 @@ class Packer:
                 dtype=dtype,
                 aliases=aliases,
                 same_as=same_as,
+                placement=held.placement,
             )
         )
 
@@ -173,8 +185,22 @@ class Packer:
             if len(self._packet.numbers) < MAX_LOOSE_ITEMS:
                 self._packet.numbers.append((site, value))
 
+    def put_tensor(self, site: int, number: Tensor) -> None:
+        """Take one number that is a tensor; if it lies on a CUDA device, it is brought here without waiting."""
+        if number.is_cpu and not number.is_meta:
+            self.put(site, float(number.detach()))  # there is no device to wait for
+        elif number.is_cuda and type(number) in PLAIN_TYPES and not number.is_complex() and not is_capturing():
+            with self._lock:
+                if len(self._packet.arriving) < MAX_LOOSE_ITEMS:
+                    numbers = self._device_numbers.get(number.device)
+                    if numbers is None:
+                        numbers = self._device_numbers[number.device] = DeviceNumbers(number.device)
+                    self._packet.arriving.append((site, numbers.put(number)))
+        else:
+            self.see(site, number.detach())
+
     def put_late(self, numbers: LateNumbers) -> None:
-        """Take plain numbers that can be had only when this step's rows have arrived."""
+        """Take plain numbers that are known only when this step's rows have arrived."""
         with self._lock:
             self._packet.late.append(numbers)
 
@@ -206,7 +232,7 @@ class Packer:
     def nonfinite(self, quantity: Quantity) -> list[Site] | None:
         """Return the training sites of a quantity that are not finite in the present step.
 
-        None if that cannot be told yet, because rows are on a device.
+        None if that is not known yet, because rows are on a device.
         """
         with self._lock:
             found: list[Site] = []
@@ -242,7 +268,7 @@ class Packer:
                 return chosen[:, schema.NAN : schema.NEG_INF + 1].any().to(torch.float32)
 
     def begin(self) -> None:
-        """Open the next step if the last one has ended. Called whenever a pass or an optimizer step begins."""
+        """Open the next step if the last one has ended. Called whenever a training pass or an optimizer step begins."""
         if self._packet.stepped and not is_capturing():
             with self._lock:
                 if self._packet.stepped:
@@ -256,14 +282,38 @@ class Packer:
             self._packet.skipped = skipped
             self._packet.time = self._clock()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the present step has ended and the next has not begun."""
+        return self._packet.stepped
+
+    @property
+    def has_readings(self) -> bool:
+        """Whether anything has been recorded of the present step, which has not ended."""
+        return not self._packet.stepped and bool(self._packet.numbers or self._packet.readings or self._holds)
+
+    def renumber(self, step: int) -> None:
+        """Give the present step a later number, as the program itself counts."""
+        with self._lock:
+            if step > self._packet.step:
+                self._packet.events = [replace(event, step=step) for event in self._packet.events]
+                self._packet.step = step
+
+    def reopen(self) -> None:
+        """Continue the step that ended last; if a pass has begun since, what it has recorded belongs to that step."""
+        with self._lock:
+            if not self._packet.stepped and self._ended:
+                self._packet.step -= 1
+            self._packet.stepped = False
+
     def ship(self) -> None:
-        """Send what there is, ended or not; what comes later about the same step is merged with it by readers."""
+        """Send the present step, ended or not; readers merge later values of the same step with it."""
         with self._lock:
             self._ship(self._packet.step, reopened=self._packet.stepped)
             self._send_all()
 
     def ship_rest(self) -> None:
-        """Send what came after the last step has ended (a last evaluation) as a part of that step."""
+        """Send values that arrived after the last step ended (a last evaluation) as a part of that step."""
         with self._lock:
             self._flagged = None
             if self._ended and not self._packet.stepped:
@@ -275,9 +325,14 @@ class Packer:
             self._send_all()
 
     def _ship(self, next_step: int, *, reopened: bool = False) -> None:
+        if self.before_shipping is not None and self._packet.stepped:
+            self.before_shipping()
         if self._opened is not None:
             self._opened.close()
         packet = self._packet
+        if packet.is_empty() and not (self._holds or packet.late or self._starved or reopened):
+            packet.step, packet.stepped, packet.skipped = next_step, False, False
+            return
         self._packet = Packet(next_step, stepped=reopened, time=packet.time)
         holds, self._holds = self._holds, {}
         packet.holds = [hold for chain in holds.values() for hold in chain]
@@ -285,7 +340,7 @@ class Packer:
             for hold in packet.holds:
                 hold.shipment = hold.kernel.ship(hold.arena)
         finally:
-            # A device that failed ships nothing; what was said about its last step still gets through.
+            # A device that failed ships nothing; values logged about its last step still get through.
             packet.holds = [hold for hold in packet.holds if hold.shipment is not None]
             self._dispatch(packet)
 
@@ -298,7 +353,7 @@ class Packer:
         packet.level = self.level
         packet.time = packet.time or self._clock()
         self._waiting.append(packet)
-        # Each hand-over wakes the worker, which takes Python's lock: steps with logged numbers only go together.
+        # Each send wakes the worker, which takes Python's lock: steps with logged numbers only go together.
         if packet.holds or packet.events or packet.new_sites or not packet.stepped or self._have_waited(packet.time):
             self._send_all()
 
@@ -307,6 +362,8 @@ class Packer:
 
     def _send_all(self) -> None:
         packets, self._waiting = self._waiting, []
+        for numbers in self._device_numbers.values() if packets else ():
+            numbers.seal()
         if packets and not self._send(packets):
             for packet in packets:
                 self._take_back(packet)

@@ -1,10 +1,10 @@
-"""What the training thread hands to the worker: numbered sites, one packet per step, and arenas from a bounded pool."""
+"""Packets from the training thread to the worker: numbered sites, one packet per step, arenas from a bounded pool."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -92,6 +92,8 @@ class Packet:
     step: int
     holds: list[Hold] = field(default_factory=list)
     numbers: list[tuple[int, float]] = field(default_factory=list)
+    arriving: list[tuple[int, Callable[[], float]]] = field(default_factory=list)
+    """Numbers that are on their way from a device."""
     late: list[LateNumbers] = field(default_factory=list)
     readings: list[tuple[int, Rows, Bins]] = field(default_factory=list)
     unscale: list[tuple[list[int], int]] = field(default_factory=list)
@@ -104,17 +106,17 @@ class Packet:
     """How much of the step is recorded; see `sonde.record.governor`."""
     skipped: bool = False
     stepped: bool = False
-    """The step has ended; what still comes in before the next pass begins was said about it."""
+    """The step has ended; what still comes in before the next training pass begins is about it."""
 
     def is_empty(self) -> bool:
         """Return whether there is nothing to send."""
-        return not (self.holds or self.numbers or self.readings or self.events)
+        return not (self.holds or self.numbers or self.arriving or self.readings or self.events)
 
 
 class ArenaPool:
-    """Lends arenas up to a number of bytes; they go round from the training thread to the worker and back.
+    """Lends arenas up to a number of bytes; they circulate between the training thread and the worker.
 
-    When all are out, there is none to lend: nothing waits and nothing grows.
+    When all are in use, none is lent: nothing waits and nothing grows.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -134,7 +136,7 @@ class ArenaPool:
                 if arena.capacity >= capacity:
                     self._lent += 1
                     return arena
-                self.used_bytes -= arena.nbytes  # too small since new sites were found: let it go
+                self.used_bytes -= arena.nbytes  # too small since new sites were found: release it
             # The first two are always lent: one to fill while the other is emptied. With less, nothing is recorded.
             if self._lent >= 2 and self.used_bytes + int(self._bytes_per_row * capacity) > self.max_bytes:
                 return None
@@ -153,7 +155,7 @@ class ArenaPool:
             self._free.setdefault(device, deque()).append(arena)
 
     def clear(self) -> None:
-        """Let go of all arenas that are not out, and so of their memory."""
+        """Release all arenas that are not in use, and so their memory."""
         with self._lock:
             for arena in (arena for arenas in self._free.values() for arena in arenas):
                 self.used_bytes -= arena.nbytes
@@ -161,7 +163,7 @@ class ArenaPool:
 
     @property
     def is_slack(self) -> bool:
-        """Return whether at most a quarter of the bytes is out."""
+        """Return whether at most a quarter of the bytes is in use."""
         with self._lock:
             free = sum(arena.nbytes for arenas in self._free.values() for arena in arenas)
             return self._lent <= 2 or (self.used_bytes - free) * 4 <= self.max_bytes

@@ -1,4 +1,4 @@
-"""The parameters of the watched models: who they are, which are chosen, and what they were a step ago."""
+"""The parameters of the watched models: their names, which are chosen, and their values a step ago."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from sonde.hooks.names import named_modules, named_parameters
+from sonde.parallel.placements import WHOLE, Holding, find_holdings, holding_of
 from sonde.records import Quantity
+from sonde.select import Selector
+from sonde.stats.adapt import PLAIN_TYPES
 from sonde.stats.protocol import Recorder
 
 
@@ -20,6 +24,8 @@ class WatchedParameter:
     name: str
     kind: str
     aliases: tuple[str, ...]
+    held: Holding = WHOLE
+    """What this rank holds of it, where the parameter itself does not show that."""
     site: int = -1
     gradient_site: int = -1
     update_site: int = -1
@@ -30,6 +36,11 @@ class WatchedParameter:
     """The parameter's version counter when the shadow was taken; another one now means it was written to since."""
     seen_version: int = -1
     """The same for the last reading of the parameter."""
+
+    @property
+    def local(self) -> Tensor:
+        """The elements of the parameter on this rank."""
+        return self.held.local(self.parameter)
 
     def is_ready(self) -> bool:
         """Return whether the parameter has values; one of a lazy module has none before its first forward."""
@@ -73,7 +84,8 @@ class ParameterTable:
                 if entry.gradient_site < 0:
                     entry.gradient_site = self._site(entry, "gradient", grad)
             if found:
-                self._recorder.see_many([grad for _, grad in found], [entry.gradient_site for entry, _ in found])
+                tensors = [entry.held.local(grad) for entry, grad in found]
+                self._recorder.see_many(tensors, [entry.gradient_site for entry, _ in found])
 
     def see_values(self, entries: list[WatchedParameter]) -> None:
         """Report the parameters as they are now."""
@@ -82,7 +94,7 @@ class ParameterTable:
                 if entry.site < 0:
                     self._name(entry)
                 entry.seen_version = entry.parameter._version
-            self._recorder.see_many([entry.parameter for entry in group], [entry.site for entry in group])
+            self._recorder.see_many([entry.local for entry in group], [entry.site for entry in group])
 
     def see_changes(self, entries: list[WatchedParameter]) -> None:
         """Report the parameters as they are now and how they differ from their shadows, which are refreshed."""
@@ -96,7 +108,7 @@ class ParameterTable:
                 entry.seen_version = entry.shadow_version = entry.parameter._version
             if shadowed:
                 self._recorder.see_changes(
-                    [entry.parameter for entry in shadowed],
+                    [entry.local for entry in shadowed],
                     [entry.shadow for entry in shadowed if entry.shadow is not None],
                     [entry.site for entry in shadowed],
                     [entry.update_site for entry in shadowed],
@@ -112,7 +124,7 @@ class ParameterTable:
                 for key, value in state.get(entry.parameter, {}).items():
                     if isinstance(value, Tensor):
                         tensors, sites = found.setdefault(value.device, ([], []))
-                        tensors.append(value)
+                        tensors.append(entry.held.local(value) if value.shape == entry.parameter.shape else value)
                         sites.append(self._state_site(entry, key, value))
             for tensors, sites in found.values():
                 self._recorder.see_many(tensors, sites)
@@ -131,30 +143,32 @@ class ParameterTable:
         with torch.no_grad():
             for group in _by_device(stale):
                 shadows = [entry.shadow for entry in group if entry.shadow is not None]
-                torch._foreach_copy_(shadows, [entry.parameter.detach() for entry in group])
+                torch._foreach_copy_(shadows, [entry.local.detach() for entry in group])
         for entry in stale:
             entry.shadow_version = entry.parameter._version
 
     def _move_shadows(self, entries: list[WatchedParameter]) -> None:
-        """Follow parameters that were moved to another device or dtype in the middle of a run."""
+        """Follow parameters that were moved to another device, dtype or shape in the middle of a run."""
         for entry in entries:
-            shadow, parameter = entry.shadow, entry.parameter
-            if shadow is not None and (shadow.device != parameter.device or shadow.dtype is not parameter.dtype):
-                entry.shadow, entry.shadow_version = _shadow_of(parameter), -1
+            shadow, local = entry.shadow, entry.local
+            if shadow is not None and (
+                shadow.device != local.device or shadow.dtype is not local.dtype or shadow.shape != local.shape
+            ):
+                entry.shadow, entry.shadow_version = _shadow_of(local), -1
 
     def make_shadows(self, budget_bytes: int) -> list[WatchedParameter]:
         """Give parameters a shadow as far as the budget goes; return those that got none."""
         left_out = []
         for entry in self:
-            parameter = entry.parameter
-            if not parameter.requires_grad or not _can_shadow(parameter):
+            if not entry.parameter.requires_grad or not entry.is_ready() or not _can_shadow(entry.local):
                 continue
-            size = parameter.numel() * parameter.element_size()
+            local = entry.local
+            size = local.numel() * local.element_size()
             if size > budget_bytes:
                 left_out.append(entry)
                 continue
             budget_bytes -= size
-            entry.shadow = _shadow_of(parameter)
+            entry.shadow = _shadow_of(local)
         return left_out
 
     def _name(self, entry: WatchedParameter) -> None:
@@ -162,25 +176,29 @@ class ParameterTable:
             entry.site = self._site(entry, "parameter", entry.parameter)
 
     def _site(self, entry: WatchedParameter, quantity: Quantity, tensor: Tensor) -> int:
-        return self._recorder.site(entry.name, quantity, kind=entry.kind, tensor=tensor, aliases=entry.aliases)
+        held = holding_of(tensor, entry.held)
+        return self._recorder.site(
+            entry.name, quantity, kind=entry.kind, tensor=tensor, aliases=entry.aliases, held=held
+        )
 
     def _state_site(self, entry: WatchedParameter, key: str, value: Tensor) -> int:
         site = entry.state_sites.get(key)
         if site is None:
-            site = self._recorder.site(entry.name, "state", part=f".{key}", kind=entry.kind, tensor=value)
+            held = holding_of(value, entry.held if value.shape == entry.parameter.shape else WHOLE)
+            site = self._recorder.site(entry.name, "state", part=f".{key}", kind=entry.kind, tensor=value, held=held)
             entry.state_sites[key] = site
         return site
 
 
-def _shadow_of(parameter: nn.Parameter) -> Tensor:
+def _shadow_of(local: Tensor) -> Tensor:
     # Same layout as the parameter, so that both can be walked through in memory order. Not filled yet: version -1 marks
     # it as stale.
-    return torch.empty_like(parameter, requires_grad=False, memory_format=torch.preserve_format).detach()
+    return torch.empty_like(local, requires_grad=False, memory_format=torch.preserve_format).detach()
 
 
-def _can_shadow(parameter: nn.Parameter) -> bool:
-    # A subclass (DTensor, quantised) or a parameter without storage yet cannot be copied element by element here.
-    return type(parameter) is nn.Parameter and parameter.device.type != "meta" and parameter.layout == torch.strided
+def _can_shadow(local: Tensor) -> bool:
+    # A subclass (quantised) or a parameter without storage yet cannot be copied element by element here.
+    return type(local) in PLAIN_TYPES and local.device.type != "meta" and local.layout == torch.strided
 
 
 def _by_device(entries: list[WatchedParameter]) -> list[list[WatchedParameter]]:
@@ -191,3 +209,17 @@ def _by_device(entries: list[WatchedParameter]) -> list[list[WatchedParameter]]:
     for entry in entries:
         groups.setdefault(entry.parameter.device, []).append(entry)
     return list(groups.values())
+
+
+def watched_parameters(models: dict[str, nn.Module], chosen: Selector) -> list[WatchedParameter]:
+    """Return the parameters of the models that are chosen, by their own names or by those of their modules."""
+    kinds = {name: type(module).__name__ for name, module, _ in named_modules(models)}
+    holdings = find_holdings(models)
+    watched = []
+    for name, parameter, aliases in named_parameters(models):
+        owner = name.rpartition(".")[0]
+        kind = kinds.get(owner, "")
+        if chosen(name, kind) or chosen(owner, kind):
+            held = holdings.get(id(parameter), WHOLE)
+            watched.append(WatchedParameter(parameter, name, kind, aliases, held))
+    return watched

@@ -1,6 +1,6 @@
 """Wire a recording together: taps see, kernels measure, the packer packs, the worker writes and judges.
 
-This is the only module that knows all of them. Sensors, forensics and the judge are handed in and known by protocol.
+This is the only module that knows all of them. Sensors, forensics and the judge are passed in and known by protocol.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,20 +19,25 @@ from sonde.errors import OptionError
 from sonde.hooks.guard import Guard, remove_all
 from sonde.hooks.names import named_modules, named_parameters, unwrap
 from sonde.hooks.on_backward import Reach
+from sonde.hooks.stack_room import StackRoom
 from sonde.probes.memory.device import DeviceMemory
 from sonde.probes.profile.cuda_timing import CudaTiming, StepClock
 from sonde.probes.profile.phases import StepVitals
+from sonde.record.doze import Doze
+from sonde.record.extensions import Extensions, Watched
 from sonde.record.governor import EVERYTHING, NOTHING, Cost, Governor
-from sonde.record.modules import ModuleTap, PassObserver, WatchedModule
-from sonde.record.optimizers import OptimizerTap, StepObserver, Wants
+from sonde.record.kinds import Given
+from sonde.record.modules import ModuleTap, WatchedModule, watched_modules
+from sonde.record.optimizers import OptimizerTap, Wants
 from sonde.record.packer import Packer
 from sonde.record.packets import ArenaPool, SiteBook
-from sonde.record.parameters import ParameterTable, WatchedParameter
+from sonde.record.parameters import ParameterTable, watched_parameters
 from sonde.record.plan import Helpers, Plan
+from sonde.record.rank_watch import RankOptions, RankWatch
 from sonde.record.scaler import ScalerTap
+from sonde.record.unseen_steps import UnseenSteps, WeightChanges
 from sonde.record.worker import Worker
-from sonde.records import Finding, Judge, Phase, Sink
-from sonde.select import Selector
+from sonde.records import Phase
 from sonde.stats import kernel_for
 from sonde.stats.protocol import Kernel
 from sonde.store import RunWriter
@@ -42,92 +45,16 @@ from sonde.store import RunWriter
 logger = logging.getLogger("sonde")
 
 
-class Observer(PassObserver, StepObserver, Protocol):
-    """Looks at passes and steps beyond the tensors that taps record."""
-
-    def see_initial(self) -> None:
-        """Record what belongs to the state before the first step."""
-
-    def attach(self) -> None:
-        """Start listening."""
-
-    def end_step(self) -> None:
-        """Take the end of a step."""
-
-    def remove(self) -> None:
-        """Stop listening and forget the models."""
-
-
-class Incidents(Protocol):
-    """Looks for what is not finite, and holds the optimizer back if asked to."""
-
-    @property
-    def is_holding(self) -> bool:
-        """Whether the present optimizer step is held back."""
-
-    @property
-    def sink(self) -> Sink | None:
-        """What takes the run's readings, if it needs them."""
-
-    def attach(self) -> None:
-        """Start listening, after the optimizers' own tap."""
-
-    def after_skip(self) -> None:
-        """Take a step that a gradient scaler has held back."""
-
-    def save_bundle(self, reason: str) -> Path:
-        """Save what is needed to repeat the present step."""
-
-    def remove(self) -> None:
-        """Stop listening and forget the models."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
-    """What a session watches, and what those who take part in the recording may use."""
-
-    path: Path
-    models: dict[str, nn.Module]
-    modules: list[WatchedModule]
-    table: ParameterTable
-    optimizers: list[tuple[str, Optimizer]]
-    """Those handed in, with their names."""
-    helpers: Helpers
-    packer: Packer
-    guard: Guard
-    reach: Reach
-    is_due: Callable[[Phase], bool]
-    """Returns whether the present step is recorded in full, in a phase."""
-    is_skipped: Callable[[], bool]
-    """Returns whether the present step is to cost nothing; see `Governor.skips`."""
-    raise_alarm: Callable[[], None]
-    """Has the present step recorded in full, though it was to be skipped."""
-    measured: Callable[[Optimizer], list[int] | None]
-    """Returns the sites of all gradients of an optimizer that is about to step; None if not all were recorded."""
-    publish: Callable[[Finding], None]
-    records_loss: bool
-    """Whether the output of the loss function is recorded as that of a module."""
-    clock: Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extensions:
-    """What takes part in a recording beside the taps."""
-
-    sensors: Callable[[Watched], Observer] | None = None
-    forensics: Callable[[Watched], Incidents] | None = None
-    judge: Callable[[Callable[[Finding], None]], Judge] | None = None
-
-
 class Pipeline:
-    """Everything between a model that trains and the run that is written of it."""
+    """Everything between a model that trains and the run that is written."""
 
     step_vitals: StepVitals | None = None
+    rank_watch: RankWatch | None = None
 
     def __init__(
         self,
         models: dict[str, nn.Module],
-        optimizers: list[Optimizer],
+        given: Given,
         writer: RunWriter,
         plan: Plan,
         helpers: Helpers,
@@ -139,14 +66,16 @@ class Pipeline:
         self.path = writer.path
         self.writer = writer
         self._has_models = bool(models)
+        self.before_first_pass: Callable[[], object] | None = None
+        """Called once, when the first forward pass of a model begins."""
         self._is_fresh = steps_before is None
         self._scalar_sites: dict[str, int] = {}
         self._plan = plan
         self._helpers = helpers
         self._eval_passes = self._all_eval_passes = 0
         self.guard = Guard(plan.on_error, self._report_fault)
-        modules = _watched_modules(models, plan.where, helpers.loss_fn)
-        parameters = _watched_parameters(models, plan.where)
+        modules = watched_modules(models, plan.where, helpers.loss_fn)
+        parameters = watched_parameters(models, plan.where)
         book = SiteBook(writer.sites)
         self.pool = ArenaPool(plan.ring_bytes)
         self._kernels = functools.cache(self._make_kernel)
@@ -162,29 +91,59 @@ class Pipeline:
             first_step=0 if steps_before is None else steps_before + 1,
         )
         self._table = ParameterTable(parameters, self.packer)
-        self._reach = Reach()
+        self._reach = Reach(self.guard)
+        self._room = StackRoom(self.guard)
         self._timings: list[CudaTiming] = []
         self._memories: list[DeviceMemory] = []
         self._mark = self.guard.wrap("device timing", self._mark_phase)
-        roots = [root for model in models.values() for root in {model, unwrap(model)}] if plan.diagnose else []
-        if roots:
+        self._begin_step: Callable[[], None] = self.packer.begin
+        if extensions is not None and extensions.ranks is not None and models:
+            self._watch_ranks(extensions.ranks, models)
+        roots = [root for model in models.values() for root in {model, unwrap(model)}]
+        if roots and (plan.diagnose or self.rank_watch is not None):
             self.step_vitals = StepVitals(
-                roots, self.packer, self.guard, own_seconds=self.guard.meter.total, own_bytes=self.held_bytes
+                roots,
+                self.packer,
+                self.guard,
+                own_seconds=self.guard.meter.total,
+                own_bytes=self.held_bytes,
+                on_change=None if self.rank_watch is None else self.rank_watch.progress.change,
             )
-        self._govern = self.guard.wrap("budget", self._end_round)
+        self._govern = self.guard.wrap("budget", self._end_iteration)
         self._step_clock: StepClock | None = None
         self.governor = Governor(
             plan.budget,
             self._own_seconds,
             self.worker.seconds,
             self._note_cost,
+            busy_seconds=lambda: self.worker.busy_seconds,
             explores=lambda: self._step_clock is not None,
+        )
+        self._doze = Doze(
+            self.governor, self.packer, self._reach, self._own_seconds, self.is_due, self._pause_what_is_skipped
         )
         self._see_times = self.guard.wrap("device timing", self._see_device_times)
         self._see_memories = self.guard.wrap("device memory", self._see_device_memories)
-        self._extend(self._watched(models, modules, optimizers, clock), extensions or Extensions(), steps_before or 0)
+        self._given, self._steps_before = given, steps_before or 0
+        self._ours = {id(each) for model in models.values() for each in model.parameters()}
+        self._extend(self._watched(models, modules, given.optimizers, clock), extensions or Extensions())
 
     # ------------------------------------------------------------------ wiring
+
+    def _watch_ranks(self, options: RankOptions, models: dict[str, nn.Module]) -> None:
+        watch = RankWatch(options, self.writer.folder, lambda: self.packer.step, self.worker.publish)
+        modules = [(name or "(model)", module) for name, module, _ in named_modules(models)]
+        parameters: list[torch.Tensor] = [parameter for _, parameter, _ in named_parameters(models)]
+        note_step = self.guard.wrap("step phases", watch.progress.begin_step)
+
+        def begin_step() -> None:
+            self.packer.begin()
+            note_step()
+
+        self._begin_step = begin_step
+        self._end_rank_step = self.guard.wrap("step phases", watch.progress.end_step)
+        self._attach_ranks = self.guard.wrap("heartbeat", lambda: watch.attach(self.guard, parameters, modules))
+        self.rank_watch = watch
 
     def _watched(
         self,
@@ -204,11 +163,15 @@ class Pipeline:
             packer=self.packer,
             guard=self.guard,
             reach=self._reach,
-            is_due=lambda phase: self._round_level() >= EVERYTHING if phase == "train" else self._modules.is_observed,
+            is_due=lambda phase: self._step_level() >= EVERYTHING if phase == "train" else self._modules.is_observed,
             is_skipped=lambda: self.governor.skips,
-            raise_alarm=self.governor.raise_alarm,
+            is_dozing=self.is_dozing,
+            affords=self.governor.affords,
+            scaler=lambda: self._scaler.scaler,
+            raise_alarm=self._raise_alarm,
             measured=self._measured_gradients,
             publish=self.worker.publish,
+            later=self.worker.do,
             records_loss=isinstance(self._helpers.loss_fn, nn.Module) and "outputs" in self._plan.what,
             clock=clock,
         )
@@ -216,17 +179,20 @@ class Pipeline:
     def _measured_gradients(self, optimizer: Optimizer) -> list[int] | None:
         return self.optimizers.measured_gradients(optimizer)
 
-    def _extend(self, watched: Watched, extensions: Extensions, steps_before: int) -> None:
+    def _extend(self, watched: Watched, extensions: Extensions) -> None:
         self._observer = extensions.sensors(watched) if extensions.sensors is not None else None
-        self._make_taps(watched.modules, [optimizer for _, optimizer in watched.optimizers], steps_before)
+        self._make_taps(watched.modules)
         self.forensics = extensions.forensics(watched) if extensions.forensics is not None else None
         if self.forensics is not None and self.forensics.sink is not None:
             self.worker.subscribe(self.forensics.sink)
         self.judge = extensions.judge(self.worker.publish) if extensions.judge is not None else None
         if self.judge is not None:
             self.worker.subscribe(self.judge)
+        self.tape = extensions.tape(watched) if extensions.tape is not None else None
+        if self.tape is not None:
+            self.worker.subscribe(self.tape)
 
-    def _make_taps(self, modules: list[WatchedModule], optimizers: list[Optimizer], steps_before: int) -> None:
+    def _make_taps(self, modules: list[WatchedModule]) -> None:
         what, packer, guard = self._plan.what, self.packer, self.guard
         self._modules = ModuleTap(
             modules,
@@ -239,12 +205,16 @@ class Pipeline:
             before_pass=self._before_pass,
             after_pass=self._after_pass,
             observer=self._observer,
+            doze=self._doze,
         )
+        self._doze.modules = self._modules
         self.optimizers = OptimizerTap(
-            optimizers,
+            self._given.optimizers,
+            self._given.wrappers,
             self._table,
             packer,
             guard,
+            ours=self._ours,
             wants=Wants(
                 parameters=bool({"parameters", "updates"} & what),
                 gradients="gradients" in what,
@@ -252,25 +222,19 @@ class Pipeline:
                 state="optimizer_state" in what,
             ),
             level=self.level,
-            before_step=packer.begin,
-            after_step=self.end_step,
+            iterations=self,
             mark=self._mark,
-            steps_before=steps_before,
+            steps_before=self._steps_before,
             observer=self._observer,
         )
-        self._scaler: ScalerTap | None = None
-        if self._helpers.scaler is not None:
-            self._scaler = ScalerTap(
-                self._helpers.scaler,
-                self.optimizers,
-                packer,
-                guard,
-                before_step=packer.begin,
-                after_skip=functools.partial(self.end_step, skipped=True),
-            )
+        self.optimizers.rhythm.by_hand = self._plan.steps_by_hand
+        self._unseen = UnseenSteps(self._given, self.optimizers, self._modules, packer, self.is_due, self.end_step)
+        self._given = Given()  # a program may drop its optimizers
+        self._scaler = ScalerTap(self._helpers.scaler, self.optimizers, packer, guard)
 
     def attach(self) -> None:
-        """Start listening, if there is a model to listen to."""
+        """Start the worker and, if there is a model, to listen to it."""
+        self.worker.start()
         self.guard.wrap("attaching", self._attach)()
 
     def _attach(self) -> None:
@@ -283,6 +247,7 @@ class Pipeline:
             self._listen()
 
     def _listen(self) -> None:
+        self._room.attach()
         self._prepare_devices()
         if "updates" in self._plan.what:
             self._make_shadows()
@@ -292,11 +257,15 @@ class Pipeline:
             self._reach.listen("", (entry.parameter for entry in self._table if entry.is_ready()))
         if self._observer is not None or {"outputs", "output_gradients"} & self._plan.what:
             self._modules.attach()
+            self._unseen.attach(WeightChanges(self._table, self._reach), self.guard)
+        if self.tape is not None:
+            self.tape.attach()
         self.optimizers.attach()
-        if self._scaler is not None:
-            self._scaler.attach()
+        self._scaler.attach()
         if self.step_vitals is not None:
             self.step_vitals.attach()
+        if self.rank_watch is not None:
+            self._attach_ranks()
         if self.forensics is not None:
             self.forensics.attach()
 
@@ -309,7 +278,7 @@ class Pipeline:
             self._kernels(device).warm_up(dtypes)
 
     def _make_kernel(self, device: torch.device) -> Kernel:
-        """Return the kernel of a device that is met for the first time, perhaps in the middle of a run."""
+        """Return the kernel of a device at its first use, which may be in the middle of a run."""
         kernel = kernel_for(device)
         if device.type == "cuda":
             self._timings.append(CudaTiming(device, self.packer))
@@ -330,8 +299,10 @@ class Pipeline:
 
     def detach(self) -> None:
         """Stop listening and forget the models."""
-        parts = (self._modules, self.optimizers, self.step_vitals, self._observer, self._scaler, self.forensics)
-        remove_all([*(part for part in parts if part is not None), self._reach])
+        # The tape first: what the others do while they detach is not part of the step.
+        taps = (self.tape, self._modules, self.optimizers, self.step_vitals, self._observer, self._scaler)
+        parts = (*taps, self.forensics, self.rank_watch)
+        remove_all([*(part for part in parts if part is not None), self._reach, self._room, self._unseen])
         self._timings.clear()
         self._step_clock = None
         self._table.clear()
@@ -347,25 +318,27 @@ class Pipeline:
         return self.governor.level if self.is_due(step) else NOTHING
 
     def _before_pass(self, phase: Phase) -> int:
-        self.packer.begin()
+        if self.before_first_pass is not None:
+            call, self.before_first_pass = self.before_first_pass, None
+            call()
+        self.optimizers.settle()
         if phase == "train":
+            self._unseen.look()
+            self.packer.begin()
             self._eval_passes = 0
-            level = self._round_level()
+            level = self._step_level()
             if level:
                 self._mark("forward")
             return level
+        # An evaluation between two steps belongs to the earlier one, whose weights it uses; so do values logged then.
         self._eval_passes += 1
         if not self.is_due(self._eval_passes - 1):
             return NOTHING
         self._all_eval_passes += 1
         return self.governor.evaluation_level(self._all_eval_passes - 1)
 
-    def _round_level(self) -> int:
-        return self.level(self._round())
-
-    def _round(self) -> int:
-        # With several optimizers one round of the loop is several steps; sample rounds, so that all are seen.
-        return (self.packer.step - 1) // self.optimizers.number + 1
+    def _step_level(self) -> int:
+        return self.level(self.packer.step)
 
     def _after_pass(self, phase: Phase) -> None:
         if phase == "train":
@@ -381,45 +354,126 @@ class Pipeline:
         """Return what Sonde holds and grows within its bounds, so that it is not taken for a leak of the program."""
         return self.pool.used_bytes + (0 if self.judge is None else self.judge.nbytes)
 
+    def begin_step(self) -> None:
+        """Begin the next iteration if the last one is over."""
+        self._unseen.take_back()
+        self._begin_step()
+
+    def continue_step(self) -> None:
+        """Handle an optimizer step that does not end the iteration: another optimizer is expected to step."""
+        self._modules.continue_step()
+        if self._observer is not None:
+            self._observer.continue_step()
+
+    def reopen_step(self) -> None:
+        """Continue the iteration that ended last."""
+        self.packer.reopen()
+
+    def is_dozing(self) -> bool:
+        """Return whether the present iteration is only counted."""
+        return self._doze.is_on
+
+    def end_dozed_step(self) -> None:
+        """End an iteration that is only counted."""
+        self._doze.end_step()
+
+    def wake_up(self) -> None:
+        """Look at the present iteration after all."""
+        self._doze.end()
+
+    def _may_doze(self) -> bool:
+        watches_all = self.rank_watch is not None or self._step_clock is not None or self._unseen.is_looking
+        return not watches_all and self._modules.saw_model and self.optimizers.is_simple
+
+    def _raise_alarm(self) -> None:
+        self._doze.end()
+        self.governor.raise_alarm()
+
+    # ------------------------------------------------------------------ ends of iterations
+
+    def end_by_hand(self, number: int | None) -> None:
+        """End the iteration because the program says so; from now on nothing else ends one."""
+        self._doze.end()
+        rhythm = self.optimizers.rhythm
+        is_first, rhythm.by_hand = not rhythm.by_hand, True
+        if not (is_first and self.optimizers.stepped and self.packer.has_ended):
+            self.packer.begin()
+            if not self.optimizers.stepped and self.is_due(self.packer.step):
+                self.optimizers.see_orphans()
+            if rhythm.has_stepped:
+                self.optimizers.end_iteration()
+            else:
+                self.end_step()
+        if number is not None:
+            self.packer.renumber(number)
+
+    def finish(self) -> None:
+        """End the iteration in which the program ends."""
+        self._doze.end()
+        self.optimizers.end_iteration()
+        self._unseen.look()
+
+    def is_held_back(self) -> bool:
+        """Return whether the present optimizer step is held back."""
+        return self.forensics is not None and self.forensics.is_holding
+
+    def skip_step(self) -> None:
+        """Handle an optimizer step that a gradient scaler has skipped."""
+        if self.forensics is not None and not self.governor.skips:
+            self.forensics.after_skip()
+
     def end_step(self, *, skipped: bool = False) -> None:
-        """Take what is known at the end of a step, and send it off."""
+        """End a training iteration: collect what is known only now, and send the step."""
+        self._end_step(skipped=skipped)
+        if self.tape is not None:
+            self.tape.end_round(self.packer.step, self.packer.step)
+
+    def _end_step(self, *, skipped: bool) -> None:
+        if self.rank_watch is not None:
+            self._end_rank_step()
         if self.governor.skips:
             self._see_helpers()
+            if self.rank_watch is not None and self.step_vitals is not None:
+                self.step_vitals.end_step(False)
             self._modules.end_step()
             self._govern()
-            self.packer.end_step(skipped=skipped or (self.forensics is not None and self.forensics.is_holding))
+            self.packer.end_step(skipped=skipped)
             return
         self._unscale_output_gradients()
         self._see_helpers()
         if self._observer is not None:
             self._observer.end_step()
         if self._timings:
-            self._see_times(bool(self._round_level()))
-            self._see_memories(bool(self._round_level()))
+            self._see_times(bool(self._step_level()))
+            self._see_memories(bool(self._step_level()))
         if self.step_vitals is not None:
-            self.step_vitals.end_step(bool(self._round_level()))
+            self.step_vitals.end_step(self._plan.diagnose and bool(self._step_level()))
         self._modules.end_step()
-        if self.forensics is not None:
-            if skipped:
-                self.forensics.after_skip()
-            skipped = skipped or self.forensics.is_holding
         self._govern()
         self.packer.end_step(skipped=skipped)
 
     def _own_seconds(self) -> float:
         return self.guard.meter.total() + self._modules.seconds_in_c
 
-    def _end_round(self) -> None:
-        """Let the governor decide, once per round of the loop."""
-        if self.packer.step % self.optimizers.number == 0:
-            self.packer.level = self._round_level()
-            if self._step_clock is not None:
-                self._step_clock.end_step(self._round_level(), self.governor.take_duration)
-            now = self._round()
-            due, *next_due = (self.is_due(each) for each in (now, now + 1, now + 2))
-            self.governor.end_step(due=due, next_due=(next_due[0], next_due[1]), timed=self._step_clock is not None)
-            if self.step_vitals is not None:
-                self.step_vitals.pause(self.governor.skips)
+    def _end_iteration(self) -> None:
+        """Let the governor decide, once per iteration."""
+        self.packer.level = self._step_level()
+        if self._step_clock is not None and self.governor.wants_duration:
+            self._step_clock.end_step(self._step_level(), self.governor.take_duration)
+        elif self._step_clock is not None:
+            self._step_clock.forget()
+        now = self.packer.step
+        due, *next_due = (self.is_due(each) for each in (now, now + 1, now + 2))
+        self.governor.end_step(due=due, next_due=(next_due[0], next_due[1]), timed=self._step_clock is not None)
+        self._pause_what_is_skipped()
+        if self.governor.skips and self._may_doze():
+            self._doze.begin()
+
+    def _pause_what_is_skipped(self) -> None:
+        if self.step_vitals is not None and self.rank_watch is None:  # ranks are compared over every step
+            self.step_vitals.pause(self.governor.skips)
+        if self._observer is not None:
+            self._observer.pause(self.governor.skips)
 
     def _note_cost(self, cost: Cost) -> None:
         self.packer.put_event("budget", f"recording is adapted to the budget: {cost}", cost.to_json())
@@ -429,6 +483,18 @@ class Pipeline:
         cost = self.governor.cost() if self._plan.budget is not None and self._has_models else None
         if cost is not None:
             self.packer.put_event("cost", str(cost), cost.to_json())
+
+    def request_tape(self) -> None:
+        """Tape the next round of the loop.
+
+        Raises:
+            OptionError: Nothing is taped in this session.
+
+        """
+        if self.tape is None:
+            raise OptionError("tape() needs a session that watches a model, with diagnose and tape left on.")
+        self._doze.end()
+        self.tape.request()
 
     def save_bundle(self, reason: str) -> Path:
         """Save what is needed to repeat the present step.
@@ -453,7 +519,7 @@ class Pipeline:
             memory.see()
 
     def _unscale_output_gradients(self) -> None:
-        if self._scaler is not None and self._scaler.site >= 0 and self._modules.gradient_sites:
+        if self._scaler.site >= 0 and self._modules.gradient_sites:
             self.packer.unscale(self._modules.gradient_sites, self._scaler.site)
 
     def _see_helpers(self) -> None:
@@ -462,7 +528,9 @@ class Pipeline:
             self.packer.put(self.scalar_site("scheduler.last_epoch"), float(last_epoch))
 
     def _report_fault(self, part: str, what: str) -> None:
-        message = f"{part} failed and is switched off; training goes on without it"
+        # What the program calls itself is tried again when it is called again.
+        fate = "failed" if part.startswith("session.") else "failed and is switched off"
+        message = f"{part} {fate}; training continues without it"
         self.packer.put_event("fault", message, {"traceback": what})  # first: a logging handler of the user's may raise
         logger.warning("%s.\n%s", message, what.rstrip())
 
@@ -472,27 +540,3 @@ class Pipeline:
         if site is None:
             site = self._scalar_sites[name] = self.packer.site(name, "scalar")
         return site
-
-
-def _watched_modules(models: dict[str, nn.Module], chosen: Selector, loss_fn: Any) -> list[WatchedModule]:
-    roots = {id(root) for model in models.values() for root in (model, unwrap(model))}
-    watched = [
-        WatchedModule(
-            module, name, type(module).__name__, aliases, chosen(name, type(module).__name__), id(module) in roots
-        )
-        for name, module, aliases in named_modules(models)
-    ]
-    if isinstance(loss_fn, nn.Module):
-        watched.append(WatchedModule(loss_fn, "loss_fn", type(loss_fn).__name__, (), wanted=True, is_root=False))
-    return watched
-
-
-def _watched_parameters(models: dict[str, nn.Module], chosen: Selector) -> list[WatchedParameter]:
-    kinds = {name: type(module).__name__ for name, module, _ in named_modules(models)}
-    watched = []
-    for name, parameter, aliases in named_parameters(models):
-        owner = name.rpartition(".")[0]
-        kind = kinds.get(owner, "")
-        if chosen(name, kind) or chosen(owner, kind):
-            watched.append(WatchedParameter(parameter, name, kind, aliases))
-    return watched

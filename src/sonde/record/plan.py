@@ -1,4 +1,4 @@
-"""What a session is asked to do: which quantities, where, when, and within which bounds."""
+"""The plan of a session: which quantities to record, where, when, and within which bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Helpers:
     scaler: Any = None
 
     def describe(self) -> dict[str, Any]:
-        """Return what each helper says about itself."""
+        """Return the descriptions of the helpers."""
         return {name: describe_helper(helper) for name in self.__slots__ if (helper := getattr(self, name)) is not None}
 
 
@@ -41,6 +41,8 @@ class Plan:
     max_calls: int
     budget: float | None = None
     """The share of a step's own time that recording may add; None records everything always."""
+    steps_by_hand: bool = False
+    """Whether iterations end only at `session.step()`."""
     diagnose: bool = False
     """Whether to record the vital signs and facts that a diagnosis needs."""
 

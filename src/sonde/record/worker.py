@@ -1,4 +1,4 @@
-"""The one thread that waits: takes packets, turns them into blocks and hands those to the sinks, in order."""
+"""The worker thread: takes packets, waits for their data, turns them into blocks and passes those to the sinks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Final
 
+from sonde.hooks.guard import attempt
 from sonde.record.blocks import continue_block, to_block
 from sonde.record.packets import ArenaPool, Packet, SiteBook
 from sonde.records import Block, Event, Finding, Sink, Site
@@ -44,13 +45,20 @@ class Worker:
         self._book = book
         self._histogram = histogram
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        # A run that is continued has sites already; who subscribes must know those too.
+        # A run that is resumed has sites already; subscribers must get those too.
         self._sites: list[Site] = [book[number] for number in range(len(book))]
         self._last: Block | None = None
         self._reported: set[str] = set()
+        self._dropped = 0
         self._costs: dict[int, deque[tuple[int, float]]] = defaultdict(functools.partial(deque, maxlen=_COSTS))
+        self.busy_seconds = 0.0
+        """Processor time that the thread has needed so far, in what it has finished."""
         self._thread = threading.Thread(target=self._run, name="sonde-worker", daemon=True)
-        self._thread.start()
+
+    def start(self) -> None:
+        """Start the thread; what was sent before waits. Starting twice is fine."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def send(self, packets: list[Packet]) -> bool:
         """Queue packets without waiting; False if too many wait already."""
@@ -81,48 +89,81 @@ class Worker:
         self._jobs.put(add)
 
     def publish(self, finding: Finding) -> None:
-        """Hand a finding to all sinks, in turn with what was sent before; from any thread."""
+        """Pass a finding to all sinks, after what was sent before; from any thread."""
 
-        def tell() -> None:
+        def report() -> None:
             for sink in self._sinks():
                 self._offer(sink, functools.partial(sink.take_finding, finding))
 
-        self._jobs.put(tell)
+        self._jobs.put(report)
+
+    def do(self, part: str, job: Callable[[], object]) -> None:
+        """Run a function in this thread, after what was sent before; a failure is reported once."""
+
+        def run() -> None:
+            try:
+                job()
+            except Exception:  # noqa: BLE001 - the edge of this thread
+                self._report(part, traceback.format_exc())
+
+        self._jobs.put(run)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything queued so far has reached the sinks; False if that took too long."""
+        """Wait until everything queued so far has reached the sinks.
+
+        False if that took too long, or if the store has dropped something since the last time.
+        """
         done = threading.Event()
+        kept = False
 
         def finish() -> None:
+            nonlocal kept
             for sink in self._sinks():
                 self._offer(sink, sink.flush)
+            before, self._dropped = self._dropped, getattr(self._store, "dropped_blocks", 0)
+            kept = before == self._dropped
             done.set()
 
         self._jobs.put(finish)
-        return done.wait(timeout_s)
+        self.start()
+        return done.wait(timeout_s) and kept
 
     def close(self, timeout_s: float) -> bool:
         """Let the thread finish what is queued, close the sinks and end; False if that took too long."""
         self._jobs.put(None)
+        self.start()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def stop(self) -> None:
+        """Make the thread end when its queue is empty, without waiting for it."""
+        if self._thread.is_alive():
+            self._jobs.put(None)
+
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._do(job)
-        for sink in self._subscribers:
-            self._offer(sink, sink.close)
-        # A monitor may have a last word when it is closed; the store comes last, so that it can take it.
+        try:
+            while (job := self._jobs.get()) is not None:
+                self._do(job)
+            for sink in list(self._subscribers):
+                self._offer(sink, sink.close)
+                self._drain()  # a monitor may report a last finding as it closes: later sinks and the store take it
+            self._drain()
+            self._offer(self._store, self._store.close)
+        finally:  # a store that was not closed would hold its run, which could not be resumed in this process
+            attempt(self._store.close)
+
+    def _drain(self) -> None:
         while not self._jobs.empty():
             self._do(self._jobs.get())
-        self._offer(self._store, self._store.close)
 
     def _do(self, job: _Job) -> None:
         if isinstance(job, list):
             for packet in job:
                 began = time.thread_time()
                 self._handle(packet)
-                self._costs[packet.level].append((packet.step, time.thread_time() - began))
+                seconds = time.thread_time() - began
+                self.busy_seconds += seconds
+                self._costs[packet.level].append((packet.step, seconds))
         elif job is not None:
             job()
 
@@ -161,17 +202,23 @@ class Worker:
         try:
             action()
         except Exception as error:  # noqa: BLE001 - the edge of this thread: no sink's fault may end it
-            if sink is self._store:
-                self._report(_STORE, f"{type(error).__name__}: {error}")
-            else:
-                self._subscribers = [other for other in self._subscribers if other is not sink]
-                self._report(f"sink {type(sink).__name__}", traceback.format_exc())
+            try:
+                self._leave_out(sink, error)
+            except Exception:
+                logger.warning("a fault of %s could not be reported", type(sink).__name__, exc_info=True)
+
+    def _leave_out(self, sink: Sink, error: Exception) -> None:
+        if sink is self._store:
+            self._report(_STORE, f"{type(error).__name__}: {error}")
+        else:
+            self._subscribers = [other for other in self._subscribers if other is not sink]
+            self._report(f"sink {type(sink).__name__}", "".join(traceback.format_exception(error)))
 
     def _report(self, part: str, what: str) -> None:
         if part in self._reported:
             return
         self._reported.add(part)
-        message = f"{part} failed; training goes on without it"
+        message = f"{part} failed; training continues without it"
         logger.warning("%s.\n%s", message, what.rstrip())
         if part != _STORE:
             fault = Event(event_type="fault", message=message, timestamp=self._clock(), data={"traceback": what})
@@ -179,9 +226,14 @@ class Worker:
 
 
 def _deliver(sink: Sink, sites: list[Site], block: Block | None, events: list[Event]) -> None:
-    if sites:
-        sink.take_sites(sites)
-    if block is not None:
-        sink.take_block(block)
-    for event in events:
-        sink.take_event(event)
+    """Pass a step to a sink. If a part is refused, the rest is still passed on: the store counts what it drops."""
+    try:
+        if sites:
+            sink.take_sites(sites)
+    finally:
+        try:
+            if block is not None:
+                sink.take_block(block)
+        finally:
+            for event in events:
+                sink.take_event(event)

@@ -70,7 +70,7 @@ class Units(Sensor):
 
     @torch.no_grad()
     def on_call(self, entry: WatchedModule, call: int, phase: Phase, args: tuple[Any, ...], output: Any) -> None:
-        """Take what a module was given and returned."""
+        """Measure the arguments and the output of a module."""
         if phase != "train":
             return
         module, call = entry.module, min(call, MAX_CALLS - 1)

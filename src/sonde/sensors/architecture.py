@@ -98,7 +98,7 @@ class ModuleOrder(Sensor):
 class CarriedStates(Sensor):
     """Recurrent modules that begin with the state they ended with in the step before, found without reading it.
 
-    A state that is handed on after `detach()` lies at the same place in memory. Counts rounds.
+    A state that is passed on after `detach()` lies at the same place in memory. Counts rounds.
     """
 
     produces = ("facts.carried",)

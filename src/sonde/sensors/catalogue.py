@@ -16,6 +16,7 @@ from sonde.sensors import (
     objectives,
     optimizers,
     parameters,
+    ranks,
     resuming,
     targets,
 )
@@ -24,6 +25,7 @@ from sonde.sensors.sensor import Sensor
 SENSORS: Final[tuple[type[Sensor], ...]] = (
     loop.Leftovers,
     loop.PassCounts,
+    loop.OptimizerSteps,
     loop.Written,
     loop.InputGradient,
     parameters.HiddenParameters,
@@ -48,9 +50,12 @@ SENSORS: Final[tuple[type[Sensor], ...]] = (
     data.RowMarks,
     data.Columns,
     loading.Loader,
+    loading.SameOrder,
     optimizers.Clipping,
     resuming.StateSteps,
     activations.Units,
     modes.Modes,
     modes.Dropping,
+    ranks.Reductions,
+    ranks.Buffers,
 )

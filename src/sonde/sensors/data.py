@@ -7,7 +7,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sonde.core.signals import COLUMN_OFFSET, COLUMN_SCALE, DISTINCT_ROWS, REPEATED_ROWS, SEEN_ROWS
+from sonde.core.signals import BATCH_MARK, COLUMN_OFFSET, COLUMN_SCALE, DISTINCT_ROWS, REPEATED_ROWS, SEEN_ROWS
+from sonde.hooks.names import ROOT_NAME
+from sonde.parallel.placements import WHOLE, data_of
+from sonde.parallel.ranks import is_connected
 from sonde.records import Phase
 from sonde.schedule import every, first
 from sonde.sensors.sensor import Context, PassInputs, Sensor
@@ -17,12 +20,18 @@ MAX_CALLS: Final = 4
 MAX_MARKS: Final = 4096
 """Rows of training that are remembered: the first ones."""
 COUNTED_ROWS: Final = 1024
-"""After so many rows the different ones are counted."""
+"""After this many rows the different ones are counted."""
 MAX_COLUMNS: Final = 1024
 MAX_PASSES: Final = 256
 """Passes of training that are looked at, if batches are small."""
 EVALUATIONS: Final = 64
 """Passes of evaluation that are looked at."""
+MARKED_BATCHES: Final = 64
+"""Passes of training whose batch is marked as a whole."""
+MARKED_ROWS: Final = 256
+"""Rows of a batch that its mark is made of, once the first rows of training are known."""
+_EXACT: Final = (1 << 24) - 1
+"""The largest whole number up to which float32 is exact."""
 _SAME_SIZE: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Any odd numbers will do; this is 2**64 over the golden ratio, as a signed number.
 _FACTOR: Final = -7046029254386353131
@@ -37,6 +46,8 @@ class Inputs(Sensor):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._numbers: dict[tuple[str, Phase, int, str], int] = {}
+        models = context.watched.models
+        self._held = {name or ROOT_NAME: data_of(model) for name, model in models.items()} if is_connected() else {}
 
     def on_pass(self, inputs: PassInputs) -> None:
         """Record the inputs of a pass."""
@@ -46,7 +57,13 @@ class Inputs(Sensor):
             site = self._numbers.get(key)
             if site is None:
                 site = self._numbers[key] = self.signals.recorder.site(
-                    inputs.model, "input", phase=inputs.phase, call=call, part=part, tensor=tensor
+                    inputs.model,
+                    "input",
+                    phase=inputs.phase,
+                    call=call,
+                    part=part,
+                    tensor=tensor,
+                    held=self._held.get(inputs.model, WHOLE),
                 )
             self.signals.recorder.see(site, tensor.detach())
 
@@ -71,22 +88,23 @@ class Columns(Sensor):
 
 
 class RowMarks(Sensor):
-    """Rows of data that were seen before: evaluation that meets rows of training, few rows drawn over again.
+    """Rows of data that were seen before: rows of training in an evaluation, few rows drawn again and again.
 
     Every row of the model's first input is marked by a whole number computed from its bits, exactly and in any order,
     so that equal rows have equal marks on every device. Marks stay on their device, and nothing waits for it. Counts
     the training passes of a model.
     """
 
-    produces = (SEEN_ROWS, REPEATED_ROWS, DISTINCT_ROWS)
+    produces = (SEEN_ROWS, REPEATED_ROWS, DISTINCT_ROWS, BATCH_MARK)
     when = first(8)
-    cost = "one pass over at most 1,024 columns of the first 4,096 rows; of evaluation over 64 passes"
+    cost = "one pass over at most 1,024 columns of the first 4,096 rows, then of 256 rows; of evaluation over 64 passes"
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._marks: dict[str, list[Tensor]] = {}
         self._count: dict[str, int] = {}
         self._counted: set[str] = set()
+        self._passes: dict[str, int] = {}
         self._evaluations = 0
 
     @torch.no_grad()
@@ -99,17 +117,23 @@ class RowMarks(Sensor):
         if values.dim() < 2 or len(values) < 2 or not _can_be_marked(values):
             return
         if inputs.phase == "train":
-            self._see_training(model, values)
+            self._mark_batch(model, self._see_training(model, values), values)
         elif model in self._marks and self._evaluations < EVALUATIONS:
             self._evaluations += 1
             known = torch.cat([each for each in self._marks[model] if each.device == values.device])
             if len(known):
                 self.signals.see(model, SEEN_ROWS, _are_among(marks_of(values), known).float().mean(), phase="eval")
 
-    def _see_training(self, model: str, values: Tensor) -> None:
+    def _mark_batch(self, model: str, marks: Tensor | None, values: Tensor) -> None:
+        passes = self._passes[model] = self._passes.get(model, 0) + 1
+        if passes <= MARKED_BATCHES:
+            first_rows = (marks_of(values[:MARKED_ROWS]) if marks is None else marks)[:MARKED_ROWS]
+            self.signals.see(model, BATCH_MARK, mark_of_batch(first_rows))
+
+    def _see_training(self, model: str, values: Tensor) -> Tensor | None:
         count, kept = self._count.get(model, 0), self._marks.setdefault(model, [])
         if count >= MAX_MARKS or len(kept) >= MAX_PASSES:
-            return
+            return None
         marks = marks_of(values)
         kept.append(marks)
         self._count[model] = count + len(marks)
@@ -119,6 +143,14 @@ class RowMarks(Sensor):
             self._counted.add(model)
             here = [each for each in kept if each.device == values.device]
             self.signals.see(model, DISTINCT_ROWS, distinct(torch.cat(here)))
+        return marks
+
+
+def mark_of_batch(marks: Tensor) -> Tensor:
+    """Return one number for rows in their order, small enough to be exact in single precision."""
+    places = torch.arange(1, len(marks) + 1, device=marks.device)
+    mixed = (marks + places) * ((places * _FACTOR) | 1)
+    return ((mixed ^ (mixed >> 31)).sum() & _EXACT).float()
 
 
 def distinct(marks: Tensor) -> Tensor:

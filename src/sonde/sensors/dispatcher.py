@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
@@ -17,17 +19,21 @@ from sonde.hooks.guard import Guarded, Handle, backward_id, is_capturing, remove
 from sonde.hooks.on_backward import before_backward
 from sonde.hooks.replace_function import OverridableFunction
 from sonde.hooks.unpack import unpack
+from sonde.record.extensions import Watched
+from sonde.record.kinds import parameters_of
 from sonde.record.modules import WatchedModule
 from sonde.record.optimizers import WatchedOptimizer
-from sonde.record.pipeline import Watched
 from sonde.record.plan import Helpers
 from sonde.records import Phase
 from sonde.sensors.catalogue import SENSORS
+from sonde.sensors.data import distinct, marks_of
 from sonde.sensors.facts import FactBook
 from sonde.sensors.graph import Spans
 from sonde.sensors.loss_calls import Belonging, LossCalls
 from sonde.sensors.loss_functions import LossCall
 from sonde.sensors.sensor import Backward, Clip, Context, Graph, PassInputs, Sensor, Signals, Step, StepEnd
+from sonde.sensors.step_loss import StepLoss
+from sonde.sensors.targets import entropy_of, spread_of, tally
 from sonde.sensors.tensors import is_plain
 
 # What `clip_grad_norm_` calls once it knows the norm. Where a version of torch lacks it, clipping is not seen.
@@ -62,13 +68,22 @@ class Sensors:
             on_loss=self._on_loss,
             on_facts=self._book.add_loss,
         )
+        self._step_loss = StepLoss(
+            watched.packer,
+            self._guard,
+            watched.helpers.scaler,
+            num_optimizers=len(watched.optimizers),
+            num_models=len(watched.models),
+        )
+        self._has_others = False
+        """Whether a backward pass of another model has been seen."""
         self._spans: Spans | None = Spans()
-        self._sizes: dict[str, int] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
         self._forwards = self._forwards_by_hand = self._passes_before = 0
         self._steps_traced = self._looks = 0
         self._missed: set[str] = set()
         """Optimizers whose last step was skipped: their next one has nothing to be compared with."""
-        self._is_prepared = False
+        self._is_prepared = self._is_paused = False
         self._process = os.getpid()
         self._handles: list[Handle] = []
         self._keep_output = self._guard.wrap("losses", self._see_output)
@@ -86,7 +101,7 @@ class Sensors:
         self.end_step = wrap("the end of a step", self._end_step)
         self._state = wrap("facts", self._state_facts)
 
-    # ------------------------------------------------------------------ which sensor hears what
+    # ------------------------------------------------------------------ which sensor gets which callback
 
     def _choose_moments(self) -> None:
         self._on_pass = self._all("on_pass")
@@ -102,6 +117,7 @@ class Sensors:
         self._on_gradients = self._all("on_gradients")
         self._on_step = self._all("on_step")
         self._on_step_end = self._all("on_step_end")
+        self._pause = self._all("pause")
 
     def _all(self, moment: str) -> Guarded:
         """Return what calls the sensors that listen to a moment, each guarded by itself."""
@@ -145,7 +161,7 @@ class Sensors:
         self._prepare()
         groups: dict[str, list[Tensor]] = {}
         for _, parameter in self._context.module_parameters():
-            groups.setdefault(self._context.owners.get(id(parameter), ("", None))[0], []).append(parameter)
+            groups.setdefault(self._context.owners.get(id(parameter), ("", 0))[0], []).append(parameter)
         for name, parameters in groups.items():
             watched.reach.listen(name, parameters)
         for sensor in self._sensors:
@@ -154,11 +170,15 @@ class Sensors:
         self._handles.append(self._losses)
         if _CLIPPING.exists and any(_overrides(each, "on_clip") for each in self._sensors):
             self._handles.append(_CLIPPING.listen(after=self._guard.wrap("gradient clipping", self._see_clipping)))
+        self._handles.append(self._step_loss.listen())
         self._handles.append(before_backward(self._guard.wrap("backward passes", self._before_backward)))
 
     def _prepare(self) -> None:
         if not self._is_prepared:
             self._is_prepared = True
+            devices = {parameter.device for _, parameter in self._context.module_parameters()}
+            for device in (each for each in devices if each.type == "cuda"):
+                self._guard.wrap("loading operations", load_operations)(device)
             self._guard.wrap("facts", self._gather)()
             self._all("start")()
             self._state()
@@ -167,6 +187,8 @@ class Sensors:
         for name, optimizer in self._watched.optimizers:
             self._own(name, optimizer)
         self._book.gather(self._watched)
+        # A program may replace its optimizer, which shows if nothing here holds it.
+        self._watched = self._context.watched = replace(self._watched, optimizers=[])
 
     def remove(self) -> None:
         """Stop listening, and forget the models and everything measured of them."""
@@ -185,10 +207,17 @@ class Sensors:
             self._watched, models={}, modules=[], optimizers=[], helpers=Helpers()
         )
 
+    def pause(self, paused: bool) -> None:
+        """Pause what the sensors listen to by themselves, in steps that are skipped, or resume it."""
+        paused = paused and len(self._sizes) < 2  # see `_is_step_skipped`
+        if paused is not self._is_paused:
+            self._is_paused = paused
+            self._pause(paused)
+
     def _own(self, name: str, optimizer: Optimizer) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._sizes[name] = len(parameters)
-        self._context.owners |= {id(parameter): (name, optimizer) for parameter in parameters}
+        parameters = parameters_of(optimizer)
+        self._sizes.setdefault(name, (0, 0))
+        self._context.owners |= {id(parameter): (name, id(optimizer)) for parameter in parameters}
         self._watched.reach.claim(name, parameters)
 
     def _state_facts(self) -> None:
@@ -229,14 +258,14 @@ class Sensors:
             self._on_tokens(passed.tokens)
 
     def enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
-        """Take what a module is called with in a training pass, while all are looked at."""
+        """Handle the arguments of a module in a training pass, while all modules are traced."""
         if entry.key in self._leaves:
             self._on_enter(entry, args)
             if self._spans is not None:
                 self._spans.enter()
 
     def leave(self, entry: WatchedModule, call: int, phase: Phase, args: tuple[Any, ...], output: Any) -> None:
-        """Take what a module was given and has returned."""
+        """Handle the arguments and the output of a module."""
         if self.is_tracing and entry.key in self._leaves:
             self._on_traced(entry, phase, args, output)
             if self._spans is not None:
@@ -248,6 +277,7 @@ class Sensors:
     def _see_output(self, entry: WatchedModule, call: int, phase: Phase, args: Any, output: Any) -> None:
         if phase == "train":
             self._losses.keep_output(output)
+            self._step_loss.keep_output(output)
 
     def _end_pass(self, entry: WatchedModule, call: int, kwargs: dict[str, Any], phase: Phase) -> None:
         if entry.is_root and kwargs:
@@ -271,16 +301,17 @@ class Sensors:
 
     def _before_backward(self, roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
         # A checkpoint that is recomputed runs a backward pass inside the one that counts.
-        if (
-            self._watched.is_skipped()
-            or backward_id() != -1
-            or is_capturing()
-            or not any(map(self._belonging.owns, roots))
-        ):
+        if self._watched.is_dozing() or backward_id() != -1 or is_capturing():
+            return
+        is_skipped, is_scaled = self._watched.is_skipped(), self._step_loss.is_scaled
+        # In a skipped step it is not looked up whose loss this is.
+        is_ours = not self._has_others if is_skipped else any(map(self._belonging.owns, roots))
+        self._has_others |= not is_ours
+        if is_ours:
+            self._step_loss.before_backward(roots, gradients)
+        if is_skipped or not is_ours:
             return
         self._watched.reach.settle()
-        scaler = self._watched.helpers.scaler
-        is_scaled = scaler is not None and scaler.is_enabled()
         backward = Backward(roots, is_scaled)
         self._on_backward(backward)
         if self._spans is not None and len(roots) == 1:
@@ -294,20 +325,36 @@ class Sensors:
         if self._is_step_skipped():
             self._missed.add(watched.name)
             return
-        if self._sizes.get(watched.name) != watched.size:
-            self._own(watched.name, watched.optimizer)
-            self._book.add_optimizer(watched.name, watched.optimizer)
+        self._know(watched)
         if not has_closure:
             self._look_at_gradients(Step(watched, due=due and watched.name not in self._missed))
 
     def _after_step(self, watched: WatchedOptimizer, has_closure: bool, due: bool) -> None:
+        self._step_loss.end_pass_of(watched.name)
         if self._is_step_skipped():
             return
+        self._know(watched)
         step = Step(watched, due=due and watched.name not in self._missed)
         self._missed.discard(watched.name)
         if has_closure:
             self._look_at_gradients(step)
         self._on_step(step)
+
+    def _know(self, watched: WatchedOptimizer) -> None:
+        """Take an optimizer that is new, has other parameters, or has replaced another of the same name."""
+        if self._sizes.get(watched.name) != (id(watched), watched.size):
+            self._own(watched.name, watched.optimizer)
+            self._sizes[watched.name] = (id(watched), watched.size)
+            self._book.add_optimizer(watched.name, watched.optimizer)
+
+    def drop(self, name: str) -> None:
+        """Forget an optimizer that does not step its parameters."""
+        self._sizes.pop(name, None)
+        self._book.drop_optimizer(name)
+
+    def continue_step(self) -> None:
+        """Handle an optimizer step that does not end the iteration: another optimizer is expected to step."""
+        self._losses.continue_step()
 
     def _is_step_skipped(self) -> bool:
         # With several optimizers the last step of one may be many rounds back, so each is followed.
@@ -354,8 +401,28 @@ class Sensors:
     def _end_round(self) -> None:
         if self.is_tracing:
             self._steps_traced += 1
-            number = self._steps_traced // max(1, len(self._sizes))
-            self.is_tracing = any(each.when(number) for each in self._tracing)
+            self.is_tracing = any(each.when(self._steps_traced) for each in self._tracing)
+
+
+@torch.no_grad()
+def load_operations(device: torch.device) -> None:
+    """Compute once, on a few numbers, what sensors compute: CUDA loads the code of each operation at its first use.
+
+    That takes up to 100 ms for some, which would be taken from the first step of the training.
+    """
+    for dtype in (torch.float32, torch.bfloat16):
+        values = torch.ones(4, 4, device=device, dtype=dtype)
+        labels = values.argmax(1)
+        wide = values.float()
+        distinct(marks_of(values))
+        distinct(marks_of(labels[:, None].expand(4, 4)))
+        entropy_of(tally(labels, 2).double())
+        entropy_of(tally(wide.argmax(1), 2))
+        spread_of(values)
+        torch.stack([wide.logsumexp(1), wide.amin(1), wide.sum(0), wide.std(0), (wide == 0).float().mean(1)])
+        torch.linalg.vector_norm(values, math.inf, dim=1).ne(0)
+        values.amax([0]).gt(0).logical_or(values.abs().gt(1).any(0))
+        labels.where(labels.ne(-100), -1)[1:].eq(labels[:-1]).float().mean()
 
 
 def _overrides(sensor: Sensor, moment: str) -> bool:

@@ -1,4 +1,4 @@
-"""Gather what the objects of a training program say about themselves; see `sonde.core.facts`.
+"""Collect facts about the objects of a training program; see `sonde.core.facts`.
 
 The static facts are gathered once, when a session attaches. What turns out later (losses, the order of modules, an
 optimizer that was found) is added, and the facts are stated again as a whole.
@@ -25,8 +25,8 @@ from sonde.core.facts import (
     SchedulerFacts,
 )
 from sonde.hooks.names import named_modules, named_parameters
-from sonde.record.kinds import traits_of
-from sonde.record.pipeline import Watched
+from sonde.record.extensions import Watched
+from sonde.record.kinds import class_of, traits_of
 
 MAX_LOSSES: Final = 16
 _MAX_TEXT: Final = 100
@@ -93,7 +93,12 @@ class FactBook:
         if name not in known:
             self.add(carried=(*known, name))
 
-    def add_optimizer(self, name: str, optimizer: Optimizer) -> None:
+    def drop_optimizer(self, name: str) -> None:
+        """Forget an optimizer that does not step its parameters."""
+        if self._optimizers.pop(name, None) is not None:
+            self.is_new = True
+
+    def add_optimizer(self, name: str, optimizer: Any) -> None:
         """Add an optimizer that was found, or that has other parameters now."""
         facts = optimizer_facts(name, optimizer, self.names)
         if self._facts is not None and self._optimizers.get(name) != facts:
@@ -101,7 +106,7 @@ class FactBook:
             self.is_new = True
 
 
-def optimizer_facts(name: str, optimizer: Optimizer, names: Mapping[int, str]) -> OptimizerFacts:
+def optimizer_facts(name: str, optimizer: Any, names: Mapping[int, str]) -> OptimizerFacts:
     """Return what an optimizer holds, where `names` has the names of the watched parameters by id."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     seen: dict[int, int] = {}
@@ -116,7 +121,7 @@ def optimizer_facts(name: str, optimizer: Optimizer, names: Mapping[int, str]) -
     )
     return OptimizerFacts(
         name=name,
-        kind=type(optimizer).__name__,
+        kind=class_of(optimizer).__name__,
         groups=groups,
         recorded_traits=traits_of(optimizer),
         foreign=tuple(str(tuple(each.shape)) for each in held if id(each) not in names),

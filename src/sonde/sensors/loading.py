@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from sonde.core.facts import LoaderFacts, Plain
+from sonde.core.signals import LOOP, SAME_ORDER
+from sonde.hooks.guard import Handle
+from sonde.hooks.replace_function import ReplacedFunction
 from sonde.schedule import at
-from sonde.sensors.sensor import Sensor
+from sonde.sensors.sensor import Context, Sensor, StepEnd
 
 _PLAIN: Final = ("batch_size", "num_workers", "drop_last", "pin_memory", "persistent_workers", "prefetch_factor")
+_DRAWING: Final = ReplacedFunction(DistributedSampler, "__iter__")
+"""The beginning of a pass over the data of any DistributedSampler."""
+_LEAST_STEPS: Final = 2
+"""Steps of a pass over the data for its order to matter. A peek at one batch is not a pass."""
 _GENERATORS: Final = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 
 
@@ -72,3 +81,54 @@ def _lengths(loader: Any, dataset: Any) -> dict[str, Plain]:
         except (TypeError, NotImplementedError, AttributeError):
             continue  # it has none, or does not know it
     return found
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass over the data of a sampler, and how many steps were taken in it."""
+
+    sampler: int
+    order: tuple[int, int]
+    """What the sampler seeds its order by."""
+    steps: int = 0
+
+
+class SameOrder(Sensor):
+    """Passes over the data whose order a DistributedSampler repeats: it depends on its seed and `set_epoch` alone."""
+
+    produces = (SAME_ORDER,)
+    cost = "two attributes of the sampler per pass over the data; one number per step from the second pass on"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._before: dict[int, _Pass] = {}
+        """The last pass that was trained on, by sampler."""
+        self._now: _Pass | None = None
+        self._count: dict[int, int] = {}
+        self._known = 0
+
+    def listen(self) -> Iterator[Handle]:
+        """Listen to the beginning of passes."""
+        yield _DRAWING.listen(before=self.context.watched.guard.wrap("the sampler", self._begin))
+
+    def _begin(self, args: tuple[Any, ...], _: dict[str, Any]) -> None:
+        sampler = args[0]
+        # A subclass that draws in another way may take its order from elsewhere.
+        if not sampler.shuffle or type(sampler).__iter__ is not DistributedSampler.__iter__:
+            return
+        if self._now is not None and self._now.steps >= _LEAST_STEPS:
+            self._before[self._now.sampler] = self._now
+        self._now = _Pass(id(sampler), (int(sampler.seed), int(sampler.epoch)))
+
+    def on_step_end(self, end: StepEnd) -> None:
+        """Compare a pass with the one before when it is as long; the last step of an epoch may belong to the next."""
+        now = self._now
+        if now is None:
+            return
+        now.steps += 1
+        before = self._before.get(now.sampler)
+        if before is not None and now.steps == max(_LEAST_STEPS, before.steps - 1):
+            same = before.order == now.order
+            self._known = self._count[now.sampler] = self._count.get(now.sampler, 1) + 1 if same else 1
+        if end.due and self._known:
+            self.signals.put(LOOP, SAME_ORDER, self._known)

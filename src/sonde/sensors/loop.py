@@ -11,10 +11,25 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sonde.core.signals import BACKWARDS, BACKWARDS_SEEN, FORWARDS, LEFTOVER, LOOP, NO_GRADIENT, THROWN_AWAY, WRITTEN
+from sonde.core.signals import (
+    BACKWARDS,
+    BACKWARDS_ADDED,
+    BACKWARDS_SEEN,
+    FORWARDS,
+    LEFTOVER,
+    LOOP,
+    NO_GRADIENT,
+    REPLACED,
+    STEPS_TAKEN,
+    THROWN_AWAY,
+    TURNS,
+    WEIGHTS_SET,
+    WRITTEN,
+)
 from sonde.hooks.autograd_graph import name_of, walk
-from sonde.hooks.guard import Handle
+from sonde.hooks.guard import Handle, Handles
 from sonde.hooks.on_backward import on_accumulated
+from sonde.record.kinds import InBackward
 from sonde.schedule import at, every, first
 from sonde.sensors.sensor import Backward, Clip, Context, Graph, Sensor, Step, StepEnd
 
@@ -39,8 +54,43 @@ class PassCounts(Sensor):
             self.signals.put(LOOP, BACKWARDS, end.backwards)
 
 
+class OptimizerSteps(Sensor):
+    """Which optimizers step in an iteration, how often each has, and whether the program has replaced one."""
+
+    produces = (STEPS_TAKEN, REPLACED, TURNS)
+    cost = "a few numbers per step where several optimizers step"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._names: set[str] = set()
+        self._replaced: dict[str, int] = {}
+        self._steps = self._turns = self._passes = 0
+
+    def on_gradients(self, step: Step) -> None:
+        """Count a step that has a backward pass of its own."""
+        passes = self.context.watched.reach.passes
+        self._turns += passes != self._passes
+        self._passes = passes
+
+    def on_step(self, step: Step) -> None:
+        """Write how often an optimizer has stepped."""
+        self._names.add(step.name)
+        self._steps += 1
+        if step.replaced != self._replaced.get(step.name, 0):
+            self._replaced[step.name] = step.replaced
+            self.signals.put(step.name, REPLACED, step.replaced)
+        if step.due and (len(self._names) > 1 or isinstance(step.optimizer, InBackward)):
+            self.signals.put(step.name, STEPS_TAKEN, step.number)
+
+    def on_step_end(self, end: StepEnd) -> None:
+        """Write how many optimizers had a backward pass of their own."""
+        if end.due and self._steps > 1:
+            self.signals.put(LOOP, TURNS, self._turns)
+        self._steps = self._turns = 0
+
+
 class Written(Sensor):
-    """How many parameters were written to in a run in which no watched optimizer has stepped."""
+    """How many parameters were written to in a run without a step."""
 
     produces = (WRITTEN,)
     when = at(0)
@@ -84,6 +134,7 @@ class Trace:
 
     __slots__ = (
         "accumulated",
+        "added",
         "cleared",
         "parameter",
         "reference",
@@ -102,6 +153,8 @@ class Trace:
         """A gradient for these very values was cleared before anybody stepped with it."""
         self.reference: weakref.ref[Tensor] | None = None
         self.version = -1
+        self.added = 0
+        """How many backward passes the gradient holds, as far as is known."""
         self.accumulated = False
         """A backward pass has reached it since its optimizer's last step."""
         self.cleared = False
@@ -127,22 +180,26 @@ class Trace:
         if grad is None:  # a hook of the user's has taken it already
             self.cleared = True
             return
-        # What was gathered before may have been meant for other weights, or for a step of somebody else's.
+        # What was gathered before may belong to other weights, or to a step of another model.
         again, self.accumulated = self.accumulated and self.parameter._version == self.values, True
         self.values = self.parameter._version
+        self.added += 1
         version = grad._version
         reference = self.reference
         if reference is not None and reference() is grad:
             if version != self.version + 1:
-                self.cleared, self.thrown = True, self.thrown or again
+                self._was_cleared(again)
         else:
             # With create_graph, or if it is sparse, a backward replaces the gradient by the sum: old or new?
             if grad.requires_grad or grad.layout is not torch.strided:
                 self.unknown = True
             else:
-                self.cleared, self.thrown = True, self.thrown or again
+                self._was_cleared(again)
             self.reference = weakref.ref(grad)
         self.version = version
+
+    def _was_cleared(self, again: bool) -> None:
+        self.cleared, self.thrown, self.added = True, self.thrown or again, 1
 
 
 class Owner:
@@ -153,6 +210,10 @@ class Owner:
         self.parameters: list[Parameter] = []
         self.traces: list[Trace] = []
         self.steps = 0
+        self.version = -1
+        """The version of the first parameter after the last step; -1 before the first."""
+        self.times_set = 0
+        """How often that parameter was written to between steps."""
         self.passes = 0
         """How many backward passes had reached it when it stepped last."""
         self.probes: list[Trace] = []
@@ -188,7 +249,7 @@ class Leftovers(Sensor):
     it has, show the share that was left over; listening to thousands would slow the backward pass down for nothing.
     """
 
-    produces = (LEFTOVER, NO_GRADIENT, THROWN_AWAY, BACKWARDS_SEEN)
+    produces = (LEFTOVER, NO_GRADIENT, THROWN_AWAY, BACKWARDS_SEEN, BACKWARDS_ADDED, WEIGHTS_SET)
     # Gradients that were written to after the backward pass are compared with zero in these steps only: it reads them.
     when = first(4) | every(10)
     cost = "a Python callback at 32 parameters of each optimizer; reads gradients only where they were written to"
@@ -197,17 +258,30 @@ class Leftovers(Sensor):
         super().__init__(context)
         self._traces: dict[int, Trace] = {}
         self._owners: dict[str, Owner] = {}
+        self._callbacks = Handles()
 
     def listen(self) -> Iterator[Handle]:
         """Listen to accumulation at some parameters of each optimizer."""
         groups: dict[str, list[Parameter]] = {}
         for _, parameter in self.context.module_parameters():
             if parameter.requires_grad:
-                name, _ = self.context.owners.get(id(parameter), ("", None))
+                name, _ = self.context.owners.get(id(parameter), ("", 0))
                 groups.setdefault(name, []).append(parameter)
         for parameter in (each for parameters in groups.values() for each in spread(parameters)):
-            trace = self._traces[id(parameter)] = Trace(parameter)
-            yield on_accumulated(parameter, self.context.watched.guard.wrap("Leftovers", trace.saw_accumulation))
+            self._traces[id(parameter)] = Trace(parameter)
+        yield self._callbacks
+        self.pause(paused=False)
+
+    def pause(self, paused: bool) -> None:
+        """Listen to no accumulation, or listen again: callbacks slow the backward pass down."""
+        if paused:
+            self._callbacks.remove()
+        elif not self._callbacks.handles:
+            wrap = self.context.watched.guard.wrap
+            self._callbacks.handles += [
+                on_accumulated(trace.parameter, wrap("Leftovers", trace.saw_accumulation))
+                for trace in self._traces.values()
+            ]
 
     def on_backward(self, backward: Backward) -> None:
         """Look at gradients before a backward pass adds to them."""
@@ -227,14 +301,19 @@ class Leftovers(Sensor):
         """Write what an optimizer finds when it steps."""
         owner = self._owner(step.name, step.parameters)
         owner.steps += 1
+        owner.times_set += bool(owner.traces and 0 <= owner.version != owner.traces[0].parameter._version)
         if not step.due:
             return
+        self.signals.put(step.name, WEIGHTS_SET, owner.times_set)
         self._judge_leftovers(owner)
         self._judge_missing(owner)
         passes = self.context.watched.reach.passes_of(step.name) - owner.passes
         self.signals.put(step.name, BACKWARDS_SEEN, passes)
         if passes > 1:
             self._judge_thrown(owner)
+            added = [trace.added for trace in owner.traces if trace.accumulated and not trace.unknown]
+            if added:
+                self.signals.put(step.name, BACKWARDS_ADDED, max(added))
 
     def on_step(self, step: Step) -> None:
         """Note how an optimizer leaves the gradients behind after its step."""
@@ -243,9 +322,11 @@ class Leftovers(Sensor):
             return
         owner.passes = self.context.watched.reach.passes_of(step.name)
         owner.probed_zero = None
+        owner.version = owner.traces[0].parameter._version if owner.traces else -1
         for trace in owner.traces:
             grad = trace.parameter.grad
             trace.accumulated = trace.cleared = trace.unknown = trace.thrown = False
+            trace.added = 0
             if grad is None:
                 trace.reference = None
             else:
@@ -264,11 +345,11 @@ class Leftovers(Sensor):
         return owner
 
     def _judge_leftovers(self, owner: Owner) -> None:
-        told = [trace for trace in owner.traces if trace.stepped and trace.accumulated and not trace.unknown]
-        if not told:
+        followed = [trace for trace in owner.traces if trace.stepped and trace.accumulated and not trace.unknown]
+        if not followed:
             return
-        left = [trace for trace in told if not trace.cleared]
-        share = len(left) / len(told)
+        left = [trace for trace in followed if not trace.cleared]
+        share = len(left) / len(followed)
         if not left:
             self.signals.put(owner.name, LEFTOVER, 0.0)
         elif owner.probed_zero is not None and any(trace in left for trace in owner.probes):
@@ -278,14 +359,14 @@ class Leftovers(Sensor):
 
     def _judge_thrown(self, owner: Owner) -> None:
         """Write the share of gradients that hold only the last of several backward passes."""
-        told = [trace for trace in owner.traces if trace.accumulated and not trace.unknown]
+        followed = [trace for trace in owner.traces if trace.accumulated and not trace.unknown]
         lost = [
             trace
-            for trace in told
+            for trace in followed
             if trace.thrown and (grad := trace.parameter.grad) is not None and trace.is_untouched(grad)
         ]
-        if told:
-            self.signals.put(owner.name, THROWN_AWAY, len(lost) / len(told))
+        if followed:
+            self.signals.put(owner.name, THROWN_AWAY, len(lost) / len(followed))
 
     def _judge_missing(self, owner: Owner) -> None:
         trainable = [each for each in owner.parameters if each.requires_grad]
@@ -297,12 +378,12 @@ class Leftovers(Sensor):
         elif self.when(owner.steps) and _can_be_read_together(written):
             with torch.no_grad():
                 zero = torch.stack(torch._foreach_norm(written, math.inf)) == 0
-                each = (len(trainable) - missing) / len(traced)  # how many parameters a traced one stands for
+                each = (len(trainable) - missing) / len(traced)  # how many parameters a traced one represents
                 self.signals.see(owner.name, NO_GRADIENT, missing + zero.sum() * each)
 
 
 def spread(items: Sequence[T], most: int = MAX_TRACED) -> list[T]:
-    """Return at most so many items, evenly spread."""
+    """Return at most `most` items, evenly spread."""
     if len(items) <= most:
         return list(items)
     return [items[index * len(items) // most] for index in range(most)]

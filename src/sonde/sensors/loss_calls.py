@@ -68,7 +68,7 @@ class Belonging:
         self._has_passed = False
 
     def forget(self) -> None:
-        """Let go of the models."""
+        """Release the models."""
         self._models, self._own = [], None
 
     def owns_evaluation(self) -> bool:
@@ -93,7 +93,7 @@ class Belonging:
         return self._own
 
     def _reaches(self, loss: Any, own: set[int]) -> bool | None:
-        """Return whether a graph leads to a parameter of the models; None if that cannot be told."""
+        """Return whether a graph leads to a parameter of the models; None if that is unknown."""
         waiting, seen = deque([loss]), {loss}
         of_others = False
         while waiting:
@@ -140,7 +140,9 @@ class LossCalls:
         self._on_loss = on_loss
         self._on_facts = on_facts
         self._calls: Counter[str] = Counter()
-        self._numbers: dict[tuple[str, int], int] = {}
+        self._numbers: dict[tuple[str, int, int], int] = {}
+        self._turn = 0
+        """How many optimizers have stepped in this step."""
         self._function_seen = False
         self._is_written = True
         self._outputs_kept: deque[ModelOutput] = deque(maxlen=MAX_KEPT)
@@ -160,7 +162,7 @@ class LossCalls:
         remove_all(self._handles)
 
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
-        """Take the beginning of a backward pass; losses are numbered anew after it."""
+        """Handle the beginning of a backward pass; losses are numbered anew after it."""
         self._calls.clear()
         outputs = list(self._outputs_kept)
         self._outputs_kept.clear()
@@ -177,7 +179,7 @@ class LossCalls:
                 self._see_written(roots[0], outputs)
 
     def keep_output(self, output: Any) -> None:
-        """Take what a model returned in a training pass, for a loss that calls no function of torch."""
+        """Remember the output of a model in a training pass, for a loss that calls no function of torch."""
         if not self._is_written or self.seen_in_step:
             return
         for _, tensor in unpack(output):
@@ -197,8 +199,15 @@ class LossCalls:
         if self._outputs:
             self._report("output", "train", self._number("backward", 0), "", "backward", root)
 
+    def continue_step(self) -> None:
+        """Continue to count losses in this step: further ones are for another optimizer."""
+        self._turn += 1
+        self.seen_in_step = self._function_seen = False
+        self._calls.clear()
+
     def end_step(self) -> None:
         """Begin to look for losses anew."""
+        self._turn = 0
         self.seen_in_step = self._function_seen = False
         self._calls.clear()
         self._outputs_kept.clear()
@@ -226,8 +235,9 @@ class LossCalls:
         return self._belonging.owns(output) if phase == "train" else self._belonging.owns_evaluation()
 
     def _number(self, kind: str, place: int) -> int:
-        """Return a number by which losses of two kinds, taken in turns, do not share a site."""
-        return min(self._numbers.setdefault((kind, place), len(self._numbers)), MAX_CALLS - 1)
+        """Return a number by which losses of two kinds, or for two optimizers, do not share a site."""
+        key = (kind, place, self._turn)
+        return min(self._numbers.setdefault(key, len(self._numbers)), MAX_CALLS - 1)
 
     def _record(self, call: LossCall, phase: Phase) -> None:
         number = call.number if phase == "train" else self._number(call.kind, 0)

@@ -83,11 +83,11 @@ class LossCall:
     """Which loss it is: those of another kind, or that follow each other before a backward pass, have other ones."""
     settings: dict[str, Plain] = field(default_factory=dict)
     shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    """Shapes of input and target before they were made to fit each other, where those are no longer theirs."""
+    """Shapes of input and target before they were made to fit each other, where they have changed since."""
 
     @property
     def class_dim(self) -> int | None:
-        """The dimension that stands for classes; None if there is only one number per sample."""
+        """The dimension of classes; None if there is only one number per sample."""
         if self.values.dim() < 2:
             return None
         return 1 if self.kind in ("cross_entropy", "nll_loss", "multi_margin_loss") else self.values.dim() - 1

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sonde.core.facts import Plain
 from sonde.hooks.autograd_graph import children_of, name_of, saved_by, sequence_of, shape_of, signed
+from sonde.hooks.guard import unobserved
 from sonde.sensors.tensors import is_plain, is_real, is_whole
 
 BY_HAND: Final = "by_hand"
@@ -79,7 +80,7 @@ class _Term:
 
 
 def read_loss(root: Tensor, outputs: Sequence[ModelOutput]) -> WrittenLoss | None:
-    """Return the loss that a scalar was computed by, if it is one of the usual ones; None if that cannot be told."""
+    """Return the loss that a scalar was computed by, if it is one of the usual ones; None if that is unknown."""
     try:
         terms = _terms(root.grad_fn)
         found = _log_partition(terms) or next((loss for term in terms if (loss := _core(term, outputs))), None)
@@ -172,7 +173,7 @@ def _reduced(node: Any, sign: int, divided: bool) -> _Term:
 
 def _core(term: _Term, outputs: Sequence[ModelOutput]) -> WrittenLoss | None:
     """Return the loss whose elements a term adds up."""
-    # Log-probabilities times numbers of their own are what rewards are learnt by: no loss of labels.
+    # Log-probabilities times other numbers are a policy-gradient loss, not a loss of labels.
     if term.weighted and term.reduction != "divided":
         return None
     name = name_of(term.node)
@@ -366,7 +367,8 @@ def _sign_of(factor: Any) -> int:
     )
     if not is_known:
         return 0
-    return 1 if factor > 0 else -1
+    with unobserved():  # a tape is handed the plain number that such a tensor may wrap
+        return 1 if factor > 0 else -1
 
 
 def _is_number(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Sensors for what a loss function is given: its input by rows and by columns, and shapes that were blown up."""
+"""Sensors for what a loss function is given: its input by rows and by columns, and shapes that were broadcast."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LossInputs(Sensor):
         LOG_Z,
         COLUMN_LOG_Z,
     )
-    # An odd period: where two optimizers take turns, an even one would only ever meet one of them.
+    # An odd period: where two optimizers take turns, an even one would only ever see one of them.
     when = first(10) | every(21)
     cost = "a few passes over at most 256 rows of the loss's input"
 
@@ -87,7 +87,7 @@ class LossInputs(Sensor):
 
 
 class BlownUpColumns(Sensor):
-    """A column of the loss that a layer made and that met a row of data, so that it was blown up to all pairs."""
+    """A column of the loss, made by a layer, that was broadcast with a row of data to all pairs."""
 
     produces = ("facts.columns",)
     when = at(0)
@@ -99,7 +99,7 @@ class BlownUpColumns(Sensor):
 
 
 def read_columns(root: Tensor) -> list[ColumnFacts]:
-    """Return where a column that a layer made met a row of data within the loss."""
+    """Return where a column that a layer made was broadcast with a row of data within the loss."""
     found: list[ColumnFacts] = []
     for node in loss_part(root):
         children = [child for child in children_of(node) if child is not None]
@@ -114,7 +114,7 @@ def read_columns(root: Tensor) -> list[ColumnFacts]:
 
 
 def _comes_from_a_layer(node: Any, column: tuple[int, ...]) -> bool:
-    """Return whether a column is one because a layer has one output, not because somebody made it one on purpose."""
+    """Return whether a column comes from a layer with one output, rather than from a deliberate reshape."""
     for _ in range(_MAX_CHAIN):
         if name_of(node) in LAYERS:
             return True

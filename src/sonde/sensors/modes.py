@@ -1,4 +1,4 @@
-"""Sensors for modes: what behaves differently in training runs in which mode."""
+"""Sensors for modes: which modules that behave differently in training run in which mode."""
 
 from __future__ import annotations
 

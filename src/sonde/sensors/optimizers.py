@@ -24,10 +24,11 @@ class Clipping(Sensor):
         owner = next((owners[id(each)] for each in clip.parameters if id(each) in owners), None)
         if owner is None or not watched.is_due("train"):
             return
-        name, optimizer = owner
+        name, key = owner
         if isinstance(clip.norm, Tensor):
             self.signals.see(name, CLIP_NORM, clip.norm.detach())
         if isinstance(clip.max_norm, int | float):
             self.signals.put(name, CLIP_MAX, clip.max_norm)
-        if watched.helpers.scaler is not None:
-            self.signals.put(name, SCALED_CLIP, is_still_scaled(watched.helpers.scaler, optimizer))
+        scaler = watched.scaler()
+        if scaler is not None:
+            self.signals.put(name, SCALED_CLIP, is_still_scaled(scaler, key))

@@ -10,6 +10,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from sonde.core.facts import HiddenFacts
 from sonde.hooks.names import named_modules, unwrap
+from sonde.record.kinds import is_fsdp_part
 from sonde.schedule import at
 from sonde.sensors.sensor import Context, Sensor, StepEnd
 
@@ -88,6 +89,8 @@ def _broken_tie(root: nn.Module, names: Mapping[int, str]) -> tuple[str, str] | 
 
 def _hidden(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
     for name, module, _ in named_modules(dict(models)):
+        if is_fsdp_part(module):
+            continue  # flat parameters and views of them are in lists and attributes of its own
         before = "" if name == "(model)" else f"{name}."
         for key, value in vars(module).items():
             if _is_trained(value):
@@ -98,8 +101,11 @@ def _hidden(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_trained(value: Any) -> bool:
-    """Return whether an attribute is a tensor that is meant to be trained: it stores gradients and is not a result."""
-    return type(value) is Tensor and value.is_leaf and value.requires_grad
+    """Return whether an attribute is a tensor to be trained: it stores gradients and is not a result."""
+    try:
+        return type(value) is Tensor and value.requires_grad and value.is_leaf
+    except RuntimeError:  # a view whose base was written to since
+        return False
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -10,13 +10,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Optimizer
 
 from sonde.core.signals import part_of
 from sonde.hooks.guard import Handle
+from sonde.record.extensions import Watched
 from sonde.record.modules import WatchedModule
 from sonde.record.optimizers import WatchedOptimizer
-from sonde.record.pipeline import Watched
 from sonde.records import Phase
 from sonde.schedule import Schedule, every
 from sonde.sensors.facts import FactBook
@@ -57,10 +56,10 @@ class Context:
     watched: Watched
     signals: Signals
     book: FactBook
-    owners: dict[int, tuple[str, Optimizer]]
-    """By the id of a parameter: the name of its optimizer, and the optimizer."""
+    owners: dict[int, tuple[str, int]]
+    """By the id of a parameter: the name of its optimizer, and the optimizer's id."""
     producers: dict[str, str]
-    """By leaf module the class of what handed it its input; empty where that was more than one class."""
+    """By leaf module the class of the module that made its input; empty if there were several classes."""
     looked_at: dict[int, bool | None]
     """Keys of modules whose calls are reported. With a mode, training calls made in that mode are left out."""
     by_hand: set[int]
@@ -136,12 +135,13 @@ class Graph:
 class Step:
     """A step of one optimizer: its name, how many steps it has taken with this one, and whether this is recorded."""
 
-    __slots__ = ("_entries", "_parameters", "due", "name", "number", "optimizer")
+    __slots__ = ("_entries", "_parameters", "due", "name", "number", "optimizer", "replaced")
 
     def __init__(self, watched: WatchedOptimizer, *, due: bool) -> None:
-        self.optimizer = watched.optimizer
+        self.optimizer: Any = watched.optimizer
         self.name = watched.name
         self.number = watched.steps
+        self.replaced = watched.replaced
         self.due = due
         self._entries = watched.entries
         self._parameters: list[Parameter] | None = None
@@ -191,7 +191,7 @@ class Sensor:
         return self.when.test(number)
 
     def finish(self) -> None:
-        """Be called no more from the next step on: there is nothing left to look at."""
+        """Stop being called from the next step on: there is nothing left to measure."""
         self.context.finished.append(self)
 
     def start(self) -> None:
@@ -204,30 +204,33 @@ class Sensor:
         """Yield hooks of its own; they are removed with the sensor."""
         yield from ()
 
+    def pause(self, paused: bool) -> None:
+        """Remove callbacks that cost time in steps that are not looked at, or put them back."""
+
     def looks_at(self, entry: WatchedModule) -> bool:
         """Return whether `on_call` wants the calls of a module."""
         return False
 
     def on_pass(self, inputs: PassInputs) -> None:
-        """Take what a model is called with."""
+        """Handle the arguments of a model."""
 
     def on_tokens(self, tokens: Tensor) -> None:
-        """Take the first tensor of whole numbers that a model is called with in a training pass."""
+        """Handle the first tensor of whole numbers among a model's arguments in a training pass."""
 
     def on_call(self, entry: WatchedModule, call: int, phase: Phase, args: tuple[Any, ...], output: Any) -> None:
-        """Take a call of a module chosen by `looks_at`, the `call`-th of it in this step, counted from 0."""
+        """Handle a call of a module chosen by `looks_at`; `call` counts its calls in this step from 0."""
 
     def on_traced_enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
-        """Take what a leaf module is called with, in the first training passes."""
+        """Handle the arguments of a leaf module, in the first training passes."""
 
     def on_traced_call(self, entry: WatchedModule, phase: Phase, args: tuple[Any, ...], output: Any) -> None:
-        """Take a call of a leaf module, in the first passes."""
+        """Handle a call of a leaf module, in the first passes."""
 
     def on_pass_end(self) -> None:
-        """Take the end of a pass."""
+        """Handle the end of a pass."""
 
     def on_loss(self, call: LossCall) -> None:
-        """Take a training call of a loss."""
+        """Handle a training call of a loss."""
 
     def on_backward(self, backward: Backward) -> None:
         """Look before a backward pass runs."""
@@ -236,7 +239,7 @@ class Sensor:
         """Read the graph of the first backward pass."""
 
     def on_clip(self, clip: Clip) -> None:
-        """Take gradients that were clipped."""
+        """Handle gradients that were clipped."""
 
     def on_gradients(self, step: Step) -> None:
         """Look at gradients as an optimizer is about to use them, or has used them if it made them itself."""
@@ -245,7 +248,7 @@ class Sensor:
         """Look after an optimizer has stepped, or was held back."""
 
     def on_step_end(self, end: StepEnd) -> None:
-        """Take the end of a step of the run."""
+        """Handle the end of a step of the run."""
 
     def on_close(self, end: StepEnd) -> None:
         """Write what is known at the end of a session that ran the model but ended no step."""

@@ -65,7 +65,7 @@ class TargetSpread(Sensor):
     """The variance of a target of real numbers across the batch. Counts the calls of a loss."""
 
     produces = (TARGET_SPREAD,)
-    # An odd period: where two optimizers take turns, an even one would only ever meet one of them.
+    # An odd period: where two optimizers take turns, an even one would only ever see one of them.
     when = first(10) | every(21)
     cost = "one pass over at most 256 samples of the target"
 
@@ -108,7 +108,7 @@ class Labels(Sensor):
             self._see_binary(call)
 
     def _see(self, call: LossCall, classes: int) -> None:
-        """Take the labels of a training batch."""
+        """Count the labels of a training batch."""
         target = call.target
         if target is None or not target.numel() or target.numel() > MAX_LABELS:
             return
@@ -124,7 +124,7 @@ class Labels(Sensor):
             self._write(LABEL_RUN, (labels[1:] == labels[:-1]).float().mean(), call)
 
     def _see_binary(self, call: LossCall) -> None:
-        """Take the yes and no of a training batch: one number per sample, as likely as not where it is a half."""
+        """Count the binary labels of a training batch: one number per sample, undecided where it is a half."""
         target = call.target
         if target is None or not 0 < target.numel() <= MAX_LABELS:
             return

@@ -1,4 +1,4 @@
-"""Which tensors can be looked at with torch operations of our own, and which part of a large one is enough."""
+"""Decide which tensors can be measured with torch operations, and sample large ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_plain(tensor: object) -> bool:
         return False
     try:
         return bool(tensor.data_ptr()) or not tensor.numel()
-    except RuntimeError:  # inside a functorch transform: there is no memory to be had
+    except RuntimeError:  # inside a functorch transform: there is no memory
         return False
 
 

@@ -20,7 +20,7 @@ _SMALL_INTEGERS: Final = frozenset((torch.bool, torch.int8, torch.uint8, torch.i
 
 
 class Readable(NamedTuple):
-    """A tensor's stored elements, and how many zeros it has besides (those a sparse layout does not store)."""
+    """A tensor's stored elements, and how many more zeros it has (those a sparse layout does not store)."""
 
     values: Tensor
     implicit_zeros: int = 0
@@ -49,7 +49,7 @@ def is_plain(tensor: Tensor) -> bool:
         return False
     try:
         return tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_nested) and tensor.data_ptr() != 0
-    except RuntimeError:  # sparse, or inside a functorch transform: there is no pointer to be had
+    except RuntimeError:  # sparse, or inside a functorch transform: there is no pointer
         return False
 
 

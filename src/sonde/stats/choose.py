@@ -1,4 +1,4 @@
-"""Which kernel serves a device."""
+"""Choose the kernel for a device."""
 
 from __future__ import annotations
 

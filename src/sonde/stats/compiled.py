@@ -127,11 +127,11 @@ class _Batch:
         change_rows: Sequence[int],
     ) -> Sequence[int]:
         """Add the plain tensors, in C since every Python call would show; return the indices of the others."""
+        if not len(tensors) == len(rows) == len(change_rows) == len(shadows or tensors):
+            raise ValueError(f"{len(tensors)} tensors, but {len(rows)} rows")
         native = native_module()
         if native is None:
             return range(len(tensors))
-        if not len(tensors) == len(rows) == len(change_rows) == len(shadows or tensors):
-            raise ValueError(f"{len(tensors)} tensors, but {len(rows)} rows")
         table = array("q", bytes(8 * _WIDTH * len(tensors)))
         table[4::_WIDTH], table[5::_WIDTH] = array("q", rows), array("q", change_rows)
         left: list[int] = native.fill(tensors, shadows, table, _WIDTH, _DLPACK_CPU, 0)

@@ -64,14 +64,30 @@ class Library:
 @cache
 def load() -> Library | None:
     """Return the library, or None where it was not built or cannot be loaded."""
+    try:
+        return _load()
+    except (OSError, AttributeError):
+        return None
+
+
+def why_missing() -> str:
+    """Return why there is no library, for people; an empty text where there is one."""
+    try:
+        _load()
+    except FileNotFoundError as error:
+        return str(error)
+    except (OSError, AttributeError) as error:  # built for another machine, or by another version of Sonde
+        return f"the C library cannot be loaded ({error})"
+    return ""
+
+
+def _load() -> Library:
     folder = Path(__file__).parent
-    for path in (folder / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES):
-        if path.exists():
-            try:
-                return Library(path)
-            except (OSError, AttributeError):
-                return None  # built for another machine, or by another version of Sonde
-    return None
+    paths = [folder / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES]
+    found = next((path for path in paths if path.exists()), None)
+    if found is None:
+        raise FileNotFoundError("the C library was not built: there was no C compiler when Sonde was installed")
+    return Library(found)
 
 
 def _declared(

@@ -20,7 +20,9 @@ from torch.nn import Parameter
 
 ANY_MODE: Final = 2
 """For `Outputs.know`: the module's outputs are taken whatever mode it is in."""
-INTERFACE: Final = 2
+NO_MODE: Final = 3
+"""The same: Python sees the module's outputs in every pass that is observed."""
+INTERFACE: Final = 4
 """The version of what the native library's methods take. One built by another version of Sonde is not used."""
 SWITCH: Final = "SONDE_OUTPUTS"
 _NOTHING: Final = (None, -1, -1)
@@ -40,13 +42,19 @@ class Outputs(Protocol):
         """Record the output of a module's call if that needs no closer look; return whether it was recorded."""
 
     def know(self, key: int, phase: int, site: int, bins: bool, mode: int) -> None:
-        """Remember the site of a module's first output, and with 0 or 1 the mode in which Python need not see it."""
+        """Remember the site of a module's first output, and in which mode Python need not see it in observed passes."""
 
-    def forget(self) -> None:
-        """Forget the sites of all modules; the numbers of their calls stay."""
+    def know_passing(self, key: int, phase: int, mode: int) -> None:
+        """Remember that a module may return a tensor that was recorded just before, which needs no row of its own."""
 
-    def begin_pass(self, phase: int, outermost: int) -> None:
-        """Let outputs be taken, in this thread, but for that of the outermost module, with which the pass ends."""
+    def set_mode(self, key: int, phase: int, mode: int) -> None:
+        """Change the mode of a module that is known already."""
+
+    def begin_pass(self, phase: int, outermost: int, observed: bool) -> None:
+        """Let outputs be taken, in this thread, but for that of the outermost module, with which the pass ends.
+
+        If Python does not look at any module in this pass (`observed`), modes do not matter.
+        """
 
     def end_pass(self) -> None:
         """Take no more outputs until the next pass, and forget the last one."""
@@ -87,10 +95,13 @@ class PlainOutputs:
     def know(self, key: int, phase: int, site: int, bins: bool, mode: int) -> None:
         """Do nothing: what is never taken needs no site."""
 
-    def forget(self) -> None:
-        """Do nothing: no site is remembered."""
+    def know_passing(self, key: int, phase: int, mode: int) -> None:
+        """Do nothing, as above."""
 
-    def begin_pass(self, phase: int, outermost: int) -> None:
+    def set_mode(self, key: int, phase: int, mode: int) -> None:
+        """Do nothing, as above."""
+
+    def begin_pass(self, phase: int, outermost: int, observed: bool) -> None:
         """Forget the last output."""
         self._last = _NOTHING
 
@@ -124,19 +135,38 @@ class PlainOutputs:
         """Do nothing: nothing is open."""
 
 
+# Raised where the library is not built, was built by another version, or for another DLPack.
+_FAILURES: Final = (ImportError, AttributeError, RuntimeError, TypeError, ValueError)
+
+
 @cache
 def native_module() -> ModuleType | None:
     """Return the native library as a Python module connected to torch; None where it cannot be used."""
+    try:
+        return _connect()
+    except _FAILURES:
+        return None
+
+
+def why_in_python() -> str:
+    """Return why no outputs are taken in C, for people; an empty text where they are."""
+    if os.environ.get(SWITCH) == "python":
+        return f"{SWITCH}=python is set"
+    try:
+        _connect()
+    except _FAILURES as error:
+        return str(error)
+    return ""
+
+
+def _connect() -> ModuleType:
     api = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     if api is None:
-        return None
-    try:
-        module = import_module("sonde.stats._native")
-        if module.INTERFACE != INTERFACE:
-            return None
-        module.connect(api, Tensor, Parameter, torch._C._current_graph_task_id)
-    except (ImportError, AttributeError, RuntimeError, TypeError, ValueError):
-        return None  # not built, built by another version, or another DLPack
+        raise RuntimeError(f"torch {torch.__version__} has no DLPack exchange API; 2.11 and later have")
+    module = import_module("sonde.stats._native")
+    if module.INTERFACE != INTERFACE:
+        raise RuntimeError("the C library was built by another version of Sonde")
+    module.connect(api, Tensor, Parameter, torch._C._current_graph_task_id)
     return module
 
 

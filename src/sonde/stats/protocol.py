@@ -1,4 +1,4 @@
-"""Between tensors and numbers: what a kernel offers, what kernels share, and what taps report to. Needs torch.
+"""The interfaces of kernels, arenas and recorders, between tensors and numbers. Needs torch.
 
 A *kernel* serves one device. It owns no data: it summarises tensors into the rows of an *arena* and merges into what
 a row already holds. When a step ends its arena is *shipped*: copied towards the host without waiting, and read by the
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sonde.core import schema
 from sonde.core.schema import Bins, Rows
+from sonde.parallel.placements import WHOLE, Holding
 from sonde.records import Phase, Quantity
 from sonde.stats.outputs import Outputs
 
@@ -26,7 +27,7 @@ LateNumbers = Callable[[], Sequence[tuple[int, float]]]
 
 def queue_of(device: torch.device) -> Hashable:
     """Return where work for a device is queued now: the device, on CUDA with the current stream."""
-    return device if device.type != "cuda" else (device, _stream_handle(device.index))
+    return device if device.type != "cuda" else (device, current_stream_handle(device.index))
 
 
 def _current_stream(index: int) -> int:
@@ -34,7 +35,7 @@ def _current_stream(index: int) -> int:
 
 
 # The driver's handle of a device's current stream; without making a stream object where torch allows.
-_stream_handle: Final[Callable[[int], int]] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
+current_stream_handle: Final[Callable[[int], int]] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
 class Shipment(Protocol):
@@ -114,6 +115,7 @@ class Recorder(Protocol):
         tensor: Tensor | None = None,
         aliases: tuple[str, ...] = (),
         same_as: int | None = None,
+        held: Holding = WHOLE,
     ) -> int:
         """Return the id of a site, making it known at its first use."""
 

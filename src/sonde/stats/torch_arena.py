@@ -1,4 +1,4 @@
-"""Rows on any device that torch can reach, and their way to the host without waiting.
+"""Rows on any device of torch, copied to the host without waiting.
 
 Counts lie apart from the other numbers, as whole numbers: so they are exact on devices that have no float64 too. What
 else a row of `schema` holds is kept as averages, which fit into float32 as long as the elements do; sums of many
@@ -79,7 +79,7 @@ class TorchArena:
         return asked is not None and bool(asked())
 
     def reset(self) -> None:
-        """Have all rows emptied before they are used again."""
+        """Mark all rows to be emptied before they are used again."""
         self._is_stale = True
 
     def ship(self) -> TorchShipment:

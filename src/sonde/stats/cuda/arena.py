@@ -1,8 +1,7 @@
-"""Rows in device memory, and their way to the host without waiting."""
+"""Rows in device memory, copied to the host without waiting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -12,23 +11,16 @@ from torch import Tensor
 from sonde.core import schema
 from sonde.core.schema import Bins, Rows
 from sonde.stats.cuda.driver import beside_captures, keep_if_failed, noting_failure
+from sonde.stats.protocol import current_stream_handle
 
 _WORDS_PER_ROW: Final = schema.NUM_COLUMNS + schema.NUM_BINS
-
-
-def _stream_handle(index: int) -> int:
-    return int(torch.cuda.current_stream(index).cuda_stream)
-
-
-# The driver's handle of a device's current stream; without making a stream object where torch allows.
-current_stream_handle: Final[Callable[[int], int]] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_handle)
 
 
 class DeviceArena:
     """Room for one step's rows on one CUDA device.
 
     Rows and bins lie in one allocation, so that one copy ships them, to pinned memory that stays with the arena.
-    Besides, the arena holds the scratch memory of the launches that write into it: partial rows, and one ticket per row
+    The arena also holds the scratch memory of the launches that write into it: partial rows, and one ticket per row
     that tells which block of a tensor is the last.
 
     An arena may be used from several streams in turn. Its users call `enter` first, which makes the current
@@ -77,7 +69,7 @@ class DeviceArena:
         return handle
 
     def reset(self) -> None:
-        """Have all rows emptied before they are used again."""
+        """Mark all rows to be emptied before they are used again."""
         self._is_stale = True
 
     def ship(self) -> DeviceShipment:

@@ -1,4 +1,4 @@
-"""How tensors are dealt out over launches: the argument blocks of the kernels in `summary.cu`."""
+"""Distribute tensors over launches: the argument blocks of the kernels in `summary.cu`."""
 
 from __future__ import annotations
 

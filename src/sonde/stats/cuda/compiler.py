@@ -1,4 +1,4 @@
-"""CUDA C to machine code at run time, by the NVRTC library that every CUDA build of torch brings along.
+"""Compile CUDA C at run time, with the NVRTC library that every CUDA build of torch includes.
 
 Compiling takes seconds per element type, so the result is kept on disk: in `$SONDE_CACHE`, or `~/.cache/sonde`.
 A cache that cannot be written, or holds something unreadable, costs those seconds again and nothing else.

@@ -96,7 +96,7 @@ def noting_failure() -> Iterator[None]:
 
 
 def keep_if_failed(pinned: object) -> None:
-    """Never let go of pinned memory if a device has failed.
+    """Never release pinned memory if a device has failed.
 
     Torch ends the process if it is freed then; the run would lose its end, and the user the error that says why.
     """

@@ -1,4 +1,4 @@
-"""What all CUDA kernels share: sorting out which tensors can be read as they lie, streams, arenas, shipping.
+"""The base of all CUDA kernels: which tensors can be read in place, streams, arenas, copies to the host.
 
 Nothing here waits for the device, with one exception that torch makes: the gradient of a sparse embedding cannot be
 brought into its final form (coalesced) without the host learning its size.
@@ -112,7 +112,7 @@ class DeviceKernel(BaseKernel):
     def warm_up(self, dtypes: Collection[torch.dtype] = ()) -> None:
         """Compile, load and run everything once, so that no training step has to; waits for the device.
 
-        This is for the usual element types and those given; others are compiled when they are first met.
+        This is for the usual element types and those given; others are compiled at their first use.
         """
         arena = self.arena(4)
         for dtype in self._usual(dtypes):
@@ -232,7 +232,7 @@ class DeviceKernel(BaseKernel):
         try:
             has_memory = bool(tensor.data_ptr()) or not tensor.numel()
             return has_memory and tensor.get_device() == self.index and is_dense(tensor) and not tensor.is_neg()
-        except RuntimeError:  # nested, or inside a functorch transform: there is no pointer to be had
+        except RuntimeError:  # nested, or inside a functorch transform: there is no pointer
             return False
 
     def _converted(self, tensor: Tensor) -> tuple[Tensor | None, int]:

@@ -228,7 +228,7 @@ def _is_dense_and_signed(tensor: Tensor) -> bool:
 
 
 def _check_rows(lowest: int, highest: int, arena: DeviceArena) -> None:
-    """Refuse rows that are not there: on the device they would overwrite somebody's memory."""
+    """Refuse rows that are not there: on the device they would overwrite other memory."""
     if lowest < 0 or highest >= arena.capacity:
         raise IndexError(f"row {lowest if lowest < 0 else highest} is not among the arena's {arena.capacity}")
 

@@ -69,7 +69,7 @@ static void pick_out(const uint8_t *codes, int size, int top, uint32_t *counts)
  * Add to `counts` how often each code from 1 to the largest, `top`, occurs; what is left over has code 0.
  *
  * Most tensors fill some ten neighbouring bins, so the codes are counted in windows from the top down, and the last few
- * stragglers one by one. Where two windows leave many, the distribution is wide and a table is cheaper. Says whether it was.
+ * stragglers one by one. Where two windows leave many, the distribution is wide and a table is cheaper. Returns whether it was.
  */
 static int count_codes(const uint8_t *codes, int size, int zeros, int top, uint32_t *counts)
 {

@@ -166,7 +166,7 @@ static inline int in_range(const struct block *block)
     return block->shifted_squares < LARGEST_SUM && block->abs_sum < LARGEST_SUM; /* false for NaN */
 }
 
-/* Say whether the float32 sums of a finite block cannot be trusted. */
+/* Return whether the float32 sums of a finite block cannot be trusted. */
 static inline int needs_float64(const struct work *work, const struct block *block, const struct view *view)
 {
     if (!in_range(block))

@@ -44,7 +44,7 @@ static int has_avx512(void)
 }
 #endif
 
-/* Use the named level if this processor has it, and say whether it has. */
+/* Use the named level if this processor has it, and return whether it has. */
 EXPORT int sonde_use_level(const char *name)
 {
     const struct level *found = strcmp(name, "baseline") == 0 ? &sonde_level_baseline : NULL;

@@ -39,7 +39,7 @@ typedef struct {
 
 enum { DL_CPU = 1, DL_CUDA = 2, DL_FLOAT = 2, DL_BFLOAT = 4, SUPPORTED_MAJOR = 1 };
 enum { MOST_AXES = 16 };
-enum { INTERFACE = 2 }; /* raised whenever a method takes other arguments: stats/outputs.py refuses an older build */
+enum { INTERFACE = 4 }; /* raised whenever a method takes other arguments: stats/outputs.py refuses an older build */
 
 static Exchange *exchange;
 static PyObject *tensor_type, *parameter_type, *backward_id;
@@ -134,13 +134,15 @@ static int find_place(PyObject *object, int ordered, Place *place)
 /* ---- known modules: a table by address ---------------------------------------------------------------------------- */
 
 enum { TRAIN, EVAL, NUM_PHASES };
-enum { ANY_MODE = 2 };
+enum { ANY_MODE = 2, NO_MODE = 3 };
 
 typedef struct {
     PyObject *key; /* a module's address; never followed */
     int64_t row[NUM_PHASES]; /* -1 where the site is not known yet */
     int32_t calls[NUM_PHASES]; /* since numbering began anew */
-    uint8_t bins[NUM_PHASES], mode; /* mode: 0 or 1 where a module in the other mode is for Python, else ANY_MODE */
+    uint8_t bins[NUM_PHASES];
+    uint8_t mode[NUM_PHASES]; /* in observed passes: the mode (0 or 1) in which Python need not see it, any, or none */
+    uint8_t passes_on[NUM_PHASES]; /* whether it is known to return a tensor that was recorded just before */
 } Entry;
 
 typedef struct {
@@ -149,7 +151,7 @@ typedef struct {
     size_t size, used; /* size is a power of two */
     /* The pass: who may use the fast way, and where rows go. */
     unsigned long thread;
-    int in_pass, phase;
+    int in_pass, phase, observed; /* observed: Python looks at some modules in this pass */
     PyObject *outermost; /* the address of the module with which the pass ends: Python must see its output */
     struct arena arena;
     int64_t base;
@@ -222,21 +224,24 @@ static int is_in_backward(void)
     return id != -1;
 }
 
-static int is_last(const Outputs *self, PyObject *output)
+/* Whether this very tensor, unchanged, was recorded last: a container hands on what its child returned. */
+static int is_last(const Outputs *self, PyObject *output, int64_t version)
 {
-    PyObject *last = self->last ? PyObject_CallNoArgs(self->last) : NULL;
+    if (!self->last || version < 0 || version != self->last_version)
+        return 0;
+    PyObject *last = PyObject_CallNoArgs(self->last);
     int same = last == output;
     Py_XDECREF(last);
     PyErr_Clear();
     return same;
 }
 
-static int has_mode(PyObject *module, const Entry *entry)
+static int has_mode(PyObject *module, int mode)
 {
-    if (entry->mode == ANY_MODE)
-        return 1;
+    if (mode == ANY_MODE || mode == NO_MODE)
+        return mode == ANY_MODE;
     PyObject *training = PyObject_GetAttr(module, name_training);
-    int same = training == (entry->mode ? Py_True : Py_False);
+    int same = training == (mode ? Py_True : Py_False);
     Py_XDECREF(training);
     PyErr_Clear();
     return same;
@@ -280,6 +285,14 @@ static int measure_place(Outputs *self, const Place *place, int64_t row, int bin
     return sonde_measure_one(&self->arena, place->data, place->numel, row << 3 | (int64_t)place->format << 1 | bins) == 0;
 }
 
+static int count_call(Outputs *self, PyObject *module, int phase)
+{
+    Entry *known = entry_of(self, module);
+    if (known)
+        known->calls[phase]++;
+    return 1;
+}
+
 static int take_output(Outputs *self, PyObject *module, PyObject *output)
 {
     Place place;
@@ -287,16 +300,20 @@ static int take_output(Outputs *self, PyObject *module, PyObject *output)
     if (!self->in_pass || !self->is_open || module == self->outermost || PyThread_get_thread_ident() != self->thread)
         return 0;
     const Entry *known = entry_of(self, module);
-    if (!known || known->calls[phase] || known->row[phase] < 0)
+    if (!known || known->calls[phase] || (known->row[phase] < 0 && !known->passes_on[phase]))
         return 0;
     const Entry entry = *known; /* a copy: below, Python code or another thread may run and have the table grow */
     const int64_t row = entry.row[phase] - self->base;
     const int cuda = self->device.type == DL_CUDA;
+    PyObject *type = (PyObject *)Py_TYPE(output);
+    if ((type != tensor_type && type != parameter_type) || (self->observed && !has_mode(module, entry.mode[phase])) || is_in_backward())
+        return 0;
+    const int64_t version = version_of(output);
+    if (is_last(self, output, version))
+        return count_call(self, module, phase);
     if (row < 0 || row >= self->arena.capacity || !find_place(output, 0, &place))
         return 0;
     if (place.device.type != self->device.type || (cuda && place.device.index != self->device.index))
-        return 0;
-    if (!has_mode(module, &entry) || is_last(self, output) || is_in_backward())
         return 0;
     PyObject *reference = PyWeakref_NewRef(output, NULL);
     if (!self->is_open || entry.row[phase] - self->base != row || row >= self->arena.capacity) { /* shipped meanwhile */
@@ -310,11 +327,9 @@ static int take_output(Outputs *self, PyObject *module, PyObject *output)
     }
     PyObject *before = self->last;
     self->last = reference;
-    self->last_version = version_of(output);
+    self->last_version = version;
     self->last_site = entry.row[phase];
-    Entry *now_known = entry_of(self, module);
-    if (now_known)
-        now_known->calls[phase]++;
+    count_call(self, module, phase);
     Py_XDECREF(before);
     return 1;
 }
@@ -342,7 +357,7 @@ static Entry *entry_for(Outputs *self, PyObject *key)
         return NULL;
     Entry *entry = &self->entries[slot_of(self, key)];
     if (!entry->key) {
-        *entry = (Entry){.key = key, .row = {-1, -1}, .mode = ANY_MODE};
+        *entry = (Entry){.key = key, .row = {-1, -1}, .mode = {ANY_MODE, ANY_MODE}};
         self->used++;
     }
     return entry;
@@ -357,6 +372,14 @@ static int is_phase(long phase)
     return 0;
 }
 
+static int is_mode(int mode)
+{
+    if (mode >= 0 && mode <= NO_MODE)
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "a mode is 0, 1, 2 or 3");
+    return 0;
+}
+
 /* know(module's id, phase, site, bins, mode): remember where the outputs of a module's first call go. */
 static PyObject *outputs_know(Outputs *self, PyObject *args)
 {
@@ -367,16 +390,40 @@ static PyObject *outputs_know(Outputs *self, PyObject *args)
         return NULL;
     if (!is_phase(phase))
         return NULL;
-    if (mode < 0 || mode > ANY_MODE) {
-        PyErr_SetString(PyExc_ValueError, "a mode is 0, 1 or 2");
-        return NULL;
-    }
-    Entry *entry = entry_for(self, (PyObject *)key);
+    Entry *entry = is_mode(mode) ? entry_for(self, (PyObject *)key) : NULL;
     if (!entry)
-        return PyErr_NoMemory();
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
     entry->row[phase] = site;
     entry->bins[phase] = bins != 0;
-    entry->mode = (uint8_t)mode;
+    entry->mode[phase] = (uint8_t)mode;
+    Py_RETURN_NONE;
+}
+
+/* know_passing(module's id, phase, mode): this module may return a tensor that was recorded just before. */
+static PyObject *outputs_know_passing(Outputs *self, PyObject *args)
+{
+    Py_ssize_t key;
+    int phase, mode;
+    if (!PyArg_ParseTuple(args, "nii", &key, &phase, &mode) || !is_phase(phase))
+        return NULL;
+    Entry *entry = is_mode(mode) ? entry_for(self, (PyObject *)key) : NULL;
+    if (!entry)
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    entry->passes_on[phase] = 1;
+    entry->mode[phase] = (uint8_t)mode;
+    Py_RETURN_NONE;
+}
+
+/* set_mode(module's id, phase, mode): Python looks at other modules than before. */
+static PyObject *outputs_set_mode(Outputs *self, PyObject *args)
+{
+    Py_ssize_t key;
+    int phase, mode;
+    if (!PyArg_ParseTuple(args, "nii", &key, &phase, &mode) || !is_phase(phase) || !is_mode(mode))
+        return NULL;
+    Entry *entry = entry_of(self, (PyObject *)key);
+    if (entry)
+        entry->mode[phase] = (uint8_t)mode;
     Py_RETURN_NONE;
 }
 
@@ -388,21 +435,15 @@ static void forget_last(Outputs *self)
     Py_XDECREF(last);
 }
 
-static PyObject *outputs_forget(Outputs *self, PyObject *unused)
-{
-    for (size_t i = 0; i < self->size; i++)
-        self->entries[i].row[TRAIN] = self->entries[i].row[EVAL] = -1;
-    Py_RETURN_NONE;
-}
-
-/* begin_pass(phase, id of the outermost module) */
+/* begin_pass(phase, id of the outermost module, whether Python looks at some modules in it) */
 static PyObject *outputs_begin_pass(Outputs *self, PyObject *args)
 {
-    int phase;
+    int phase, observed;
     Py_ssize_t outermost;
-    if (!PyArg_ParseTuple(args, "in", &phase, &outermost) || !is_phase(phase))
+    if (!PyArg_ParseTuple(args, "inp", &phase, &outermost, &observed) || !is_phase(phase))
         return NULL;
     self->phase = phase;
+    self->observed = observed;
     self->outermost = (PyObject *)outermost;
     self->thread = PyThread_get_thread_ident();
     self->in_pass = 1;
@@ -545,8 +586,9 @@ static PyObject *outputs_get_seconds(Outputs *self, void *unused) { return PyFlo
 static PyMethodDef outputs_methods[] = {
     {"take", (PyCFunction)(void *)outputs_take, METH_FASTCALL, "take(module, output) -> whether the output was recorded"},
     {"know", (PyCFunction)outputs_know, METH_VARARGS, "know(key, phase, site, bins, mode)"},
-    {"forget", (PyCFunction)outputs_forget, METH_NOARGS, "forget the sites of all modules"},
-    {"begin_pass", (PyCFunction)outputs_begin_pass, METH_VARARGS, "begin_pass(phase, outermost): a recorded pass of this thread begins"},
+    {"know_passing", (PyCFunction)outputs_know_passing, METH_VARARGS, "know_passing(key, phase, mode)"},
+    {"set_mode", (PyCFunction)outputs_set_mode, METH_VARARGS, "set_mode(key, phase, mode)"},
+    {"begin_pass", (PyCFunction)outputs_begin_pass, METH_VARARGS, "begin_pass(phase, outermost, observed): a recorded pass of this thread begins"},
     {"end_pass", (PyCFunction)outputs_end_pass, METH_NOARGS, "the pass has ended"},
     {"clear_calls", (PyCFunction)outputs_clear_calls, METH_O, "clear_calls(phase): number calls from 0 again"},
     {"count", (PyCFunction)outputs_count, METH_VARARGS, "count(key, phase) -> the number of a call that Python handles"},
