@@ -10,9 +10,13 @@ import threading
 
 import pytest
 
+# Programs that tests start; looking for doctests in them would run them.
+collect_ignore_glob = ["cli/scripts/*", "*/scripts/*"]
 os.environ.setdefault("COLUMNS", "80")
 # What is recorded must not depend on how fast the machine is; the tests of the budget set their own.
 os.environ.setdefault("SONDE_BUDGET", "none")
+# Sessions in tests start no processes of their own; the tests of experiments ask for them.
+os.environ.setdefault("SONDE_EXAMINE", "0")
 # Torch's threads wait for each other by spinning, and on a busy machine they spin away the time of the one that works:
 # tests took twenty times as long. Set before torch is imported; processes that tests start inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -24,12 +24,22 @@ def wait_until(condition: Callable[[], object], what: str = "it") -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs; one that its parent has not heard of yet does not."""
+    """Return whether any thread of a process runs; a process that only waits for its parent does not.
+
+    The first thread can be gone while others still end: until then the process holds its files and their locks.
+    """
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return any(_state(each) != "Z" for each in Path(f"/proc/{pid}/task").iterdir())
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state != "Z"
+
+
+def _state(task: Path) -> str:
+    """Return the letter of a thread's state; a thread that has just gone counts as ended."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
 
 
 def whole_lines(file: Path) -> list[str]:

@@ -66,7 +66,7 @@ class MemorySink:
 
 
 class FakeClock:
-    """A clock that stands still until told to move."""
+    """A clock that stands still until it is moved."""
 
     def __init__(self, now: float = 1_000_000.0) -> None:
         self.now = now

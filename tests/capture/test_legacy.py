@@ -89,7 +89,7 @@ def test_imported_pages_hold_the_same(tmp_path, sonde):
 
 
 @pytest.mark.parametrize("content", ["nothing", "no folder", "a list", "garbage"])
-def test_what_is_no_page_is_named(tmp_path, sonde, content):
+def test_what_is_not_a_page_is_named(tmp_path, sonde, content):
     old = tmp_path / "old"
     if content != "no folder":
         old.mkdir()

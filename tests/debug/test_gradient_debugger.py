@@ -1,4 +1,4 @@
-"""The gradient debugger: problems are told from a layer's own past, health can be explained, cosines are true."""
+"""The gradient debugger: problems are judged by a layer's own past, health can be explained, cosines are true."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_recording_a_layer_again_is_the_next_step():
     assert [point.step for point in debugger.get_layer_history("b")] == [0, 1, 2]
 
 
-def test_a_step_that_is_told_late_goes_to_its_place_and_one_told_twice_counts_once():
+def test_a_step_that_is_recorded_late_goes_to_its_place_and_one_recorded_twice_counts_once():
     debugger = GradientDebugger(max_history=4)
     for step, norm in [(1, 1.0), (2, 2.0), (4, 4.0), (3, 3.0), (2, 9.0), (5, 5.0)]:
         debugger.record_gradient_flow("fc", norm, step=step)

@@ -43,7 +43,7 @@ def test_patterns_match_the_whole_name_as_glob_or_expression(pattern, layer, exp
     assert matches(pattern, layer) is expected
 
 
-def test_a_broken_expression_is_told_when_the_hook_is_built():
+def test_a_broken_expression_is_reported_when_the_hook_is_built():
     with pytest.raises(OptionError, match="not a regular expression"):
         HookBuilder("x").layer_patterns(["re:("])
 
@@ -160,7 +160,7 @@ def test_severities_by_name_or_by_constant():
     assert HookAction.Alert("m", "critical") == HookAction.Alert("m", AlertSeverity.Critical)
 
 
-def test_what_is_no_trigger_or_action_is_refused_with_an_example():
+def test_what_is_not_a_trigger_or_action_is_refused_with_an_example():
     with pytest.raises(OptionError, match=r"such as HookTrigger.EveryNSteps\(10\); got 5"):
         HookBuilder("x").trigger(5)
     with pytest.raises(OptionError, match=r"such as HookAction\.InspectTensor"):
@@ -201,7 +201,7 @@ def test_a_builder_is_built_and_a_function_is_a_condition_where_they_are_handed_
     assert [len(manager.execute_hooks(layer, [1.0])) for layer in "ab"] == [1, 0]
 
 
-def test_values_that_do_not_fill_their_shape_are_told():
+def test_values_that_do_not_fill_their_shape_are_reported():
     manager = HookManager()
     manager.register(builder())
     with pytest.raises(OptionError, match=r"2 values of 'a' do not fill the shape \(3,\)"):

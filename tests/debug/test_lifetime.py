@@ -80,7 +80,7 @@ def test_two_sessions_at_once_each_see_their_own_model(tmp_path):
     with debug_session(one, config=config) as a, debug_session(two, config=config) as b:
         train(one, first, 3)
         train(two, second, 5)
-    assert (a.report.steps, b.report.steps) == (3, 5), "without being told which optimizer is theirs"
+    assert (a.report.steps, b.report.steps) == (3, 5), "each counts the steps of its own optimizer"
     assert a.report.run != b.report.run
     assert [sonde.open_run(each.report.run).steps.tolist()[-1] for each in (a, b)] == [3, 5]
     assert_no_taps(one)
@@ -171,7 +171,7 @@ def test_with_everything_off_only_hooks_and_what_is_logged_remain(tmp_path):
     assert not any(site.quantity in ("gradient", "parameter", "output") for site in run.sites)
 
 
-def test_a_dashboard_that_cannot_be_is_told_at_the_start(monkeypatch, caplog, tmp_path):
+def test_a_dashboard_that_cannot_be_made_is_reported_at_the_start(monkeypatch, caplog, tmp_path):
     with caplog.at_level(logging.WARNING, "sonde"):
         debug_session(config=DebugConfig(enable_visualization=True)).start().stop()
     assert "no effect without an output_dir" in caplog.text

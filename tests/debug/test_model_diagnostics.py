@@ -38,7 +38,7 @@ def test_a_falling_loss_is_converging_and_a_rising_one_diverging():
     assert "lower the learning rate" in rising.recommendations[0]
 
 
-def test_overfitting_is_told_from_validation_and_from_nothing_else():
+def test_overfitting_is_detected_from_validation_losses_only():
     train = np.exp(-np.arange(20) / 6)
     validation = 0.5 + 0.05 * np.abs(np.arange(20) - 8)
     assert recorded(train, validation_loss=validation).analyze_training_dynamics().fit == "overfitting"
@@ -75,7 +75,7 @@ def test_alerts_of_one_kind_do_not_silence_other_layers():
     assert health.status == "warning"
 
 
-def test_degradation_and_memory_growth_are_told():
+def test_degradation_and_memory_growth_are_reported():
     n = 60
     accuracy = [0.5 + 0.01 * i for i in range(30)] + [0.4] * 30
     memory = [100.0 + 5 * i for i in range(n)]
@@ -126,7 +126,7 @@ def test_the_receptive_field_is_what_gradients_reach():
     assert receptive_field(model) == seen
 
 
-def test_a_model_that_is_no_chain_has_no_receptive_field():
+def test_a_model_that_is_not_a_chain_has_no_receptive_field():
     assert receptive_field(nn.TransformerEncoderLayer(8, 2)) is None
     assert receptive_field(nn.Sequential(nn.Linear(2, 2))) is None
 
@@ -144,7 +144,7 @@ def test_weights_are_analysed_by_unit():
         analyze_weights([1.0, 2.0])
 
 
-def test_attention_heads_are_told_apart():
+def test_attention_heads_are_distinguished():
     tokens = 16
     diagonal = np.eye(tokens)
     uniform = np.full((tokens, tokens), 1 / tokens)
@@ -181,7 +181,7 @@ def test_numbers_may_be_tensors_and_keep_no_graph_alive():
         ModelPerformanceMetrics(training_step=1, loss="low")
 
 
-def test_records_of_another_kind_are_told():
+def test_records_of_another_kind_are_reported():
     diagnostics = ModelDiagnostics()
     with pytest.raises(OptionError, match=r"takes a ModelPerformanceMetrics\(...\); got dict"):
         diagnostics.record_performance({"loss": 1.0})

@@ -33,9 +33,9 @@ def test_gradients_are_judged_as_by_the_doctor_and_single_steps_say_so(name):
     session = session_of(case)
     analysis = session.gradient_debugger.analyze_gradient_flow()
     for layer in analysis.layers:
-        told = {PROBLEM_OF.get(word, word) for word in doctor.verdicts(layer.layer)}
-        assert told <= set(layer.problems)
-        if set(layer.problems) - told:
+        reply = {PROBLEM_OF.get(word, word) for word in doctor.verdicts(layer.layer)}
+        assert reply <= set(layer.problems)
+        if set(layer.problems) - reply:
             assert says_another_window(layer.words), layer.words
     assert words(analysis.findings) == words(doctor.findings)
     if health(doctor.findings).word != "healthy":

@@ -1,4 +1,4 @@
-"""The session's profiler, with a clock that is told the time."""
+"""The session's profiler, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_even_layers_are_no_bottleneck_however_slow(profiler):
     assert profiler.analyze_performance() == []
 
 
-def test_memory_that_grows_is_told_and_memory_that_settles_is_not(clock):
+def test_memory_that_grows_is_reported_and_memory_that_settles_is_not(clock):
     growing, settled = Profiler(clock), Profiler(clock)
     for step in range(60):
         growing.record_memory(100 + 5 * step)
@@ -75,6 +75,6 @@ def test_operations_and_report(profiler):
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
-def test_a_time_that_cannot_be_is_told(seconds):
+def test_an_impossible_time_is_reported(seconds):
     with pytest.raises(OptionError, match="'fc' cannot have taken"):
         Profiler().record_layer_execution("fc", "Linear", seconds)

@@ -162,7 +162,7 @@ def test_an_all_nan_tensor_is_described():
     assert info.stats.nan_count == 4
 
 
-def test_the_health_score_is_no_constant():
+def test_the_health_score_is_not_a_constant():
     steps = np.arange(60)
     good = metrics(np.exp(-steps / 20)).assess_health().score
     bad = metrics(np.exp(steps / 20)).assess_health().score

@@ -341,12 +341,12 @@ def test_findings_are_issues_with_their_fix(parts):
         ("output_dir", 5),
     ],
 )
-def test_a_senseless_config_is_told(option, value):
+def test_a_senseless_config_is_reported(option, value):
     with pytest.raises(OptionError, match=f"{option} takes .*got {value!r}"):
         DebugConfig(**{option: value})
 
 
-def test_arguments_in_the_order_of_the_other_way_to_make_a_session_are_told(parts):
+def test_swapped_arguments_of_a_session_are_reported(parts):
     with pytest.raises(OptionError, match=r"config takes a DebugConfig; got Sequential. Write debug_session\(model"):
         DebugSession(parts[0])
     with pytest.raises(OptionError, match=r"model takes a torch.nn.Module; got DebugConfig. .*config=config"):

@@ -26,7 +26,7 @@ def test_an_output_dir_that_is_a_file_is_refused(tmp_path, below):
         debug_session(nn.Linear(2, 2), config=DebugConfig(output_dir=tmp_path / "taken" / below)).start()
 
 
-def test_a_hook_that_matches_no_layer_is_told_of_once_with_the_nearest(caplog):
+def test_a_hook_that_matches_no_layer_is_reported_once_with_the_nearest(caplog):
     model = nn.Sequential()
     model.add_module("encoder", nn.Linear(2, 2))
     hook = HookBuilder("look").trigger(HookTrigger.EveryForward).action(HookAction.SaveSnapshot())
@@ -62,7 +62,7 @@ def test_a_run_is_drawn_by_its_path(tmp_path):
         DebugVisualizer().plot_run(tmp_path / "rum")
 
 
-def test_nothing_to_draw_is_said():
+def test_nothing_to_draw_is_reported():
     draw = TerminalVisualizer(40, 8, mode="ascii", colours="none")
     assert draw.ascii_line_plot([], title="empty") == "empty\nno finite value among 0"
     assert draw.ascii_line_plot([float("nan")] * 3) == "no finite value among 3"
@@ -72,6 +72,6 @@ def test_nothing_to_draw_is_said():
 
 
 @pytest.mark.parametrize("path", [None, 3])
-def test_what_is_no_path_is_not_opened(path):
+def test_what_is_not_a_path_is_not_opened(path):
     with pytest.raises(OptionError, match="open_run takes the folder of a run, such as 'runs/first'; got"):
         sonde.open_run(path)

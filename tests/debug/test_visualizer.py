@@ -167,7 +167,7 @@ def test_files_go_where_they_were_asked_for_even_if_there_is_no_folder_yet(visua
 
 
 @pytest.mark.parametrize(("option", "value"), [("width", 0), ("height", "600"), ("max_plots", True), ("theme", "pink")])
-def test_a_senseless_config_is_told(option, value):
+def test_a_senseless_config_is_reported(option, value):
     with pytest.raises(OptionError, match=f"{option} takes .*got {value!r}"):
         VisualizationConfig(**{option: value})
 

@@ -96,7 +96,7 @@ def test_defect_3_nothing_is_lost_when_saving_into_a_new_folder(model, tmp_path)
     assert len(load_debug_outputs(tmp_path / "deep" / "and" / "new")) == 8
 
 
-def test_defect_3_a_folder_that_cannot_be_written_is_told_and_the_captures_stay(model, tmp_path):
+def test_defect_3_a_folder_that_cannot_be_written_is_reported_and_the_captures_stay(model, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with sequence(model, Given()) as debugger:
         debugger.enabled = True
@@ -353,7 +353,7 @@ with SequentialDebugger(config, model, strict=True) as debugger:
         with torch.no_grad():
             debugger({"inputs": x, "outputs": model(x), "meta_info": {"idx": [idx]}}, model)
     debugger.save_all(folder)
-model(torch.randn(1, 1, 6, 6)).sum().backward()  # training goes on
+model(torch.randn(1, 1, 6, 6)).sum().backward()  # training continues
 """
 
 

@@ -485,12 +485,12 @@ def test_what_describes_no_debuggers_is_refused(model, config):
         SequentialDebugger(config, model)
 
 
-def test_a_datapoint_that_is_no_dict_is_refused(model, build):
+def test_a_datapoint_that_is_not_a_dict_is_refused(model, build):
     with pytest.raises(OptionError, match=r"A datapoint is a dict with 'inputs', 'outputs' and .*; got Tensor"):
         build(a=Raw(""))(torch.ones(2), model)
 
 
-def test_a_layer_that_did_not_run_is_told_with_what_to_do(model, build):
+def test_a_layer_that_did_not_run_is_reported_with_what_to_do(model, build):
     debugger = build(a=Raw(""))
     outputs = debugger({"inputs": None, "meta_info": {"idx": [0]}}, model)
     assert "call the model that the debugger was built with, after debugger.enabled = True" in outputs["a"]["error"]

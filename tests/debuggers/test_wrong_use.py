@@ -87,7 +87,7 @@ def test_grad_cam_without_inputs_says_what_it_needs(model):
         GradCAMDebugger("0")({"outputs": None, "meta_info": {}}, model)
 
 
-def test_attention_is_told_for_every_key(tmp_path):
+def test_attention_is_reported_for_every_key(tmp_path):
     torch.manual_seed(0)
     model = nn.MultiheadAttention(4, 2, batch_first=True).eval()
     with SequentialDebugger(described(AttentionDebugger("")), model) as debugger, torch.no_grad():

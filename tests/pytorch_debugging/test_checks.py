@@ -157,6 +157,6 @@ def test_all_gradients_come_in_one_transfer(make, monkeypatch):
     assert taken == [1]
 
 
-def test_what_is_no_model_is_refused(make):
+def test_what_is_not_a_model_is_refused(make):
     with pytest.raises(OptionError, match="a model is needed"):
         make().check_gradients(None)

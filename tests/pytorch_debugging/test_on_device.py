@@ -55,7 +55,7 @@ def test_a_debugged_step_has_device_times_and_memory_and_is_bit_identical(make):
     assert last["cuda_bytes"] >= 6 * 3 * 4
 
 
-def test_an_overflow_in_half_precision_is_told(make):
+def test_an_overflow_in_half_precision_is_reported(make):
     debugger, model = make(enable_anomaly_detection=True), small_model().cuda().half()
     with torch.no_grad():
         model[2].weight.fill_(60000.0)
@@ -74,7 +74,7 @@ def test_cuda_memory_is_in_the_snapshots(make):
 
 
 @pytest.mark.filterwarnings("ignore:Error detected in")
-def test_an_infinite_gradient_on_the_device_is_told(make):
+def test_an_infinite_gradient_on_the_device_is_reported(make):
     debugger, model = make(enable_anomaly_detection=True), nn.Linear(4, 1).cuda()
     with debugger.anomaly_detection():
         model(torch.ones(2, 4, device="cuda")).sum().backward(torch.tensor(math.inf, device="cuda"))

@@ -77,7 +77,7 @@ def test_without_debug_mode_the_plain_calls_run(make):
     assert kinds(debugger) == []
 
 
-def test_a_backward_pass_tells_every_gradient_by_name(make):
+def test_a_backward_pass_reports_every_gradient_by_name(make):
     debugger, model = make(), small_model()
     x, y = batch()
     debugger.debug_backward_pass(nn.functional.cross_entropy(debugger.debug_forward_pass(model, x), y))
@@ -88,7 +88,7 @@ def test_a_backward_pass_tells_every_gradient_by_name(make):
 
 
 @pytest.mark.parametrize(("bad", "kind"), [(math.nan, "nan_loss_detected"), (math.inf, "inf_loss_detected")])
-def test_a_loss_that_is_not_finite_is_told_and_backward_still_runs(make, bad, kind):
+def test_a_loss_that_is_not_finite_is_reported_and_backward_still_runs(make, bad, kind):
     debugger, model = make(), small_model()
     loss = model(batch()[0]).sum() * bad
     debugger.debug_backward_pass(loss, retain_graph=True)
@@ -96,7 +96,7 @@ def test_a_loss_that_is_not_finite_is_told_and_backward_still_runs(make, bad, ki
     loss.backward()  # the graph was kept, as asked
 
 
-def test_a_backward_that_raises_is_told_and_goes_on(make):
+def test_a_backward_that_raises_is_reported_and_goes_on(make):
     debugger, model = make(), small_model()
     loss = model(batch()[0]).sum()
     loss.backward()
@@ -149,7 +149,7 @@ def test_steps_are_in_the_run(make):
         assert run.series(key, "mean").steps.tolist() == [1, 2, 3, 4], key
 
 
-def test_an_error_in_a_step_is_told_and_goes_on(make):
+def test_an_error_in_a_step_is_reported_and_goes_on(make):
     debugger, model = make(), small_model()
 
     def loss_fn(out, target):

@@ -92,7 +92,7 @@ def test_nan_handling_and_clipping_exist_and_happen_only_when_asked(make):
     assert debugger.check_gradients(model) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_ordinary_training_is_no_explosion_and_nan_is_one(make):
+def test_ordinary_training_is_not_an_explosion_and_nan_is_one(make):
     model, optimizer = parts()
     debugger = make()
     for seed in range(30):

@@ -80,7 +80,7 @@ def test_ranks_of_a_training_write_one_run_and_keep_their_checkpoints_apart(run_
         assert names == {f"{path.name}_report.json", f"{path.name}_rank1_report.json"}
 
 
-def test_ranks_that_cannot_agree_on_a_name_are_told_to_give_one(tmp_path, monkeypatch):
+def test_ranks_that_cannot_agree_on_a_name_are_asked_to_give_one(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(OptionError, match=r"experiment_name is missing, and 2 processes.*init_process_group before"):

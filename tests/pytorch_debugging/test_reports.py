@@ -220,7 +220,7 @@ def test_a_debugger_that_is_forgotten_finishes_its_run(tmp_path):
     assert [each.status for each in sonde.list_runs("logs")] == ["finished"]
 
 
-def test_a_directory_that_cannot_be_written_is_said_once_and_training_goes_on(make, caplog, tmp_path):
+def test_a_directory_that_cannot_be_written_is_reported_once_and_training_goes_on(make, caplog, tmp_path):
     debugger, model = make(), small_model()
     debugger.log_dir.rmdir()
     debugger.log_dir.write_text("a file is in the way")
@@ -298,7 +298,7 @@ def test_loggers_with_log_methods_get_what_their_signatures_ask_for(make, logger
     assert logger.said == expected
 
 
-def test_without_a_logger_trouble_is_said_but_not_ten_thousand_times(make, caplog):
+def test_without_a_logger_problems_are_reported_but_not_ten_thousand_times(make, caplog):
     debugger = make()
     for _ in range(100):
         debugger._log_debug_event("gradient_explosion", "too large")

@@ -65,7 +65,7 @@ def test_anomaly_detection_is_off_unless_asked_for(make):
         assert not torch.is_anomaly_enabled()
 
 
-def test_a_nan_in_the_forward_pass_is_told_with_module_and_line_and_training_goes_on(make):
+def test_a_nan_in_the_forward_pass_is_reported_with_module_and_line_and_training_goes_on(make):
     debugger = make(enable_anomaly_detection=True)
     model = nn.Sequential(nn.Linear(4, 4), Log(), nn.Linear(4, 3))
     with torch.no_grad(), debugger.anomaly_detection():
@@ -78,7 +78,7 @@ def test_a_nan_in_the_forward_pass_is_told_with_module_and_line_and_training_goe
 
 
 @pytest.mark.filterwarnings("default:Error detected in")
-def test_torch_own_anomaly_error_goes_on_its_way_and_is_told_with_the_line_of_its_forward_operation(make):
+def test_torch_own_anomaly_error_goes_on_its_way_and_is_reported_with_the_line_of_its_forward_operation(make):
     debugger, show = make(enable_anomaly_detection=True), warnings.showwarning
     x = torch.zeros(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="returned nan values"), debugger.anomaly_detection():
@@ -94,7 +94,7 @@ def test_torch_own_anomaly_error_goes_on_its_way_and_is_told_with_the_line_of_it
     assert debugger.anomaly_detected
 
 
-def test_an_infinite_gradient_and_what_the_optimizer_writes_are_told(make):
+def test_an_infinite_gradient_and_what_the_optimizer_writes_are_reported(make):
     debugger, model = make(enable_anomaly_detection=True), nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with debugger.anomaly_detection():
@@ -133,7 +133,7 @@ def leak(debugger, model):
             kept.append(torch.ones(100_000))  # the leak
 
 
-def test_a_leak_on_the_cpu_is_told_with_its_line_and_a_healthy_program_is_not(make):
+def test_a_leak_on_the_cpu_is_reported_with_its_line_and_a_healthy_program_is_not(make):
     debugger, model = make(enable_memory_tracking=True), small_model()
     with debugger.memory_tracking():
         train(model, 30)
@@ -227,7 +227,7 @@ def test_the_report_of_a_session_names_what_was_found_wrong_with_the_model():
 
 
 @pytest.mark.filterwarnings("ignore:Error detected in")
-def test_a_nan_is_told_once_though_the_session_repeats_the_step_to_find_its_cause():
+def test_a_nan_is_reported_once_though_the_session_repeats_the_step_to_find_its_cause():
     model = nn.Sequential(nn.Linear(4, 4), Log(), nn.Linear(4, 3))
     with pytest.raises(RuntimeError, match="nan values"), debug_training_session(model, log_dir="logs") as debugger:
         train(model, 3)

@@ -159,7 +159,7 @@ def test_the_summary_inside_the_block_knows_all_steps_before_it():
     assert seen[0]["inf_detections"] + seen[0]["nan_detections"] > 0
 
 
-def test_a_step_that_a_gradient_scaler_held_back_is_no_violation():
+def test_a_step_that_a_gradient_scaler_held_back_is_not_a_violation():
     model, scaler = small_model(), torch.amp.GradScaler("cpu", init_scale=2.0**127)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with debug_training_session(model, log_dir="logs", **QUIET) as debugger:

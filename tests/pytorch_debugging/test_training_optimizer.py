@@ -201,7 +201,7 @@ def test_training_is_the_same_with_debugging_on(make):
         assert torch.equal(one, two)
 
 
-def test_the_summary_and_the_logs_tell_the_same(make):
+def test_the_summary_and_the_logs_agree(make):
     optimizer = make(max_epochs=2)
     results = optimizer.train()
     summary = optimizer.get_training_summary()

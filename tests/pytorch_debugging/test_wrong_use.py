@@ -22,13 +22,13 @@ from sonde.pytorch_debugging import (
 )
 
 
-def test_a_loss_that_is_no_tensor_is_refused(make):
+def test_a_loss_that_is_not_a_tensor_is_refused(make):
     with pytest.raises(OptionError, match="takes the loss itself, a tensor; got float"):
         make().debug_backward_pass(0.5)
 
 
 @pytest.mark.parametrize("threshold", ["big", -1.0, 0, True, float("nan")])
-def test_a_threshold_that_is_no_norm_is_refused(make, threshold):
+def test_a_threshold_that_is_not_a_norm_is_refused(make, threshold):
     with pytest.raises(OptionError, match="gradient_threshold takes a norm above 0"):
         make().check_gradients(small_model(), gradient_threshold=threshold)
 
@@ -42,7 +42,7 @@ def test_a_report_in_a_format_that_is_not_known_is_refused_unless_it_is_named(ma
     assert json.loads(debugger.save_debug_report("report").read_text())["debug_summary"]
 
 
-def test_a_log_dir_that_is_no_folder_is_refused(tmp_path):
+def test_a_log_dir_that_is_not_a_folder_is_refused(tmp_path):
     (tmp_path / "taken").write_text("")
     for wrong, message in ((tmp_path / "taken", "a file is in the way"), (5, "takes a path; got 5")):
         with pytest.raises(OptionError, match=message):
@@ -167,7 +167,7 @@ def test_a_batch_without_labels_is_named(tmp_path):
     training.cleanup()
 
 
-def test_gradients_that_are_not_there_are_told_of(make):
+def test_missing_gradients_are_reported(make):
     debugger = make()
     assert debugger.check_gradients(small_model()) == 0.0
     assert debugger.debug_events[-1]["event_type"] == "no_gradients"

@@ -72,7 +72,7 @@ config["criterion"] = {{"class": Told, "args": {{}}}}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
-def test_a_training_that_is_told_to_end_is_interrupted_and_can_be_resumed(sonde, config_file, tmp_path, number, code):
+def test_a_training_that_is_terminated_is_interrupted_and_can_be_resumed(sonde, config_file, tmp_path, number, code):
     path = config_file("watch=True")
     path.write_text(path.read_text() + TOLD.format(number=int(number)))
     assert sonde("train", "--config-filepath", path).exit_code == code

@@ -93,7 +93,7 @@ def test_a_yaml_config_trains(tmp_path):
         ),
     ],
 )
-def test_a_file_that_is_no_config_is_refused(tmp_path, name, text, message):
+def test_a_file_that_is_not_a_config_is_refused(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(OptionError) as caught:
         load_config(tmp_path / name)
@@ -188,13 +188,13 @@ def test_the_config_is_kept_with_the_run_in_plain_words(tmp_path):
         ("rate = 1\nconfig = {'lr': rat}\n", r"NameError: name 'rat' is not defined \(line 2\)"),
     ],
 )
-def test_a_slip_in_a_config_file_is_told_with_its_line(tmp_path, text, says):
+def test_a_slip_in_a_config_file_is_reported_with_its_line(tmp_path, text, says):
     path = tmp_path / "config.py"
     path.write_text(text)
     with pytest.raises(OptionError, match=says):
         load_config(path)
 
 
-def test_a_folder_is_no_config_file(tmp_path):
+def test_a_folder_is_not_a_config_file(tmp_path):
     with pytest.raises(OptionError, match="is a folder; name the config file in it"):
         load_config(tmp_path)

@@ -78,7 +78,7 @@ def test_several_threads_capture_what_one_does(tmp_path):
         assert np.array_equal(*pair)
 
 
-def test_only_the_worst_captures_stay_if_the_debugger_is_told_so(tmp_path):
+def test_only_the_worst_captures_stay_with_keep(tmp_path):
     evaluator = BaseEvaluator(eval_config(tmp_path, debugger=hidden(keep="worst:4+control:0"), monitor="loss"))
     scores = evaluator.run()
     assert set(load_debug_outputs(tmp_path / "debugger")) == {sample for sample, _ in scores.worst("loss", 4)}

@@ -1,4 +1,4 @@
-"""Training and evaluation go on when debugging fails; a warning names what failed, and captures and scores mark it."""
+"""Training and evaluation continue when debugging fails; a warning names it, and captures and scores mark it."""
 
 import errno
 import json

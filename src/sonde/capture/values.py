@@ -238,7 +238,7 @@ def _to_array(tensor: Tensor) -> FromTorch | Unsupported:
 # --------------------------------------------------------------------------------
 
 
-# What an item takes besides its elements and texts: measured for one small tensor in two dicts.
+# What an item takes in addition to its elements and texts: measured for one small tensor in two dicts.
 _ITEM_BYTES: Final = 1024
 
 

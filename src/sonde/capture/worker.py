@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import traceback
 from collections import deque
@@ -15,6 +14,7 @@ from weakref import WeakSet
 
 from sonde.capture.fetch import Fetcher
 from sonde.capture.values import Item, to_plain_outputs
+from sonde.core.forks import after_fork_in_child
 from sonde.errors import RunError
 from sonde.store.pages import PageWriter
 from sonde.store.pages.record import Datapoint
@@ -141,7 +141,7 @@ class Worker:
         return writer if idle else None
 
     def _forget(self) -> list[Datapoint]:
-        """Discard what waits in memory, and return which captures that were."""
+        """Discard the captures that wait in memory, and return which they were."""
         with self._changed:
             forgotten = [item.datapoint for item in self._queue]
             self._pending_bytes -= sum(item.nbytes for item in self._queue)
@@ -196,7 +196,7 @@ class Worker:
         """Remember why a capture is lost, and log the first one."""
         if not self.failures:
             logger.warning(
-                "The capture of datapoint %r could not be written: %s. Other captures go on; further failures are "
+                "The capture of datapoint %r could not be written: %s. Other captures continue; further failures are "
                 "only counted.%s",
                 failure.datapoint,
                 failure.error,
@@ -241,5 +241,5 @@ def _close_at_exit() -> None:
 
 
 # A forked child (a DataLoader worker) inherits files and locks but no thread: it must release them at once.
-os.register_at_fork(after_in_child=_abandon_in_child)
+after_fork_in_child(_abandon_in_child)
 atexit.register(_close_at_exit)

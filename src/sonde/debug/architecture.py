@@ -200,7 +200,7 @@ def _use_of(name: str, weight: nn.Parameter) -> WeightUse | None:
 
 
 def _evenly(size: int) -> Tensor:
-    """Return at most so many places, evenly spread."""
+    """Return a limited number of places, evenly spread."""
     return torch.linspace(0, size - 1, min(size, _MOST_ROWS)).round().long()
 
 

@@ -1,4 +1,4 @@
-"""Settings of a debug session, and what they mean for values that are handed in."""
+"""Settings of a debug session, and what they mean for values that are passed in."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class DebugConfig:
     """The settings of a debug session."""
 
     enable_tensor_inspection: bool = True
-    """Record statistics of parameters and outputs, and look at tensors that are handed in."""
+    """Record statistics of parameters and outputs, and look at tensors that are passed in."""
     enable_gradient_debugging: bool = True
-    """Record statistics of gradients and updates, and look at gradients and activations that are handed in."""
+    """Record statistics of gradients and updates, and look at gradients and activations that are passed in."""
     enable_model_diagnostics: bool = True
-    """Diagnose the training while it runs (`session.findings`), and take metrics that are handed in. Alone it still
+    """Diagnose the training while it runs (`session.findings`), and take metrics that are passed in. Alone it still
     records gradients, which most rules need."""
     enable_profiling: bool = False
     """Time the forward and backward of every layer, for `session.profiler`."""
@@ -36,7 +36,7 @@ class DebugConfig:
     """Write a dashboard into `output_dir` when the session stops. Needs plotly."""
     layers: Where = None
     """Which layers and parameters to look at: a name, a glob (`encoder.*`), `re:` or `kind:` and a pattern, or a list
-    of them, as for `sonde.watch(where=...)`; None looks at all. Applies to what is handed in for a layer as well."""
+    of them, as for `sonde.watch(where=...)`; None looks at all. Applies to what is passed in for a layer as well."""
     max_tracked_tensors: int = 1000
     """How many inspections are remembered; the oldest are dropped first."""
     max_gradient_history: int = 100
@@ -44,7 +44,7 @@ class DebugConfig:
     output_dir: str | Path | None = None
     """Where the run and the report go; None keeps nothing after the session."""
     sampling_rate: float = 1.0
-    """The share of steps to look at: 0.1 looks at each tenth. Of tensors and gradients that are handed in without a
+    """The share of steps to look at: 0.1 looks at each tenth. Of tensors and gradients that are passed in without a
     model it is the share of those of each name, beginning with the first. Single numbers always count."""
     histogram: bool = True
     """Whether readings have histograms."""
@@ -113,7 +113,7 @@ def _due(step: int, rate: float) -> int:
 
 
 class Gate:
-    """Decides which of the values that are handed in are looked at: by layer, and by the sampling rate.
+    """Decides which of the values that are passed in are looked at: by layer, and by the sampling rate.
 
     Args:
         config: The settings.

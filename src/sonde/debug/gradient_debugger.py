@@ -115,13 +115,13 @@ class GradientConflict:
 
 
 class GradientDebugger:
-    """Follows gradients that are handed in or recorded from a model.
+    """Follows gradients that are passed in or recorded from a model.
 
     Args:
         max_history: How many steps of each layer are remembered.
         thresholds: Fixed limits for norms; by default a layer is compared with its own past.
         on_alert: Called with every alert.
-        accepts: Called with what is handed in and its layer; returns whether to look at it.
+        accepts: Called with what is passed in and its layer; returns whether to look at it.
 
     Example:
         debugger = GradientDebugger()
@@ -244,7 +244,7 @@ class GradientDebugger:
         """Return for each layer whose units were looked at how many were never active.
 
         Of a watched model these are its rectifiers (ReLU, ReLU6); without any, weights with units that never had a
-        gradient. Activations that were handed in or recorded by a hook also show which units they are.
+        gradient. Activations that were passed in or recorded by a hook also show which units they are.
         """
         found = {name: window.summary() for name, window in self._activity.items()}
         summaries = [summary for summary in found.values() if summary is not None]

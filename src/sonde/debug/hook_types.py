@@ -36,7 +36,7 @@ class Occasion:
 
     layer: str
     values: Any
-    """The tensor: a torch tensor on a live model, or what was handed in."""
+    """The tensor: a torch tensor on a live model, or what was passed in."""
     is_forward: bool
     step: int
     """The step under way, as the run counts it: the first is 1. Hooks that are run by hand see what `set_step` said."""

@@ -322,7 +322,7 @@ class HookManager:
 
 
 class Listeners:
-    """Functions of the user that are called with alerts. One that fails is reported once, and training goes on."""
+    """Functions of the user that are called with alerts. One that fails is reported once, and training continues."""
 
     def __init__(self) -> None:
         self._all: list[Callable[[dict[str, Any]], Any]] = []
@@ -386,4 +386,4 @@ def _shaped(array: Any, shape: tuple[int, ...], layer: str) -> Any:
 
 
 def _cannot(action: HookAction, occasion: Occasion) -> Any:
-    raise OptionError(f"{action.kind} needs a debug session; this manager stands alone.")
+    raise OptionError(f"{action.kind} needs a debug session; this manager has none.")

@@ -1,4 +1,4 @@
-"""Convert what is handed in (torch tensors, numpy arrays, lists) to numpy arrays."""
+"""Convert what is passed in (torch tensors, numpy arrays, lists) to numpy arrays."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +30,7 @@ from sonde.hooks.guard import UNGUARDED, Handle, remove_all
 from sonde.hooks.names import is_wrapper, named_modules
 from sonde.hooks.on_backward import on_gradient
 from sonde.hooks.on_call import on_module
-from sonde.parallel.ranks import agree, is_connected, num_ranks, this_rank
+from sonde.parallel.ranks import agree, identity, is_connected
 from sonde.probes.memory.process import RSS
 from sonde.records import SEVERITIES, Block, Event, Finding, Reading, Severity, Site
 
@@ -363,5 +362,5 @@ def _make_free(parent: Path, suffix: str) -> Path:
 
 def _rank() -> int | None:
     """Return the rank of this process; None if it is the only one."""
-    is_one_of_many = is_connected() or (num_ranks() > 1 and "RANK" in os.environ)
-    return this_rank() if is_one_of_many else None
+    who = identity()
+    return who.rank if is_connected() or (who.world > 1 and who.is_known) else None

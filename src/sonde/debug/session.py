@@ -49,10 +49,10 @@ _NEVER: Final = Schedule("never", lambda step: False)
 
 
 class DebugSession:
-    """Watches a model while it trains, and takes values that are handed in.
+    """Watches a model while it trains, and takes values that are passed in.
 
     It attaches to the model: statistics of parameters, gradients and outputs are recorded into a run, and its parts are
-    fed from that. Without a model there is only what is handed in.
+    fed from that. Without a model there is only what is passed in.
 
     Args:
         config: What to do; see `DebugConfig`.
@@ -348,8 +348,8 @@ class DebugSession:
         self.profiler.clear()
         self.alerts.clear()
 
-    def save_bundle(self, reason: str = "by hand") -> Path:
-        """Save what is needed to repeat the current step."""
+    def save_bundle(self, reason: str = "by hand") -> Path | None:
+        """Save what is needed to repeat the current step; None after a fault of Sonde's, which is logged."""
         if self._recording is None or self._model is None:
             raise OptionError("save_bundle() needs a session that was started with a model.")
         return self._recording.save_bundle(reason)
@@ -571,7 +571,7 @@ def debug_session(
 
 
 def debug_session_with_config(config: DebugConfig) -> DebugSession:
-    """Make a debug session without a model: only what is handed in counts."""
+    """Make a debug session without a model: only what is passed in counts."""
     return DebugSession(config)
 
 

@@ -93,7 +93,7 @@ class TensorInspector:
         max_tracked_tensors: How many inspections are remembered; the oldest are dropped first.
         max_kept_bytes: How much memory copies of the tensors may take, so that they can be compared later.
         on_alert: Called with every alert.
-        accepts: Called with what is handed in and its layer; returns whether to look at it.
+        accepts: Called with what is passed in and its layer; returns whether to look at it.
         clock: Returns the time.
 
     Example:

@@ -1,4 +1,4 @@
-"""Statistics of tensors that are handed in: one tensor, two of them compared, and one over many inspections.
+"""Statistics of tensors that are passed in: one tensor, two of them compared, and one over many inspections.
 
 Numbers are over the finite elements; what is not defined is None.
 """

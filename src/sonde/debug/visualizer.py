@@ -109,7 +109,7 @@ class DebugVisualizer:
         return self._keep(f"{name}_heatmap", figure, columns)
 
     def plot_activation_patterns(self, layer: str, values: Any, outputs: Any = None) -> Figure:
-        """Draw activations [rows, units] as colours; or, with `outputs`, what came out over what went in.
+        """Draw activations [rows, units] as colours; or, with `outputs`, outputs over inputs.
 
         Kept as `<layer>_activations`.
         """
@@ -155,7 +155,7 @@ class DebugVisualizer:
     def plot_parts(
         self, gradients: GradientDebugger, inspector: TensorInspector, diagnostics: ModelDiagnostics
     ) -> list[str]:
-        """Draw what was handed in to the parts of a session: losses and metrics, tensors, gradients.
+        """Draw what was passed in to the parts of a session: losses and metrics, tensors, gradients.
 
         Of the tensors the last inspection of each of the last names is drawn. Returns the names of the plots.
         """

@@ -55,7 +55,7 @@ def _plain(value: Any) -> Any:
 
 
 def write_pickled_pages(capture: Capture, folder: str | Path, *, page_bytes: int) -> None:
-    """Write what waits as `page_N.pkl`, through pages in a temporary folder, so that memory stays bounded."""
+    """Write waiting captures as `page_N.pkl`, through pages in a temporary folder, so that memory stays bounded."""
     with tempfile.TemporaryDirectory(prefix="sonde-pickle-") as scratch:
         capture.open(scratch)
         capture.seal()

@@ -109,7 +109,7 @@ def _log(name: str, samples: Sequence[SampleId], error: str, trace: str) -> None
         f" on sample {samples[0]!r}" if len(samples) == 1 else f" on samples {list(samples)!r:.80}" if samples else ""
     )
     logger.warning(
-        "Debugger %r failed%s: %s. The evaluation goes on, and captures and scores mark the samples it failed on. "
+        "Debugger %r failed%s: %s. The evaluation continues, and captures and scores mark the samples it failed on. "
         "Further failures of it are only counted; on_error='raise' stops instead.\n%s",
         name,
         where,

@@ -82,8 +82,8 @@ def profiler_scope(debugger: PyTorchDebugger, output_file: str | Path | None, sc
     finally:
         debugger.profiler_active = False
         debugger.last_profile = data = _profile_data(scope)
-        said = f": {data['verdict'][0]}" if data.get("verdict") else ""
-        debugger._log_debug_event("profiling_end", f"Profiling ended{said}", data)
+        text = f": {data['verdict'][0]}" if data.get("verdict") else ""
+        debugger._log_debug_event("profiling_end", f"Profiling ended{text}", data)
 
 
 def _profile_data(scope: ProfileScope) -> dict[str, Any]:
@@ -126,8 +126,8 @@ def _report_memory(debugger: PyTorchDebugger, scope: MemoryScope) -> None:
 
 
 def _changes(change: Mapping[str, float]) -> str:
-    said = [f"{name} {change[name] / 2**20:+.1f} MiB" for name in ("rss", "cuda_allocated") if name in change]
-    return ", ".join(said) or "the system reports no numbers"
+    text = [f"{name} {change[name] / 2**20:+.1f} MiB" for name in ("rss", "cuda_allocated") if name in change]
+    return ", ".join(text) or "the system reports no numbers"
 
 
 def _dated(snapshot: Mapping[str, Any]) -> dict[str, Any]:

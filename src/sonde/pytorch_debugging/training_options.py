@@ -42,7 +42,7 @@ class TrainingOptions:
     min_delta: float = 0.0
     checkpoint_dir: str | Path = "checkpoints"
     save_interval: int = 5
-    """A checkpoint is kept every so many epochs, besides the last and the best."""
+    """A checkpoint is kept every this many epochs, in addition to the last and the best."""
     criterion: Any = None
     """Takes outputs and targets; cross entropy by default."""
     metric: Any = None
@@ -55,7 +55,7 @@ class TrainingOptions:
     accumulation_steps: int = 1
     seed: int | None = None
     log_interval: int = 10
-    """The loss is logged every so many steps."""
+    """The loss is logged every this many steps."""
     watch: Any = None
     """Options of `sonde.watch` as a dict, or False."""
 

@@ -1,4 +1,4 @@
-"""The best epoch so far, and when to give up waiting for a better one."""
+"""Track the best epoch so far, and decide when to stop early."""
 
 from __future__ import annotations
 

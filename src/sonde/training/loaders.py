@@ -43,7 +43,7 @@ class NumberedCollate:
 def build_loader(config: Mapping[str, Any], split: str) -> Any:
     """Build `<split>_dataset` and `<split>_dataloader`; None where a config has neither.
 
-    Without a dataloader of its own a split gets a plain one of `batch_size` samples, shuffled for training.
+    A split without its own dataloader gets a plain one of `batch_size` samples, shuffled for training.
     """
     described = config.get(f"{split}_dataloader")
     if isinstance(described, Mapping) and not is_description(described):

@@ -176,4 +176,4 @@ def _find(moment: Moment | str) -> Moment:
 
 
 def _report(part: str, trace: str) -> None:
-    logger.warning("%s failed and is removed; training goes on.\n%s", part, trace.rstrip())
+    logger.warning("%s failed and is removed; training continues.\n%s", part, trace.rstrip())

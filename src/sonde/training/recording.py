@@ -10,10 +10,11 @@ from typing import Any, Final
 from torch import nn
 
 from sonde.errors import OptionError
+from sonde.options import OPTION_NAMES
 from sonde.record.plan import DEFAULT_WHAT
 from sonde.session import Session
 from sonde.store import layout, open_run
-from sonde.watching import OPTION_NAMES, watch
+from sonde.watching import watch
 
 # Set by the trainer itself.
 _OWN: Final = {

@@ -245,6 +245,9 @@ class Runner:
             steps = eval_steps(self._eval_datapoints(loader, split, total), self._eval_step, self.eval_n_jobs)
             for number, dp in enumerate(steps, start=1):
                 rows = book.add(dp["meta_info"]["idx"], dp["scores"])
+                self._guard.wrap("noting predictions", book.note)(
+                    dp["meta_info"]["idx"], dp.get("outputs"), dp.get("labels")
+                )
                 if keeper is not None:
                     self._guard.wrap("storing samples", keeper.take)(dp, rows)
                 self._fire(Moment.after_eval_step, split=split, batch=number, num_batches=total, datapoint=dp)

@@ -135,11 +135,13 @@ class Captures:
             _warn(self._name, what, trace)
 
 
-_GOES_ON = "Training and evaluation go on, and the scores list what is not captured; on_error='raise' stops instead."
+_CONTINUES = (
+    "Training and evaluation continue, and the scores list what is not captured; on_error='raise' stops instead."
+)
 
 
 def _warn(debugger: str, what: str, trace: str) -> None:
-    logger.warning("Debugger %s %s: %s. %s\n%s", debugger, what, _last_line(trace), _GOES_ON, trace.rstrip())
+    logger.warning("Debugger %s %s: %s. %s\n%s", debugger, what, _last_line(trace), _CONTINUES, trace.rstrip())
 
 
 def _last_line(trace: str) -> str:
@@ -265,7 +267,7 @@ class SampleKeeper:
         self._order = itertools.count()
         # The top of the heap is the best of the worst, which is dropped next. Of equals, the earlier stays.
         self._worst: list[tuple[float, int, _Kept]] = []
-        # A sample that cannot be stored is logged; the evaluation goes on.
+        # A sample that cannot be stored is logged; the evaluation continues.
         self._pages = Capture(page_bytes=PAGE_BYTES, on_error="isolate")
         self._pages.open(folder)
 

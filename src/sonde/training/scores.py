@@ -43,7 +43,7 @@ def _one(value: Any, index: int) -> Any:
 # Metrics: scores for every sample of a batch, by name, and whether higher or lower is better.
 #
 # A metric is any callable that takes a datapoint and returns `{name: values}` with one value (or one row) a sample.
-# Its `DIRECTIONS` say for each name whether more (1) or less (-1) is better. Its `aggregate`, if it has one, makes
+# Its `DIRECTIONS` give for each name whether more (1) or less (-1) is better. Its `aggregate`, if it has one, makes
 # the scores of a dataset of those of the samples; without it, that is their mean.
 
 
@@ -184,7 +184,7 @@ def aggregate(metric: Any, per_datapoint: Mapping[str, list[Any]]) -> dict[str, 
 # {"aggregated": {"accuracy": 0.97}, "per_datapoint": {"accuracy": [1.0, 0.0, ...]}, "ids": [0, 1, ...], the samples,
 # in the order of the lists above "directions": {"accuracy": 1}, "captures": {"complete": false, only where captures
 # are missing, or a debugger failed "missing": [7], samples without a capture "failed": {"gradcam": [3]}, "errors":
-# {"gradcam": "ValueError: ..."}}}
+# {"gradcam": "ValueError: ..."}}, "answers": {"label": [3, ...], "prediction": [5, ...]}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +197,16 @@ class Scores:
     directions: dict[str, int] = field(default_factory=dict)
     captures: dict[str, Any] = field(default_factory=dict)
     """What is missing from the captures; empty if they are complete, or nothing was captured."""
+    answers: dict[str, list[Any]] = field(default_factory=dict)
+    """`label` and `prediction` of every sample, where outputs are scores of classes; empty otherwise."""
 
     def write(self, path: Path) -> None:
         """Write the scores, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         plain = {name: getattr(self, name) for name in self.__slots__}
-        if not self.captures:
-            del plain["captures"]
+        for name in ("captures", "answers"):
+            if not plain[name]:
+                del plain[name]
         files.write(path, plain)
 
     @classmethod
@@ -219,7 +222,7 @@ class Scores:
         aggregated = {name: _number(value) for name, value in plain.get("aggregated", {}).items()}
         lists = {name: _number(values) for name, values in plain.get("per_datapoint", {}).items()}
         ids, directions, captures = plain.get("ids", []), plain.get("directions", {}), plain.get("captures", {})
-        return cls(aggregated, lists, ids, directions, captures)
+        return cls(aggregated, lists, ids, directions, captures, plain.get("answers", {}))
 
     def flat(self, prefix: str = "") -> dict[str, float]:
         """Return the aggregated scores as single numbers; lists become `name[0]`, `name[1]` and so on."""
@@ -251,6 +254,16 @@ class ScoreBook:
     def __init__(self, metric: Any) -> None:
         self._metric = metric
         self._scores: dict[SampleId, dict[str, Any]] = {}
+        self._answers: dict[SampleId, tuple[int, int]] = {}
+
+    def note(self, ids: Sequence[SampleId], outputs: Any, labels: Any) -> None:
+        """Take the label and the predicted class of each sample of a batch, where outputs are scores of classes."""
+        if not (isinstance(outputs, Tensor) and isinstance(labels, Tensor) and outputs.is_floating_point()):
+            return
+        if labels.is_floating_point() or outputs.ndim != 2 or outputs.shape[1] < 2 or labels.shape != outputs.shape[:1]:
+            return
+        pairs = torch.stack([labels.long(), outputs.argmax(1)]).tolist()
+        self._answers |= {sample: (pairs[0][row], pairs[1][row]) for row, sample in enumerate(ids)}
 
     def add(self, ids: Sequence[SampleId], scores: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Take the scores of a batch, and return them sample by sample.
@@ -276,7 +289,9 @@ class ScoreBook:
         names = dict.fromkeys(name for row in self._scores.values() for name in row)
         lists = {name: [self._scores[sample].get(name, math.nan) for sample in ids] for name in names}
         aggregated = aggregate(self._metric, lists) if ids else {}
-        return Scores(aggregated, lists, ids, dict(directions_of(self._metric)))
+        known = [self._answers.get(sample, (None, None)) for sample in ids] if self._answers else []
+        answers = {"label": [pair[0] for pair in known], "prediction": [pair[1] for pair in known]} if known else {}
+        return Scores(aggregated, lists, ids, dict(directions_of(self._metric)), answers=answers)
 
 
 def _one_each(name: str, values: Any, size: int) -> list[Any]:

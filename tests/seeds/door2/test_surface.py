@@ -100,7 +100,7 @@ def test_summary_report_step_and_parameters_have_the_documented_keys(tmp_path):
     assert all(known <= set(snapshot) for snapshot in report["memory_snapshots"])
 
 
-def test_an_explosion_is_told_as_documented(tmp_path):
+def test_an_explosion_is_reported_as_documented(tmp_path):
     model = nn.Linear(2, 1)
     (100 * model(torch.ones(1, 2))).sum().backward()
     with create_pytorch_debugger(log_dir=tmp_path) as debugger:

@@ -162,12 +162,12 @@ class SequentialDebugger(BaseDebugger):
 
     @property
     def current_page_size(self) -> int:
-        """Bytes of the page that is being filled, and of what waits to be written."""
+        """Bytes of the page that is being filled, and of the captures that wait to be written."""
         return self._capture.current_page_bytes + self._capture.pending_bytes
 
     @property
     def current_page_data(self) -> dict[SampleId, dict[str, Any]]:
-        """What waits to be written, by sample."""
+        """Captures that wait to be written, by sample."""
         waiting = self._capture.waiting
         return {name: apply_tensor_op(func=Tensor.cpu, inputs=dict(outputs)) for name, outputs in waiting}
 
@@ -329,7 +329,7 @@ class SequentialDebugger(BaseDebugger):
             self.epoch = self.split = None
 
     def reset_buffer(self) -> None:
-        """Start afresh: finish a folder that is open, and discard what waits for one."""
+        """Start afresh: finish an open folder, and discard captures that wait for one."""
         with self._buffer_lock:
             self._capture.seal()
             self._capture.discard()
