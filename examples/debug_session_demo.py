@@ -1,4 +1,4 @@
-"""A debug session from start to end: on a model that trains, and on values that are handed in.
+"""A debug session from start to end: on a model that trains, and on values that are passed in.
 
     python examples/debug_session_demo.py [--output runs/debug-demo]
 
@@ -99,7 +99,7 @@ def watch_a_model(output: Path) -> None:
 
 
 def hand_in_values(output: Path) -> None:
-    print("\n2. A session without a model: values are handed in\n")
+    print("\n2. A session without a model: values are passed in\n")
     config = DebugConfig(
         output_dir=output / "handed-in", enable_visualization=True, layers=["block.*"], sampling_rate=0.5
     )

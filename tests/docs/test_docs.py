@@ -18,7 +18,9 @@ EVERY = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")),
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
-ELSEWHERE = {"training.md": "tests/training/test_docs.py"}
+ELSEWHERE = {"training.md": "tests/training/test_docs.py"} | dict.fromkeys(
+    ("transformers.md", "lightning.md", "accelerate.md", "ignite.md", "trackers.md"), "tests/integrations/test_pages.py"
+)
 GUIDES = [page for page in EVERY if "```python" in page.read_text() and page.parent.name != "findings"]
 COMMAND = re.compile(r"^(?:    |\$ )?(sonde [a-z-]+ [^#\n]+)", re.MULTILINE)
 
