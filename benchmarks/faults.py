@@ -1,11 +1,13 @@
 """Who finds what is wrong: Sonde and rules of other tools on programs with one known fault each.
 
     python benchmarks/faults.py [--seeds 3] [--only GLOB] [--jobs N] [--json] [--no-peers] [--bare]
+                                [--evidence statistics|tape|experiments]
 
 Every faulty program of tests/faults, its repaired twin and every healthy program is trained under `sonde.watch`. What
 was said of it (warnings and worse) is held against the truth. Each set of held-out programs is summed up by itself.
 The other tools' rules are re-expressed and fed from the same readings. `--bare` also trains everything unwatched, for
-the slowdown; the networks are tiny, so most of it is a fixed cost per step.
+the slowdown; the networks are tiny, so most of it is a fixed cost per step. `--evidence` is for ablation: statistics
+alone, also tapes of steps, also experiments on them (slow: a process for each run that looks ill).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import json
 import logging
 import math
+import os
 import sys
 import tempfile
 import time
@@ -41,6 +44,12 @@ from peers import PEERS, Tape, opinions
 from scoring import Said, Score, Verdict, by_set, score
 
 OURS = "Sonde"
+EVIDENCE = {
+    "statistics": {"SONDE_TAPE": "0", "SONDE_EXAMINE": "0"},
+    "tape": {"SONDE_EXAMINE": "0"},
+    "experiments": {"SONDE_EXAMINE": "wait"},
+}
+"""By kind of evidence: the environment that limits Sonde to it and to what comes before it."""
 
 
 class Complaints(logging.Handler):
@@ -305,7 +314,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print scores and verdicts as JSON")
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave the other tools' rules out")
     parser.add_argument("--bare", action="store_true", help="also train unwatched, for the slowdown")
+    parser.add_argument(
+        "--evidence", choices=EVIDENCE, default="tape", help="what may be used: each adds to those before it"
+    )
     options = parser.parse_args(arguments)
+    os.environ.update(EVIDENCE[options.evidence])  # processes that train inherit it
     verdicts = examine_all(options)
     if options.json:
         print(json.dumps(as_json(verdicts), indent=1))

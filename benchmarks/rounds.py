@@ -25,16 +25,25 @@ class Timing:
 
 
 def interleave(
-    make: Callable[[], Program], variants: dict[str, Watcher], *, rounds: int, steps: int, warm_up: int = 2
+    make: Callable[[], Program],
+    variants: dict[str, Watcher],
+    *,
+    rounds: int,
+    steps: int,
+    warm_up: int | dict[str, int] = 2,
 ) -> dict[str, Timing]:
-    """Time every variant on the same program. A step's time is the median of its steps within a round."""
+    """Time every variant on the same program. A step's time is the mean of its steps within a round.
+
+    `warm_up` steps of each round are not counted; a dictionary gives variants a number of their own.
+    """
+    warm_ups = warm_up if isinstance(warm_up, dict) else dict.fromkeys(variants, warm_up)
     program = make()
     timings = {name: Timing() for name in variants}
     with tempfile.TemporaryDirectory(prefix="sonde-bench-") as scratch:
         for round_number in range(rounds):
             for name, watcher in variants.items():
                 folder = Path(scratch) / f"{round_number}-{abs(hash(name))}"
-                _one(program, watcher, folder, timings[name], steps, warm_up)
+                _one(program, watcher, folder, timings[name], steps, warm_ups.get(name, 2))
                 clear(folder)
     return timings
 

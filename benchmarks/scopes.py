@@ -138,9 +138,9 @@ def main() -> None:
             for variant, timing in timings.items():
                 middle, low, high = ratio(timing, base)
                 own = inside_ratio(timing, base)
-                told = f"**{own:.4f}**" if own else ""
+                own_share = f"**{own:.4f}**" if own else ""
                 cpu = ratio(timing, base, cpu=True)[0]
-                print(f"| {variant} | {middle:.3f} ({low:.3f} to {high:.3f}) | {cpu:.3f} | {told} |")
+                print(f"| {variant} | {middle:.3f} ({low:.3f} to {high:.3f}) | {cpu:.3f} | {own_share} |")
 
 
 if __name__ == "__main__":

@@ -111,13 +111,30 @@ def heap(page: Page) -> float:
 
 def drawn(page: Page, selector: str) -> None:
     """Wait until a figure is drawn."""
-    page.wait_for_selector(f"{selector}[aria-busy=false] .main-svg", timeout=120_000)
+    page.wait_for_selector(f"{selector} canvas[data-drawn]", timeout=120_000)
 
 
 def go(page: Page, hash_: str, selector: str | None = None) -> None:
     serving.go(page, hash_)
     if selector:
         drawn(page, selector)
+
+
+CHANGE = """([hash, selector]) => new Promise((done) => {
+    const begin = performance.now();
+    const look = () => {
+        if (document.querySelector(`main[data-ready] ${selector} canvas[data-drawn]`)) done(performance.now() - begin);
+        else requestAnimationFrame(look);
+    };
+    document.getElementById("main").removeAttribute("data-ready");
+    location.hash = hash;
+    requestAnimationFrame(look);
+})"""
+
+
+def change(page: Page, hash_: str, selector: str) -> float:
+    """Follow a link and return how many milliseconds pass until a figure is drawn, as the page itself measures them."""
+    return float(page.evaluate(CHANGE, [hash_, selector]))
 
 
 def bench_pages(out: Table, folder: Path) -> None:
@@ -132,29 +149,33 @@ def bench_pages(out: Table, folder: Path) -> None:
 
             def first() -> None:
                 page.goto(viewer.url)
-                page.wait_for_selector("tr[data-key]")
+                drawn(page, ".chart")
 
-            out.time("first page: the list of runs", first)
-            run = page.evaluate("document.querySelector('tr[data-key]').dataset.key")
+            out.time("cold: the first page with its first figure", first)
+            run = page.evaluate("location.hash.split('/')[2]")  # the only run opens on its overview
             bench_layers(out, page, f"#/run/{run}")
             bench_samples(out, page, f"#/run/{run}")
             used = memory(viewer.process.pid)
             out.add("server memory at the end: own / pages of files", f"{used['own']:,.0f} / {used['files']:,.0f} MB")
             out.add("page memory at the end, scripts", f"{heap(page):,.0f} MB")
+            out.server = None
 
 
 def bench_layers(out: Table, page: Page, run: str) -> None:
-    out.time("overview with its first figure, run not yet opened", lambda: go(page, f"{run}/overview", ".figure"))
-    out.time("heat map of all layers over all steps, first time", lambda: go(page, f"{run}/layers", ".beside .figure"))
+    out.time("heat map of all layers over all steps, first time", lambda: go(page, f"{run}/layers", ".heat"))
     go(page, f"{run}/timeline")
-    out.time("heat map again", lambda: go(page, f"{run}/layers", ".beside .figure"))
+    out.time("heat map again", lambda: go(page, f"{run}/layers", ".heat"))
+    for name, figure in (("overview", ".chart"), ("layers", ".heat")) * 3:
+        page.wait_for_timeout(1500)  # what a page draws last does not belong to the next one
+        out.add(f"warm change to {name}", f"{change(page, f'{run}/{name}', figure):,.0f} ms")
     sites = page.evaluate(
         "[...document.querySelectorAll('.sitelist [data-site]')].slice(0, 12).map(each => each.dataset.site)"
     )
 
     def series() -> None:
         page.click(f".sitelist [data-site='{sites.pop()}']")
-        page.wait_for_selector(f".figure[aria-label='{shown(page)}'][aria-busy=false] .main-svg")
+        page.wait_for_selector(f".chart .entry[title='{shown(page)}']")
+        page.wait_for_selector(".chart canvas[data-drawn]")
 
     out.time("one site's curve over all steps, first time", series)
     out.time("the next site's curve", series)
@@ -196,7 +217,7 @@ def bench_tensorboard(out: Table, run: Path, logs: Path, tags: int) -> None:
     if importlib.util.find_spec("tensorboard") is None:
         out.add("TensorBoard", "not installed")
         return
-    from sonde.cli.export_formats import export_tensorboard
+    from sonde.analysis.export_formats import export_tensorboard
     from sonde.store import open_run
 
     shutil.rmtree(logs, ignore_errors=True)
@@ -292,7 +313,7 @@ def watch_memory(browser: Browser, viewer: Any, seconds: float) -> list[tuple[fl
         page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
         page.goto(viewer.url)
         page.wait_for_selector("tr[data-key]")
-        go(page, f"#/run/0-live/{name}", ".figure")
+        go(page, f"#/run/0-live/{name}", ".chart" if name == "overview" else ".heat")
         pages.append(page)
     rows, end, steps = [], time.monotonic() + seconds, ["", ""]
     while time.monotonic() < end:

@@ -11,6 +11,7 @@ import numpy as np
 from store import HEADER, make_sites
 
 from sonde.core import schema
+from sonde.records import Site
 from sonde.store import layout, lease
 from sonde.store.header import write_header
 from sonde.store.log import table
@@ -30,13 +31,28 @@ def window_for(steps: int, sites: int, budget: int) -> int:
     return window
 
 
+def with_long_names(sites: list[Site]) -> list[Site]:
+    """Return the sites with names as wrappers and large models give them."""
+    roles = (
+        "self_attention.query_key_value",
+        "self_attention.output_projection",
+        "feed_forward.up",
+        "feed_forward.down",
+    )
+    long = [
+        f"module.model.transformer.decoder.layers.{i // 4}.{roles[i % 4]}.weight" for i in range(len(sites) // 4 + 1)
+    ]
+    return [replace(site, name=long[site.id // 4]) if site.quantity != "scalar" else site for site in sites]
+
+
 def write_large(path: Path, steps: int, sites: int, budget: int) -> int:
     """Write a run as a long training leaves it when its budget is spent; return the window."""
     window = window_for(steps, sites, budget)
     folder = layout.rank_folder(path, 0)
     folder.mkdir(parents=True)
-    known = make_sites(sites)
-    modules = [{"name": f"blocks.{i}.attention", "kind": "Linear"} for i in range(sites // 4)]
+    known = with_long_names(make_sites(sites))
+    names = dict.fromkeys(site.name.removesuffix(".weight") for site in known if site.quantity != "scalar")
+    modules = [{"name": name, "kind": "Linear"} for name in names]
     write_header(
         path, replace(HEADER, model={"name": "synthetic", "modules": modules, "num_parameters": ELEMENTS * sites // 4})
     )
@@ -89,13 +105,13 @@ def write_samples(path: Path, samples: int, epochs: int = 3, captured: int = 32)
         folder.mkdir(parents=True)
         losses = rng.exponential(1.0 / (epoch + 1), samples)
         scores = {"loss": losses.round(5).tolist(), "accuracy": (losses < 0.7).astype(float).tolist()}
-        told = {
+        reply = {
             "aggregated": {name: float(np.mean(values)) for name, values in scores.items()},
             "per_datapoint": scores,
             "ids": list(range(samples)),
             "directions": {"loss": -1, "accuracy": 1},
         }
-        (folder / "validation_scores.json").write_text(json.dumps(told))
+        (folder / "validation_scores.json").write_text(json.dumps(reply))
     worst = np.argsort(-losses)[:captured].tolist()
     _capture(path / f"epoch_{epochs - 1}" / "debugger", worst)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import shutil
 import time
@@ -113,6 +114,39 @@ def wandb(program: Program, folder: Path) -> Iterator[Callable[[torch.Tensor], N
     yield lambda loss: run.log({"loss": loss.item()})
     run.unwatch(program.model)
     run.finish()
+
+
+@contextlib.contextmanager
+def cockpit(program: Program, folder: Path) -> Iterator[Callable[[torch.Tensor], None]]:
+    """Cockpit with its cheapest configuration at every step. It works on a copy, since its hooks cannot be removed."""
+    from backpack import extend
+    from cockpit import Cockpit
+    from cockpit.utils.configuration import configuration
+
+    model = extend(copy.deepcopy(program.model))
+    optimizer = type(program.optimizer)(model.parameters(), lr=program.optimizer.defaults["lr"])
+    whole, single = extend(nn.CrossEntropyLoss()), nn.CrossEntropyLoss(reduction="none")
+    plane = Cockpit(list(model.parameters()), quantities=configuration("economy"))
+    number = 0
+
+    def step() -> torch.Tensor:
+        nonlocal number
+        x, y = program.batch()
+        outputs = model(x).flatten(0, -2)
+        loss, losses = whole(outputs, y.flatten()), single(outputs, y.flatten())
+        optimizer.zero_grad()
+        info = {"batch_size": len(x), "individual_losses": losses, "loss": loss, "optimizer": optimizer}
+        with plane(number, info=info):
+            loss.backward(create_graph=plane.create_graph(number))
+        optimizer.step()
+        number += 1
+        return loss
+
+    program.step = step  # type: ignore[method-assign]
+    try:
+        yield lambda loss: None
+    finally:
+        del program.step  # the method of the class again
 
 
 # Seconds spent inside Sonde's hooks, in the training thread. Two whole loops on a shared machine differ by several
