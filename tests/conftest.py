@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import sys
 import threading
 
@@ -20,6 +21,9 @@ os.environ.setdefault("SONDE_EXAMINE", "0")
 # Torch's threads wait for each other by spinning, and on a busy machine they spin away the time of the one that works:
 # tests took twenty times as long. Set before torch is imported; processes that tests start inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A command in the background of a shell ignores Ctrl-C, and so do its children; the tests of Ctrl-C need what a terminal gives.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _sonde_threads() -> list[str]:
@@ -59,6 +63,13 @@ def run_two_ranks():
 
     with two_ranks() as run:
         yield run
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report):
+    """Name a failed test at once: a run that is cut off never comes to its summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s)", file=sys.__stdout__, flush=True)
 
 
 def pytest_configure(config):
