@@ -21,7 +21,7 @@ os.environ.setdefault("SONDE_EXAMINE", "0")
 # Torch's threads wait for each other by spinning, and on a busy machine they spin away the time of the one that works:
 # tests took twenty times as long. Set before torch is imported; processes that tests start inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# A command in the background of a shell ignores Ctrl-C, and so do its children; the tests of Ctrl-C need what a terminal gives.
+# A shell's background commands ignore Ctrl-C, and so do their children; tests of Ctrl-C need what a terminal gives.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
