@@ -9,6 +9,7 @@ import numpy as np
 
 from sonde.analysis.run_curves import LEARNING_RATE, RunCurve, curves_of, is_training_loss
 from sonde.core.facts import EVENT_TYPE as FACTS
+from sonde.core.facts import PROGRAM_EVENT
 from sonde.diagnosis.jumps import Jump, find_rate_jumps, find_spikes
 from sonde.records import Event
 from sonde.store import Run
@@ -118,7 +119,7 @@ def _with_causes(name: str, jump: Jump, others: list[tuple[str, Jump]], recorded
 
 def events_of(run: Run, *, whole: bool = True) -> list[Event]:
     """Return what happened in a run, in order of time: its recorded events, and its spikes and jumps."""
-    recorded = [event for event in run.events if event.event_type != FACTS]
+    recorded = [event for event in run.events if event.event_type not in (FACTS, PROGRAM_EVENT)]
     made = [_as_event(run, incident) for incident in incidents_of(run, whole=whole)]
     return sorted([*recorded, *made], key=lambda event: event.timestamp)
 

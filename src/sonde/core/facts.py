@@ -17,6 +17,8 @@ import msgspec
 from sonde.core import files
 
 EVENT_TYPE: Final = "facts"
+PROGRAM_EVENT: Final = "program"
+"""The type of events that state `Facts.program`. They come more often than facts, and are smaller."""
 LIKELIHOOD: Final = "log_likelihood"
 """The kind of a loss that is a mean or sum of log-probabilities without a minus."""
 Plain = bool | int | float | str | None
@@ -218,6 +220,32 @@ class HiddenFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallFacts:
+    """What the program did between steps to one object, from one of its lines; see `sonde.sensors.program`."""
+
+    verb: str
+    """`scheduler.step`, `load_state_dict`, `manual_seed`, ..."""
+    about: str = ""
+    """The name of the object: `optimizer`, `(model)`, ...; empty where it is not watched."""
+    line: str = ""
+    """`file:line` in the user's program; empty for what was found when the session began."""
+    count: int = 0
+    steps: tuple[int, ...] = ()
+    """How many steps had ended at each of the calls: the first few calls and the last ones."""
+    data: dict[str, Plain] = field(default_factory=dict)
+    """What came of it, by verb."""
+
+    @property
+    def place(self) -> str:
+        """The line in short: ` at train.py:12`, or nothing.
+
+        >>> CallFacts(verb="torch.save", line="/home/me/train.py:12").place
+        ' at train.py:12'
+        """
+        return f" at {self.line.replace(chr(92), '/').rpartition('/')[2]}" if self.line else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """All that is known about the program's objects."""
 
@@ -247,6 +275,16 @@ class Facts:
     """Unregistered parameters that got a gradient in the first steps and were never updated."""
     tied: tuple[tuple[str, str], ...] = ()
     """Pairs of parameters that the model's own settings say are shared (`tie_word_embeddings`) though they are not."""
+    program: tuple[CallFacts, ...] = ()
+    """What the program does between its steps. Stated in events of their own."""
+
+    def calls(self, verb: str) -> list[CallFacts]:
+        """Return what the program did of one kind.
+
+        >>> Facts(program=(CallFacts(verb="torch.save"),)).calls("torch.save")[0].count
+        0
+        """
+        return [call for call in self.program if call.verb == verb]
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON-ready values."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -94,8 +95,11 @@ class Case:
     def take_event(self, event: Event) -> None:
         """Take an event; facts replace those that were stated before."""
         self.history.version += 1
+        if event.event_type == facts.PROGRAM_EVENT:
+            self.facts = replace(self.facts, program=Facts.from_json(event.data).program)
+            return
         if event.event_type == facts.EVENT_TYPE:
-            self.facts = Facts.from_json(event.data)
+            self.facts = replace(Facts.from_json(event.data), program=self.facts.program)
             self.__dict__.pop("modules", None)
             self.__dict__.pop("parameters", None)
             return

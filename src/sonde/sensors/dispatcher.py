@@ -196,6 +196,8 @@ class Sensors:
         if forwards and not self._context.steps and os.getpid() == self._process:
             self._all("on_close")(self._step_end(due=True))
             self.end_step()
+        if os.getpid() == self._process:
+            self._all("on_end")()
         remove_all(self._handles)
         self._sensors = []
         self._calls, self._sampled, self._tracing, self._spans = {}, [], [], None

@@ -250,5 +250,8 @@ class Sensor:
     def on_step_end(self, end: StepEnd) -> None:
         """Handle the end of a step of the run."""
 
+    def on_end(self) -> None:
+        """Write what is known only when the session ends."""
+
     def on_close(self, end: StepEnd) -> None:
         """Write what is known at the end of a session that ran the model but ended no step."""

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.core import signals
+from sonde.core.facts import CallFacts
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.data import identities, model_input
+from sonde.diagnosis.rules.program import repeated_seed
 from sonde.diagnosis.track import Track, Values
 
 BATCH_LOOKS = Threshold(5, "persistence: batches in a row")
@@ -87,8 +89,8 @@ MOST_STEPS = Threshold(0.8, "share of steps, or of repetitions, that count as al
 
 @rule(
     "same_batch_every_step",
-    needs=[signals.BATCH_MARK, signals.DATA_WAIT, "input", "facts.loader"],
-    explains=["duplicate_data_workers", "overfitting"],
+    needs=[signals.BATCH_MARK, signals.DATA_WAIT, "input", "facts.loader", "facts.program"],
+    explains=["duplicate_data_workers", "overfitting", "seed_reset_in_loop"],
     exact=True,
     fix="Iterate over the loader: next(iter(loader)) restarts it at each step.",
     refute="Compare two batches element by element: if they differ, this finding is wrong.",
@@ -108,6 +110,9 @@ def same_batch_every_step(case: Case) -> Found | None:
     # A deliberate test fetches the batch once; a loop that asks the loader at every step expects others.
     waits = case.vital(signals.LOOP, signals.DATA_WAIT)
     asked = waits is not None and len(_asked(waits)) >= MOST_STEPS * len(known)
+    seed = repeated_seed(case)
+    if seed is not None:
+        return _drawn_again(track, len(known), seed)
     return Found(
         severity="warning" if asked else "info",
         step=int(track.steps[0]),
@@ -119,6 +124,17 @@ def same_batch_every_step(case: Case) -> Found | None:
         cause="Every step asks the loader and gets the same batch: the loader is restarted each time."
         if asked
         else "Every step sees the same batch, as in full-batch training or an overfitting test.",
+    )
+
+
+def _drawn_again(track: Track, steps: int, seed: CallFacts) -> Found:
+    return Found(
+        step=int(track.steps[0]),
+        sites=("(loop)", "loader"),
+        evidence=(above("steps with the same batch", steps, SAME_STEPS, f"{track.key} mean"),),
+        cause=f"Every step draws the same batch, since {seed.about}({seed.data.get('seed')}){seed.place} sets the "
+        "same seed before each.",
+        fix="Set the seed once, before the loop.",
     )
 
 
@@ -159,13 +175,15 @@ _COUNTED = 1024
 
 @rule(
     "sampler_draws_few",
-    needs=[signals.DISTINCT_ROWS, "input", "facts.loader"],
+    needs=[signals.DISTINCT_ROWS, "input", "facts.loader", "facts.program"],
     explains=["duplicate_data_workers", "overfitting", "same_batch_every_step"],
     fix="Give WeightedRandomSampler a weight for each sample (class_weights[labels]), not one for each class.",
     refute="Collect the indices of one epoch: if they cover most of the data, this finding is wrong.",
 )
 def sampler_draws_few(case: Case) -> Found | None:
-    """The sampler draws the same few samples again and again."""
+    """The sampler draws the same few samples again and again, or the dataset says that it has only a few."""
+    if (found := _short_length(case)) is not None:
+        return found
     loader = case.facts.loader
     length = None if loader is None else loader.settings.get("dataset_length")
     if loader is None or not isinstance(length, int) or loader.settings.get("sampler") in _COMPLETE:
@@ -187,6 +205,33 @@ def sampler_draws_few(case: Case) -> Found | None:
         cause=f"{loader.settings.get('sampler')} draws the same {distinct:.0f} samples again and again, of {length}: "
         "the model never sees the others.",
     )
+
+
+SHORT_PASSES = Threshold(2, "passes that were trained on and had a single batch that is not full")
+
+
+def _short_length(case: Case) -> Found | None:
+    """Find a dataset whose length is the number of its lists, each of which holds more than that."""
+    for call in case.facts.calls("loader.pass"):
+        length, size, hidden, trained = (
+            int(value) if isinstance(value := call.data.get(name), int) else 0
+            for name in ("dataset_length", "batch_size", "hidden", "trained")
+        )
+        if trained >= SHORT_PASSES and 0 < length < size and hidden >= size:
+            return Found(
+                step=call.steps[0],
+                sites=("loader",),
+                evidence=(
+                    below("samples that len(dataset) tells", length, size),
+                    fact("samples of a full batch", size),
+                    above("items in each of the lists that the dataset holds", hidden, size),
+                ),
+                cause=f"len(dataset) is {length}, the number of lists that {call.data.get('dataset_kind')} holds, each "
+                f"of which has {hidden} items: every pass sees the same {length} samples.",
+                fix="Return the number of samples from __len__, as in len(self.items[0]).",
+                refute="Print len(dataset): if it is the number of samples, this finding is wrong.",
+            )
+    return None
 
 
 DUPLICATE_SHARE = Threshold(0.3, "share of batches that equal one of the few before; 0 where data is split")

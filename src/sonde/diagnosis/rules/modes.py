@@ -271,8 +271,28 @@ def _slow_statistics(case: Case, names: list[str]) -> Found:
 MOMENTUM_HIGH = Threshold(0.9, "momentum: torch's is the share of the new batch; Keras' 0.9 is torch's 0.1")
 
 
+def _averaged_without_statistics(case: Case) -> Found | None:
+    """Find averaged weights that are evaluated with the batch norm statistics of the weights of the last step."""
+    for call in case.facts.calls("averaged.call"):
+        norms = call.data.get("norms")
+        if call.data.get("copied") and isinstance(norms, int):
+            return Found(
+                severity="warning",
+                step=call.steps[0],
+                sites=("(validation)", "(model)"),
+                evidence=(fact("batch norms whose running mean is that of the model itself", norms),),
+                cause=f"Averaged weights are evaluated{call.place} with the running statistics of batch norm that "
+                "belong to the model's present weights: AveragedModel averages parameters only.",
+                fix="Call torch.optim.swa_utils.update_bn(loader, averaged) before evaluating it, or pass "
+                "use_buffers=True.",
+                refute="Compare running_mean of both models: if they differ, this finding is wrong.",
+            )
+    return None
+
+
 @rule(
     "batchnorm_stats_stale",
+    needs=["facts.program"],
     explains=["overfitting"],
     exact=True,
     fix="Use momentum=0.1, torch's default; it is the share of the new batch, not of the running statistics.",
@@ -282,6 +302,8 @@ MOMENTUM_HIGH = Threshold(0.9, "momentum: torch's is the share of the new batch;
 def batchnorm_stats_stale(case: Case) -> Found | None:
     """Running statistics of batch norms are never updated, or only reflect the last batch."""
     case.need_facts()
+    if (found := _averaged_without_statistics(case)) is not None:
+        return found
     norms = [
         (name, momentum)
         for name, module in case.modules.items()

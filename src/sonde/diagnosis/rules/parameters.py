@@ -86,7 +86,7 @@ ORPHAN_STEPS = Threshold(2, "persistence: steps with a gradient that no optimize
 
 @rule(
     "params_not_in_optimizer",
-    needs=["gradient", "parameter", "facts.hidden", "facts.order"],
+    needs=["gradient", "parameter", "facts.hidden", "facts.order", "facts.program"],
     explains=[*NOT_TRAINED],
     exact=True,
     fix=(
@@ -98,6 +98,8 @@ ORPHAN_STEPS = Threshold(2, "persistence: steps with a gradient that no optimize
 )
 def params_not_in_optimizer(case: Case) -> Found | None:
     """Parameters get gradients, but no optimizer holds them."""
+    if (unfrozen := _changed_later(case, "parameters.unfrozen", "were unfrozen")) is not None:
+        return unfrozen
     # A tensor that is an attribute of a module has a name, which says more than where it is used.
     if not case.facts.hidden and (taped := unheld_leaf(case)) is not None:
         return taped
@@ -179,9 +181,29 @@ def _is_changed(case: Case, name: str) -> bool:
     return track is not None and len(track) > 1 and bool(np.any(np.diff(track.rows, axis=0) != 0))
 
 
+LATE_STEPS = Threshold(4, "steps of training after the change: an optimizer for them may be made next")
+
+
+def _changed_later(case: Case, verb: str, what: str) -> Found | None:
+    """Find parameters that were changed in the course of training and that no optimizer holds since."""
+    for call in case.facts.calls(verb):
+        names, lost = str(call.data.get("names")), call.data.get("lost")
+        if call.count > 1 and case.step >= call.steps[0] + LATE_STEPS and isinstance(lost, int):
+            return Found(
+                severity="warning",
+                step=call.steps[0],
+                sites=("optimizer", *names.split(", ")),
+                evidence=(above("trainable parameters that no optimizer holds", lost, 1),),
+                cause=f"{names}{f' and {lost - 3} more' if lost > 3 else ''} {what} in the course of training, before "
+                f"the end of step {call.steps[0] + 1}, and no optimizer holds them.",
+                fix="Add them to the optimizer with add_param_group, or make a new optimizer after the change.",
+            )
+    return None
+
+
 @rule(
     "stale_params_in_optimizer",
-    needs=["facts.order"],
+    needs=["facts.order", "facts.program"],
     explains=[*NOT_TRAINED, "params_not_in_optimizer", "step_not_called"],
     exact=True,
     fix=(
@@ -199,6 +221,8 @@ def stale_params_in_optimizer(case: Case) -> Found | None:
 
     And parameters of the model have no optimizer: foreign parameters alone may belong to a loss, or to another model.
     """
+    if (found := _changed_later(case, "parameters.replaced", "were replaced")) is not None:
+        return found
     facts = case.need_facts()
     orphans = [each.name for each in facts.parameters if each.trainable and not each.owners]
     shapes = [str(tuple(case.parameters[name].shape)) for name in orphans]

@@ -246,20 +246,24 @@ def _waits_for_a_rise(case: Case) -> bool:
 SCHEDULER_IDLE_STEPS = Threshold(30, "persistence: steps without a call of the scheduler")
 SCHEDULER_EPOCHS = Threshold(3, "epochs: a scheduler that counts epochs should have been called by then")
 SCHEDULER_HELD_LOW = Threshold(0.5, "rate over its initial value: held at the start of a warm-up")
+SCHEDULER_CALLS = Threshold(3, "persistence: calls, at equal distances where that is asked for")
 _PER_STEP: Final = frozenset({"OneCycleLR", "CyclicLR"})
 
 
 @rule(
     "scheduler_never_called",
-    needs=["facts.loader"],
+    needs=["facts.loader", "facts.program"],
     explains=["lr_too_high", "lr_too_low"],
     exact=True,
     fix="Call scheduler.step() after optimizer.step(), once per batch or per epoch as the schedule requires.",
     refute="Print scheduler.last_epoch at the end of an epoch: if it has risen, this finding is wrong.",
-    since=SCHEDULER_IDLE_STEPS,
+    since=2,
 )
 def scheduler_never_called(case: Case) -> Found | None:
-    """A scheduler was created but is never stepped."""
+    """The schedule does not reach the optimizer: the scheduler is never stepped, drives another one, or restarts."""
+    found = _drives_another(case) or _writes_to_a_copy(case) or _steps_by_epoch(case) or _made_again(case)
+    if found is not None:
+        return found
     counter = case.scalar("scheduler.last_epoch")
     if counter is None:
         raise NotMeasured("scheduler.last_epoch")
@@ -279,6 +283,94 @@ def scheduler_never_called(case: Case) -> Found | None:
         ),
         cause="The learning-rate scheduler is never stepped: the rate stays at its initial value.",
     )
+
+
+def _drives_another(case: Case) -> Found | None:
+    """Find a scheduler that is stepped, whose optimizer never steps, while no other scheduler drives one that does."""
+    calls = case.facts.calls("scheduler.step")
+    if any(call.data.get("drives") for call in calls):
+        return None
+    for call in calls:
+        if call.count >= SCHEDULER_CALLS and call.steps[-1] >= SCHEDULER_CALLS:
+            return Found(
+                step=call.steps[0],
+                sites=("scheduler", "optimizer"),
+                evidence=(
+                    above("calls of scheduler.step()", call.count, SCHEDULER_CALLS),
+                    below("steps of the optimizer that it was made for", 0, 0),
+                ),
+                cause=f"The scheduler stepped{call.place} drives an optimizer that never steps; the one that trains "
+                "keeps its rate.",
+                fix="Make the scheduler after the optimizer it is for, and make it again when the optimizer is made "
+                "again; load its state_dict to go on where it was.",
+                refute="Print scheduler.optimizer is optimizer: if it is True, this finding is wrong.",
+            )
+    return None
+
+
+def _writes_to_a_copy(case: Case) -> Found | None:
+    """Find a rate that is written into what `optimizer.state_dict()` returned."""
+    for call in case.facts.calls("optimizer.state_dict"):
+        written, rate, kept = (call.data.get(name) for name in ("written", "rate", "kept"))
+        if isinstance(written, int) and written > 1 and isinstance(rate, int | float) and isinstance(kept, int | float):
+            return Found(
+                step=call.steps[0],
+                sites=("optimizer",),
+                evidence=(
+                    above("times that a rate was written there", written, 2),
+                    fact("rate written last", rate),
+                    fact("rate of the optimizer", kept),
+                ),
+                cause=f"The learning rate is written into the result of optimizer.state_dict(){call.place}, which is a "
+                f"copy: the optimizer keeps its rate of {kept:g}.",
+                fix="Write it into optimizer.param_groups.",
+                refute="Print optimizer.param_groups[0]['lr'] at the next step: if it has changed, this is wrong.",
+            )
+    return None
+
+
+def _steps_by_epoch(case: Case) -> Found | None:
+    """Find a schedule for batches (`OneCycleLR`) that is stepped once in as many steps as an epoch has."""
+    for call in case.facts.calls("scheduler.step"):
+        total, gaps = call.data.get("total"), np.diff(call.steps)
+        if call.data.get("kind") not in _PER_STEP or not isinstance(total, int) or len(gaps) < SCHEDULER_CALLS - 1:
+            continue
+        epoch = int(gaps[0])
+        if epoch > 1 and (gaps == epoch).all() and total % epoch == 0 and total > epoch:
+            return Found(
+                step=call.steps[0],
+                sites=("scheduler", "optimizer"),
+                evidence=(
+                    fact("steps that the schedule was made for", total),
+                    above("steps between two calls of scheduler.step()", epoch, 2),
+                    fact("epochs that the schedule would take", total),
+                ),
+                cause=f"{call.data.get('kind')} was made for {total} batches ({total // epoch} epochs of {epoch}), but "
+                f"is stepped{call.place} once in {epoch}: the rate stays at the start of its warm-up.",
+                fix="Call scheduler.step() after every optimizer.step(), inside the loop over batches.",
+            )
+    return None
+
+
+def _made_again(case: Case) -> Found | None:
+    """Find a scheduler that is made again before it has got anywhere."""
+    stepped = sum(call.count for call in case.facts.calls("scheduler.step"))
+    for call in case.facts.calls("scheduler.made"):
+        rounds = len(set(call.steps))
+        if call.about and rounds > SCHEDULER_CALLS and stepped <= call.count and call.steps[-1] > call.steps[0]:
+            return Found(
+                step=call.steps[0],
+                sites=("scheduler",),
+                evidence=(
+                    above("schedulers made for one optimizer", call.count, SCHEDULER_CALLS),
+                    fact("calls of scheduler.step()", stepped),
+                ),
+                cause=f"A new {call.data.get('kind')} is made{call.place} again and again: each starts the schedule "
+                "anew, and the rate never leaves its start.",
+                fix="Make the scheduler once, before the loop.",
+                refute="Print id(scheduler) where it is stepped: if it is always the same, this finding is wrong.",
+            )
+    return None
 
 
 def _should_have_been_called(case: Case, taken: int) -> bool:

@@ -197,7 +197,7 @@ def event_timeline(
     else:
         events, findings = list(source), findings or ()
     # Facts are what a diagnosis reads about the program; nothing happened.
-    placed = [event for event in events if event.step is not None and event.event_type != "facts"]
+    placed = [event for event in events if event.step is not None and event.event_type not in ("facts", "program")]
     title = "Events and findings"
     if not placed and not findings:
         return empty(title, "Nothing happened that has a step.", theme=theme)

@@ -107,7 +107,7 @@ def read_page(run: Run, *, last: int | None = None) -> Page:
         layers=summarise_layers(sites, order),
         flow=gradient_flow(sites, order),
         # Routine events are left out: epochs are in the curve's axis, where the loss comes from is in its title.
-        events=[event for event in events_of(run) if event.event_type not in ("epoch", "loss_seen", "tape")],
+        events=[event for event in events_of(run) if event.event_type not in ("epoch", "loss_seen", "tape", "program")],
         findings=[finding for finding in run.findings if finding.severity != "info"],
         ending=ending_of(run),
         verdict=verdict_on(run),

@@ -42,7 +42,7 @@ _MOST_BAD: Final = 400
 _MOST_EVENTS: Final = 400
 _MOST_COLUMNS: Final = 300
 _MOST_ROWS: Final = 240
-_ROUTINE: Final = ("epoch", "loss_seen", "tape", "cost", "budget")
+_ROUTINE: Final = ("epoch", "loss_seen", "tape", "cost", "budget", "program")
 """Events that do not belong to the story."""
 
 

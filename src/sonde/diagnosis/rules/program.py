@@ -1,0 +1,292 @@
+"""Rules about what a program does between its steps: checkpoints, seeds, passes over the data, the best weights.
+
+They read `Facts.program`, a timeline of calls with the user's lines, and look for relations that hold or do not.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+
+from sonde.core.facts import CallFacts
+from sonde.diagnosis.case import Case
+from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
+from sonde.diagnosis.symptoms import NOT_TRAINED
+
+
+def _number(call: CallFacts, name: str) -> int:
+    value = call.data.get(name)
+    return int(value) if isinstance(value, int | float) else 0
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+@rule(
+    "checkpoint_not_loaded",
+    needs=["facts.program"],
+    explains=["not_learning", "underfitting", "loss_plateau", "overfitting"],
+    exact=True,
+    fix="Rename the keys before loading, as in {{k.removeprefix('{prefix}'): v for k, v in state.items()}}, and leave "
+    "strict=True, or print what load_state_dict returns.",
+    refute="Compare a weight before and after load_state_dict: if it has changed, this finding is wrong.",
+    since=0,
+    lasting=True,
+)
+def checkpoint_not_loaded(case: Case) -> Found | None:
+    """A checkpoint was loaded, but none of its weights came into the model."""
+    for call in case.facts.calls("load_state_dict"):
+        given, matched = _number(call, "given"), _number(call, "matched")
+        if given and not matched:
+            return Found(
+                step=call.steps[0] if call.steps else 0,
+                sites=(call.about or "(model)",),
+                evidence=(fact("tensors given to load_state_dict", given), below("of them loaded", 0, 0)),
+                cause=f"load_state_dict(strict=False){call.place} loaded none of the {given} tensors it was given: no "
+                f"key of the state is a name in {call.data.get('kind')}.",
+                values={"prefix": "module."},
+            )
+    for call in case.facts.calls("checkpoint.found"):
+        prefix = str(call.data.get("prefix"))
+        lacks = prefix.startswith("-")
+        return Found(
+            step=0,
+            sites=("(model)",),
+            evidence=(fact(f"tensors in {call.about}", _number(call, "given")), below("of them in the model", 0, 0)),
+            cause=f"The model has none of the weights in {call.about}, though its names fit if "
+            + (f"`{prefix[1:]}` is put before them" if lacks else f"`{prefix}` is removed")
+            + ": load_state_dict(strict=False) loads nothing then, and does not complain.",
+            values={"prefix": prefix.removeprefix("-")},
+        )
+    return None
+
+
+HELD_STATES = Threshold(3, "states of different steps held at once: a variable that is assigned anew holds two")
+
+
+@rule(
+    "best_state_shares_memory",
+    needs=["facts.program"],
+    explains=["overfitting"],
+    exact=True,
+    fix="Copy it: best = copy.deepcopy(model.state_dict()), or write it to a file at once.",
+    refute="Compare a tensor of the kept state with the model's after another step: if they differ, this is wrong.",
+    lasting=True,
+)
+def best_state_shares_memory(case: Case) -> Found | None:
+    """Weights that were kept for later are not a copy: they change with every step."""
+    for call in case.facts.calls("load_state_dict"):
+        taken = call.data.get("taken")
+        if call.data.get("own") and isinstance(taken, int) and call.steps and call.steps[-1] > taken:
+            return _shared(call, f"loads the state that model.state_dict() returned{_at(call)} {_ago(call, taken)}")
+    for call in case.facts.calls("torch.save"):
+        taken = call.data.get("taken")
+        if isinstance(taken, int) and call.steps:
+            return _shared(call, f"saves the state that model.state_dict() returned{_at(call)} {_ago(call, taken)}")
+    for call in case.facts.calls("state_dict"):
+        held = _number(call, "held") + 1
+        if held > HELD_STATES:
+            return Found(
+                step=call.steps[0],
+                sites=(call.about,),
+                evidence=(above("states of different steps that are held at once", held, HELD_STATES),),
+                cause=f"{held} results of model.state_dict(){call.place} are kept from different steps. They share the "
+                "model's memory, so all of them are the present weights.",
+            )
+    for call in case.facts.calls("second_name"):
+        return Found(
+            step=call.steps[0],
+            sites=("(model)",),
+            evidence=(fact("variables that hold the model", 2),),
+            cause=f"`{call.about}` and `{call.data.get('of')}` are one and the same model: `{call.about}` changes with "
+            "every step, too.",
+            fix=f"Copy it: {call.about} = copy.deepcopy({call.data.get('of')}).",
+            refute=f"Print {call.about} is {call.data.get('of')}: if it is False, this finding is wrong.",
+        )
+    return None
+
+
+def _at(call: CallFacts) -> str:
+    return CallFacts(verb="", line=str(call.data.get("taken_at") or "")).place
+
+
+def _ago(call: CallFacts, taken: int) -> str:
+    return f"{call.steps[-1] - taken} steps before"
+
+
+def _shared(call: CallFacts, what: str) -> Found:
+    return Found(
+        step=call.steps[-1],
+        sites=(call.about or "(model)",),
+        evidence=(fact("steps since it was taken", call.steps[-1] - _number(call, "taken")),),
+        cause=f"The call{call.place} {what}. That state shares the model's memory: it has followed every step, and is "
+        "the present weights.",
+    )
+
+
+_LOWER: Final = re.compile(r"loss|err|mse|mae|rmse|perplexity|ppl|nll|wer|cer")
+_HIGHER: Final = re.compile(r"acc|f1|auc|score|iou|dice|map|bleu|r2|precision|recall|correct|reward")
+_JUDGED: Final = re.compile(r"val|valid|test|eval|dev")
+KEPT_TIMES = Threshold(3, "times that weights were kept: two records may come by chance")
+
+
+@rule(
+    "best_selected_backwards",
+    needs=["facts.program"],
+    exact=True,
+    fix="Turn the comparison around: a lower loss is better, a higher accuracy is better; start from float('inf') for "
+    "a loss and from 0 for an accuracy.",
+    refute="Print the number and the best so far where weights are kept: if the number is better, this is wrong.",
+    since=2,
+)
+def best_selected_backwards(case: Case) -> Found | None:
+    """The weights that are kept as the best are those with the worst validation so far."""
+    for call in (*case.facts.calls("torch.save"), *case.facts.calls("state_dict")):
+        if call.count < KEPT_TIMES or call.count != len(call.steps):
+            continue
+        for name in case.scalars():
+            if not _JUDGED.search(name.lower()) or (curve := case.scalar(name)) is None:
+                continue
+            worse = 1 if _LOWER.search(name.lower()) else -1 if _HIGHER.search(name.lower()) else 0
+            kept = _kept(curve[0], call.steps)
+            if worse and kept is not None and _are_records(kept, worse * curve[1]):
+                extreme = "highest" if worse > 0 else "lowest"
+                return Found(
+                    step=call.steps[0],
+                    sites=("(loop)",),
+                    evidence=(
+                        above("times that weights were kept", call.count, KEPT_TIMES),
+                        fact(f"of them at the {extreme} {name} so far", call.count),
+                        fact("validations", len(curve[0])),
+                    ),
+                    cause=f"Weights are kept{call.place} each time {name} is the {extreme} so far, and only then: the "
+                    "worst ones are taken for the best.",
+                )
+    return None
+
+
+def _kept(steps: np.ndarray[tuple[int, ...], np.dtype[np.int64]], taken: tuple[int, ...]) -> list[bool] | None:
+    """Return after which validations weights were kept; None if that is not clear."""
+    # A number that is logged between two steps may belong to the one before or to the one after.
+    for shift in (0, 1):
+        marks = [int(step) for step in steps]
+        if all(each + shift in marks for each in taken):
+            wanted = {each + shift for each in taken}
+            return [mark in wanted for mark in marks]
+    return None
+
+
+def _are_records(kept: list[bool], values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> bool:
+    """Return whether weights were kept at the records of these values, at no other time, and not at the lows."""
+    if all(kept) or not np.isfinite(values).all():
+        return False
+    best = np.maximum.accumulate(np.concatenate([[-np.inf], values[:-1]]))
+    lows = np.minimum.accumulate(np.concatenate([[np.inf], values[:-1]]))
+    is_record = [bool(each) for each in values > best]
+    return kept == is_record and kept != [bool(each) for each in values < lows]
+
+
+# ---------------------------------------------------------------------- seeds
+
+SEEDED_AGAIN = Threshold(3, "persistence: times that training went on from the same random state")
+
+
+def repeated_seed(case: Case) -> CallFacts | None:
+    """Return the call that sets the same seed again and again while training draws random numbers."""
+    calls = case.facts.calls("seed")
+    return next((call for call in calls if _number(call, "repeats") >= SEEDED_AGAIN), None)
+
+
+@rule(
+    "seed_reset_in_loop",
+    needs=["facts.program"],
+    explains=["overfitting"],
+    exact=True,
+    fix="Set the seed once, before the loop.",
+    refute="Print torch.initial_seed() and torch.rand(1) in the loop: if the number changes, this finding is wrong.",
+    lasting=True,
+)
+def seed_reset_in_loop(case: Case) -> Found | None:
+    """The same seed is set again and again, so that the same random numbers come each time."""
+    call = repeated_seed(case)
+    if call is None:
+        return None
+    between = np.diff(call.steps)
+    each = f"every {int(np.median(between))} steps" if len(between) and np.median(between) > 1 else "in every step"
+    return Found(
+        step=call.steps[0],
+        sites=("(loop)",),
+        evidence=(
+            above("times that training went on from the same random state", _number(call, "repeats"), SEEDED_AGAIN),
+            fact("the seed", _number(call, "seed")),
+        ),
+        cause=f"{call.about}({call.data.get('seed')}){call.place} is called {each}: shuffling, dropout, noise and "
+        "augmentation repeat the same random numbers each time.",
+    )
+
+
+# ---------------------------------------------------------------------- passes over the data
+
+CUT_PASSES = Threshold(2, "passes over the data that stopped at the same batch")
+
+
+@rule(
+    "batches_never_seen",
+    needs=["facts.program"],
+    explains=["overfitting"],
+    exact=True,
+    fix="Let the loop run to the end of the loader (look for a break, zip() with a shorter loader, or next(iter())), "
+    "or pass shuffle=True, so that each pass stops at other samples.",
+    refute="Count the samples that come in one epoch: if it is the length of the dataset, this finding is wrong.",
+)
+def batches_never_seen(case: Case) -> Found | None:
+    """Each pass over the data stops at the same place, and the rest is never seen."""
+    for call in case.facts.calls("loader.pass"):
+        length, most, trained = (_number(call, name) for name in ("length", "most", "trained"))
+        fixed = call.data.get("sampler") == "SequentialSampler"
+        if fixed and trained >= CUT_PASSES and 0 < most == _number(call, "least") < length:
+            return Found(
+                step=call.steps[0],
+                sites=("loader",),
+                evidence=(
+                    above("passes over the data", trained, CUT_PASSES),
+                    below("batches of each", most, length),
+                    fact("batches that the loader has", length),
+                ),
+                cause=f"Each pass over the loader{call.place} stops after {most} of {length} batches, and the order is "
+                "always the same: the other samples are never seen.",
+            )
+    return None
+
+
+@rule(
+    "resume_overrides_lr",
+    needs=["facts.program"],
+    explains=["lr_too_low", *NOT_TRAINED],
+    exact=True,
+    fix="Set the rate after loading: for group in optimizer.param_groups: group['lr'] = lr.",
+    refute="Print optimizer.param_groups[0]['lr'] before and after load_state_dict: if it is the same, this is wrong.",
+    since=20,
+)
+def resume_overrides_lr(case: Case) -> Found | None:
+    """A checkpoint of the optimizer has brought back its old learning rate, at which the model hardly learns."""
+    for call in case.facts.calls("optimizer.found"):
+        rate, given = call.data.get("lr"), call.data.get("given")
+        if not isinstance(rate, int | float) or not isinstance(given, int | float) or call.data.get("scheduled"):
+            continue
+        seen = case.learning_rate(call.about)
+        kept = seen is not None and bool((seen[1] == rate).all())
+        if rate < given and kept and case.learning.state in ("flat", "worse"):
+            return Found(
+                step=0,
+                sites=(call.about,),
+                evidence=(
+                    fact("learning rate the optimizer was created with", given),
+                    below("learning rate it trains with", rate, given, f"{call.about}.group0.lr:scalar mean"),
+                ),
+                cause=f"{call.about} was created with a learning rate of {given:g}, but trains with {rate:g}, the rate "
+                "in the checkpoint that it loaded, and the loss does not fall.",
+            )
+    return None

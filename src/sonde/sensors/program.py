@@ -1,0 +1,646 @@
+"""What a program does between its steps: the calls of torch that a training loop is made of, as a bounded timeline.
+
+Schedulers, checkpoints, seeds, data loaders, averaged models, and parameters that are replaced or unfrozen. Each
+call is noted with the user's line, the object it is about and what came of it; calls from one line about one object are
+one entry. What happened before the session began is read from the objects, and from the variables of the functions that
+called `watch`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import CO_OPTIMIZED
+from types import FrameType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader
+
+from sonde.core.facts import PROGRAM_EVENT, CallFacts, Facts, Plain
+from sonde.hooks.guard import Handle
+from sonde.hooks.names import named_parameters, unwrap
+from sonde.hooks.on_step import on_step
+from sonde.hooks.replace_function import LOADING, ReplacedFunction
+from sonde.hooks.user_line import current_line, is_users
+from sonde.sensors.loading import loader_facts
+from sonde.sensors.sensor import Context, PassInputs, Sensor, Step, StepEnd
+
+MAX_ENTRIES: Final = 64
+MAX_STEPS: Final = 64
+_FIRST_CALLS: Final = 8
+_MAX_STATEMENTS: Final = 64
+_MAX_HELD: Final = 64
+_MAX_PASSES: Final = 16
+_MAX_SCOPES: Final = 8
+_COMPARED: Final = 8
+_OF_LOADER: Final = ("dataset_kind", "dataset_length", "batch_size", "length", "sampler", "drop_last")
+_MAX_FIELDS: Final = 16
+_ROLES: Final = ("best", "target", "ema", "teacher", "old", "frozen", "averaged", "swa", "reference", "snapshot")
+"""Words in the names of variables that hold a model which is not the one that is trained."""
+
+_SCHEDULERS: Final = [
+    each for each in vars(lr_scheduler).values() if isinstance(each, type) and issubclass(each, LRScheduler)
+]
+_SCHEDULER_STEPS: Final = [ReplacedFunction(each, "step") for each in _SCHEDULERS if "step" in vars(each)]
+# These make others step, or do not call the constructor of their base class.
+_NEW_SCHEDULERS: Final = [
+    ReplacedFunction(each, "__init__")
+    for each in _SCHEDULERS
+    if each.__name__ in ("LRScheduler", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau")
+]
+_LOAD_MODULE: Final = ReplacedFunction(nn.Module, "load_state_dict")
+_MODULE_STATE: Final = ReplacedFunction(nn.Module, "state_dict")
+_OPTIMIZER_STATE: Final = ReplacedFunction(Optimizer, "state_dict")
+_SAVE: Final = ReplacedFunction(torch, "save")
+_PASS: Final = ReplacedFunction(DataLoader, "__iter__")
+_AVERAGED_CALL: Final = ReplacedFunction(AveragedModel, "forward")
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """Calls from one line about one object."""
+
+    verb: str
+    about: str
+    line: str
+    count: int = 0
+    steps: list[int] = field(default_factory=list)
+    data: dict[str, Plain] = field(default_factory=dict)
+
+    def facts(self) -> CallFacts:
+        return CallFacts(
+            verb=self.verb,
+            about=self.about,
+            line=self.line,
+            count=self.count,
+            steps=tuple(self.steps),
+            data=dict(self.data),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Snapshot:
+    """A state dict that the program took, known by one of its tensors."""
+
+    tensor: weakref.ref[Tensor]
+    step: int
+    entry: _Entry
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """A pass over the data of a loader."""
+
+    entry: _Entry
+    step: int
+    batches: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """The parameter groups that `optimizer.state_dict()` returned, and the rates in them."""
+
+    optimizer: weakref.ref[Optimizer]
+    groups: list[dict[str, Any]]
+    rates: list[Any]
+    entry: _Entry
+
+
+class _Seeding:
+    """The seeds of one random generator, and whether training goes on from the same state after each."""
+
+    def __init__(self, verb: str, function: ReplacedFunction, mark: Callable[[], int]) -> None:
+        self.verb = verb
+        self.function = function
+        self.mark = mark
+        """Returns a number made of the generator's state."""
+        self.entry: _Entry | None = None
+        """The last call."""
+        self.given: Any = None
+        self.fresh = self.trained = 0
+        """Marks of the state after that call, and at the first training pass since; 0 if there was none."""
+        self.before: dict[_Entry, tuple[Any, int]] = {}
+        """By line: the seed and the state of the first training pass, as they were last time."""
+
+    def end(self) -> None:
+        """Note where the last seed led to, if training went on from it and random numbers were drawn."""
+        if self.entry is not None and self.trained and self.mark() != self.fresh:
+            self.before[self.entry] = (self.given, self.trained)
+        self.entry, self.trained = None, 0
+
+    def is_same(self, entry: _Entry) -> bool:
+        """Take the first training pass after a seed; return whether it begins as the one after the last seed."""
+        self.trained = self.mark()
+        return self.before.get(entry) == (self.given, self.trained)
+
+
+def _seedings() -> list[_Seeding]:
+    return [
+        _Seeding("torch.manual_seed", ReplacedFunction(torch, "manual_seed"), _torch_mark),
+        _Seeding("numpy.random.seed", ReplacedFunction(np.random, "seed"), _numpy_mark),
+        _Seeding("random.seed", ReplacedFunction(random, "seed"), lambda: hash(random.getstate())),
+    ]
+
+
+def _torch_mark() -> int:
+    return hash(torch.get_rng_state().numpy().tobytes())
+
+
+def _numpy_mark() -> int:
+    state: Any = np.random.get_state()
+    return hash((state[1].tobytes(), state[2]))
+
+
+class ProgramCalls(Sensor):
+    """The calls of a program around its steps. Nothing is counted for each operation, module or batch but a number."""
+
+    produces = ("facts.program",)
+    cost = "some microseconds at each of these calls, and a look at the parameters after 1, 2, 4, 8, ... steps"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._entries: dict[tuple[Any, ...], _Entry] = {}
+        self._stated = 0
+        self._is_new = False
+        self._inside = 0
+        self._names: dict[int, str] = {}
+        """The names of the watched optimizers, by id."""
+        self._stepped: dict[int, weakref.ref[Optimizer]] = {}
+        self._snapshots: list[_Snapshot] = []
+        self._passes: dict[int, _Pass] = {}
+        self._copies: list[_Copy] = []
+        self._seedings = _seedings()
+        self._models: dict[int, str] = {}
+        self._trainable: set[int] = set()
+        self._loads_own = False
+        self._rated: set[int] = set()
+        """Optimizers that have stepped, by id."""
+
+    # ------------------------------------------------------------------ the timeline
+
+    @property
+    def _now(self) -> int:
+        """How many steps have ended."""
+        return int(self.context.watched.packer.step)
+
+    def _note(self, verb: str, about: str, *key: Any, line: str | None = None, **data: Plain) -> _Entry:
+        """Note a call."""
+        where = _line() if line is None else line
+        place = (verb, about, where, *key)
+        entry = self._entries.get(place)
+        if entry is None:
+            entry = _Entry(verb, about, where)
+            if len(self._entries) < MAX_ENTRIES:
+                self._entries[place] = entry
+                self._is_new = True
+        entry.count += 1
+        entry.steps.append(self._now)
+        if len(entry.steps) > MAX_STEPS:
+            del entry.steps[_FIRST_CALLS]
+        self._set(entry, **data)
+        return entry
+
+    def _set(self, entry: _Entry, **data: Plain) -> None:
+        if any(entry.data.get(name, self) != value for name, value in data.items()):
+            entry.data |= data
+            self._is_new = True
+
+    def on_step_end(self, end: StepEnd) -> None:
+        """State what is new."""
+        steps = self.context.steps
+        is_round = steps & (steps - 1) == 0
+        if is_round:
+            self._look_at_parameters()
+            self._look_for_second_names()
+        if (is_round or self._is_new) and self._entries and self._stated < _MAX_STATEMENTS:
+            self._state()
+
+    def on_end(self) -> None:
+        """State everything once more."""
+        self._look_at_parameters()
+        self._look_for_second_names()
+        for each in list(self._passes.values()):
+            self._end_pass(each)
+        if self._entries:
+            self._state()
+
+    def _state(self) -> None:
+        self._stated += 1
+        self._is_new = False
+        program = Facts(program=tuple(each.facts() for each in self._entries.values())).to_json()["program"]
+        message = "what the program does between its steps"
+        self.context.watched.packer.put_event(PROGRAM_EVENT, message, {"program": program})
+
+    # ------------------------------------------------------------------ beginning
+
+    def start(self) -> None:
+        """Read what happened before from the objects and from the variables of the user's functions."""
+        watched = self.context.watched
+        for name, model in watched.models.items():
+            self._models |= {id(model): name or "(model)", id(unwrap(model)): name or "(model)"}
+        self._trainable = {id(each) for _, each, _ in named_parameters(watched.models) if each.requires_grad}
+        self._names = {key: name for name, key in self.context.owners.values()}
+        for variables in _users_variables():
+            self._look_at_variables(variables)
+
+    def _note_rate(self, name: str, optimizer: Optimizer) -> None:
+        rates = {group["lr"] for group in optimizer.param_groups if isinstance(group.get("lr"), int | float)}
+        given = optimizer.defaults.get("lr")
+        if len(rates) == 1 and isinstance(given, int | float) and any(optimizer.state.values()):
+            scheduled = any("initial_lr" in group for group in optimizer.param_groups)
+            self._note("optimizer.found", name, line="", lr=rates.pop(), given=given, scheduled=scheduled)
+
+    def _look_at_variables(self, variables: dict[str, Any]) -> None:
+        models = [unwrap(model) for model in self.context.watched.models.values()]
+        for name, value in variables.items():
+            if isinstance(value, LRScheduler):
+                self._note_scheduler("scheduler.found", value, line="")
+            elif isinstance(value, dict):
+                for key, given in _states(name, value):
+                    prefix = next((found for model in models if (found := _unloaded_prefix(given, model))), None)
+                    if prefix is not None:
+                        self._note("checkpoint.found", key, line="", prefix=prefix, given=len(given))
+
+    def listen(self) -> Iterator[Handle]:
+        """Listen to the calls."""
+        wrap = self.context.watched.guard.wrap
+        name = type(self).__name__
+        begin, end = wrap(name, self._begin), wrap(name, self._end)
+        for each in _SCHEDULER_STEPS:
+            yield each.listen(before=begin, end=end, after=wrap(name, self._scheduler_stepped))
+        for each in _NEW_SCHEDULERS:
+            yield each.listen(before=begin, end=end, after=wrap(name, self._scheduler_made))
+        yield _LOAD_MODULE.listen(before=wrap(name, self._begin_load), after=wrap(name, self._loaded))
+        yield _MODULE_STATE.listen(after=wrap(name, self._state_taken))
+        yield _OPTIMIZER_STATE.listen(after=wrap(name, self._optimizer_state_taken))
+        yield _SAVE.listen(before=wrap(name, self._saved))
+        for seeding in self._seedings:
+            begin_seed, end_seed = partial(self._begin_seed, seeding), partial(self._seeded, seeding)
+            yield seeding.function.listen(before=wrap(name, begin_seed), after=wrap(name, end_seed))
+        yield _PASS.listen(after=wrap(name, self._pass_begun))
+        yield LOADING.listen(after=wrap(name, self._batch_fetched))
+        yield _AVERAGED_CALL.listen(before=wrap(name, self._averaged_called))
+        yield from on_step(wrap(name, _nothing), wrap(name, self._optimizer_stepped))
+
+    # ------------------------------------------------------------------ optimizers and schedulers
+
+    def on_step(self, step: Step) -> None:
+        """Know a watched optimizer by its name."""
+        self._names[id(step.optimizer)] = step.name
+        self._rated.add(id(step.optimizer))
+
+    def on_gradients(self, step: Step) -> None:
+        """Look at the rate that an optimizer begins with, and whether one was written into a copy of its groups."""
+        if id(step.optimizer) not in self._rated and not self.context.steps:
+            self._note_rate(step.name, step.optimizer)
+        if self._copies:
+            self._look_at_copies()
+
+    def _optimizer_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if id(optimizer) not in self._stepped and len(self._stepped) < _MAX_HELD:
+            self._stepped[id(optimizer)] = weakref.ref(optimizer)
+
+    def _begin(self, args: Any, kwargs: Any) -> None:
+        self._inside += 1
+
+    def _end(self) -> None:
+        self._inside -= 1
+
+    def _scheduler_stepped(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if not self._inside and args:
+            self._note_scheduler("scheduler.step", args[0])
+
+    def _scheduler_made(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if not self._inside and args:
+            self._note_scheduler("scheduler.made", args[0])
+
+    def _note_scheduler(self, verb: str, scheduler: LRScheduler, line: str | None = None) -> None:
+        optimizer = getattr(scheduler, "optimizer", None)
+        groups = {id(group) for group in getattr(optimizer, "param_groups", ())}
+        alive = [each for ref in self._stepped.values() if (each := ref()) is not None]
+        # A wrapper around an optimizer shares its groups.
+        steps = any(each is optimizer or groups & set(map(id, each.param_groups)) for each in alive)
+        key = () if verb == "scheduler.made" else (id(scheduler),)
+        total = getattr(scheduler, "total_steps", None)
+        self._note(
+            verb,
+            self._names.get(id(optimizer), ""),
+            *key,
+            line=line,
+            kind=type(scheduler).__name__,
+            drives=steps,
+            total=total if isinstance(total, int) else None,
+        )
+
+    def _optimizer_state_taken(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        groups = result.get("param_groups") if isinstance(result, dict) else None
+        if not groups or not isinstance(args[0], Optimizer) or len(self._copies) >= _COMPARED:
+            return
+        entry = self._note("optimizer.state_dict", self._names.get(id(args[0]), ""))
+        self._copies.append(_Copy(weakref.ref(args[0]), groups, [group.get("lr") for group in groups], entry))
+
+    def _look_at_copies(self) -> None:
+        copies, self._copies = self._copies, []
+        for copy in copies:
+            optimizer = copy.optimizer()
+            if optimizer is None or len(optimizer.param_groups) != len(copy.groups):
+                continue
+            rates = [(group.get("lr"), old) for group, old in zip(copy.groups, copy.rates, strict=True)]
+            live = [group.get("lr") for group in optimizer.param_groups]
+            plain = all(isinstance(each, int | float) for each in (*copy.rates, *live, *(now for now, _ in rates)))
+            if plain and any(now != old for now, old in rates) and live == copy.rates:
+                written = int(copy.entry.data.get("written") or 0) + 1
+                self._set(copy.entry, written=written, rate=rates[0][0], kept=live[0])
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _begin_load(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = args[1] if len(args) > 1 else kwargs.get("state_dict")
+        self._loads_own = isinstance(given, Mapping) and _is_own_memory(given, args[0])
+
+    def _loaded(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        module, given = args[0], args[1] if len(args) > 1 else kwargs.get("state_dict")
+        if not isinstance(given, Mapping):
+            return
+        unexpected = len(getattr(result, "unexpected_keys", ()))
+        if not self.context.steps and len(given) > unexpected:
+            self._entries = {key: each for key, each in self._entries.items() if each.verb != "checkpoint.found"}
+        snapshot = self._snapshot_in(given)
+        self._note(
+            "load_state_dict",
+            self._models.get(id(module), ""),
+            kind=type(module).__name__,
+            given=len(given),
+            matched=len(given) - unexpected,
+            missing=len(getattr(result, "missing_keys", ())),
+            own=self._loads_own,
+            taken=None if snapshot is None else snapshot.step,
+            taken_at="" if snapshot is None else snapshot.entry.line,
+        )
+
+    def _state_taken(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if kwargs.get("destination") is not None or len(args) != 1 or id(args[0]) not in self._models:
+            return
+        tensor = _shared_tensor(result, args[0])
+        if tensor is None:
+            return
+        entry = self._note("state_dict", self._models[id(args[0])])
+        self._snapshots = [each for each in self._snapshots if each.tensor() is not None][-_MAX_HELD:]
+        others = {each.step for each in self._snapshots if each.entry is entry and each.step != self._now}
+        self._set(entry, held=max(len(others), int(entry.data.get("held") or 0)))
+        self._snapshots.append(_Snapshot(weakref.ref(tensor), self._now, entry))
+
+    def _saved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        saved = args[0] if args else kwargs.get("obj")
+        entry = self._note("torch.save", "")
+        snapshot = self._snapshot_in(saved)
+        # Taken once, before the loop, it may be meant to follow the weights.
+        if snapshot is not None and snapshot.step < self._now and snapshot.entry.count > 1:
+            self._set(entry, taken=snapshot.step, taken_at=snapshot.entry.line)
+
+    def _snapshot_in(self, saved: Any) -> _Snapshot | None:
+        """Return the state that was taken earlier and whose tensors are in what is saved or loaded."""
+        if not self._snapshots:
+            return None
+        known = {id(tensor): each for each in self._snapshots if (tensor := each.tensor()) is not None}
+        return next((known[id(tensor)] for tensor in _tensors(saved) if id(tensor) in known), None)
+
+    # ------------------------------------------------------------------ seeds
+
+    def _begin_seed(self, seeding: _Seeding, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seeding.end()
+
+    def _seeded(self, seeding: _Seeding, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        given = args[0] if args else next(iter(kwargs.values()), None)
+        if isinstance(given, int):
+            seeding.entry = self._note("seed", seeding.verb)
+            seeding.given, seeding.fresh = given, seeding.mark()
+
+    def on_pass(self, inputs: PassInputs) -> None:
+        """Compare the random state of the first training pass after a seed with that after the seed before."""
+        if not inputs.is_first:
+            return
+        for seeding in self._seedings:
+            entry = seeding.entry
+            if entry is not None and not seeding.trained:
+                repeats = int(entry.data.get("repeats") or 0) + 1 if seeding.is_same(entry) else 0
+                self._set(entry, repeats=repeats, seed=seeding.given)
+
+    # ------------------------------------------------------------------ data loaders
+
+    def _pass_begun(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        loader = args[0]
+        about = loader_facts(loader).settings
+        key = tuple(about.get(name) for name in _OF_LOADER)
+        entry = self._note("loader.pass", "", *key)
+        for mark, each in list(self._passes.items()):
+            if each.entry is entry or len(self._passes) >= _MAX_PASSES:
+                self._end_pass(self._passes.pop(mark))
+        if entry.count == 1:
+            told = {name: about.get(name) for name in _OF_LOADER}
+            self._set(entry, **told, hidden=_hidden_samples(loader.dataset))
+        self._passes[id(result)] = _Pass(entry, self._now)
+        if self.context.watched.helpers.loader is None and entry.data.get("trained") == 1:
+            self.context.book.add(loader=loader_facts(loader))
+
+    def _batch_fetched(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        found = self._passes.get(id(args[0]))
+        if found is not None:
+            found.batches += 1
+
+    def _end_pass(self, ended: _Pass) -> None:
+        """Note how far a pass came, if the program trained in it."""
+        data = ended.entry.data
+        if self._now <= ended.step or not ended.batches:
+            return
+        known = [int(data[name] or 0) for name in ("least", "most") if name in data]
+        counts = [*known, ended.batches]
+        data |= {"trained": int(data.get("trained") or 0) + 1, "least": min(counts), "most": max(counts)}
+
+    # ------------------------------------------------------------------ averages and parameters
+
+    def _averaged_called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note an evaluation of averaged weights, and whether batch norms have the statistics of the model itself."""
+        average = args[0]
+        by_formula = any(getattr(average, name, None) is not None for name in ("avg_fn", "multi_avg_fn"))
+        if average.training or by_formula or average.use_buffers or not int(average.n_averaged):
+            return
+        norms = _statistics(average)
+        own = [_statistics(model) for model in self.context.watched.models.values()]
+        copied = any(
+            len(each) == len(norms) and all(torch.equal(a, b) for a, b in zip(each, norms, strict=True)) for each in own
+        )
+        if norms:
+            self._note("averaged.call", "", norms=len(norms), copied=copied)
+
+    def _look_at_parameters(self) -> None:
+        """Note parameters that were replaced or unfrozen since the session began and that no optimizer holds."""
+        names = self.context.book.names
+        found = list(named_parameters(self.context.watched.models))
+        new = [(name, each) for name, each, _ in found if each.requires_grad and id(each) not in names]
+        thawed = [
+            (name, each)
+            for name, each, _ in found
+            if each.requires_grad and id(each) in names and id(each) not in self._trainable
+        ]
+        if not new and not thawed:
+            return
+        optimizers = [each for ref in self._stepped.values() if (each := ref()) is not None]
+        held = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+        for verb, parameters in (("parameters.replaced", new), ("parameters.unfrozen", thawed)):
+            lost = [name for name, each in parameters if id(each) not in held]
+            if lost:
+                self._note(verb, lost[0], line="", lost=len(lost), names=", ".join(lost[:3]))
+
+    def _look_for_second_names(self) -> None:
+        """Note a variable that is named as another model would be, and is the one that is trained."""
+        for variables in _users_variables():
+            names = [name for name, value in variables.items() if id(value) in self._models]
+            for name in (each for each in names if any(word in each.lower().split("_") for word in _ROLES)):
+                same = [other for other in names if other != name and variables[other] is variables[name]]
+                plain = [other for other in same if not any(word in other.lower().split("_") for word in _ROLES)]
+                if plain and (("second_name", name, "") not in self._entries):
+                    self._note("second_name", name, line="", of=plain[0])
+
+
+def _nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
+def _line() -> str:
+    line = current_line()
+    return "" if line is None else str(line)
+
+
+def _address(tensor: Tensor) -> int:
+    """Return where a tensor's values are; 0 if that is not known."""
+    try:
+        return int(tensor.data_ptr())
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _is_own_memory(given: Mapping[str, Any], module: nn.Module) -> bool:
+    """Return whether a state is the very memory of the module that loads it."""
+    pairs = [
+        (given[name], own)
+        for name, own in module.named_parameters()
+        if isinstance(given.get(name), Tensor) and own.numel()
+    ]
+    return bool(pairs) and all(_address(one) == _address(own) != 0 for one, own in pairs[:_COMPARED])
+
+
+def _shared_tensor(state: Any, module: nn.Module) -> Tensor | None:
+    """Return a tensor of a state dict that is a view of a parameter, and not the parameter itself."""
+    if not isinstance(state, Mapping):
+        return None
+    for name, own in module.named_parameters():
+        tensor = state.get(name)
+        if isinstance(tensor, Tensor) and tensor is not own and own.numel() and _address(tensor) == _address(own) != 0:
+            return tensor
+    return None
+
+
+def _statistics(module: nn.Module) -> list[Tensor]:
+    norms = (each for each in module.modules() if isinstance(each, _BatchNorm))
+    return [each.running_mean for each in norms if each.running_mean is not None]
+
+
+def _tensors(saved: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Yield the tensors in nested dicts, lists and tuples."""
+    if isinstance(saved, Tensor):
+        yield saved
+    elif depth and isinstance(saved, Mapping):
+        for each in list(saved.values())[:1000]:
+            yield from _tensors(each, depth - 1)
+    elif depth and isinstance(saved, list | tuple):
+        for each in saved[:1000]:
+            yield from _tensors(each, depth - 1)
+
+
+# ---------------------------------------------------------------------- what was there before
+
+
+def _users_variables() -> Iterator[dict[str, Any]]:
+    """Yield the variables of the user's functions that are running, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    found = 0
+    while frame is not None and found < _MAX_SCOPES:
+        if is_users(frame.f_code.co_filename):
+            found += 1
+            variables = frame.f_locals
+            yield dict(variables)
+            # Python up to 3.12 keeps the copy that it makes for us, and all it refers to, as long as the function runs.
+            if frame.f_code.co_flags & CO_OPTIMIZED and isinstance(variables, dict):
+                variables.clear()
+        frame = frame.f_back
+
+
+def _states(name: str, value: dict[Any, Any]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield the dicts of tensors by name in a variable: a state dict, or a checkpoint that holds one."""
+    for key, each in ((name, value), *((f"{name}[{key!r}]", inner) for key, inner in list(value.items())[:100])):
+        if isinstance(each, dict):
+            tensors = {k: v for k, v in list(each.items())[:10_000] if isinstance(k, str) and isinstance(v, Tensor)}
+            if len(tensors) > 1:
+                yield key, tensors
+
+
+def _unloaded_prefix(given: Mapping[str, Tensor], module: nn.Module) -> str | None:
+    """Return the prefix by which the names of a checkpoint differ from those of a model that has none of its values.
+
+    A minus before it if the checkpoint lacks the prefix.
+    """
+    own = dict(_own_tensors(module))
+    if not own or any(name in own for name in given):
+        return None
+    first = next(iter(given))
+    more = [first.removesuffix(name) for name in own if first.endswith(f".{name}")]
+    less = [name.removesuffix(first) for name in own if name.endswith(f".{first}")]
+    for prefix in more:
+        pairs = [(tensor, own.get(name.removeprefix(prefix))) for name, tensor in given.items()]
+        if _fits_but_differs(pairs):
+            return prefix
+    for prefix in less:
+        if _fits_but_differs([(tensor, own.get(prefix + name)) for name, tensor in given.items()]):
+            return f"-{prefix}"
+    return None
+
+
+def _fits_but_differs(pairs: list[tuple[Tensor, Tensor | None]]) -> bool:
+    fitting = [(one, own) for one, own in pairs if own is not None and one.shape == own.shape]
+    if len(fitting) < 2 or 2 * len(fitting) < len(pairs):
+        return False
+    with torch.no_grad():
+        # Constants, such as the zeros of a fresh bias, are equal in any two models.
+        told = [(one, own) for one, own in fitting if one.is_floating_point() and one.device.type != "meta"]
+        told = [(one, own) for one, own in told[: 4 * _COMPARED] if bool((one != one.flatten()[:1]).any())]
+        return bool(told) and not any(torch.equal(one.cpu(), own.cpu().to(one.dtype)) for one, own in told[:_COMPARED])
+
+
+def _hidden_samples(dataset: Any) -> int | None:
+    """Return how many items a dataset holds in each of its lists, where its length counts the lists instead."""
+    try:
+        length = len(dataset)
+        if length > _MAX_FIELDS:
+            return None
+        fields = [each for each in vars(dataset).values() if isinstance(each, list | tuple) and len(each) == length]
+        sizes = [{len(item) for item in each} for each in fields]
+    except TypeError:
+        return None
+    return next((min(each) for each in sizes if len(each) == 1 and min(each) > length > 0), None)

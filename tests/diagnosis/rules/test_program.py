@@ -1,0 +1,355 @@
+"""What a program does between its steps: each fault, and a healthy program that looks alike."""
+
+from __future__ import annotations
+
+import copy
+import io
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from programs import classify, data, perceptron
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, StepLR
+from torch.optim.swa_utils import AveragedModel, update_bn
+from torch.utils.data import DataLoader, TensorDataset
+
+import sonde
+from sonde.core.facts import CallFacts
+from sonde.sensors.program import MAX_ENTRIES, MAX_STEPS
+
+X, Y = data(samples=96)
+
+
+def watched(folder, model, optimizer, **options):
+    return sonde.watch(model, optimizer, run=folder / "run", on_error="raise", tape=False, **options)
+
+
+def step(model, optimizer, session, x=X[:16], y=Y[:16]):
+    loss = classify(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    session.log(loss=loss)
+
+
+def made(lr=0.1):
+    model = perceptron()
+    return model, SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def found(session, kind):
+    return next((each for each in session.findings if each.kind == kind and each.severity != "info"), None)
+
+
+# ---------------------------------------------------------------------- schedules
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_scheduler_of_an_optimizer_that_never_steps(tmp_path, ill):
+    model, optimizer = made()
+    scheduler = ExponentialLR(SGD(model.parameters(), lr=0.1) if ill else optimizer, 0.99)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(8):
+            step(model, optimizer, session)
+            scheduler.step()
+    finding = found(session, "scheduler_never_called")
+    assert (finding is not None) is ill
+    assert not ill or "test_program.py:" in finding.cause
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_rate_that_is_written_into_a_copy(tmp_path, ill):
+    model, optimizer = made()
+    with watched(tmp_path, model, optimizer) as session:
+        for epoch in range(4):
+            for group in (optimizer.state_dict() if ill else vars(optimizer))["param_groups"]:
+                group["lr"] = 0.1 * 0.5**epoch
+            state = optimizer.state_dict()  # a program that saves it, as it is
+            for _ in range(3):
+                step(model, optimizer, session)
+    assert state
+    assert (found(session, "scheduler_never_called") is not None) is ill
+
+
+@pytest.mark.parametrize(("every", "total", "ill"), [(6, 24, True), (1, 24, False), (6, 5, False)])
+def test_a_schedule_for_batches_that_is_stepped_by_the_epoch(tmp_path, every, total, ill):
+    model, optimizer = made()
+    scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=total)
+    with watched(tmp_path, model, optimizer) as session:
+        for number in range(1, 24):
+            step(model, optimizer, session)
+            if number % every == 0:
+                scheduler.step()
+    assert (found(session, "scheduler_never_called") is not None) is ill
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_scheduler_that_is_made_in_every_epoch(tmp_path, ill):
+    model, optimizer = made()
+    scheduler = StepLR(optimizer, 2)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(6):
+            scheduler = StepLR(optimizer, 2) if ill else scheduler
+            step(model, optimizer, session)
+            scheduler.step()
+    assert (found(session, "scheduler_never_called") is not None) is ill
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_checkpoint_that_brings_its_rate_back(tmp_path, ill):
+    model, optimizer = made(lr=1e-7)
+    step(model, optimizer, _Quiet())
+    resumed = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    resumed.load_state_dict(optimizer.state_dict())
+    for group in resumed.param_groups:
+        group["lr"] = group["lr"] if ill else 0.1
+    with watched(tmp_path, model, resumed) as session:
+        for _ in range(40):
+            step(model, resumed, session)
+    assert (found(session, "resume_overrides_lr") is not None) is ill
+
+
+class _Quiet:
+    def log(self, **scalars):
+        """Log nothing."""
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_checkpoint_of_which_nothing_is_loaded(tmp_path, ill, when):
+    model, optimizer = made()
+    torch.manual_seed(1)
+    checkpoint = {f"net.{name}": torch.randn_like(value) for name, value in model.state_dict().items()}
+    given = checkpoint if ill else {name.removeprefix("net."): value for name, value in checkpoint.items()}
+    if when == "before":
+        model.load_state_dict(given, strict=False)
+        del given
+    with watched(tmp_path, model, optimizer) as session:
+        if when == "within":
+            model.load_state_dict(given, strict=False)
+        step(model, optimizer, session)
+    finding = found(session, "checkpoint_not_loaded")
+    assert (finding is not None) is ill
+    assert not ill or when == "within" or "`net.`" in finding.cause
+
+
+def keep(state, ill):
+    return state if ill else copy.deepcopy(state)
+
+
+@pytest.mark.parametrize("use", ["load", "save", "list", "name"])
+@pytest.mark.parametrize("ill", [True, False])
+def test_weights_that_are_kept_without_a_copy(tmp_path, ill, use):
+    model, optimizer = made()
+    with watched(tmp_path, model, optimizer) as session:
+        kept, best, best_model = [], None, None
+        for number in range(10):
+            step(model, optimizer, session)
+            if use == "list":
+                kept.append(keep(model.state_dict(), ill))
+            elif use == "name" and number == 2:
+                best_model = model if ill else copy.deepcopy(model)
+            elif number in (2, 4):
+                best = keep(model.state_dict(), ill)
+        if use == "load":
+            model.load_state_dict(best)
+        elif use == "save":
+            torch.save({"model": best}, io.BytesIO())
+    assert best_model is None or use == "name"
+    assert (found(session, "best_state_shares_memory") is not None) is ill
+
+
+def test_states_that_are_used_at_once_need_no_copy(tmp_path):
+    model, optimizer = made()
+    target = copy.deepcopy(model)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(6):
+            step(model, optimizer, session)
+            state = model.state_dict()
+            torch.save(state, io.BytesIO())
+            target.load_state_dict(state)
+    assert found(session, "best_state_shares_memory") is None
+
+
+@pytest.mark.parametrize("name", ["val_loss", "val_acc"])
+@pytest.mark.parametrize("ill", [True, False])
+def test_the_worst_weights_are_kept_as_the_best(tmp_path, ill, name):
+    model, optimizer = made()
+    numbers = [3.0, 2.0, 4.0, 1.0, 5.0, 2.5, 0.5]
+    higher_is_better = (name == "val_acc") is not ill
+    best = -np.inf if higher_is_better else np.inf
+    with watched(tmp_path, model, optimizer) as session:
+        for number in numbers:
+            step(model, optimizer, session)
+            session.log(**{name: number})
+            if (number > best) if higher_is_better else (number < best):
+                best = number
+                torch.save(model.state_dict(), io.BytesIO())
+    assert (found(session, "best_selected_backwards") is not None) is ill
+
+
+# ---------------------------------------------------------------------- seeds and data
+
+
+@pytest.mark.parametrize("kind", ["ill", "another seed", "drawn aside", "nothing random"])
+def test_a_seed_that_is_set_again_and_again(tmp_path, kind):
+    model, optimizer = made()
+    with watched(tmp_path, model, optimizer) as session:
+        for epoch in range(6):
+            with torch.random.fork_rng() if kind == "drawn aside" else nullcontext():
+                torch.manual_seed(epoch if kind == "another seed" else 0)
+            for _ in range(3):
+                chosen = torch.arange(16) if kind == "nothing random" else torch.randperm(len(X))[:16]
+                step(model, optimizer, session, X[chosen], Y[chosen])
+    finding = found(session, "seed_reset_in_loop")
+    assert (finding is not None) is (kind == "ill")
+    assert kind != "ill" or "every 3 steps" in finding.cause
+
+
+@pytest.mark.parametrize(("shuffle", "stop", "ill"), [(False, 3, True), (True, 3, False), (False, 6, False)])
+def test_passes_that_stop_at_the_same_batch(tmp_path, shuffle, stop, ill):
+    model, optimizer = made()
+    loader = DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=shuffle)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(3):
+            for number, (x, y) in enumerate(loader, 1):
+                step(model, optimizer, session, x, y)
+                if number == stop:
+                    break
+    assert (found(session, "batches_never_seen") is not None) is ill
+
+
+class Pairs(torch.utils.data.Dataset):
+    def __init__(self, length):
+        self.lists = (list(X), list(Y))
+        self.length = length
+
+    def __len__(self):
+        return self.length(self.lists)
+
+    def __getitem__(self, index):
+        return self.lists[0][index], self.lists[1][index]
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_dataset_whose_length_counts_its_lists(tmp_path, ill):
+    model, optimizer = made()
+    loader = DataLoader(Pairs(len if ill else lambda lists: len(lists[0])), batch_size=16, shuffle=True)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(4):
+            for x, y in loader:
+                step(model, optimizer, session, x, y)
+    assert (found(session, "sampler_draws_few") is not None) is ill
+
+
+# ---------------------------------------------------------------------- averages and parameters
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_averaged_weights_with_the_statistics_of_others(tmp_path, ill):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    optimizer, average = SGD(model.parameters(), lr=0.1), AveragedModel(model)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(4):
+            step(model, optimizer, session)
+            average.update_parameters(model)
+        if not ill:
+            update_bn([(X, Y)], average)
+        average.eval()(X)
+    assert (found(session, "batchnorm_stats_stale") is not None) is ill
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_layer_that_is_replaced_in_the_course_of_training(tmp_path, ill):
+    model, optimizer = made()
+    with watched(tmp_path, model, optimizer) as session:
+        for number in range(12):
+            if number == 3:
+                model[4] = nn.Linear(16, 3)
+                if not ill:
+                    optimizer.add_param_group({"params": list(model[4].parameters())})
+            step(model, optimizer, session)
+    assert (found(session, "stale_params_in_optimizer") is not None) is ill
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_parameters_that_are_unfrozen_and_not_trained(tmp_path, ill):
+    model = perceptron()
+    model[0].requires_grad_(False)
+    optimizer = SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
+    with watched(tmp_path, model, optimizer) as session:
+        for number in range(12):
+            if number == 3:
+                model[0].requires_grad_(True)
+                if not ill:
+                    optimizer.add_param_group({"params": list(model[0].parameters())})
+            step(model, optimizer, session)
+    assert (found(session, "params_not_in_optimizer") is not None) is ill
+
+
+# ---------------------------------------------------------------------- the timeline itself
+
+
+def run_of_everything(folder, watch):
+    """Use all that is listened to, and return the weights."""
+    torch.manual_seed(3)
+    model, optimizer = made()
+    scheduler = ExponentialLR(optimizer, 0.9)
+    loader = DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True)
+    session = watched(folder, model, optimizer) if watch else nullcontext(_Quiet())
+    with session as session:
+        for epoch in range(3):
+            torch.manual_seed(epoch)
+            for x, y in loader:
+                step(model, optimizer, session, x, y)
+            scheduler.step()
+            model.load_state_dict(copy.deepcopy(model.state_dict()))
+            torch.save(optimizer.state_dict(), io.BytesIO())
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+def test_training_is_the_same_bit_by_bit(tmp_path):
+    assert torch.equal(run_of_everything(tmp_path, watch=True), run_of_everything(tmp_path, watch=False))
+
+
+def test_the_timeline_is_bounded_and_functions_are_restored(tmp_path):
+    functions = [torch.save, torch.manual_seed, np.random.seed, nn.Module.state_dict, DataLoader.__iter__]
+    model, optimizer = made()
+    with watched(tmp_path, model, optimizer) as session:
+        sensor = next(each for each in session._pipeline._observer._sensors if type(each).__name__ == "ProgramCalls")
+        step(model, optimizer, session)
+        for _ in range(2 * MAX_STEPS):
+            torch.manual_seed(0)
+        for number in range(2 * MAX_ENTRIES):
+            sensor._note("torch.save", str(number))
+    assert len(sensor._entries) == MAX_ENTRIES
+    assert max(len(each.steps) for each in sensor._entries.values()) == MAX_STEPS
+    assert [torch.save, torch.manual_seed, np.random.seed, nn.Module.state_dict, DataLoader.__iter__] == functions
+
+
+def test_variables_of_the_users_functions_are_not_kept_alive(tmp_path):
+    import gc
+    import weakref
+
+    model, optimizer = made()
+    large = torch.ones(3)
+    with watched(tmp_path, model, optimizer) as session:
+        gone = weakref.ref(large)
+        step(model, optimizer, session)
+        del large
+        gc.collect()
+        assert gone() is None
+        step(model, optimizer, session)
+
+
+def test_a_place_is_short():
+    assert CallFacts(verb="seed", line="/a/b/train.py:7").place == " at train.py:7"
+    assert CallFacts(verb="seed").place == ""
