@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sonde
+from sonde.forensics.tape.recorder import TapeRecorder
 from sonde.record.governor import EVERYTHING, FULL_STEPS, LEVELS, NOTHING, OUTPUTS, PARAMETERS, Governor, Strides
 
 
@@ -325,7 +326,7 @@ def test_steps_of_a_long_stride_are_steps_of_all_shorter_ones():
         assert 0.3 < sum(step % 3 == 0 for step in longer) / len(longer) < 0.6, "no period of a loop is left out"
 
 
-def train_tiny(path, steps, *, bad_at=None, evaluate_at=()):
+def train_tiny(path, steps, *, bad_at=None, evaluate_at=(), rate=lambda step: 0.01):
     """Train a model whose steps are so short that it dozes; return its run."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -333,6 +334,7 @@ def train_tiny(path, steps, *, bad_at=None, evaluate_at=()):
     x, y = torch.randn(16, 4), torch.randint(2, (16,))
     with sonde.watch(model, optimizer, run=path, budget=0.05) as session:
         for step in range(1, steps + 1):
+            optimizer.param_groups[0]["lr"] = rate(step)
             loss = nn.functional.cross_entropy(model(x), y)
             loss = loss * float("nan") if step == bad_at else loss
             optimizer.zero_grad()
@@ -374,6 +376,27 @@ def test_a_tiny_model_dozes_and_no_step_or_logged_number_is_lost(tmp_path, dozin
     norms = run.series("0.weight:gradient", "norm")
     assert norms.steps.max() <= 1500
     assert run.steps[-1] == 1500
+
+
+def test_a_learning_rate_that_is_wrong_for_one_counted_step_is_recorded(tmp_path, dozing):
+    wrong = range(1000, 1040, 3)
+    _, run = train_tiny(tmp_path / "run", 1100, rate=lambda step: 0.4 if step in wrong else 0.01)
+    assert sum(dozing) > 300
+    rates = run.series("*.group0.lr", "mean")
+    assert rates.steps[rates.values > 0.1].tolist() == list(wrong)
+
+
+def test_a_tape_that_begins_with_a_doze_holds_one_step(tmp_path, dozing, monkeypatch):
+    wanted = [700, 760, 820]
+
+    def due(recorder, number):
+        return "early" if wanted and number >= wanted[0] and wanted.pop(0) else None
+
+    monkeypatch.setattr(TapeRecorder, "_due", due)
+    _, run = train_tiny(tmp_path / "run", 900)
+    assert sum(dozing) > 100
+    steps = [sum(mark.kind == "optimizer_enter" for mark in run.tape(step).marks) for step in run.tapes()]
+    assert steps == [1, 1, 1]
 
 
 def test_an_evaluation_and_a_loss_that_is_not_finite_end_a_doze(tmp_path, dozing):

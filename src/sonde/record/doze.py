@@ -2,9 +2,9 @@
 
 A few callbacks run in every step, recorded or not: they number the step, take its loss and follow the order of passes.
 They take a fraction of a millisecond, which is much only for a step of a few milliseconds. Such a program dozes: of 32
-steps that are not recorded, 31 are only counted, and their loss is only looked at to see that it is finite. Anything
-that is not the usual step ends the doze at once: an evaluation, another optimizer, a closure, a loss that is not
-finite, a call of the session that needs the step.
+steps that are not recorded, 31 are only counted; a learning rate that has changed is noted, and the loss is only looked
+at to see that it is finite. Anything that is not the usual step ends the doze at once: an evaluation, another
+optimizer, a closure, a loss that is not finite, a call of the session that needs the step.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class Doze:
 
     def end_step(self) -> None:
         """Count a step."""
-        self._packer.begin()  # if no pass of the model has
         self._packer.end_step()
         self._left -= 1
         if not self._left:

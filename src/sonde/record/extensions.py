@@ -73,6 +73,10 @@ class StepRecorder(Sink, Protocol):
     end_round: Guarded
     """Takes the number of a round of the loop that has ended, and its last step."""
 
+    @property
+    def is_taping(self) -> bool:
+        """Whether the present round is recorded."""
+
     def attach(self) -> None:
         """Start listening, before the optimizers' own tap."""
 

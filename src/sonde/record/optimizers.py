@@ -102,6 +102,9 @@ class Iterations(Protocol):
     def is_dozing(self) -> bool:
         """Return whether the present iteration is only counted."""
 
+    def begin_dozed_step(self) -> None:
+        """Begin an iteration that is only counted, if no pass of the model has."""
+
     def end_dozed_step(self) -> None:
         """End an iteration that is only counted."""
 
@@ -461,6 +464,8 @@ class OptimizerTap:
             if watched is not None:
                 watched.steps += 1
                 self.stepped += 1
+                self._iterations.begin_dozed_step()
+                self._put_changed_rates(watched)
                 self._iterations.end_dozed_step()
             return
         if self._group is not None and self._group.end(optimizer):

@@ -373,6 +373,10 @@ class Pipeline:
         """Return whether the present iteration is only counted."""
         return self._doze.is_on
 
+    def begin_dozed_step(self) -> None:
+        """Begin an iteration that is only counted, if no pass of the model has."""
+        self._doze.begin_pass()
+
     def end_dozed_step(self) -> None:
         """End an iteration that is only counted."""
         self._doze.end_step()
@@ -427,6 +431,8 @@ class Pipeline:
         self._end_step(skipped=skipped)
         if self.tape is not None:
             self.tape.end_round(self.packer.step, self.packer.step)
+            if self.tape.is_taping:
+                self._doze.end()  # nothing would end the tape of a step that is only counted
 
     def _end_step(self, *, skipped: bool) -> None:
         if self.rank_watch is not None:

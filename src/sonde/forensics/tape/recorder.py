@@ -123,6 +123,11 @@ class TapeRecorder:
             catch = self._watched.guard.catch  # what they do in a round that is taped is measured there
             self._handles = on_step(catch(_NOTING, self._before_step), catch(_NOTING, self._after_step))
 
+    @property
+    def is_taping(self) -> bool:
+        """Whether the present round is taped."""
+        return self._taping is not None
+
     def _before_step(self, *args: Any) -> None:
         if self._taping is not None:
             self._taping.enter_optimizer(*args)
