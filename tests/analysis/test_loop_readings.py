@@ -24,6 +24,9 @@ class MadeRun:
         quantity, dot, part = rest.partition(".")
         return Site(id=index, name=name, quantity=quantity, part=dot + part)
 
+    def tapes(self):
+        return [9]
+
     def series(self, key, stat):
         assert stat == "mean"
         steps, values = self.curves[key]
@@ -35,12 +38,12 @@ def loop(name, steps, values):
     return f"{signals.LOOP}:vital.{name}", (steps, values)
 
 
-def test_shares_are_totals_over_the_steps_after_warming_up():
+def test_shares_are_totals_over_the_steps_after_warming_up_that_were_not_taped():
     steps = np.arange(1, 11)
     run = MadeRun(
         dict(
             [
-                loop("step_time", steps[1:], [9.0, 9.0, 9.0] + [2.0] * 6),
+                loop("step_time", steps[1:], [9.0, 9.0, 9.0] + [2.0] * 4 + [60.0, 2.0]),
                 loop("data_wait", steps, [8.0] * 4 + [1.0] * 6),
                 loop("time_forward", steps, [0.5] * 10),
                 loop("time_evaluation", [7], [0.25]),
@@ -48,10 +51,10 @@ def test_shares_are_totals_over_the_steps_after_warming_up():
         )
     )
     found = phase_shares(run)
-    assert (found.step_s, found.steps) == (2.0, 6)
-    assert found.shares == pytest.approx({"data_wait": 0.5, "forward": 0.25, "evaluation": 0.25 / 12})
+    assert (found.step_s, found.mean_s, found.steps) == (2.0, 2.0, 5)
+    assert found.shares == pytest.approx({"data_wait": 0.5, "forward": 0.25, "evaluation": 0.25 / 10})
     assert next(iter(found.shares)) == "data_wait"
-    assert found.unexplained == pytest.approx(0.25 - 0.25 / 12)
+    assert found.unexplained == pytest.approx(0.25 - 0.25 / 10)
     assert phase_shares(run, first=2, last=2).shares["data_wait"] == pytest.approx(8 / 9)
 
 

@@ -6,6 +6,7 @@ import http.server
 import threading
 from functools import partial
 
+import numpy as np
 import pytest
 
 pytest.importorskip("plotly", reason="the viewer needs the view extra: pip install 'sonde[view]'")
@@ -13,10 +14,11 @@ pytest.importorskip("starlette", reason="the viewer needs the view extra: pip in
 
 from tests.analysis.made_run import Recipe, write_run
 from tests.browser.conftest import Watched
-from tests.browser.sampled_runs import write_odd
+from tests.browser.sampled_runs import write_odd, write_scored
 from tests.browser.serving import go, settle, walk
 from tests.views.report.hostile_run import write_hostile_run
 
+from sonde.store import PageWriter
 from sonde.views.site import Limits, write_site
 
 
@@ -87,6 +89,35 @@ def test_a_copy_holds_samples_with_what_was_captured_of_them_whatever_they_are_c
     assert "more than 1,048,576 elements are left out" in page.locator("#copy").text_content()
     assert offline.errors == []
     assert offline.requests == []
+
+
+def test_every_sample_that_a_copy_lists_can_be_opened_and_what_it_cannot_do_is_not_offered(offline, tmp_path):
+    folder = tmp_path / "run"
+    write_scored(folder, [[each / 10 for each in range(40)], [each / 20 for each in range(40)]])
+    for epoch in (0, 1):
+        with PageWriter(folder / f"epoch_{epoch}" / "debugger", page_bytes=64 << 20) as pages:
+            for name in range(40):
+                large = np.ones((200, 200), np.float32)
+                pages.add(name, {"maps": {"small": np.eye(8, dtype=np.float32), "large": large}})
+    write_site(folder, tmp_path / "copy")
+    page = offline.open(tmp_path / "copy" / "index.html")
+    assert missing(page, "0-run") == {}
+    for epoch in (1, 0):
+        go(page, f"#/run/0-run/samples?evaluation={epoch}")
+        page.wait_for_selector("td a[href*='/sample/']")
+        assert page.locator(".chips input, .samplegrid .select, td button.plain").count() == 0
+        listed = page.evaluate("[...document.querySelectorAll('td a[href*=\"/sample/\"]')].map(each => each.hash)")
+        assert len(listed) == 40
+        for hash_ in listed[26:28]:  # neither the worst nor examples of good ones
+            go(page, hash_)
+            page.wait_for_selector("text=/large: 200 . 200, not in this copy/")
+            small = "main canvas" if epoch else "text=/small: 8 . 8, not in this copy/"
+            page.wait_for_selector(small)  # small captures are those of the last evaluation
+    go(page, "#/run/0-run/contrast")
+    page.wait_for_selector("text=worst 10 %")
+    assert page.locator("main input").count() == 0
+    assert page.evaluate("sondeCopy.refused") == []
+    assert offline.errors == []
 
 
 def test_what_a_copy_does_not_hold_is_said(copy):

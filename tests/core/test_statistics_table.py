@@ -81,8 +81,8 @@ def test_a_row_that_is_added_is_drawn_and_served(extent, path):
     assert {"name": "extent", "title": extent.title, "unit": None, "shown": "always", "quantity": None} in served
     about = client.get(f"/api/run/{run['id']}/site", params={"site": SITE}).json()
     assert about["last"]["extent"] == pytest.approx(expected(path)[-1])
-    figure = client.get(f"/api/run/{run['id']}/figure/curves", params={"site": SITE, "stat": "extent"}).json()
-    assert "distance from minimum to maximum" in figure["note"]
+    curve = client.get(f"/api/run/{run['id']}/curve", params={"site": SITE, "stat": "extent"}).json()
+    assert "distance from minimum to maximum" in curve["title"].lower()
 
 
 def test_every_row_has_its_own_name_and_a_title_that_is_more_than_code():

@@ -42,7 +42,7 @@ def vector_of(array: NDArray[np.float64]) -> NDArray[np.float64]:
 def embed(vectors: NDArray[np.float64], method: Method = "pca") -> Embedding:
     """Place vectors in the plane, one a row."""
     if method == "umap" and len(vectors) > 3:
-        reducer = import_module("umap").UMAP(n_neighbors=min(15, len(vectors) - 1), random_state=0)
+        reducer = import_module("umap").UMAP(n_neighbors=min(15, len(vectors) - 1), random_state=0, n_jobs=1)
         return Embedding(np.asarray(reducer.fit_transform(vectors), np.float64), None)
     if not vectors.size:
         return Embedding(np.zeros((len(vectors), 2)), None)

@@ -27,10 +27,12 @@ class PhaseShares:
 
     step_s: float
     """Seconds of a step: the median."""
+    mean_s: float
+    """The mean, which the shares divide."""
     shares: dict[str, float]
     """Share of the steps' total time by phase, largest first: `data_wait`, `forward`, `backward`, `optimizer`, ..."""
     steps: int
-    """Over how many steps."""
+    """Over how many recorded steps; taped ones are left out, since taping slows them."""
     unexplained: float
     """The share that no recorded phase covers."""
 
@@ -45,7 +47,8 @@ def phase_shares(run: Run, *, first: int | None = None, last: int | None = None)
         return None
     begin = first if first is not None else _after_warm_up(step_time[0])
     end = last if last is not None else int(step_time[0][-1])
-    whole = _within(step_time, begin, end)
+    taped = run.tapes()
+    whole = _within(step_time, begin, end, taped)
     if not len(whole) or not whole.sum() > 0:
         return None
     names = {"data_wait": signals.DATA_WAIT} | {phase: signals.time_of(phase) for phase in signals.PHASE_TIMES}
@@ -53,10 +56,11 @@ def phase_shares(run: Run, *, first: int | None = None, last: int | None = None)
     for phase, name in names.items():
         series = phase_series(run, name)
         if series is not None:
-            totals[phase] = float(_within(series, begin, end).sum())
+            totals[phase] = float(_within(series, begin, end, taped).sum())
     shares = {phase: total / float(whole.sum()) for phase, total in totals.items()}
     return PhaseShares(
         step_s=float(np.median(whole)),
+        mean_s=float(whole.mean()),
         shares=dict(sorted(shares.items(), key=lambda item: -item[1])),
         steps=len(whole),
         unexplained=max(0.0, 1.0 - sum(shares.values())),
@@ -76,9 +80,9 @@ def _after_warm_up(steps: Steps) -> int:
     return int(steps[min(_WARM_UP, max(len(steps) - 2, 0))])
 
 
-def _within(series: tuple[Steps, Values], first: int, last: int) -> Values:
+def _within(series: tuple[Steps, Values], first: int, last: int, taped: list[int]) -> Values:
     steps, values = series
-    kept: Values = values[(steps >= first) & (steps <= last) & np.isfinite(values)]
+    kept: Values = values[(steps >= first) & (steps <= last) & np.isfinite(values) & ~np.isin(steps, taped)]
     return kept
 
 

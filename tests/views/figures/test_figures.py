@@ -77,8 +77,18 @@ def test_ridges_are_taken_from_the_whole_run(run):
     ticks = figure.layout.yaxis.ticktext
     assert ticks[0] == str(run.steps[0] or 1)
     assert ticks[-1] == str(run.steps[-1])
-    with pytest.raises(OptionError, match="'heat' or 'ridge'"):
+    with pytest.raises(OptionError, match="'heat', 'ridge' or 'signed'"):
         figures.histogram_over_time(run, "embed.weight:gradient", kind="pie")
+
+
+def test_values_over_time_keep_their_signs(run):
+    figure = figures.histogram_over_time([[-3.0, 1.0, 2.0], [0.0, 0.0], [4.0, np.nan]], kind="signed")
+    high, low, _, _, mean = (np.asarray(trace.y, float) for trace in figure.data)
+    assert (low.tolist(), high.tolist(), mean.tolist()) == ([-3.0, 0.0, 4.0], [2.0, 0.0, 4.0], [0.0, 0.0, 4.0])
+    assert np.asarray(figure.data[-1].customdata)[:, 3].tolist() == [0.5, 0.0, 0.0]
+    drawn = figures.histogram_over_time(run, "embed.weight:gradient", kind="signed").data
+    stored = {stat: run.series("embed.weight:gradient", stat).values for stat in ("min", "max", "mean")}
+    assert [np.asarray(drawn[at].y, float).tolist() for at in (1, 0, 4)] == [each.tolist() for each in stored.values()]
 
 
 def test_gradient_flow_is_in_model_order_and_marks_what_is_not_finite(run):
@@ -280,7 +290,7 @@ def test_one_very_slow_step_does_not_flatten_the_others():
     seconds[0] = 5.0
     figure = figures.step_phases({"forward": seconds})
     assert figure.layout.yaxis.range[1] < 20
-    assert "cut off: up to 5e+03 ms" in title(figure)
+    assert "cut off: up to 5,000 ms" in title(figure)
 
 
 def test_events_and_findings_lie_along_the_steps():

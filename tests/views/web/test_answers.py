@@ -134,7 +134,7 @@ def test_layers_are_answered_as_colours_with_short_names_and_full_keys(client):
     assert made["names"][at] == "0 · mlp"
 
 
-FIGURES = ("metrics", "heat", "flow", "flow-over-time", "ratio", "tree", "phases", "memory", "timeline")
+FIGURES = ("flow", "tree", "phases", "memory", "timeline")
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -152,17 +152,18 @@ def test_every_figure_is_strict_json_with_its_title_beside_it(client, name):
 
 
 def test_curves_of_two_sites_and_a_histogram_are_drawn(client):
-    made = client.get(
-        f"/api/run/{ONE}/figure/curves?site=head.weight:gradient&site=embed.weight:gradient&stat=norm"
-    ).json()
-    assert {trace["name"] for trace in made["data"]} >= {"head.weight:gradient", "embed.weight:gradient"}
-    assert client.get(f"/api/run/{ONE}/figure/histogram?site=head.weight:gradient").status_code == 200
+    made = client.get(f"/api/run/{ONE}/curve?site=head.weight:gradient&site=embed.weight:gradient&stat=norm").json()
+    assert {line["key"] for line in made["lines"]} >= {"head.weight:gradient", "embed.weight:gradient"}
+    for kind in ("", "&kind=ridge", "&kind=signed"):
+        drawn = client.get(f"/api/run/{ONE}/figure/histogram?site=head.weight:gradient{kind}").json()
+        assert not drawn["empty"]
 
 
 def test_wrong_questions_get_an_answer_that_says_what_is_wrong(client):
     for path, status in (
-        ("figure/curves", 400),
-        ("figure/curves?site=nobody", 404),
+        ("figure/curves", 404),
+        ("figure/histogram?site=head.weight:gradient&kind=pie", 400),
+        ("curve?site=nobody", 404),
         ("figure/flow?step=two", 400),
         ("figure/flow?stat=nothing", 400),
         ("figure/tree?colour=blue", 400),

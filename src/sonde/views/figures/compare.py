@@ -49,7 +49,7 @@ def compare_runs(
     figure = draw_lines(lines, safe(f"{what.removesuffix(':scalar')} {stat or ''}".strip()), log=log)
     for index, trace in enumerate(figure.data[: len(lines)]):
         # Dashes too: colours alone do not reach everybody, and not at all on paper.
-        trace.line.dash = _DASHES[index % len(_DASHES)]
+        trace.line.dash = _DASHES[(index + index // len(COLOURS)) % len(_DASHES)]
     figure.update_layout(showlegend=True)
     note = f"not in: {', '.join(without)}" if without else f"{len(lines)} runs"
     return finish(figure, title, note, theme=theme)

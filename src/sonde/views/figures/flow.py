@@ -36,6 +36,7 @@ from sonde.views.figures.theme import (
 
 _RECENT: Final = 20
 _FOOT: Final = 0.04
+_MOST_TICKS: Final = 26  # with names that do not overlap
 _MISSING: Final = "The run has no gradients; record with what='gradients'."
 
 
@@ -127,8 +128,8 @@ def _depth(names: list[str], values: Any, bad: Any, stat: str) -> Figure:
                 )
             )  # fmt: skip
             figure.update_layout(yaxis2={"overlaying": "y", "range": [0, 1], "visible": False})
-    ticks = at[:: max(1, len(at) // 40)]
-    shown = labels(names)
+    ticks = at[:: -(-len(at) // _MOST_TICKS)]
+    shown = labels(names, 24)
     axis = {"tickvals": ticks, "ticktext": [shown[i] for i in ticks], "tickangle": -40 if len(at) > 6 else 0}
     figure.update_layout(xaxis=axis, height=440)
     figure.update_yaxes(title={"text": safe(stat_title(stat, "gradient"))}, **log_axis(values[positive]))

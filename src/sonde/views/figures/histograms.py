@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.analysis import Values, column_edges
-from sonde.core import schema
+from sonde.core import schema, statistics
 from sonde.errors import OptionError
 from sonde.records import Reading, Site, summarise
 from sonde.store import Run
@@ -196,22 +196,25 @@ def histogram_over_time(
     source: Run | Any,
     site: Site | str | None = None,
     *,
-    kind: Literal["heat", "ridge"] = "heat",
+    kind: Literal["heat", "ridge", "signed"] = "heat",
     name: str = "",
     theme: Theme = "light",
 ) -> Figure:
-    """Draw which magnitudes a tensor is made of, step by step.
+    """Draw which values a tensor is made of, step by step.
 
     Args:
         source: A run; or `(steps, bins)` with the 64 counts of each step; or a list with the values of each step.
         site: Which site of the run.
-        kind: `heat` shows every step, `ridge` a few of them as curves one behind the other.
+        kind: `heat` shows the magnitudes of every step, `ridge` of a few as curves one behind the other, `signed` the
+            lowest and highest value, the mean and the standard deviation: runs count magnitudes without their signs.
         name: What to call the values.
         theme: `light` or `dark`.
 
     """
-    if kind not in ("heat", "ridge"):
-        raise OptionError(f"kind={kind!r} is not known; use 'heat' or 'ridge'.")
+    if kind not in ("heat", "ridge", "signed"):
+        raise OptionError(f"kind={kind!r} is not known; use 'heat', 'ridge' or 'signed'.")
+    if kind == "signed":
+        return _signed(source, site, name, theme)
     steps, bins, name = _counts(source, site, name)
     title = f"Magnitudes of {name} over steps"
     if not len(steps) or not bins.any():
@@ -317,6 +320,59 @@ def _ridge(steps: NDArray[np.int64], bins: Counts, title: str, theme: Theme) -> 
     return finish(figure, title, "one ridge a step, the latest in front", theme=theme)
 
 
-def _faint(colour: str) -> str:
+def _signed(source: Run | Any, site: Site | str | None, name: str, theme: Theme) -> Figure:
+    """Draw the values with their signs, as far as a summary knows them."""
+    steps, rows, name = _summaries(source, site, name)
+    title = f"Values of {name} over steps"
+    known = np.isfinite(rows["mean"])
+    if not known.any():
+        return empty(title, "No reading has finite elements.", theme=theme)
+    steps, rows = steps[known], {stat: values[known] for stat, values in rows.items()}
+    firsts = np.arange(len(steps))
+    if len(steps) > _COLUMNS:
+        firsts = np.unique(np.searchsorted(steps, column_edges(int(steps[0]), int(steps[-1]), _COLUMNS)[:-1]))
+    low, high = np.minimum.reduceat(rows["min"], firsts), np.maximum.reduceat(rows["max"], firsts)
+    shown, mean, std, size = steps[firsts], *(rows[stat][firsts] for stat in ("mean", "std", "abs_mean"))
+    # Exact: the sums of x and of |x| are recorded, which together give the sum of the negative elements.
+    negative = np.divide(size - mean, 2 * size, out=np.zeros_like(size), where=size > 0)
+    go, figure = graph_objects(), graph_objects().Figure()
+    unseen = {"x": shown, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    for top, bottom, label, fill in (
+        (high, low, "lowest to highest", _faint(BLUE, 0.16)),
+        (mean + std, mean - std, "mean ± standard deviation", _faint(BLUE, 0.4)),
+    ):
+        figure.add_trace(go.Scatter(y=top, showlegend=False, **unseen))
+        figure.add_trace(go.Scatter(y=bottom, fill="tonexty", fillcolor=fill, name=label, **unseen))
+    figure.add_trace(
+        go.Scatter(
+            x=shown, y=mean, name="mean", mode="lines", line={"color": BLUE, "width": 2},
+            customdata=np.stack([low, high, std, negative], axis=1), hovertemplate=_HOVER,
+        )
+    )  # fmt: skip
+    note = f"at step {int(shown[-1]):,} negative elements hold {negative[-1]:.1%} of the sum of |x|"
+    note += "; neighbouring steps together" if len(shown) < len(steps) else ""
+    figure.update_layout(xaxis={"title": {"text": "step"}}, yaxis={"title": {"text": "value"}})
+    return finish(figure, title, note, theme=theme)
+
+
+_SIGNED: Final = ("min", "max", "mean", "std", "abs_mean")
+_HOVER: Final = (
+    "step %{x:,}: mean %{y:.4g}, std %{customdata[2]:.4g}<br>%{customdata[0]:.4g} to %{customdata[1]:.4g}"
+    "<br>negative elements hold %{customdata[3]:.1%} of the sum of |x|<extra></extra>"
+)
+
+
+def _summaries(source: Run | Any, site: Site | str | None, name: str) -> tuple[Any, dict[str, Any], str]:
+    if isinstance(source, Run):
+        if site is None:
+            raise OptionError("Values of a run need a site: histogram_over_time(run, 'fc.weight:gradient').")
+        found = source.site(site)
+        series = {stat: source.series(found, stat) for stat in _SIGNED}
+        return series["mean"].steps, {stat: each.values for stat, each in series.items()}, name or found.key
+    rows = np.stack([summarise(as_values(values))[0] for values in source])
+    return np.arange(len(rows)), {stat: statistics.compute(stat, rows) for stat in _SIGNED}, name or "values"
+
+
+def _faint(colour: str, share: float = 0.55) -> str:
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.55)"
+    return f"rgba({red},{green},{blue},{share})"

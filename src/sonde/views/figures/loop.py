@@ -92,11 +92,11 @@ def step_phases(source: Run | Mapping[str, Any], *, theme: Theme = "light") -> F
 
 
 def _top(totals: Any) -> tuple[float, str]:
-    """Return where the axis ends: a step that is far slower than all others, as the first often is, is cut off."""
-    usual, highest = float(np.quantile(totals, 0.98)), float(totals.max())
+    """Return where the axis ends: a few steps that are far slower than the others, as the first often is, are cut."""
+    usual, highest = float(np.quantile(totals, 0.9)), float(totals.max())
     if highest <= 2 * usual:
         return 1.08 * highest or 1.0, ""
-    return 1.25 * usual, f"; cut off: up to {highest:.3g} ms"
+    return 1.6 * usual, f"; cut off: up to {highest:,.0f} ms"
 
 
 def _means(line: Line, steps: Any, edges: Any) -> Any:
@@ -118,8 +118,14 @@ def _read_phases(run: Run) -> list[Line]:
     for part, name in wanted.items():
         site = _vital(run, part)
         if site is not None:
-            lines += [Line(name, line.steps, line.values, line.bad) for line in read_lines(run, [site], "mean")]
+            lines += [_untaped(name, line, run.tapes()) for line in read_lines(run, [site], "mean")]
     return lines
+
+
+def _untaped(name: str, line: Line, taped: list[int]) -> Line:
+    """Leave out steps that were taped, which takes many times as long."""
+    kept = ~np.isin(line.steps, taped)
+    return Line(name, line.steps[kept], line.values[kept], line.bad[kept])
 
 
 def _vital(run: Run, name: str) -> Site | None:

@@ -76,17 +76,17 @@ def model_tree(
     )
     if len(nodes) < 2:
         return empty(title, "The modules of the model are not known.", theme=theme)
-    count, nodes = len(nodes), _largest(nodes)
+    whole, nodes = nodes, _largest(nodes)
     if isinstance(colour, Mapping):
-        marker, words, note = _by_values(nodes, colour, "value")
+        marker, words, note = _by_values(nodes, whole, colour, "value")
     elif isinstance(source, Mapping):
         marker, words, note = {"colors": [GREY] * len(nodes)}, [""] * len(nodes), "width: size"
     elif colour == "findings":
         marker, words, note = _by_findings(nodes, source.findings)
     else:
         values = _statistic(source, quantity, stat, step)
-        marker, words, note = _by_values(nodes, values, stat_title(stat, quantity))
-    note += f"; the {len(nodes):,} largest of {count:,} modules" if len(nodes) < count else ""
+        marker, words, note = _by_values(nodes, whole, values, stat_title(stat, quantity))
+    note += f"; the {len(nodes):,} largest of {len(whole):,} modules" if len(nodes) < len(whole) else ""
     go = graph_objects()
     names = list(nodes)
     trace = (go.Icicle if kind == "icicle" else go.Treemap)(
@@ -199,9 +199,10 @@ def _statistic(run: Run, quantity: str, stat: str, step: int | None) -> dict[str
 
 
 def _by_values(
-    nodes: Mapping[str, _Node], values: Mapping[str, float], what: str
+    nodes: Mapping[str, _Node], whole: Mapping[str, _Node], values: Mapping[str, float], what: str
 ) -> tuple[dict[str, Any], list[str], str]:
-    given = np.array([_value(name, nodes, values) for name in nodes])
+    # Over the whole model: what is inside a container counts although it may be too small to be drawn.
+    given = np.array([_value(name, whole, values) for name in nodes])
     broken = np.isinf(given)
     given = np.where(broken, np.nan, given)
     known = given[np.isfinite(given)]
@@ -231,7 +232,7 @@ def _value(name: str, nodes: Mapping[str, _Node], values: Mapping[str, float]) -
     """Return the value of a module: its own, or the root of the mean square over what is inside it, by size."""
     if name in values:
         return values[name]
-    inside = [(_value(child, nodes, values), nodes[child].total) for child in nodes[name].children if child in nodes]
+    inside = [(_value(child, nodes, values), nodes[child].total) for child in nodes[name].children]
     known = [(value, size) for value, size in inside if not np.isnan(value)]
     if not known or any(np.isinf(value) for value, _ in known):
         return float("inf") if known else float("nan")

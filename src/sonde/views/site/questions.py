@@ -99,13 +99,15 @@ def _ask_site(ask: Questions, key: str, stat: str) -> None:
     ask("curve", {"site": key, "stat": stat}, group=group)
     if about["quantity"] != "scalar":
         ask("figure/histogram", {"site": key}, group=group)
+        ask("figure/histogram", {"site": key, "kind": "signed"}, group=group)
 
 
 # --------------------------------------------------------------------------------
 # What the pages about samples ask: the scores of all, and a few samples with their captures.
 
 
-MOST_ELEMENTS: Final = 1 << 20
+MOST_ELEMENTS: Final = 1 << 20  # of one tensor; the page asks for larger ones a plane at a time
+SMALL_ELEMENTS: Final = 1 << 14  # of a tensor that a copy holds for every sample it lists
 _MOST_ROWS: Final = 200  # as many as the page lists
 _PICTURES: Final = 48  # that the page draws at once
 _OVERLAYS: Final = 2  # that can be laid over pictures in a copy
@@ -124,20 +126,20 @@ def ask_samples(ask: Questions) -> None:
     listed = [each for each in answer["evaluations"] if each["name"] in names or not each["scored"]]
     ask.put("evaluations", {}, answer | {"evaluations": listed, "repeats": [ask.run]})
     metrics = [each["name"] for each in answer["metrics"]]
-    for evaluation in kept:
-        _ask_scores(ask, evaluation["name"], metrics)
+    pages = {each["name"]: _ask_scores(ask, each["name"], metrics) for each in kept}
     if kept:
-        chosen = _ask_worst(ask, kept, metrics)
-        _ask_contrast(ask, kept, metrics, chosen)
+        chosen = _ask_listed(ask, kept, metrics, pages)
+        _ask_contrast(ask, kept, metrics)
+        few = f"Of {kept[-1].get('samples', 0):,} samples, all have their scores and {len(pages[kept[-1]['name']]):,} a page."
+        ask.say(f"{few} Captured tensors of up to {SMALL_ELEMENTS:,} elements are here, of {chosen:,} of the worst larger ones too.")
         ask.say(f"Captured tensors of more than {MOST_ELEMENTS:,} elements are left out.")
-        every = kept[-1].get("samples", 0)
-        if every > len(chosen):
-            ask.say(f"Of {every:,} samples, all have their scores and {len(chosen):,} of the worst their captures.")
     if len(kept) < len(scored):
         ask.say(f"Of {len(scored):,} evaluations, the last {len(kept):,}.")
 
 
-def _ask_scores(ask: Questions, evaluation: str, metrics: list[str]) -> None:
+def _ask_scores(ask: Questions, evaluation: str, metrics: list[str]) -> dict[str, None]:
+    """Ask for scores, lists and pictures; return the samples that the lists name."""
+    named: dict[str, None] = {}
     group = f"scores {evaluation}"
     ask("score-ids", {"evaluation": evaluation}, group=group)
     map_of = ask("embedding", {"evaluation": evaluation}, group=group) or {"choices": []}
@@ -150,9 +152,12 @@ def _ask_scores(ask: Questions, evaluation: str, metrics: list[str]) -> None:
         for where in ("", *_filters(metric)):
             ask("classes", words | {"where": where}, group=group)
             listed = ask("samples", words | {"where": where, "most": _MOST_ROWS}, group=group) or {"rows": []}
-            _ask_pictures(ask, evaluation, [row["idx"] for row in listed["rows"]], group)
+            rows = [row["idx"] for row in listed["rows"]]
+            named |= dict.fromkeys(rows)
+            _ask_pictures(ask, evaluation, rows, group)
             if where:
                 ask("score-mask", words | {"where": where}, group=group)
+    return named
 
 
 def _ask_pictures(ask: Questions, evaluation: str, listed: list[str], group: str) -> None:
@@ -178,53 +183,50 @@ def _named(metric: str) -> str:
     return metric if re.fullmatch(r"[A-Za-z_]\w*(\[\d+\])?", metric) else f"score('{metric}')"
 
 
-def _ask_worst(ask: Questions, kept: list[dict[str, Any]], metrics: list[str]) -> dict[str, None]:
-    """Ask for the worst samples by each metric, in all evaluations; return their ids."""
+def _ask_listed(
+    ask: Questions, kept: list[dict[str, Any]], metrics: list[str], pages: dict[str, dict[str, None]]
+) -> int:
+    """Ask for every sample that a list leads to, and for the worst ones with all they hold; return how many these are."""
     last = kept[-1]["name"]
-    chosen: dict[str, None] = {}
+    worst: dict[str, None] = {}
     for metric in metrics:
-        words = {"evaluation": last, "metric": metric, "most": _MOST_ROWS}
-        rows = (ask.look("samples", words) or {"rows": []})["rows"]
-        chosen |= dict.fromkeys(row["idx"] for row in rows[: max(ask.limits.samples // len(metrics), 1)])
-    for idx in chosen:
-        for evaluation in kept:
-            _ask_sample(ask, evaluation["name"], idx, ["", *metrics])
-        for metric in metrics:  # as the filtered list of the last evaluation leads to it
-            for where in _filters(metric):
-                words = {"evaluation": last, "idx": idx, "metric": metric, "where": where}
-                ask("sample", words, group=f"sample {last} {idx}")
-    return chosen
+        rows = (ask.look("samples", {"evaluation": last, "metric": metric, "most": _MOST_ROWS}) or {"rows": []})["rows"]
+        worst |= dict.fromkeys(row["idx"] for row in rows[: max(ask.limits.samples // len(metrics), 1)])
+    for evaluation, listed in pages.items():
+        for idx in worst | listed:
+            most = MOST_ELEMENTS if idx in worst else SMALL_ELEMENTS if evaluation == last else 0
+            _ask_sample(ask, evaluation, idx, metrics, most)
+    return len(worst)
 
 
-def _ask_sample(ask: Questions, evaluation: str, idx: str, metrics: list[str]) -> None:
+def _ask_sample(ask: Questions, evaluation: str, idx: str, metrics: list[str], most: int) -> None:
+    """Ask for the page of a sample, by each metric, and for its tensors of at most so many elements."""
     group = f"sample {evaluation} {idx}"
     answer: dict[str, Any] | None = None
-    for metric in metrics:
+    for metric in ("", *metrics):
         answer = ask("sample", {"evaluation": evaluation, "idx": idx, "metric": metric}, group=group) or answer
     for part, outputs in (("debugger", (answer or {}).get("captured")), ("samples", (answer or {}).get("kept"))):
         for output in outputs or ():
-            for path in _tensors(output["node"]):
+            for path in _tensors(output["node"], most):
                 words = {"evaluation": evaluation, "idx": idx, "part": part, "debugger": output["name"], "path": path}
                 ask("tensor", words, group=group)
 
 
-def _tensors(node: dict[str, Any]) -> Iterator[str]:
-    """Yield the paths of the tensors in what was captured; of large ones the page asks a plane at a time."""
-    if node.get("kind") == "tensor" and math.prod(node["shape"]) <= MOST_ELEMENTS:
+def _tensors(node: dict[str, Any], most: int) -> Iterator[str]:
+    """Yield the paths of the tensors in what was captured that have at most so many elements."""
+    if node.get("kind") == "tensor" and math.prod(node["shape"]) <= most:
         yield node["path"]
     for _, item in node.get("items", ()):
-        yield from _tensors(item)
+        yield from _tensors(item, most)
 
 
-def _ask_contrast(ask: Questions, kept: list[dict[str, Any]], metrics: list[str], chosen: dict[str, None]) -> None:
+def _ask_contrast(ask: Questions, kept: list[dict[str, Any]], metrics: list[str]) -> None:
     """Ask what separates failed from good samples in the last evaluation with captures, with its examples."""
     for evaluation in [each["name"] for each in kept if each["captured"]][-1:]:
         for metric in metrics:
-            words = {"evaluation": evaluation, "metric": metric, "percentile": _PERCENTILE}
-            answer = ask("contrast", words)
+            answer = ask("contrast", {"evaluation": evaluation, "metric": metric, "percentile": _PERCENTILE})
             for idx in [each for group in (answer or {"examples": {}})["examples"].values() for each in group]:
-                _ask_sample(ask, evaluation, idx, ["", *metrics])
-                chosen[idx] = None
+                _ask_sample(ask, evaluation, idx, metrics, MOST_ELEMENTS)
 
 
 # --------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Limits:
     evaluations: int = 8
     """Evaluations, the last ones."""
     samples: int = 24
-    """Samples with their captures, in all of these evaluations: the worst by each metric."""
+    """Samples with all that was captured of them, in all of these evaluations: the worst by each metric."""
     answer_bytes: int = 24 << 20
     """One answer of the server; a larger one is left out."""
     total_bytes: int = 400 << 20

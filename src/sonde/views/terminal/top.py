@@ -148,7 +148,7 @@ def time_part(run: Run, look: Look) -> Iterator[RenderableType]:
     if shares is None:
         yield Text("No step times were recorded.", QUIET)
     else:
-        yield Text(f"{short(1000 * shares.step_s)} ms a step, over {shares.steps:,} steps", QUIET)
+        yield Text(f"{short(1000 * shares.step_s)} ms a step (median), over {shares.steps:,} recorded steps", QUIET)
         width = max(10, look.width - 24)
         for phase, share in shares.shares.items():
             yield Text.assemble((f"{phase:<12}", TITLE), f"{share:>5.0%} ", bar(share, width, look))

@@ -9,18 +9,16 @@ from typing import Any, Final
 from starlette.routing import Route
 
 from sonde.analysis import events_of
-from sonde.errors import OptionError, SelectionError
+from sonde.errors import SelectionError
 from sonde.records import QUANTITIES
 from sonde.store import Run
 from sonde.views import figures
-from sonde.views.figures.curves import draw_lines, read_lines
-from sonde.views.figures.theme import captions, empty, finish, safe, stat_title
+from sonde.views.figures.theme import captions
 from sonde.views.web.answers import Query, plain_route, run_route
 from sonde.views.web.library import Library, OpenRun
 from sonde.views.web.run_api import checkpoints_of
 
 Maker = Callable[[Run, Query], Any]
-_MOST_CURVES: Final = 40
 
 
 def routes(library: Library) -> list[Route]:
@@ -57,25 +55,6 @@ def pack(figure: Any) -> bytes:
     return json.dumps(about | body, allow_nan=False).encode()
 
 
-def _curves(run: Run, query: Query) -> Any:
-    """Draw one statistic of some sites, over each other."""
-    patterns, stat = query.texts("site"), query.text("stat", "rms")
-    sites = list({site.key: site for pattern in patterns for site in run.find(pattern)}.values())
-    if not sites:
-        raise OptionError("Name the sites to draw: site=...")
-    lines = read_lines(run, sites[:_MOST_CURVES], stat if sites[0].quantity != "scalar" else "value")
-    quantities = {site.quantity for site in sites}
-    what = stat_title(stat, quantities.pop() if len(quantities) == 1 else "")
-    title = sites[0].key if len(sites) == 1 else f"{len(sites):,} sites"
-    if not lines:
-        return empty(title, "No reading has this statistic.")
-    return finish(draw_lines(lines, safe(what), log=query.flag("log")), title, what)
-
-
-def _heat(run: Run, query: Query) -> Any:
-    return figures.layer_heatmap(run, query.text("pattern", "*:gradient"), stat=query.text("stat") or None)
-
-
 def _tree(run: Run, query: Query) -> Any:
     colour = query.choice("colour", ("statistic", "findings"))
     quantity = query.choice("quantity", ("gradient", *QUANTITIES))
@@ -94,18 +73,13 @@ def _timeline(run: Run, query: Query) -> Any:
 
 
 def _histogram(run: Run, query: Query) -> Any:
-    kind = query.choice("kind", ("heat", "ridge"))
-    return figures.histogram_over_time(run, query.text("site"), kind="ridge" if kind == "ridge" else "heat")
+    kind: Any = query.choice("kind", ("heat", "ridge", "signed"))
+    return figures.histogram_over_time(run, query.text("site"), kind=kind)
 
 
 FIGURES: Final[dict[str, Maker]] = {
-    "metrics": lambda run, query: figures.training_metrics(run, names=query.texts("name") or None),
-    "heat": _heat,
-    "curves": _curves,
     "histogram": _histogram,
     "flow": lambda run, query: figures.gradient_flow(run, step=query.number("step"), stat=query.text("stat", "rms")),
-    "flow-over-time": lambda run, query: figures.gradient_flow_over_time(run, stat=query.text("stat", "rms")),
-    "ratio": lambda run, query: figures.update_ratio(run),
     "tree": _tree,
     "phases": lambda run, query: figures.step_phases(run),
     "memory": lambda run, query: figures.memory_timeline(run),

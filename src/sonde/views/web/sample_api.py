@@ -170,6 +170,8 @@ class SampleApi:
             "epochs": self._epochs(opened, idx, evaluation.name),
             "problems": [],
         }
+        notes = self._store.notes(evaluation)
+        answer |= {"label": notes.labels.get(idx), "prediction": notes.predictions.get(idx)}
         for name, part in (("kept", KEPT), ("captured", CAPTURES)):
             answer[name] = self._tree(evaluation, part, idx, answer["problems"])
         answer["problems"] += self._store.table(evaluation).problems_of(idx)

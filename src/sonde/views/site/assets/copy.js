@@ -26,6 +26,12 @@
     return waiting.get(file);
   }
 
+  /** Whether the copy answers a question; what is empty is not asked, as in the viewer. */
+  copy.holds = (path, query) => {
+    const pairs = Object.entries(query).flatMap(([name, value]) => [value].flat().filter((one) => one !== null && one !== undefined && one !== "").map((one) => [name, String(one)]));
+    return files.has(spell(`api/${path}?${new URLSearchParams(pairs)}`));
+  };
+
   const answers = new Map();
   copy.put = (question, headers, body) => answers.set(question, { headers: JSON.parse(headers), body });
 

@@ -1,5 +1,5 @@
 // Scores by class, the confusion matrix, the histogram of scores: each a filter when clicked.
-import { h, panel, svg } from "./dom.js";
+import { filterButton, h, isCopy, panel, svg } from "./dom.js";
 import { table } from "./table.js";
 import { count, percent, plural, short } from "./words.js";
 
@@ -12,11 +12,11 @@ export function classPanels({ answer, metric, named, addFilter }) {
 
 function histogramPanel({ edges, all, selected, not_finite: odd }, metric, named, addFilter) {
   const wide = 520, tall = 120, foot = 16, most = Math.max(...all, 1), bar = wide / all.length;
-  const says = h("p", { class: "note", role: "status" }, `${short(edges[0])} to ${short(edges.at(-1))}${odd ? `; ${plural(odd, "score")} not finite` : ""}. Click a bar to select its samples.`);
+  const says = h("p", { class: "note", role: "status" }, `${short(edges[0])} to ${short(edges.at(-1))}${odd ? `; ${plural(odd, "score")} not finite` : ""}${isCopy ? "" : ". Click a bar to select its samples"}.`);
   const bars = all.map((number, at) => {
     const words = `${short(edges[at])} to ${short(edges[at + 1])}: ${plural(number, "sample")}${selected[at] === number ? "" : `, ${count(selected[at])} selected`}`;
     const high = (times) => (times ? Math.max(1, (times / most) * (tall - foot)) : 0);
-    const pick = () => number && addFilter(`${named} >= ${edges[at]} and ${named} ${at === all.length - 1 ? "<=" : "<"} ${edges[at + 1]}`);
+    const pick = () => number && !isCopy && addFilter(`${named} >= ${edges[at]} and ${named} ${at === all.length - 1 ? "<=" : "<"} ${edges[at + 1]}`);
     return svg("g", { class: "histbar", tabindex: "0", role: "button", "aria-label": words, onclick: pick, onkeydown: (event) => { if (event.key === "Enter") pick(); }, onpointerenter: () => { says.textContent = words; }, onfocus: () => { says.textContent = words; } },
       svg("rect", { x: at * bar, y: 0, width: bar, height: tall - foot, class: "histhit" }),
       svg("rect", { x: at * bar + 1, y: tall - foot - high(number), width: bar - 2, height: high(number), class: "histall" }),
@@ -31,7 +31,7 @@ function confusionPanel({ rows, confusion, known, of }, addFilter) {
   const cell = (number, at, other) => {
     const right = at === other, share = right ? 0 : number / most, words = `label ${rows[at].label} predicted as ${rows[other].label}: ${plural(number, "sample")}`;
     return h("td", { class: `confused${right ? " right" : ""}`, style: { "--share": `${Math.round(100 * share)}%` } },
-      number ? h("button", { type: "button", class: "plain", title: words, "aria-label": words, onclick: () => addFilter(`label == ${literal(rows[at].label)} and prediction == ${literal(rows[other].label)}`) }, count(number)) : "");
+      number ? filterButton(count(number), words, () => addFilter(`label == ${literal(rows[at].label)} and prediction == ${literal(rows[other].label)}`)) : "");
   };
   const worst = confusion.flatMap((line, at) => line.map((number, other) => ({ number, at, other }))).filter((each) => each.at !== each.other && each.number).sort((a, b) => b.number - a.number).slice(0, 3);
   return panel("Confusion", h("p", { class: "note" }, `rows: label, columns: prediction${known < of ? `; ${count(known)} of ${plural(of, "sample")} have both` : ""}`),
@@ -42,7 +42,7 @@ function confusionPanel({ rows, confusion, known, of }, addFilter) {
 
 function tablePanel({ rows }, metric, addFilter) {
   const grid = table([
-    { name: "label", title: "Class", cell: (row) => h("button", { type: "button", class: "plain", title: `Only those with label ${row.label}`, onclick: () => addFilter(`label == ${literal(row.label)}`) }, String(row.label)) },
+    { name: "label", title: "Class", cell: (row) => filterButton(String(row.label), `Only those with label ${row.label}`, () => addFilter(`label == ${literal(row.label)}`)) },
     { name: "count", title: "Samples", number: true },
     { name: "recall", title: "Recall", hint: "share of samples with this label that were predicted as it", number: true, cell: (row) => percent(row.recall) },
     { name: "precision", title: "Precision", hint: "share of samples predicted as this that have the label", number: true, cell: (row) => percent(row.precision) },

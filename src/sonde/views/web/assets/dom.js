@@ -81,4 +81,11 @@ export function panel(title, ...children) {
 }
 
 /** Do something once what has been drawn can be seen. */
+/** Whether this page is a copy that was exported: it can show what it holds, and nothing can be asked of it. */
+export const isCopy = Boolean(window.sondeCopy);
+/** Whether an answer can be had: of a server always, of a copy if it holds it. */
+export const canAsk = (path, query = {}) => !isCopy || window.sondeCopy.holds(path, query);
+/** A text that filters when it is clicked; only the text in a copy, which cannot filter. */
+export const filterButton = (text, words, onclick) => (isCopy ? h("span", { title: words }, text) : h("button", { type: "button", class: "plain", title: words, "aria-label": words, onclick }, text));
+
 export const whenIdle = (act) => requestAnimationFrame(() => (window.requestIdleCallback ?? setTimeout)(act, { timeout: 500 }));

@@ -1,7 +1,7 @@
 // A map of samples by what was captured of each: colours by class, value on hover, a lasso that becomes a filter.
 import { getJson, runPath } from "./api.js";
 import { classColour } from "./canvas/colours.js";
-import { choose, h, replace } from "./dom.js";
+import { choose, h, isCopy, replace } from "./dom.js";
 import { inList } from "./samplegrid.js";
 import { onTheme } from "./theme.js";
 import { count, percent, plural } from "./words.js";
@@ -21,10 +21,10 @@ export function inside([x, y], polygon) {
 const css = (number) => `rgb(${number & 255}, ${(number >> 8) & 255}, ${(number >> 16) & 255})`;
 
 /**
- * @param {Object} options `run`, `signal`, `state` (`of`, `method`), `change(values)`, `open(idx)`, `addFilter(text)`
+ * @param {Object} options `run`, `signal`, `state` (`of`, `method`), `change(values)`, `open(idx)`, `canOpen(idx)`, `addFilter(text)`
  * @returns {HTMLElement} with `show(evaluation, chosen)`, where `chosen` is a set of ids or null for all
  */
-export function embeddingMap({ run, signal, state, change, open, addFilter }) {
+export function embeddingMap({ run, signal, state, change, open, canOpen, addFilter }) {
   const tools = h("div", { class: "tools" }), says = h("p", { class: "note", role: "status" });
   const canvas = h("canvas", { class: "embedding", width: WIDE, height: TALL, role: "img", "aria-label": "Map of samples", tabindex: "0" });
   const element = h("section", { class: "panel", "aria-label": "Map of samples", hidden: true }, h("div", { class: "head" }, h("h2", {}, "Map of samples"), tools), canvas, says);
@@ -62,11 +62,11 @@ export function embeddingMap({ run, signal, state, change, open, addFilter }) {
     return best;
   }
 
-  canvas.addEventListener("pointerdown", (event) => { lasso = [at(event)]; canvas.setPointerCapture(event.pointerId); });
+  canvas.addEventListener("pointerdown", (event) => { lasso = isCopy ? null : [at(event)]; if (lasso) canvas.setPointerCapture(event.pointerId); });
   canvas.addEventListener("pointermove", (event) => {
     if (lasso) { lasso.push(at(event)); draw(); return; }
     const index = nearest(at(event));
-    if (index >= 0) says.textContent = `sample ${found.ids[index]}${found.labels[index] === null ? "" : `, label ${found.labels[index]}`}${found.wrong[index] ? ", misclassified" : ""}. Click to open it, draw around samples to select them.`;
+    if (index >= 0) says.textContent = `sample ${found.ids[index]}${found.labels[index] === null ? "" : `, label ${found.labels[index]}`}${found.wrong[index] ? ", misclassified" : ""}. Click to open it${isCopy ? "" : ", draw around samples to select them"}.`;
     canvas.style.cursor = index >= 0 ? "pointer" : "crosshair";
   });
   canvas.addEventListener("pointerup", (event) => {
@@ -75,7 +75,7 @@ export function embeddingMap({ run, signal, state, change, open, addFilter }) {
     if (path.length < 5) {
       draw();
       const index = nearest(at(event));
-      if (index >= 0) open(found.ids[index]);
+      if (index >= 0 && canOpen(found.ids[index])) open(found.ids[index]);
       return;
     }
     const ids = found.ids.filter((_, index) => inside(placed[index], path) && (chosen === null || chosen.has(found.ids[index])));
@@ -101,7 +101,7 @@ export function embeddingMap({ run, signal, state, change, open, addFilter }) {
     replace(tools, found.choices.length > 1 ? choose("Of", found.choices, found.of, (of) => change({ of })) : null,
       found.methods.length > 1 ? choose("By", found.methods, found.method, (method) => change({ method })) : h("span", { class: "note", title: "pip install umap-learn adds UMAP" }, found.method.toUpperCase()));
     const share = found.explained ? ` The two directions hold ${percent(found.explained[0] + found.explained[1])} of the variance.` : "";
-    says.textContent = `${plural(found.ids.length, "captured sample")}${found.ids.length < found.total ? ` of ${count(found.total)}` : ""}; colour: label, ring: misclassified.${share} Draw around samples to select them.`;
+    says.textContent = `${plural(found.ids.length, "captured sample")}${found.ids.length < found.total ? ` of ${count(found.total)}` : ""}; colour: label, ring: misclassified.${share}${isCopy ? "" : " Draw around samples to select them."}`;
     draw();
   };
   const forget = onTheme(draw);

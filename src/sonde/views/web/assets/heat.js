@@ -5,6 +5,9 @@ import { onTheme } from "./theme.js";
 import { MAPS, colour, paint as paintCells } from "./canvas/colours.js";
 import { count, short } from "./words.js";
 
+const AROUND = 6, LONG_GAP = 6;
+const middleOf = (numbers) => [...numbers].sort((a, b) => a - b)[numbers.length >> 1];
+
 /**
  * @param {Object} made  as `run/<id>/heat` answers
  * @param {Object} axis
@@ -14,7 +17,7 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
   const said = h("span", { class: "legend" }), heading = h("h2", {}, title ?? made.what);
   const canvas = sheet(height, paint, { signal, label: made.what });
   const element = h("section", { class: "panel figure heat", "aria-label": made.what }, h("div", { class: "head" }, heading, said, h("div", { class: "tools" }, tools)), canvas);
-  let values, picture = null, pointed = null;
+  let values, whole, picture = null, pointed = null;
   steer(canvas, axis, stepAt, { onclick: (event) => { const row = rowAt(event.offsetY); if (row >= 0) onrow?.(made.keys[row], axis.cursor); } });
   canvas.addEventListener("pointermove", (event) => { pointed = rowAt(event.offsetY); canvas.title = made.keys[pointed] ?? ""; tell(); });
   canvas.addEventListener("pointerleave", () => { pointed = null; tell(); });
@@ -30,7 +33,7 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
   }
 
   function paint(pen, width) {
-    if (!picture) ({ values, picture } = painted(made, byRow()));
+    if (!picture) ({ values, picture, whole } = painted(made, byRow()));
     const colours = ink(), [first, last] = axis.range(), left = leftOf(width, axis.room), inner = width - left - RIGHT, floor = height - 18, rows = made.keys.length;
     const steps = made.steps, x = (step) => left + axis.share(step) * inner;
     pen.save();
@@ -39,13 +42,15 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
     pen.clip();
     pen.imageSmoothingEnabled = false;
     // Columns need not be evenly spaced: each is drawn from its step to the next, pale where nothing was recorded.
-    const gaps = steps.slice(1).map((step, column) => step - steps[column]), sorted = [...gaps].sort((a, b) => a - b), usual = sorted[gaps.length >> 1] ?? last - first;
-    if (axis.unit === "step" && sorted.length && sorted[0] === sorted.at(-1)) pen.drawImage(picture, 0, 0, steps.length, rows, x(steps[0]), 0, x(steps.at(-1) + usual) - x(steps[0]), floor);
+    const gaps = steps.slice(1).map((step, column) => step - steps[column]), usual = gaps[0] ?? last - first;
+    if (axis.unit === "step" && gaps.length && gaps.every((gap) => gap === usual)) pen.drawImage(picture, 0, 0, steps.length, rows, x(steps[0]), 0, x(steps.at(-1) + usual) - x(steps[0]), floor);
     else {
       for (let column = 0; column < steps.length; column += 1) {
         const from = x(steps[column]), next = steps[column + 1] ?? last + 1, to = x(next);
         if (to < left || from > width) continue;
-        const own = next - steps[column] > usual * 3 ? x(steps[column] + usual * 3) - from : to - from;
+        // Recording becomes rarer as a run goes on, so a gap is compared with those around it.
+        const longest = LONG_GAP * (middleOf(gaps.slice(Math.max(column - AROUND, 0), column + AROUND + 1)) ?? next - steps[column]);
+        const own = next - steps[column] > longest ? x(steps[column] + longest) - from : to - from;
         pen.drawImage(picture, column, 0, 1, rows, from, 0, Math.max(own, 1) + 0.5, floor);
         if (own < to - from) { pen.globalAlpha = 0.25; pen.drawImage(picture, column, 0, 1, rows, from + own, 0, to - from - own, floor); pen.globalAlpha = 1; }
       }
@@ -71,6 +76,7 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
       pen.stroke();
     }
     canvas.dataset.drawn = "true";
+    if (pointed === null) tell();
     element.setAttribute("aria-busy", "false");
   }
 
@@ -79,12 +85,14 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
     pen.fillStyle = colours.text;
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    const every = Math.max(1, Math.ceil(13 / high)), room = Math.floor((left - 8) / 6.7);
-    made.names.forEach((name, row) => { if (row % every === 0) pen.fillText(fitted(name, room), left - 6, Math.max((row + 0.5) * high, 6)); });
+    const every = Math.max(1, Math.ceil(13 / high)), first = Math.max(0, Math.ceil(6 / high - 0.5)), room = Math.floor((left - 8) / 6.7);
+    made.names.forEach((name, row) => { if (row >= first && (row - first) % every === 0) pen.fillText(fitted(name, room), left - 6, (row + 0.5) * high); });
   }
 
+  const colours = () => (byRow() ? ", colour: each row by itself" : whole ? `, colour from ${short(whole[0])} to ${short(whole[1])}${made.log ? ", logarithmic" : ""}` : "");
+
   function tell() {
-    if (pointed === null || pointed < 0 || axis.cursor === null || !values) return replace(said, h("span", { class: "quiet" }, `${count(made.keys.length)}${made.total > made.keys.length ? ` of ${count(made.total)}` : ""} rows${made.log ? ", logarithmic colour" : ""}${byRow() ? ", each row by itself" : ""}`));
+    if (pointed === null || pointed < 0 || axis.cursor === null || !values) return replace(said, h("span", { class: "quiet" }, `${count(made.keys.length)}${made.total > made.keys.length ? ` of ${count(made.total)}` : ""} rows${colours()}`));
     const column = Math.max(lastUpTo(made.steps, axis.cursor), 0), value = values[pointed * made.steps.length + column];
     const bad = made.bad.some(([row, at]) => row === pointed && at === column);
     return replace(said, h("span", { class: "entry", title: made.keys[pointed] }, `${made.names[pointed]} `, h("b", { class: bad ? "bad" : null }, Number.isNaN(value) ? (bad ? "NaN or ∞" : "not recorded") : short(value)), bad && !Number.isNaN(value) ? h("b", { class: "bad" }, ", NaN or ∞ inside") : "", h("span", { class: "quiet" }, ` at step ${count(made.steps[column])}`)));
@@ -96,12 +104,13 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
   return element;
 }
 
-/** The ends of a scale: one cell that is far off must not flatten the differences of all others. */
+/** The ends of a scale: rows or cells that are far off (Tukey's outer fences) must not flatten the differences of all others. */
 function ends(values) {
   const known = Float32Array.from(values).filter((value) => !Number.isNaN(value)).sort();
   if (!known.length) return [0, 1];
-  const low = known[Math.floor(0.02 * (known.length - 1))], high = known[Math.ceil(0.98 * (known.length - 1))];
-  return high > low ? [low, high] : [low - 0.5, low + 0.5];
+  const at = (share) => known[Math.round(share * (known.length - 1))], middle = at(0.75) - at(0.25);
+  const low = Math.max(at(0.02), at(0.25) - 3 * middle), high = Math.min(at(0.98), at(0.75) + 3 * middle);
+  return high > low ? [low, high] : at(0.98) > at(0.02) ? [at(0.02), at(0.98)] : [low - 0.5, low + 0.5];
 }
 
 const pictures = new WeakMap(); // by answer: an answer that is kept is coloured once
@@ -115,7 +124,7 @@ function painted(made, byRow) {
   const whole = ends(shaped);
   const scales = Array.from({ length: rows }, (_, row) => (byRow ? ends(shaped.subarray(row * columns, (row + 1) * columns)) : whole));
   const picture = paintCells(document.createElement("canvas"), shaped, columns, rows, (value, at) => (Number.isNaN(value) ? 0 : colour(value, ...scales[Math.floor(at / columns)], MAPS.viridis)));
-  known[byRow] = { values, picture };
+  known[byRow] = { values, picture, whole: whole.map((end) => (made.log ? 10 ** end : end)) };
   pictures.set(made, known);
   return known[byRow];
 }

@@ -1,7 +1,7 @@
 // Samples as pictures: a grid of thumbnails with an overlay, what the pointer is on, and a selection that becomes a filter.
 import { getJson, runPath } from "./api.js";
 import { spark } from "./canvas/spark.js";
-import { choose, h, replace } from "./dom.js";
+import { choose, h, isCopy, replace } from "./dom.js";
 import { short } from "./words.js";
 
 const FIRST = 48, SIDE = 84;
@@ -66,7 +66,7 @@ export function sampleGrid({ run, signal, state, change, hrefOf, addFilter, metr
     const caption = row.label === null || row.label === undefined ? String(row.idx) : row.prediction === null || row.prediction === undefined ? `${row.label}` : wrong ? `${row.label} → ${row.prediction}` : `${row.label}`;
     const score = row.scores[metric()];
     return h("div", { class: `sampletile${wrong ? " wrong" : ""}`, role: "listitem", "data-idx": row.idx, onpointerenter: () => { says.textContent = describe(row); }, onfocusin: () => { says.textContent = describe(row); } },
-      h("a", { href: hrefOf(row.idx), title: describe(row) }, thumbnail(picture, describe(row)), picture?.of ? h("span", { class: "of", title: `Its input was not kept; this is ${picture.of}` }, picture.of.split("/").pop()) : null, h("span", { class: "caption" }, h("b", {}, caption), h("span", { class: "quiet" }, score === null ? "nan" : short(score)))), mark);
+      h("a", { href: hrefOf(row.idx), title: describe(row) }, thumbnail(picture, describe(row)), picture?.of ? h("span", { class: "of", title: `Its input was not kept; this is ${picture.of}` }, picture.of.split("/").pop()) : null, h("span", { class: "caption" }, h("b", {}, caption), h("span", { class: "quiet" }, score === null ? "nan" : short(score)))), isCopy ? null : mark);
   }
 
   async function draw() {

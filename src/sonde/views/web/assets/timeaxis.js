@@ -13,7 +13,7 @@ export function timeAxis(context) {
   const listeners = new Set(), asked = context.query.get("step");
   const axis = {
     pinned: asked === null || asked === "" ? remembered.get(context.run) ?? null : Number(asked),
-    hovered: null, zoom: null, unit: context.query.get("x") ?? "step", knots: {}, first: 0, last: 1, room: 96,
+    hovered: null, zoom: null, unit: context.query.get("x") ?? "step", knots: {}, first: 0, last: 1, room: 128,
     get cursor() { return axis.hovered ?? axis.pinned; },
     subscribe(draw) { listeners.add(draw); context.signal.addEventListener("abort", () => listeners.delete(draw)); },
     tell(what = "cursor") { for (const draw of listeners) draw(what); },
@@ -126,13 +126,17 @@ export function ink() {
 export const COLOURS = ["#2f81c7", "#d55e00", "#009e73", "#cc79a7", "#c98a00", "#56b4e9", "#8c6bb1", "#8b8f98"];
 export const RIGHT = 12;
 /** Room for numbers and names on the left, the same in every picture so that steps stand below each other. */
-export const leftOf = (width, wide = 96) => (width < 600 ? 58 : wide);
+export const leftOf = (width, wide = 128) => (width < 600 ? 58 : wide);
 
-/** A name cut to some signs: the block stays, and of the role the end. */
+/** A name cut to some signs: the block stays, and of the role the last parts that fit, or the ends of its last part. */
 export function fitted(name, room) {
   if (name.length <= room) return name;
-  const at = name.indexOf(" · "), head = at > 0 && at < room - 6 ? name.slice(0, at + 1) : "";
-  return `${head}…${name.slice(name.length - (room - head.length - 1))}`;
+  const at = name.indexOf(" · "), head = at > 0 && at < room - 6 ? name.slice(0, at + 3) : "", left = room - head.length;
+  const whole = name.slice(head.length), parts = whole.split(".");
+  while (parts.length > 1 && parts.join(".").length > left) parts.shift();
+  const role = parts.join("."), kept = Math.max(Math.ceil((left - 1) * 0.6), 1);
+  if (role.length <= left && role.length > left / 3) return head + role;
+  return `${head}${whole.slice(0, left - 1 - kept)}…${whole.slice(whole.length - kept)}`;
 }
 
 /** Write the numbers of the axis below a picture, and what they are. */

@@ -155,6 +155,6 @@ const last = (name = "") => name.split("/").at(-1);
 
 /** The loss, and what reads like a measure of how well the model does. */
 function usualMetrics(scalars) {
-  const good = scalars.filter((key) => !/^(optimizer|scheduler|process\.|system\.)/.test(key));
+  const good = scalars.filter((key) => !/^(optimizer|scheduler|process\.|system\.|(epoch|tokens|samples)(:scalar)?$)/.test(key));
   return good.slice(0, 4).length ? good.slice(0, 4) : scalars.slice(0, 2);
 }

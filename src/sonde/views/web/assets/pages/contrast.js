@@ -1,7 +1,7 @@
 // Good against failed: which statistic of which layer and channel separates the two most.
 import { getJson, runPath } from "../api.js";
 import { imageOf, planeCanvas, scale } from "../canvas/plane.js";
-import { changes, choose, h, panel, replace, svg } from "../dom.js";
+import { changes, choose, h, isCopy, panel, replace, svg } from "../dom.js";
 import { link } from "../route.js";
 import { table } from "../table.js";
 import { guessDimensions, plane, readTensor } from "../tensors.js";
@@ -40,10 +40,10 @@ export async function show(place, context) {
     const slider = h("input", { type: "range", min: 1, max: 50, value: state.percentile, "aria-label": "Percentile of failures", oninput: () => { percent.textContent = `worst ${slider.value} %`; }, onchange: () => change({ percentile: Number(slider.value), where: "" }) });
     const field = h("input", { type: "text", value: state.where, placeholder: "label != prediction", "aria-label": "Failed where", spellcheck: "false", onchange: () => change({ where: field.value.trim() }) });
     replace(top, h("h1", {}, "Good against failed"),
-      choose("Epoch", usable.map((each) => [each.name, each.words]), state.evaluation, (value) => change({ evaluation: value })),
+      isCopy ? null : choose("Epoch", usable.map((each) => [each.name, each.words]), state.evaluation, (value) => change({ evaluation: value })),
       choose("Metric", info.metrics.map((each) => each.name), state.metric, (value) => change({ metric: value })),
-      h("label", { class: "field" }, h("span", {}, "Failed are the"), slider, percent),
-      h("label", { class: "field" }, h("span", {}, "or those where"), field));
+      isCopy ? percent : [h("label", { class: "field" }, h("span", {}, "Failed are the"), slider, percent),
+        h("label", { class: "field" }, h("span", {}, "or those where"), field)]);
   }
 
   async function change(values) {

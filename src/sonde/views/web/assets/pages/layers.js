@@ -1,6 +1,6 @@
 // Every layer: one picture over all steps, one site in full, gradients by depth at any step, and the model as a tree.
 import { getJson, runPath } from "../api.js";
-import { choose, h, panel, replace, search, whenIdle } from "../dom.js";
+import { canAsk, choose, h, isCopy, panel, replace, search, whenIdle } from "../dom.js";
 import { chart } from "../chart.js";
 import { figure } from "../figure.js";
 import { heatMap } from "../heat.js";
@@ -64,7 +64,7 @@ export async function show(place, context) {
 
   const listed = h("p", { class: "note" }), list = siteList({ chosen: () => sites(), select: (next) => select(next) });
   const one = h("div", { class: "stack" });
-  let keys = [], curves = null, bins = null;
+  let keys = [], curves = null, bins = null, signed = null;
 
   function heatQuery() {
     return { pattern: glob(pattern()), stat: stat() };
@@ -77,7 +77,11 @@ export async function show(place, context) {
     if (found) select([found]);
   }
 
+  /** The statistic that is shown of a site: the chosen one, as far as a copy holds it. */
+  const statOf = (key) => (canAsk(runPath(run, "curve"), { site: key, stat: stat() }) ? stat() : "");
+
   function select(next) {
+    if (isCopy) next = next.slice(-1); // curves over each other are asked of a server
     context.keep({ site: next }, { push: true });
     list.mark();
     if (next.length) list.reveal(next[0]);
@@ -90,6 +94,7 @@ export async function show(place, context) {
       if (error.name === "AbortError") throw error;
       return { total: 0, sites: [], problem: error.message };
     });
+    answer.sites = answer.sites.filter((site) => canAsk(runPath(run, "curve"), { site: site.key }));
     keys = answer.sites.map((site) => site.key);
     listed.textContent = answer.problem ?? (answer.total > keys.length ? `${count(keys.length)} of ${plural(answer.total, "site")}` : plural(answer.total, "site"));
     const alike = new Set(answer.sites.map((site) => ending(site))).size === 1; // then the heading says it for all
@@ -105,10 +110,10 @@ export async function show(place, context) {
       replace(one, panel("One site", h("p", { class: "quiet" }, "Click a row of the picture, or a site in the list, to see its curve and its histogram over time. Shift-click adds a second one.")));
       return;
     }
-    const other = context.query.get("other"), query = { site: chosen, stat: stat() };
+    const other = context.query.get("other"), query = { site: chosen, stat: statOf(chosen[0]) };
     let about, made;
     try {
-      [about, made, { runs }] = await Promise.all([getJson(runPath(run, "site"), { site: chosen[0], stat: stat() }, signal),
+      [about, made, { runs }] = await Promise.all([getJson(runPath(run, "site"), { site: chosen[0], stat: statOf(chosen[0]) }, signal),
         other ? null : getJson(runPath(run, "curve"), query, signal), runs ? { runs } : getJson("runs", {}, signal)]);
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -124,7 +129,8 @@ export async function show(place, context) {
     }
     const curveStands = new Promise((resolve) => { whenIdle(resolve); });
     bins = isScalar ? null : figure(at("histogram"), { site: chosen[0] }, { signal, height: 320, after: curveStands });
-    replace(one, siteHead(about, chosen, other), h("div", { class: "columns" }, curves, bins));
+    signed = isScalar ? null : figure(at("histogram"), { site: chosen[0], kind: "signed" }, { signal, height: 320, after: curveStands });
+    replace(one, siteHead(about, chosen, other), h("div", { class: "columns narrow" }, curves, bins, signed));
   }
 
   const siteFacts = h("div", { class: "tiles small" }), siteWords = h("p", { class: "note" });
@@ -136,7 +142,7 @@ export async function show(place, context) {
   }
 
   async function readFacts() {
-    if (sites().length) sayFacts(await getJson(runPath(run, "site"), { site: sites()[0], stat: stat() }, signal));
+    if (sites().length) sayFacts(await getJson(runPath(run, "site"), { site: sites()[0], stat: statOf(sites()[0]) }, signal));
   }
 
   function siteHead(about, chosen, other) {
@@ -222,9 +228,9 @@ export async function show(place, context) {
   }
 
   replace(place,
-    h("div", { class: "controls" }, h("h1", {}, "Layers"), box,
+    h("div", { class: "controls" }, h("h1", {}, "Layers"), isCopy ? null : box,
       choose("Quantity", [["", "…"], ...known.map((each) => [each, each.replace("_", " ")])], quantityOf(pattern()) ?? "", (word) => word && setPattern(`*:${word}`)),
-      choose("Statistic", [["", "default"], ...statistics.filter((each) => each.shown !== "on request").map((each) => [each.name, each.title])], stat(), (word) => {
+      choose("Statistic", [["", "default"], ...statistics.filter((each) => each.shown === "always" || (!isCopy && each.shown !== "on request")).map((each) => [each.name, each.title])], stat(), (word) => {
         context.keep({ stat: word }); drawHeat(); tree.update(treeQuery()); flow.update(flowQuery()); drawSite();
       }), axis.units.length > 1 ? choose("x", axis.units, axis.unit, (unit) => axis.setUnit(unit)) : null),
     h("div", { class: "beside" }, heat, h("section", { class: "panel", "aria-label": "Sites" }, h("h2", {}, "Sites"), listed, list)),
@@ -235,7 +241,7 @@ export async function show(place, context) {
 
   return {
     title: info.name,
-    refresh: () => Promise.all([drawHeat(), readSteps().then(() => Promise.all([flow.update(flowQuery()), tree.update(treeQuery())])), readFacts(), curves?.update(), bins?.update()]).catch(() => {}),
+    refresh: () => Promise.all([drawHeat(), readSteps().then(() => Promise.all([flow.update(flowQuery()), tree.update(treeQuery())])), readFacts(), curves?.update(), bins?.update(), signed?.update()]).catch(() => {}),
     keys: [
       { keys: "j", what: "next site", act: () => list.move(1) },
       { keys: "k", what: "previous site", act: () => list.move(-1) },

@@ -193,6 +193,8 @@ export async function show(place, context) {
     const some = matching();
     counted.textContent = some.length === rows.length ? plural(rows.length, "run") : `${some.length} of ${plural(rows.length, "run")}`;
     const troubled = some.filter((row) => rank(row) >= 3).length;
+    const unread = some.filter((row) => !known.has(row.id) && !row.problem).length;
+    if (unread) counted.append(` · reading ${unread}…`);
     if (troubled) counted.append(" · ", h("span", { class: "bad" }, `${troubled} with a critical finding or a bad end`));
     grid.show(grouped(some), columns());
     drawCompare(some);

@@ -2,7 +2,7 @@
 import { getJson, runPath } from "../api.js";
 import { imageOf, mixed, scale } from "../canvas/plane.js";
 import { tensorView } from "../canvas/tensor.js";
-import { choose, h, panel, replace } from "../dom.js";
+import { canAsk, choose, h, isCopy, panel, replace } from "../dom.js";
 import { link } from "../route.js";
 import { guessDimensions, plane, readTensor, size } from "../tensors.js";
 import { count, short } from "../words.js";
@@ -23,9 +23,13 @@ export async function show(place, context) {
     query: { metric, where, with: changes.with === undefined ? beside : changes.with, view: Object.keys(views).length ? JSON.stringify(views) : null } });
   const go = (changes) => { location.hash = here(changes); };
 
+  /** What is asked of a sample; a copy holds each in the order of all of them. */
+  const asked = (name, which = idx) => ({ evaluation: name, idx: which, metric, where: isCopy ? [] : where });
+  const isHeld = (name, which = idx) => canAsk(runPath(run, "sample"), asked(name, which));
+
   async function read(name) {
     const mine = ++turn;
-    const info = await getJson(runPath(run, "sample"), { evaluation: name, idx, metric, where }, signal);
+    const info = await getJson(runPath(run, "sample"), asked(name), signal);
     const other = beside ? await getJson(runPath(beside, "sample"), { evaluation: info.evaluation, idx, metric }, signal).catch((error) => ({ problem: error.message })) : null;
     if (mine !== turn) return;
     sample = info;
@@ -38,6 +42,9 @@ export async function show(place, context) {
   }
 
   function drawTop(info) {
+    info.epochs = info.epochs.filter((each) => isHeld(each.name));
+    if (info.next !== null && !isHeld(info.evaluation, info.next)) info.next = null;
+    if (info.previous !== null && !isHeld(info.evaluation, info.previous)) info.previous = null;
     const at = Math.max(0, info.epochs.findIndex((each) => each.name === info.evaluation));
     const said = h("output", {}, `${info.words}${info.captured || info.kept ? "" : ", not captured"}`);
     const slider = h("input", { type: "range", min: 0, max: Math.max(info.epochs.length - 1, 0), value: at, "aria-label": "Epoch",
@@ -47,7 +54,7 @@ export async function show(place, context) {
     const step = (target, text, key) => h("a", { class: "button", href: target === null ? null : here({ idx: target }), "data-off": target === null ? "" : null, title: `${text} (${key})` }, text);
     replace(top, h("h1", {}, `Sample ${info.idx}`),
       step(info.previous, "‹ Worse", "p"), step(info.next, "Better ›", "n"),
-      info.position === null ? null : h("span", { class: "note" }, `${count(info.position + 1)} of ${count(info.of)} by ${info.metric}${where.length ? `, where ${where.join(" and ")}` : ""}`),
+      info.position === null ? null : h("span", { class: "note" }, `${count(info.position + 1)} of ${count(info.of)} by ${info.metric}${where.length && !isCopy ? `, where ${where.join(" and ")}` : ""}`),
       info.epochs.length > 1 ? h("label", { class: "field" }, h("span", {}, "Epoch"), slider, said) : said,
       nearest ? h("a", { class: "button", href: here({ evaluation: nearest.name }) }, `Captured in ${nearest.words}`) : null,
       others.length ? choose("Compare with", [["", "no other run"], ...others], beside ?? "", (value) => go({ with: value || null })) : null,
@@ -70,8 +77,8 @@ export async function show(place, context) {
     const tokens = kept.map((each) => textsOf(each.node)).find(Boolean) ?? null;
     const image = await pictureOf(info, kept).catch(() => null);
     if (mine !== turn) return;
-    const facts = { label: scalarOf(kept, "labels"), prediction: scalarOf(kept, "prediction") };
-    const theirs = other?.kept ? scalarOf(other.kept, "prediction") : null;
+    const facts = { label: scalarOf(kept, "labels") ?? info.label, prediction: scalarOf(kept, "prediction") ?? info.prediction };
+    const theirs = other?.prediction ?? null;
     const marks = {};
     if (Number.isInteger(facts.prediction)) marks[facts.prediction] = "prediction";
     if (Number.isInteger(facts.label)) marks[facts.label] = facts.label === facts.prediction ? "label and prediction" : "label";
@@ -108,13 +115,14 @@ export async function show(place, context) {
 
   function tensor(node, name, at) {
     const key = `${at.part}/${at.debugger}/${node.path}`;
-    const asked = (id) => ({ evaluation: at.info.evaluation, idx, part: at.part, debugger: at.debugger, path: node.path });
+    const asked = () => ({ evaluation: at.info.evaluation, idx, part: at.part, debugger: at.debugger, path: node.path });
+    if (!canAsk(runPath(run, "tensor"), asked())) return h("p", { class: "note" }, `${node.path || name}: ${node.shape.join(" × ")}, not in this copy`);
     const has = beside && at.other && !at.other.problem;
     return tensorView({
       signal, bare: at.bare && !node.path, name: name === at.debugger && !node.path ? name : node.path || name, path: `${at.debugger}/${node.path}`, node, view: views[key],
       isImage: Boolean(at.isImage), image: at.isImage ? null : at.image, tokens: at.tokens, marks: at.part === "samples" ? at.marks : {},
-      read: (fix) => readTensor(run, asked(run), fix, signal),
-      other: has ? { label: everyRun.find((each) => each.id === beside)?.name ?? beside, read: (fix) => readTensor(beside, asked(beside), fix, signal) } : null,
+      read: (fix) => readTensor(run, asked(), fix, signal),
+      other: has ? { label: everyRun.find((each) => each.id === beside)?.name ?? beside, read: (fix) => readTensor(beside, asked(), fix, signal) } : null,
       onview: (view) => {
         if (Object.keys(view).length) views[key] = view; else delete views[key];
         history.replaceState(null, "", here());
@@ -147,7 +155,7 @@ export async function show(place, context) {
   };
   /** Take in the epochs that a live run has added. */
   async function refresh() {
-    const info = await getJson(runPath(run, "sample"), { evaluation, idx, metric, where }, signal);
+    const info = await getJson(runPath(run, "sample"), asked(evaluation), signal);
     if (info.epochs.length === sample.epochs.length || info.evaluation !== evaluation) return;
     sample = info;
     drawTop(info);

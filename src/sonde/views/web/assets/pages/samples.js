@@ -3,7 +3,7 @@ import { getBytes, getJson, runPath } from "../api.js";
 import { MAPS } from "../canvas/colours.js";
 import { legend, scoreMap } from "../canvas/scoremap.js";
 import { changesPanel, classPanels } from "../classes.js";
-import { choose, h, panel, replace, search } from "../dom.js";
+import { canAsk, choose, filterButton, h, isCopy, panel, replace, search } from "../dom.js";
 import { embeddingMap } from "../embedding.js";
 import { figure } from "../figure.js";
 import { link } from "../route.js";
@@ -42,7 +42,7 @@ export async function show(place, context) {
   const notices = h("div");
   const hrefOf = (idx) => link("sample", { run, rest: [state.evaluation, idx], query: { metric: state.metric, where: state.where, with: state.with.slice(0, 1) } });
   const grid = sampleGrid({ run, signal, state, change: (values) => change(values), hrefOf, addFilter: (text) => addFilter(text), metric: () => state.metric });
-  const embedding = embeddingMap({ run, signal, state, change: (values) => change(values), open, addFilter: (text) => addFilter(text) });
+  const embedding = embeddingMap({ run, signal, state, change: (values) => change(values), open, canOpen: (idx) => canAsk(runPath(run, "sample"), { evaluation: state.evaluation, idx, metric: state.metric }), addFilter: (text) => addFilter(text) });
   const classes = h("div", { class: "stack" }), changed = h("div");
   const worst = panel("Worst first", filters, problem, counted, notices, grid, h("div", { class: "window" }, rows));
   place.append(top, h("div", { class: "split wide" }, h("div", { class: "stack" }, maps, embedding, classes, common, over), h("div", { class: "stack" }, changed, worst)));
@@ -69,7 +69,7 @@ export async function show(place, context) {
   function filterable(row, name) {
     if (row[name] === null || row[name] === undefined) return "";
     const text = typeof row[name] === "number" ? String(row[name]) : JSON.stringify(row[name]);
-    return h("button", { type: "button", class: "plain", title: `Only those with ${name} ${text}`, onclick: () => addFilter(`${name} == ${text}`) }, String(row[name]));
+    return filterButton(String(row[name]), `Only those with ${name} ${text}`, () => addFilter(`${name} == ${text}`));
   }
 
   function drawTop() {
@@ -102,9 +102,9 @@ export async function show(place, context) {
     const field = input.querySelector("input");
     field.addEventListener("keydown", (event) => { if (event.key === "Enter" && field.value.trim()) addFilter(field.value.trim()); });
     field.title = `Columns: ${info.columns.join(", ")}. ${Object.values(info.functions).join(". ")}`;
-    replace(filters, input, h("button", { type: "button", onclick: () => field.value.trim() && addFilter(field.value.trim()) }, "Add"),
-      h("button", { type: "button", onclick: () => addFilter("label != prediction") }, "Misclassified"),
-      h("button", { type: "button", onclick: () => addFilter(`rank(${named(state.metric)}) <= 20`) }, "Worst 20"), copy, copied,
+    const ready = (text, where) => (isCopy && (state.where.length || !canAsk(runPath(run, "samples"), ask({ where, most: MOST_ROWS }))) ? null : h("button", { type: "button", onclick: () => addFilter(where) }, text));
+    replace(filters, isCopy ? null : [input, h("button", { type: "button", onclick: () => field.value.trim() && addFilter(field.value.trim()) }, "Add")],
+      ready("Misclassified", "label != prediction"), ready("Worst 20", `rank(${named(state.metric)}) <= 20`), copy, copied,
       h("div", { class: "chips" }, state.where.map((each, at) => h("span", { class: "chip mono" }, h("span", { class: "chiptext", title: each }, each),
         h("button", { type: "button", "aria-label": `Remove the filter ${each}`, onclick: () => change({ where: state.where.filter((_, one) => one !== at) }) }, "×")))));
     filters.dataset.command = command;
