@@ -53,7 +53,9 @@ class FactBook:
         scheduler, scaler = helpers.scheduler, helpers.scaler
         self._facts = Facts(
             modules=tuple(_module_facts(name, module) for name, module, _ in named_modules(roots)),
-            scheduler=_scheduler_facts(scheduler, dict(watched.optimizers)) if scheduler is not None else None,
+            scheduler=None
+            if scheduler is None
+            else scheduler_facts(scheduler, {id(each): name for name, each in watched.optimizers}),
             scaler=scaler is not None and bool(scaler.is_enabled()),
         )
         self.is_new = True
@@ -157,11 +159,12 @@ def _module_facts(name: str, module: nn.Module) -> ModuleFacts:
     return ModuleFacts(name=name, kind=type(module).__name__, training=module.training, settings=settings)
 
 
-def _scheduler_facts(scheduler: Any, optimizers: Mapping[str, Optimizer]) -> SchedulerFacts:
+def scheduler_facts(scheduler: Any, optimizers: Mapping[int, str]) -> SchedulerFacts:
+    """Return the plain settings of a scheduler, where `optimizers` has the names of the watched ones by id."""
     settings = _settings((key, value) for key, value in vars(scheduler).items() if not key.startswith("_"))
     inner = getattr(scheduler, "optimizer", None)
     if isinstance(inner, Optimizer) and optimizers:
-        settings["optimizer"] = next((name for name, each in optimizers.items() if each is inner), "")
+        settings["optimizer"] = optimizers.get(id(inner), "")
     return SchedulerFacts(kind=type(scheduler).__name__, settings=settings)
 
 

@@ -33,6 +33,7 @@ from sonde.hooks.names import named_parameters, unwrap
 from sonde.hooks.on_step import on_step
 from sonde.hooks.replace_function import LOADING, ReplacedFunction
 from sonde.hooks.user_line import current_line, is_users
+from sonde.sensors.facts import scheduler_facts
 from sonde.sensors.loading import loader_facts
 from sonde.sensors.sensor import Context, PassInputs, Sensor, Step, StepEnd
 
@@ -184,6 +185,9 @@ class ProgramCalls(Sensor):
         self._models: dict[int, str] = {}
         self._trainable: set[int] = set()
         self._loads_own = False
+        self._found: list[tuple[weakref.ref[LRScheduler], int]] = []
+        """Schedulers that were there when the session began, and how often each had been stepped."""
+        self._knows_scheduler = context.watched.helpers.scheduler is not None
         self._rated: set[int] = set()
         """Optimizers that have stepped, by id."""
 
@@ -232,6 +236,10 @@ class ProgramCalls(Sensor):
         self._look_for_second_names()
         for each in list(self._passes.values()):
             self._end_pass(each)
+        for ref, count in self._found:
+            scheduler = ref()
+            if scheduler is not None and scheduler.last_epoch == count:
+                self._note_scheduler("scheduler.idle", scheduler, line="")
         if self._entries:
             self._state()
 
@@ -333,6 +341,14 @@ class ProgramCalls(Sensor):
         steps = any(each is optimizer or groups & set(map(id, each.param_groups)) for each in alive)
         key = () if verb == "scheduler.made" else (id(scheduler),)
         total = getattr(scheduler, "total_steps", None)
+        if (
+            self._names.get(id(optimizer))
+            and self.context.watched.helpers.scheduler is None
+            and verb != "scheduler.made"
+        ):
+            self.context.book.add(scheduler=scheduler_facts(scheduler, self._names))
+        if verb == "scheduler.found":
+            self._found.append((weakref.ref(scheduler), int(scheduler.last_epoch)))
         self._note(
             verb,
             self._names.get(id(optimizer), ""),

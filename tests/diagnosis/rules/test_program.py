@@ -100,6 +100,18 @@ def test_a_scheduler_that_is_made_in_every_epoch(tmp_path, ill):
 
 
 @pytest.mark.parametrize("ill", [True, False])
+def test_a_scheduler_that_nobody_passed_in_and_nobody_steps(tmp_path, ill):
+    model, optimizer = made()
+    scheduler = ExponentialLR(optimizer, 0.99)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(32):
+            step(model, optimizer, session)
+            if not ill:
+                scheduler.step()
+    assert (found(session, "scheduler_never_called") is not None) is ill
+
+
+@pytest.mark.parametrize("ill", [True, False])
 def test_a_checkpoint_that_brings_its_rate_back(tmp_path, ill):
     model, optimizer = made(lr=1e-7)
     step(model, optimizer, _Quiet())
@@ -224,6 +236,33 @@ def test_passes_that_stop_at_the_same_batch(tmp_path, shuffle, stop, ill):
                 if number == stop:
                     break
     assert (found(session, "batches_never_seen") is not None) is ill
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_loader_that_drops_all_it_has(tmp_path, ill):
+    model, optimizer = made()
+    with watched(tmp_path, model, optimizer) as session:
+        step(model, optimizer, session)
+        for _ in DataLoader(TensorDataset(X[:8], Y[:8]), batch_size=16, drop_last=ill):
+            pass
+    assert (found(session, "batches_never_seen") is not None) is ill
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_running_sum_that_is_never_set_back(tmp_path, ill):
+    model, optimizer = made(lr=0.02)
+    with watched(tmp_path, model, optimizer) as session:
+        total = 0.0
+        for _ in range(6):
+            total = total if ill else 0.0
+            for start in range(0, 80, 16):
+                loss = classify(model(X[start : start + 16]), Y[start : start + 16])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                total += loss.item()
+            session.log(running_loss=total / 5)
+    assert (found(session, "metric_not_reset") is not None) is ill
 
 
 class Pairs(torch.utils.data.Dataset):

@@ -9,11 +9,14 @@ import re
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from sonde.core import signals
 from sonde.core.facts import CallFacts
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.symptoms import NOT_TRAINED
+from sonde.diagnosis.track import Values
 
 
 def _number(call: CallFacts, name: str) -> int:
@@ -167,7 +170,7 @@ def best_selected_backwards(case: Case) -> Found | None:
     return None
 
 
-def _kept(steps: np.ndarray[tuple[int, ...], np.dtype[np.int64]], taken: tuple[int, ...]) -> list[bool] | None:
+def _kept(steps: NDArray[np.int64], taken: tuple[int, ...]) -> list[bool] | None:
     """Return after which validations weights were kept; None if that is not clear."""
     # A number that is logged between two steps may belong to the one before or to the one after.
     for shift in (0, 1):
@@ -178,7 +181,7 @@ def _kept(steps: np.ndarray[tuple[int, ...], np.dtype[np.int64]], taken: tuple[i
     return None
 
 
-def _are_records(kept: list[bool], values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> bool:
+def _are_records(kept: list[bool], values: Values) -> bool:
     """Return whether weights were kept at the records of these values, at no other time, and not at the lows."""
     if all(kept) or not np.isfinite(values).all():
         return False
@@ -246,6 +249,8 @@ def batches_never_seen(case: Case) -> Found | None:
     for call in case.facts.calls("loader.pass"):
         length, most, trained = (_number(call, name) for name in ("length", "most", "trained"))
         fixed = call.data.get("sampler") == "SequentialSampler"
+        if call.data.get("length") == 0 and _number(call, "dataset_length") and call.data.get("drop_last"):
+            return _all_dropped(call)
         if fixed and trained >= CUT_PASSES and 0 < most == _number(call, "least") < length:
             return Found(
                 step=call.steps[0],
@@ -259,6 +264,64 @@ def batches_never_seen(case: Case) -> Found | None:
                 "always the same: the other samples are never seen.",
             )
     return None
+
+
+def _all_dropped(call: CallFacts) -> Found:
+    samples, size = _number(call, "dataset_length"), _number(call, "batch_size")
+    return Found(
+        step=call.steps[0],
+        sites=("loader",),
+        evidence=(below("samples in the data", samples, size), fact("samples of a full batch", size)),
+        cause=f"The loader{call.place} gives no batch at all: it has {samples} samples, a batch has {size}, and "
+        "drop_last=True drops what does not fill one.",
+        fix="Pass drop_last=False, or a smaller batch_size.",
+    )
+
+
+LOGGED = Threshold(4, "numbers that were logged: with fewer, many curves fit")
+SUM_FITS = Threshold(0.1, "largest distance from the sum of all losses, over it: not every loss is recorded")
+SUM_DIFFERS = Threshold(2.0, "the same sum over that of the last round alone, at the end")
+
+
+@rule(
+    "metric_not_reset",
+    needs=["facts.losses"],
+    fix="Set the running sum to 0 at the start of each epoch.",
+    refute="Print the running sum at the start of an epoch: if it is 0, this finding is wrong.",
+    since=LOGGED,
+)
+def metric_not_reset(case: Case) -> Found | None:
+    """A logged loss is the sum over all epochs so far: its running sum is never set back."""
+    seen = case.curve(f"{signals.LOSS}:output")
+    if seen is None or len(seen[0]) < 2 * LOGGED:
+        return None
+    for name in case.scalars():
+        curve = case.scalar(name) if "loss" in name.lower() and not _JUDGED.search(name.lower()) else None
+        if curve is None or not LOGGED <= len(curve[0]) <= len(seen[0]) // 2 or not (curve[1] > 0).all():
+            continue
+        whole = np.array([_total(seen, 0, int(step)) for step in curve[0]])
+        last = _total(seen, int(curve[0][-2]), int(curve[0][-1]))
+        if not (whole > 0).all() or not last > 0:
+            continue
+        off = np.abs(curve[1] / whole * (whole[0] / curve[1][0]) - 1)
+        if off.max() <= SUM_FITS and whole[-1] >= SUM_DIFFERS * last:
+            return Found(
+                step=int(curve[0][1]),
+                sites=("(loop)",),
+                evidence=(
+                    below("largest distance from the sum of all losses so far", float(off.max()), SUM_FITS),
+                    above("sum of all losses over that of the last round", float(whole[-1]) / last, SUM_DIFFERS),
+                ),
+                cause=f"{name} grows with the sum of all losses since the start: its running sum is never set back, so "
+                "it rises while the loss falls.",
+            )
+    return None
+
+
+def _total(seen: tuple[NDArray[np.int64], Values], after: int, until: int) -> float:
+    """Return the sum of the losses of some steps; what is missing counts as the mean of the others."""
+    chosen = seen[1][(seen[0] > after) & (seen[0] <= until)]
+    return float(chosen.mean()) * (until - after) if len(chosen) else float("nan")
 
 
 @rule(

@@ -265,6 +265,8 @@ def scheduler_never_called(case: Case) -> Found | None:
     if found is not None:
         return found
     counter = case.scalar("scheduler.last_epoch")
+    if counter is None and case.facts.calls("scheduler.idle"):
+        return _never_stepped(case)
     if counter is None:
         raise NotMeasured("scheduler.last_epoch")
     steps, counts = counter
@@ -283,6 +285,26 @@ def scheduler_never_called(case: Case) -> Found | None:
         ),
         cause="The learning-rate scheduler is never stepped: the rate stays at its initial value.",
     )
+
+
+def _never_stepped(case: Case) -> Found | None:
+    """Find a scheduler among the program's variables whose counter is at the end what it was at the beginning."""
+    rate = case.learning_rate()
+    others = case.facts.calls("scheduler.step")
+    if others or case.num_steps < SCHEDULER_IDLE_STEPS or (rate is not None and rate[1].max() != rate[1].min()):
+        return None
+    for call in case.facts.calls("scheduler.idle"):
+        if call.about:
+            return Found(
+                step=1,
+                sites=("scheduler",),
+                evidence=(
+                    fact("calls of scheduler.step()", 0),
+                    above("optimizer steps", case.num_steps, SCHEDULER_IDLE_STEPS),
+                ),
+                cause=f"{call.data.get('kind')} is never stepped: the rate stays at its initial value.",
+            )
+    return None
 
 
 def _drives_another(case: Case) -> Found | None:
