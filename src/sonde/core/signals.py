@@ -164,9 +164,6 @@ REPEATED_ROWS: Final = "repeated_rows"
 DISTINCT_ROWS: Final = "distinct_rows"
 """How many different rows there are among the first 1,024 or so of training. Written once."""
 
-SAME_ORDER: Final = "same_order"
-"""How many passes over the data in a row had the same shuffled order, as far as a DistributedSampler draws it: 1 where
-every epoch has an order of its own. Absent until two passes can be compared."""
 BATCH_MARK: Final = "batch_mark"
 """A whole number made of the bits of a training batch's rows and their order, in the first 64 passes: equal for equal
 batches, and only for them."""

@@ -6,17 +6,21 @@ optimizer that was found) is added, and the facts are stated again as a whole.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from sonde.core.facts import (
     Facts,
     GroupFacts,
+    LoaderFacts,
     LossFacts,
     ModuleFacts,
     OptimizerFacts,
@@ -31,6 +35,8 @@ from sonde.record.kinds import class_of, traits_of
 MAX_LOSSES: Final = 16
 _MAX_TEXT: Final = 100
 _MAX_ITEMS: Final = 8
+_OF_LOADER: Final = ("batch_size", "num_workers", "drop_last", "pin_memory", "persistent_workers", "prefetch_factor")
+_GENERATORS: Final = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 
 
 class FactBook:
@@ -157,6 +163,49 @@ def _module_facts(name: str, module: nn.Module) -> ModuleFacts:
     settings = _settings(public.items())
     settings |= {key: parameter is not None for key, parameter in module._parameters.items()}
     return ModuleFacts(name=name, kind=type(module).__name__, training=module.training, settings=settings)
+
+
+def loader_facts(loader: Any) -> LoaderFacts:
+    """Return the plain settings of a loader; what it does not say is left out."""
+    settings: dict[str, Plain] = {}
+    for name in _OF_LOADER:
+        value = getattr(loader, name, None)
+        if isinstance(value, bool | int | float):
+            settings[name] = value
+    dataset = getattr(loader, "dataset", None)
+    if dataset is not None:
+        settings["dataset_kind"] = type(dataset).__name__
+        settings["iterable"] = isinstance(dataset, IterableDataset)
+        settings["generator_in_dataset"] = any(
+            isinstance(value, _GENERATORS) for value in getattr(dataset, "__dict__", {}).values()
+        )
+    if isinstance(loader, DataLoader):
+        settings |= _order(loader)
+    settings |= _lengths(loader, dataset)
+    return LoaderFacts(kind=type(loader).__name__, settings=settings)
+
+
+def _order(loader: DataLoader[Any]) -> dict[str, Plain]:
+    settings: dict[str, Plain] = {"sampler": type(loader.sampler).__name__}
+    settings["worker_init_fn"] = loader.worker_init_fn is not None
+    if isinstance(loader.sampler, RandomSampler):
+        settings["shuffle"] = True
+        settings["replacement"] = bool(loader.sampler.replacement)
+    elif isinstance(loader.sampler, SequentialSampler):
+        settings["shuffle"] = False
+    return settings
+
+
+def _lengths(loader: Any, dataset: Any) -> dict[str, Plain]:
+    found: dict[str, Plain] = {}
+    if isinstance(dataset, IterableDataset):
+        return found  # asking such a loader for its length makes it check that length from then on
+    for name, each in (("length", loader), ("dataset_length", dataset)):
+        try:
+            found[name] = len(each)
+        except (TypeError, NotImplementedError, AttributeError):
+            continue  # it has none, or does not know it
+    return found
 
 
 def scheduler_facts(scheduler: Any, optimizers: Mapping[int, str]) -> SchedulerFacts:

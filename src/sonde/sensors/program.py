@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from sonde.core.facts import PROGRAM_EVENT, CallFacts, Facts, Plain
 from sonde.hooks.guard import Handle
@@ -33,8 +33,7 @@ from sonde.hooks.names import named_parameters, unwrap
 from sonde.hooks.on_step import on_step
 from sonde.hooks.replace_function import LOADING, ReplacedFunction
 from sonde.hooks.user_line import current_line, is_users
-from sonde.sensors.facts import scheduler_facts
-from sonde.sensors.loading import loader_facts
+from sonde.sensors.facts import loader_facts, scheduler_facts
 from sonde.sensors.sensor import Context, PassInputs, Sensor, Step, StepEnd
 
 MAX_ENTRIES: Final = 64
@@ -47,6 +46,8 @@ _MAX_SCOPES: Final = 8
 _COMPARED: Final = 8
 _OF_LOADER: Final = ("dataset_kind", "dataset_length", "batch_size", "length", "sampler", "drop_last")
 _MAX_FIELDS: Final = 16
+_LEAST_STEPS: Final = 2
+"""Steps of a pass over the data for its order to matter."""
 _ROLES: Final = ("best", "target", "ema", "teacher", "old", "frozen", "averaged", "swa", "reference", "snapshot")
 """Words in the names of variables that hold a model which is not the one that is trained."""
 
@@ -105,6 +106,8 @@ class _Pass:
 
     entry: _Entry
     step: int
+    order: tuple[int, int] | None = None
+    """What a DistributedSampler seeds its order by."""
     batches: int = 0
 
 
@@ -166,7 +169,7 @@ def _numpy_mark() -> int:
 class ProgramCalls(Sensor):
     """The calls of a program around its steps. Nothing is counted for each operation, module or batch but a number."""
 
-    produces = ("facts.program",)
+    produces = ("facts.program", "facts.loader")
     cost = "some microseconds at each of these calls, and a look at the parameters after 1, 2, 4, 8, ... steps"
 
     def __init__(self, context: Context) -> None:
@@ -180,6 +183,7 @@ class ProgramCalls(Sensor):
         self._stepped: dict[int, weakref.ref[Optimizer]] = {}
         self._snapshots: list[_Snapshot] = []
         self._passes: dict[int, _Pass] = {}
+        self._orders: dict[_Entry, tuple[int, int]] = {}
         self._copies: list[_Copy] = []
         self._seedings = _seedings()
         self._models: dict[int, str] = {}
@@ -259,6 +263,8 @@ class ProgramCalls(Sensor):
             self._models |= {id(model): name or "(model)", id(unwrap(model)): name or "(model)"}
         self._trainable = {id(each) for _, each, _ in named_parameters(watched.models) if each.requires_grad}
         self._names = {key: name for name, key in self.context.owners.values()}
+        if watched.helpers.loader is not None:
+            self.context.book.add(loader=loader_facts(watched.helpers.loader))
         for variables in _users_variables():
             self._look_at_variables(variables)
 
@@ -466,7 +472,7 @@ class ProgramCalls(Sensor):
         if entry.count == 1:
             told = {name: about.get(name) for name in _OF_LOADER}
             self._set(entry, **told, hidden=_hidden_samples(loader.dataset))
-        self._passes[id(result)] = _Pass(entry, self._now)
+        self._passes[id(result)] = _Pass(entry, self._now, _order(loader.sampler))
         if self.context.watched.helpers.loader is None and entry.data.get("trained") == 1:
             self.context.book.add(loader=loader_facts(loader))
 
@@ -477,9 +483,13 @@ class ProgramCalls(Sensor):
 
     def _end_pass(self, ended: _Pass) -> None:
         """Note how far a pass came, if the program trained in it."""
-        data = ended.entry.data
-        if self._now <= ended.step or not ended.batches:
+        data, steps = ended.entry.data, self._now - ended.step
+        if not steps or not ended.batches:
             return
+        if ended.order is not None and steps >= _LEAST_STEPS:
+            same = self._orders.get(ended.entry) == ended.order
+            self._orders[ended.entry] = ended.order
+            data["same_order"] = int(data.get("same_order") or 1) + 1 if same else 1
         known = [int(data[name] or 0) for name in ("least", "most") if name in data]
         counts = [*known, ended.batches]
         data |= {"trained": int(data.get("trained") or 0) + 1, "least": min(counts), "most": max(counts)}
@@ -647,6 +657,13 @@ def _fits_but_differs(pairs: list[tuple[Tensor, Tensor | None]]) -> bool:
         told = [(one, own) for one, own in fitting if one.is_floating_point() and one.device.type != "meta"]
         told = [(one, own) for one, own in told[: 4 * _COMPARED] if bool((one != one.flatten()[:1]).any())]
         return bool(told) and not any(torch.equal(one.cpu(), own.cpu().to(one.dtype)) for one, own in told[:_COMPARED])
+
+
+def _order(sampler: Any) -> tuple[int, int] | None:
+    """Return what a DistributedSampler that shuffles seeds its order by: its seed, and what `set_epoch` has set."""
+    if not isinstance(sampler, DistributedSampler) or type(sampler).__iter__ is not DistributedSampler.__iter__:
+        return None  # a subclass that draws in another way may take its order from elsewhere
+    return (int(sampler.seed), int(sampler.epoch)) if sampler.shuffle else None
 
 
 def _hidden_samples(dataset: Any) -> int | None:

@@ -143,7 +143,7 @@ SAME_ORDERS = Threshold(2, "passes over the data in a row in one order: sampler 
 
 @rule(
     "same_order_every_epoch",
-    needs=[signals.SAME_ORDER],
+    needs=["facts.program"],
     exact=True,
     fix="Call sampler.set_epoch(epoch) before each epoch iterates over the loader.",
     refute="Print the indices that the sampler yields in two epochs: if their order differs, this finding is wrong.",
@@ -153,18 +153,17 @@ def same_order_every_epoch(case: Case) -> Found | None:
 
     A DistributedSampler seeds its order by its seed and its epoch. Both stayed the same in passes that were trained on.
     """
-    track = case.need_vital(signals.LOOP, signals.SAME_ORDER)
-    passes = track.numbers()
-    if passes[-1] < SAME_ORDERS:
-        return None
-    return Found(
-        step=int(track.steps[passes >= SAME_ORDERS][0]),
-        sites=("loader",),
-        evidence=(
-            above("passes over the data in the same order", float(passes[-1]), SAME_ORDERS, f"{track.key} mean"),
-        ),
-        cause="Every epoch has the same order: the DistributedSampler shuffles by its epoch, which nothing sets.",
-    )
+    for call in case.facts.calls("loader.pass"):
+        passes = call.data.get("same_order")
+        if isinstance(passes, int) and passes >= SAME_ORDERS:
+            return Found(
+                step=call.steps[-1],
+                sites=("loader",),
+                evidence=(above("passes over the data in the same order", passes, SAME_ORDERS),),
+                cause=f"Every epoch{call.place} has the same order: the DistributedSampler shuffles by its epoch, "
+                "which nothing sets.",
+            )
+    return None
 
 
 DRAWN_SHARE = Threshold(0.2, "distinct rows over what uniform sampling from the whole data would give")
