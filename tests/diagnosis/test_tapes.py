@@ -1156,3 +1156,199 @@ def test_logits_that_are_products_with_a_loud_embedding_are_found(loud, cosine, 
     assert [finding.sites[0] for kind, finding in found.items() if kind == "large_initial_loss"] == (
         ["words"] if loud and not cosine else []
     )
+
+
+# ---------------------------------------------------------------- contracts of losses
+
+UNIT = torch.rand(SAMPLES, CLASSES)
+TEACHER = mlp().requires_grad_(False)
+
+
+def binary(scale):
+    return lambda model, x, y: F.binary_cross_entropy_with_logits(model(x), scale * y)
+
+
+def divergence(student, teacher):
+    return lambda model, x, y: F.kl_div(student(model(x)), teacher(TEACHER(x)), reduction="batchmean")
+
+
+def squeezed(how, scale=1.0):
+    return lambda model, x, y: F.cross_entropy(scale * how(model(x)), y)
+
+
+def similar(scale):
+    def loss(model, x, y):
+        one, other = F.normalize(model(x), dim=1), F.normalize(model(x + 0.1), dim=1)
+        return F.cross_entropy(scale * one @ other.T, torch.arange(len(x)))
+
+    return loss
+
+
+def to_targets(how, shift):
+    return lambda model, x, y: ((how(model(x)) - (y + shift)) ** 2).mean()
+
+
+CONTRACTS = [
+    ("label_out_of_range", (ROWS, UNIT), binary(255), binary(1)),
+    ("logits_into_prob_loss", (ROWS, LABELS), divergence(lambda s: s.softmax(1), lambda t: t.softmax(1)),
+     divergence(lambda s: s.log_softmax(1), lambda t: t.softmax(1))),
+    ("logits_into_prob_loss", (ROWS, LABELS), divergence(lambda s: s.log_softmax(1), lambda t: t.log_softmax(1)),
+     divergence(lambda s: (s / 2).log_softmax(1), lambda t: (t / 2).softmax(1))),
+    ("output_range_mismatch", (ROWS, LABELS), squeezed(torch.tanh), squeezed(torch.tanh, 30.0)),
+    ("output_range_mismatch", (ROWS, LABELS), similar(0.07), similar(1 / 0.07)),
+    ("output_range_mismatch", (ROWS, UNIT), to_targets(torch.tanh, 3.0), to_targets(torch.sigmoid, 0.0)),
+    ("output_range_mismatch", (ROWS, (UNIT > 0.3).float()), lambda model, x, y: F.cross_entropy(model(x), y),
+     lambda model, x, y: F.cross_entropy(model(x), y / y.sum(1, keepdim=True).clamp_min(1))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "tensors", "ill", "well"), CONTRACTS)
+def test_a_loss_that_gets_what_it_does_not_expect_is_named(tmp_path, kind, tensors, ill, well):
+    finding = found(kind, taped(tmp_path / "ill", mlp(), tensors, ill))
+    assert finding is not None
+    assert " expects " in finding.cause
+    assert found(kind, taped(tmp_path / "well", mlp(), tensors, well)) is None
+
+
+# ---------------------------------------------------------------- samples, weights and gradients
+
+
+def weighed(reduction):
+    return lambda model, x, y: (F.cross_entropy(model(x), y, reduction=reduction) * torch.linspace(0, 1, len(x))).mean()
+
+
+def focal(reduction):
+    def loss(model, x, y):
+        each = F.cross_entropy(model(x), y, reduction=reduction)
+        return ((1 - torch.exp(-each)) ** 2 * each).mean()
+
+    return loss
+
+
+def reinforced(draw):
+    def loss(model, x, y):
+        policy = torch.distributions.Normal(model(x), 1.0)
+        action = draw(policy)
+        return -(policy.log_prob(action) * (x[:, :CLASSES] - action).square().neg().detach()).mean()
+
+    return loss
+
+
+def bootstrapped(best):
+    def loss(model, x, y):
+        with torch.no_grad():
+            target = x[:, 0] + 0.9 * best(TEACHER(x))
+        return F.smooth_l1_loss(model(x)[:, 0], target)
+
+    return loss
+
+
+def mixed(second):
+    def loss(model, x, y):
+        order = torch.randperm(len(x))
+        inputs = 0.6 * x + 0.4 * x[order]
+        targets = F.one_hot(y, CLASSES).float()
+        return -((0.6 * targets + 0.4 * targets[second(order)]) * F.log_softmax(model(inputs), 1)).sum(1).mean()
+
+    return loss
+
+
+def repeated(times):
+    return lambda model, x, y: F.cross_entropy(model(times(x)), y.repeat_interleave(2))
+
+
+def of_length_one(dim):
+    def loss(model, x, y):
+        z = F.normalize(model(x), dim=dim)
+        return F.cross_entropy(z @ z.detach().T / 0.1, torch.arange(len(x)))
+
+    return loss
+
+
+def attacked(clear):
+    def loss(model, x, y):
+        near = x.clone().requires_grad_()
+        F.cross_entropy(model(near), y).backward()
+        clear(model)
+        return F.cross_entropy(model(x + 0.1 * near.grad.sign()), y)
+
+    return loss
+
+
+def of_a_copy(copy):
+    return lambda model, x, y: F.cross_entropy(copy(model)(x), y)
+
+
+def ratio(sign):
+    def loss(model, x, y):
+        advantage = torch.linspace(-1, 1, len(x))
+        likely = model(x).log_softmax(1).gather(1, y[:, None]).squeeze(1)
+        before = TEACHER(x).log_softmax(1).gather(1, y[:, None]).squeeze(1)
+        return -(torch.exp(sign * (likely - before)) * advantage).mean()
+
+    return loss
+
+
+def scaled(times):
+    return lambda model, x, y: F.cross_entropy(model((times * x).clamp(-1, 1)), y)
+
+
+RELATIONS = [
+    ("wrong_loss_reduction", weighed("mean"), weighed("none")),
+    ("wrong_loss_reduction", focal("mean"), focal("none")),
+    ("target_not_detached", reinforced(lambda p: p.rsample()), reinforced(lambda p: p.sample())),
+    ("index_for_value", bootstrapped(lambda q: q.argmax(1)), bootstrapped(lambda q: q.max(1)[0])),
+    ("label_shuffle_mismatch", mixed(lambda order: order.flip(0)), mixed(lambda order: order)),
+    ("label_shuffle_mismatch", repeated(lambda x: x.repeat(2, 1)), repeated(lambda x: x.repeat_interleave(2, 0))),
+    ("batch_axis_mixed", of_length_one(0), of_length_one(1)),
+    ("missing_zero_grad", attacked(lambda model: None), attacked(lambda model: model.zero_grad())),
+    ("graph_break_detach", of_a_copy(deepcopy), of_a_copy(lambda model: model)),
+    ("loss_sign_flipped", ratio(-1), ratio(1)),
+    ("data_truncated", scaled(1e6), scaled(0.3)),
+]
+
+
+@pytest.mark.parametrize(("kind", "ill", "well"), RELATIONS)
+def test_a_relation_between_samples_weights_or_gradients_is_named(tmp_path, kind, ill, well):
+    assert found(kind, taped(tmp_path / "ill", mlp(), (ROWS, LABELS), ill)) is not None
+    assert found(kind, taped(tmp_path / "well", mlp(), (ROWS, LABELS), well)) is None
+
+
+@pytest.mark.parametrize("inverted", [True, False])
+def test_a_loss_that_draws_unlike_samples_together_is_named(tmp_path, inverted):
+    first = 3 * F.one_hot(LABELS, FEATURES).float() + 0.1 * ROWS
+    same = torch.arange(2 * SAMPLES) % 2 == 0
+    pairs = [first.repeat(2, 1), torch.where(same[:, None], first.repeat(2, 1) + 0.1, first.roll(1, 0).repeat(2, 1))]
+
+    def contrast(model, one, other, label):
+        distance = F.pairwise_distance(model(one), model(other))
+        return ((1 - label) * distance**2 + label * (4 - distance).clamp_min(0) ** 2).mean()
+
+    def whole(loader):
+        return [tuple(loader.dataset.tensors)] * 4
+
+    tensors = (*pairs, (same if inverted else ~same).float())
+    case = taped(tmp_path / "run", mlp(), tensors, contrast, iterate=whole)
+    assert (found("loss_sign_flipped", case) is not None) == inverted
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_a_closure_that_does_not_clear_gradients_is_named(tmp_path, clears):
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure():
+        if clears:
+            optimizer.zero_grad()
+        loss = F.cross_entropy(model(ROWS), LABELS)
+        loss.backward()
+        return loss
+
+    with sonde.watch(model, optimizer, run=tmp_path / "run"):
+        for _ in range(4):
+            optimizer.zero_grad()
+            optimizer.step(closure)
+    case = Case()
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    assert (found("missing_zero_grad", case) is None) == clears

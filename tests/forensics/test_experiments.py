@@ -186,21 +186,6 @@ def test_the_update_is_best_at_a_fraction_of_its_length_if_the_rate_is_too_high(
     assert well.number("slope") == pytest.approx(-0.1 * well.number("gradient") ** 2, rel=1e-4)  # plain SGD
 
 
-# ---------------------------------------------------------------- modes
-
-
-def test_float64_and_evaluation_mode_change_nothing_in_a_plain_model(tmp_path, data):
-    found = measure(tmp_path, "modes", net(), F.cross_entropy, *data)
-    assert found.number("train") == found.number("again") == found.number("eval")
-    assert found.number("gradient_error") < 1e-5
-
-
-def test_dropout_makes_training_and_evaluation_differ(tmp_path, data):
-    model = nn.Sequential(nn.Linear(20, 64), nn.Dropout(0.8), nn.Linear(64, CLASSES))
-    found = measure(tmp_path, "modes", model, F.cross_entropy, *data)
-    assert found.number("train") != found.number("eval") == found.number("without_dropout")
-
-
 # ---------------------------------------------------------------- learnability
 
 FAULTS = {
@@ -227,14 +212,6 @@ def test_one_change_turns_failing_into_learning(tmp_path, data, change):
         assert skills["as is"] < 0.1
         assert change in learnt
         assert all(name.startswith("learning rate") for name in learnt if name != change)
-
-
-def test_what_is_learnt_comes_from_the_inputs(tmp_path, data):
-    model = net()
-    tape = taped(tmp_path / "run", model, F.cross_entropy, *data, torch.optim.Adam(model.parameters(), lr=0.01))
-    found = examine(tape, only=["learnability", "information"], seconds=100).result("information")
-    assert found.number("skill.true") > 0.5
-    assert found.number("skill.inputs of one sample") < 0.1
 
 
 # ---------------------------------------------------------------- bounds

@@ -304,6 +304,12 @@ class TapeReading:
             return any(self.labels.axes.has_samples(dim) for dim in self.labels.get(value))
         return self._rows > 0 and self.tape.values[value].shape[:1] == (self._rows,)
 
+    def is_samples(self, value: int, place: int) -> bool:
+        """Return whether a dimension of a value counts the samples; where samples are not known, the first one."""
+        if self.labels.axes.samples:
+            return self.labels.axes.has_samples(self.dim(value, place))
+        return place == 0 and self.has_samples(value)
+
     def _ends_samples(self, op: Op) -> bool:
         return any(self.has_samples(value) for _, value in op.inputs())
 

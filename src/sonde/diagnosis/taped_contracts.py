@@ -1,24 +1,220 @@
 """What functions of torch expect of their arguments, compared with what a taped step gave them.
 
-Torch's documentation states these expectations; nothing checks them, and a violation raises no error.
+Torch's documentation states these expectations; nothing checks them, and a violation raises no error. They stand in one
+table, `CONTRACTS`; `broken` walks the losses of a step and checks all rows of one kind of finding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from sonde.core import signals
-from sonde.core.tape import Op
+from sonde.core.tape import Op, number
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, fact
-from sonde.diagnosis.tape_reading import TapeReading
+from sonde.diagnosis.rule import Found, Threshold, above, fact
+from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, TapeReading
+from sonde.diagnosis.taped_numbers import Numbers
+from sonde.records import Evidence, Severity
 
-_SIGNS: Final = frozenset({"cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss"})
-"""Losses whose targets are -1 and 1."""
+# --------------------------------------------------------------------------------
+# The range of values that an operation can return, whatever the weights are.
+
+Reach = tuple[float, float]
+ANYTHING: Final[Reach] = (-math.inf, math.inf)
+_BOUNDED: Final[dict[str, Reach]] = {
+    **dict.fromkeys(("sigmoid", "hardsigmoid", "_softmax", "_safe_softmax"), (0.0, 1.0)),
+    **dict.fromkeys(("tanh", "hardtanh", "cos", "sin", "sign", "erf"), (-1.0, 1.0)),
+    **dict.fromkeys(("relu", "threshold", "abs", "exp", "softplus", "sqrt", "linalg_vector_norm"), (0.0, math.inf)),
+    "elu": (-1.0, math.inf),
+    "gelu": (-0.17, math.inf),
+    "silu": (-0.28, math.inf),
+    **dict.fromkeys(("_log_softmax", "log_sigmoid_forward"), (-math.inf, 0.0)),
+}
+_KEEPS_RANGE: Final = CARRIERS | {"mean", "amax", "amin", "gather", "max", "min", "detach", "diagonal", "masked_select"}
+
+
+def reach(reading: TapeReading, value: int, depth: int = 24) -> Reach:
+    """Return between which numbers a value lies, whatever the weights are."""
+    op = reading.tape.producer(value)
+    if op is None or depth <= 0:
+        return ANYTHING
+    kind = op.kind if op.kind.startswith("_") else op.kind.removesuffix("_")
+    if kind in _BOUNDED and "hardtanh" not in kind:
+        return _BOUNDED[kind]
+    if kind in ("mm", "bmm"):
+        most = _cosines(reading, op)
+        return ANYTHING if most is None else (-most, most)
+    first, second = op.input("self"), op.input("other")
+    if first is None:
+        return ANYTHING
+    low, high = reach(reading, first, depth - 1)
+    if kind in ("clamp", "hardtanh", "clamp_min", "clamp_max"):
+        least, most = (number(op.args.get(name)) for name in (("min_val", "max_val") if kind == "hardtanh" else _ENDS))
+        return (max(low, least) if _is_number(least) else low, min(high, most) if _is_number(most) else high)
+    if kind in _KEEPS_RANGE:
+        return low, high
+    if kind == "neg":
+        return -high, -low
+    if second is None and kind in ("mul", "div", "add", "sub", "rsub"):
+        return _moved(kind, (low, high), number(op.args.get("other", 1)), number(op.args.get("alpha", 1)))
+    return ANYTHING
+
+
+_ENDS: Final = ("min", "max")
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int | float)
+
+
+def _moved(kind: str, ends: Reach, by: object, alpha: object) -> Reach:
+    """Return a range that was shifted or scaled by a number."""
+    if not isinstance(by, int | float) or not isinstance(alpha, int | float) or (kind == "div" and by == 0):
+        return ANYTHING
+    shift = by * alpha
+    changed = {
+        "mul": lambda end: end * by if by else 0.0,
+        "div": lambda end: end / by,
+        "add": lambda end: end + shift,
+        "sub": lambda end: end - shift,
+        "rsub": lambda end: by - alpha * end,
+    }[kind]
+    low, high = sorted(map(changed, ends))
+    return low, high
+
+
+def _cosines(reading: TapeReading, op: Op) -> float | None:
+    """Return the largest product of two rows of fixed length; None if a product of matrices is not of such."""
+    lengths = [_length(reading, op.input(name)) for name in ("self", "mat2")]
+    return None if None in lengths else math.prod(each for each in lengths if each is not None)
+
+
+def _length(reading: TapeReading, value: int | None) -> float | None:
+    """Return the length of rows that were divided by their own, and multiplied by numbers since."""
+    op = None if value is None else reading.origin(value)
+    other = None if op is None else op.input("other")
+    if op is None or op.kind not in ("mul", "div"):
+        return None
+    if other is None:
+        by, inner = number(op.args.get("other", 1)), _length(reading, op.input("self"))
+        if inner is None or not isinstance(by, int | float) or by == 0:
+            return None
+        return abs(inner * by if op.kind == "mul" else inner / by)
+    for _ in range(8 if op.kind == "div" else 0):
+        length = None if other is None else reading.origin(other)
+        if length is None or length.kind == "linalg_vector_norm":
+            return None if length is None else 1.0
+        other = length.input("self")
+    return None
+
+
+# --------------------------------------------------------------------------------
+# Arguments of losses, and what they must be.
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What a loss of a taped step was given."""
+
+    reading: TapeReading
+    function: str
+    role: str
+    """`input` or `target`."""
+    value: int
+    op: Op
+    """The operation that returns the loss, or the first one of the call."""
+    classes: int | None = None
+    """The dimension of classes, where it has one."""
+    other: int | None = None
+    """What it is compared with."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.reading.tape.values[self.value].shape
+
+    @property
+    def numbers(self) -> Numbers | None:
+        """Its content, where it is known."""
+        return self.reading.numbers.of(self.value)
+
+    @property
+    def maker(self) -> Op | None:
+        """The operation that computed it."""
+        return self.reading.origin(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """How an argument differs from what is expected."""
+
+    got: str
+    evidence: tuple[Evidence, ...]
+    at: Op | None = None
+    """The operation to name instead of the loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """What some losses expect of an argument."""
+
+    kind: str
+    """The finding that a violation is."""
+    functions: frozenset[str]
+    role: str
+    expects: str
+    check: Callable[[Argument], Broken | None]
+    harm: str
+    fix: str
+    refute: str = ""
+    severity: Severity | None = None
+
+
+def arguments(reading: TapeReading) -> Iterator[Argument]:
+    """Yield the inputs and targets of all losses of torch's that what is minimised depends on."""
+    fused = {loss.op.index for loss in reading.losses}
+    for loss in reading.losses:
+        yield Argument(reading, loss.kind, "input", loss.value, loss.op, loss.classes, loss.target)
+        if loss.target is not None:
+            yield Argument(reading, loss.kind, "target", loss.target, loss.op, loss.classes, loss.value)
+    for call in calls_of(reading, LOSS_FUNCTIONS):
+        if fused.isdisjoint(op.index for op in call.ops):
+            yield from _parts(reading, call)
+    for op in reading.forward_ops():
+        pair = _difference(reading, op)
+        if pair is not None:
+            yield Argument(reading, "a difference", "input", pair[0], op, None, pair[1])
+
+
+def _difference(reading: TapeReading, op: Op) -> tuple[int, int] | None:
+    """Return what was learnt and what was given, of an error that is written by hand and squared or made positive."""
+    first, second = op.input("self"), op.input("other")
+    if op.kind != "sub" or op.module or op.function in LOSS_FUNCTIONS or first is None or second is None:
+        return None
+    one, two = (reading.tape.values[each] for each in (first, second))
+    if one.shape != two.shape or one.requires_grad == two.requires_grad:
+        return None
+    uses = {use.kind.removesuffix("_") for use in reading.tape.consumers(op.outs[0]) if use.phase == "forward"}
+    return ((first, second) if one.requires_grad else (second, first)) if uses & {"pow", "abs", "square"} else None
+
+
+def _parts(reading: TapeReading, call: FunctionCall) -> Iterator[Argument]:
+    """Yield the input and the target of a loss that torch makes of several operations."""
+    values = [reading.tape.values[each] for each in call.given]
+    logs = [op.input("self") for op in call.ops if op.kind == "xlogy"]
+    learnt = [each.id for each in values if each.requires_grad and each.shape and each.id not in logs]
+    data = [each.id for each in values if each.shape and (not each.requires_grad or each.id in logs)]
+    if call.function == "kl_div":
+        data = [each for each in data if not logs or each in logs]
+    classes = 1 if call.function == "cross_entropy" else None
+    for role, given, others in (("input", learnt, data), ("target", data, learnt)):
+        for value in given:
+            yield Argument(reading, call.function, role, value, call.ops[0], classes, next(iter(others), None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,116 +240,269 @@ def calls_of(reading: TapeReading, functions: frozenset[str]) -> Iterator[Functi
             group.append(op)
 
 
-def wrong_convention(case: Case) -> Found | None:
-    """Find targets that a loss takes for something else than what they mean."""
+def broken(case: Case, kind: str) -> Found | None:
+    """Find an argument of a loss that breaks a contract of the table."""
     reading = case.taped
     if reading is None:
         return None
-    return _not_signs(reading) or _blank_as_label(reading)
-
-
-def _not_signs(reading: TapeReading) -> Found | None:
-    for call in calls_of(reading, _SIGNS):
-        for value in call.given:
-            about = reading.tape.values[value]
-            content = None if about.requires_grad or not about.shape else reading.numbers.of(value)
-            if content is None or about.size < 2:
+    for given in arguments(reading):
+        for contract in CONTRACTS:
+            if contract.kind != kind or given.function not in contract.functions or given.role != contract.role:
                 continue
-            odd = np.unique(content[~np.isin(content, (-1, 1))])
-            if not len(odd):
-                continue
-            return Found(
-                step=reading.tape.step,
-                sites=(signals.LOSS, "(data)"),
-                evidence=(
-                    fact("targets that are neither -1 nor 1", int((~np.isin(content, (-1, 1))).sum())),
-                    fact("one of them", float(odd[0])),
-                ),
-                cause=f"{call.function} expects targets -1 and 1, but gets "
-                f"{float(odd[0]):g}{reading.where(call.ops[0])}: "
-                "pairs with another target have no loss, or the wrong one.",
-                fix="Map the targets to -1 and 1, as in 2 * target - 1.",
-                refute="Print target.unique(): if it holds -1 and 1 only, this finding is wrong.",
-            )
+            how = contract.check(given)
+            if how is not None:
+                return _report(given, contract, how)
     return None
 
 
-def _blank_as_label(reading: TapeReading) -> Found | None:
-    for op in reading.forward_ops():
-        targets = op.input("targets")
-        content = None if op.kind != "_ctc_loss" or targets is None else reading.numbers.of(targets)
-        if content is None:
-            continue
-        blank = int(op.args.get("blank", 0))
-        lengths = op.input("target_lengths")
-        sizes = reading.numbers.of(lengths) if lengths is not None else np.asarray(op.args.get("target_lengths"))
-        if content.ndim == 2 and sizes is not None:
-            content = content[np.arange(content.shape[1]) < np.reshape(sizes, (-1, 1))]
-        count = int((content == blank).sum())
-        if count:
-            return Found(
-                step=reading.tape.step,
-                sites=(signals.LOSS, "(data)"),
-                evidence=(fact("labels that are the blank", count), fact("labels", content.size)),
-                cause=f"{count} labels are {blank}, which ctc_loss takes for the blank{reading.where(op)}: a label "
-                "that is "
-                "the blank cannot be distinguished from silence.",
-                fix="Count labels from 1 and leave 0 to the blank, or set blank to a number that no label has.",
-                refute="Print (targets == blank).sum() within the target lengths: if it is 0, this finding is wrong.",
-            )
+def _report(given: Argument, contract: Contract, how: Broken) -> Found:
+    at = how.at or given.op
+    sites = (given.reading.site(at, signals.LOSS), signals.LOSS) if how.at is not None else (signals.LOSS, "(data)")
+    name = f"the {NAMES.get(at.kind, at.kind)} ({at.module})" if at.module else f"the {NAMES.get(at.kind, at.kind)}"
+    return Found(
+        severity=contract.severity,
+        step=given.reading.tape.step,
+        sites=tuple(dict.fromkeys(sites)),
+        evidence=how.evidence,
+        cause=f"{given.function} expects {contract.expects}, but gets {how.got}{given.reading.where(at)}: "
+        f"{contract.harm}",
+        fix=contract.fix,
+        refute=contract.refute,
+        values=dict.fromkeys(("the_softmax", "the_sigmoid", "the_relu", "the_activation"), name),
+    )
+
+
+# --------------------------------------------------------------------------------
+# Checks.
+
+NAMES: Final = {
+    "_softmax": "softmax", "sigmoid": "sigmoid", "sigmoid_": "sigmoid", "relu": "ReLU", "relu_": "ReLU",
+    "threshold": "ReLU", "tanh": "tanh", "tanh_": "tanh", "hardtanh": "hardtanh", "hardtanh_": "hardtanh",
+    "clamp": "clamp", "mm": "cosine similarity", "bmm": "cosine similarity",
+}  # fmt: skip
+_LAYERS: Final = frozenset({"addmm", "mm", "bmm", "baddbmm", "convolution", "linear", "mkldnn_linear", "embedding"})
+UNREACHED = Threshold(0.05, "share of targets beyond the range of the outputs: more than single outliers")
+BEYOND = Threshold(0.02, "distance of a target beyond the range over the spread of targets: more than rounding")
+HELD_UP = Threshold(0.15, "lowest loss that bounded logits allow over that of a guess: tanh before 2 classes has 0.18")
+HELD_UP_COSINES = Threshold(0.75, "the same for similarities, which are bounded on purpose: a temperature of 1 has 0.6")
+SUM_TOLERANCE = Threshold(1e-2, "difference of a sum of probabilities from 1: float16 rounds less")
+
+
+def _is_made_by(*kinds: str) -> Callable[[Argument], Broken | None]:
+    """Return a check that finds an argument that comes straight from one of some operations."""
+
+    def check(given: Argument) -> Broken | None:
+        op = given.maker
+        if op is None or op.kind not in kinds or not _is_over_classes(given, op):
+            return None
+        distance = fact(f"operations from {NAMES.get(op.kind, op.kind)} to the loss", given.op.index - op.index)
+        return Broken(f"what a {NAMES.get(op.kind, op.kind)} returned", (distance,), op)
+
+    return check
+
+
+def _is_over_classes(given: Argument, op: Op) -> bool:
+    """Return whether a softmax runs over the classes of a loss; other softmaxes are another fault, or none."""
+    if op.kind != "_softmax" or given.classes is None:
+        return True
+    runs = given.reading.runs_over(op)
+    return bool(runs) and runs == given.reading.dim(given.value, given.classes)
+
+
+def _is_not_logarithm(given: Argument) -> Broken | None:
+    op = given.maker
+    made = op is not None and (op.kind in (*_LAYERS, *_BOUNDED) or _adds_bias(given.reading, op))
+    if op is not None and made and reach(given.reading, given.value)[1] > 0:
+        name = NAMES.get(op.kind, "layer") if op.kind in _BOUNDED else "layer"
+        return Broken(f"what a {name} returned", (fact("operations to the loss", given.op.index - op.index),), op)
+    numbers = given.numbers if given.function == "kl_div" else None
+    if numbers is not None and numbers.size and float(numbers.max()) > SUM_TOLERANCE:
+        return Broken(f"numbers up to {numbers.max():.3g}", (above("largest", float(numbers.max()), 0.0),))
     return None
 
 
-def one_class(case: Case) -> Found | None:
-    """Find a softmax over a single class, which is always 1."""
-    reading = case.taped
-    if reading is None:
+def _adds_bias(reading: TapeReading, op: Op) -> bool:
+    """Return whether an operation is the last one of a linear layer whose input has more than two dimensions."""
+    return op.kind == "add" and reading.kind_of(op.module) == "Linear"
+
+
+def _is_outside(low: float, high: float) -> Callable[[Argument], Broken | None]:
+    def check(given: Argument) -> Broken | None:
+        numbers = given.numbers
+        odd = None if numbers is None else numbers[(numbers < low) | (numbers > high)]
+        if numbers is None or odd is None or not odd.size or numbers.dtype == np.bool_:
+            return None
+        ends = (fact("smallest", float(numbers.min())), fact("largest", float(numbers.max())))
+        return Broken(f"{numbers.min():g} to {numbers.max():g}", (fact("targets outside", int(odd.size)), *ends))
+
+    return check
+
+
+def _is_not_sign(given: Argument) -> Broken | None:
+    numbers = given.numbers
+    odd = np.zeros(0) if numbers is None or numbers.size < 2 else numbers[~np.isin(numbers, (-1, 1))]
+    if not odd.size:
         return None
-    for op in reading.forward_ops():
-        value = op.input("self")
-        if op.kind not in ("_log_softmax", "_softmax") or value is None or op.module not in ("", "<CrossEntropyLoss>"):
-            continue
-        shape = reading.tape.values[value].shape
-        if len(shape) > 1 and shape[int(op.args["dim"])] == 1 and value in reading.learning:
-            return Found(
-                step=reading.tape.step,
-                sites=(signals.LOSS, "(model)"),
-                evidence=(fact("classes", 1), fact("samples", shape[0])),
-                cause=f"{op.function or 'softmax'} gets a single output of shape {shape}{reading.where(op)}: a "
-                "softmax over "
-                "one class is always 1, so the loss is constant and nothing is learnt.",
-                fix="Use binary_cross_entropy_with_logits for one output, or give the last layer one output per class.",
-                refute="Print the shape of the output: if its class dimension is larger than 1, this finding is wrong.",
-            )
-    return None
+    counts = (fact("targets that are neither -1 nor 1", int(odd.size)), fact("one of them", float(odd.min())))
+    return Broken(f"{float(odd.min()):g}", counts)
 
 
-def exclusive_labels(case: Case) -> Found | None:
-    """Find labels that may be true together, compared with the outputs of a softmax, which add up to 1."""
-    reading = case.taped
-    if reading is None:
+def _is_blank(given: Argument) -> Broken | None:
+    content, op = given.numbers, given.op
+    if content is None:
         return None
-    for loss in reading.losses:
-        maker = reading.origin(loss.value)
-        if loss.kind != "binary_cross_entropy" or maker is None or maker.kind != "_softmax" or loss.target is None:
-            continue
-        target, dim = reading.numbers.of(loss.target), int(maker.args["dim"])
-        if target is None or target.shape != reading.tape.values[maker.outs[0]].shape:
-            continue
-        sums = target.sum(axis=dim)
-        if (sums > 1).any():
-            return Found(
-                severity="critical",
-                step=reading.tape.step,
-                sites=tuple(dict.fromkeys((reading.site(maker, signals.LOSS), signals.LOSS))),
-                evidence=(fact("most labels of one sample", float(sums.max())), fact("sum of its outputs", 1.0)),
-                cause=f"Samples have up to {sums.max():g} labels, but the outputs come from a "
-                f"softmax{reading.where(maker)} "
-                "and add up to 1: labels that are not exclusive cannot be high together.",
-                fix="Use a sigmoid for each label: binary_cross_entropy_with_logits of the scores before the softmax.",
-                refute="Print target.sum(1).max(): if it is 1, this finding is wrong.",
-            )
-    return None
+    blank, lengths = int(op.args.get("blank", 0)), op.input("target_lengths")
+    sizes = given.reading.numbers.of(lengths) if lengths is not None else np.asarray(op.args.get("target_lengths"))
+    if content.ndim == 2 and sizes is not None:
+        content = content[np.arange(content.shape[1]) < np.reshape(sizes, (-1, 1))]
+    count = int((content == blank).sum())
+    if not count:
+        return None
+    counts = (fact("labels that are the blank", count), fact("labels", content.size))
+    return Broken(f"the number of the blank, {blank}, as a label {count} times", counts)
+
+
+def _adds_up_to_more(given: Argument) -> Broken | None:
+    """Find labels that may be true together where classes exclude each other."""
+    numbers, op = given.numbers, None
+    classes = given.classes
+    if given.function == "binary_cross_entropy":
+        op = given.reading.origin(given.other) if given.other is not None else None
+        if op is None or op.kind != "_softmax":
+            return None
+        classes = int(op.args["dim"])
+    if numbers is None or classes is None or numbers.ndim < 2 or numbers.dtype.kind not in "fb":
+        return None
+    most = float(numbers.sum(axis=classes).max())
+    if most <= 1 + SUM_TOLERANCE or (numbers < 0).any():
+        return None
+    sums = (fact("most labels of one sample", most), fact("sum of its outputs", 1.0))
+    return Broken(f"samples with up to {most:g} labels", sums, op)
+
+
+def _has_one_class(given: Argument) -> Broken | None:
+    if given.classes is None or len(given.shape) < 2 or given.shape[given.classes] != 1:
+        return None
+    if given.value not in given.reading.learning:
+        return None
+    counts = (fact("classes", 1), fact("samples", given.shape[0]))
+    return Broken(f"a single output of shape {given.shape}", counts, given.maker)
+
+
+def _lowest_share(given: Argument, ends: Reach) -> float:
+    """Return the lowest loss that logits of a range allow, over that of a guess."""
+    width = ends[1] - ends[0]
+    if given.function == "binary_cross_entropy_with_logits":
+        target = given.reading.numbers.of(given.other) if given.other is not None else None
+        share = 0.5 if target is None else float(np.clip(target, 0, 1).mean())
+        return float(share * np.logaddexp(0, -ends[1]) + (1 - share) * np.logaddexp(0, ends[0])) / math.log(2)
+    classes = given.shape[given.classes] if given.classes is not None else 1
+    return math.log1p((classes - 1) * math.exp(-width)) / math.log(classes) if classes > 1 else 0.0
+
+
+def _is_held_up(given: Argument) -> Broken | None:
+    """Find logits within so small a range that the loss cannot become low."""
+    ends, op = reach(given.reading, given.value), given.maker
+    if op is None or not all(map(math.isfinite, ends)) or op.kind in ("_softmax", "sigmoid", "_log_softmax"):
+        return None
+    source = _source_of_range(given.reading, given.value)
+    share, limit = _lowest_share(given, ends), HELD_UP_COSINES if source.kind in ("mm", "bmm", "div") else HELD_UP
+    if share < limit:
+        return None
+    found = above("lowest loss that they allow, over that of a guess", share, limit)
+    return Broken(f"numbers that always lie between {ends[0]:.3g} and {ends[1]:.3g}", (found,), source)
+
+
+def _source_of_range(reading: TapeReading, value: int) -> Op:
+    """Return the operation by which a value is bounded."""
+    op = reading.tape.producer(value)
+    while op is not None and (op.kind in _KEEPS_RANGE or op.kind.rstrip("_") in ("mul", "div", "add", "sub", "neg")):
+        first = op.input("self")
+        before = None if first is None or reach(reading, first) == ANYTHING else reading.tape.producer(first)
+        if before is None:
+            break
+        op = before
+    assert op is not None  # something bounds it
+    return op
+
+
+def _cannot_be_reached(given: Argument) -> Broken | None:
+    """Find targets beyond the range of the outputs that are compared with them."""
+    low, high = reach(given.reading, given.value)
+    target = given.reading.numbers.of(given.other) if given.other is not None else None
+    if (low, high) == ANYTHING or target is None or target.size < 2 or target.dtype.kind not in "fiu":
+        return None
+    target = np.asarray(target, dtype=np.float64)
+    margin = BEYOND * float(target.std())
+    share = float(((target < low - margin) | (target > high + margin)).mean())
+    if share < UNREACHED or margin == 0:
+        return None
+    run = (fact("smallest target", float(target.min())), fact("largest target", float(target.max())))
+    source = _source_of_range(given.reading, given.value)
+    got = f"numbers between {low:g} and {high:g} for targets from {target.min():.3g} to {target.max():.3g}"
+    return Broken(got, (above("share of targets out of reach", share, UNREACHED), *run), source)
+
+
+# --------------------------------------------------------------------------------
+# The table.
+
+
+def _of(*functions: str) -> frozenset[str]:
+    return frozenset(functions)
+
+
+_OF_CLASSES: Final = _of("cross_entropy")
+_BINARY: Final = _of("binary_cross_entropy_with_logits")
+_REGRESSION: Final = _of("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "a difference")
+_SIGNS: Final = _of("cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss")
+_TWICE: Final = (
+    "the loss applies one itself, so the answers it can distinguish lie between 0 and 1, and it cannot come near 0."
+)
+CONTRACTS: Final = (
+    Contract(kind="double_softmax", functions=_OF_CLASSES, role="input", expects="logits",
+             check=_is_made_by("_softmax", "sigmoid"), harm=_TWICE, fix=""),
+    Contract(kind="double_sigmoid", functions=_BINARY, role="input", expects="logits",
+             check=_is_made_by("_softmax", "sigmoid"), harm=_TWICE, fix=""),
+    Contract(kind="relu_before_logits", functions=_OF_CLASSES | _BINARY, role="input", expects="logits of both signs",
+             check=_is_made_by("relu", "relu_", "threshold"), fix="",
+             harm="no answer can be ruled out, and classes whose logit is 0 get no gradient."),
+    Contract(kind="logits_into_prob_loss", functions=_of("nll_loss", "ctc_loss", "kl_div"), role="input",
+             expects="log-probabilities", check=_is_not_logarithm,
+             harm="no logarithm of a softmax was taken, so the loss has no floor.",
+             fix="Apply log_softmax over the classes first."),
+    Contract(kind="logits_into_prob_loss", functions=_of("kl_div"), role="target", expects="probabilities",
+             check=_is_outside(0.0, 1.0 + SUM_TOLERANCE), harm="the distance has no meaning, and may be negative.",
+             fix="Pass probabilities, or log-probabilities with log_target=True.",
+             refute="Print the smallest and largest target: if they lie between 0 and 1, this finding is wrong."),
+    Contract(kind="single_class_output", functions=_OF_CLASSES, role="input", expects="one output per class",
+             check=_has_one_class, fix="",
+             harm="a softmax over one class is always 1, so the loss is constant and nothing is learnt."),
+    Contract(kind="label_out_of_range", functions=_BINARY, role="target", expects="targets from 0 to 1",
+             check=_is_outside(0.0, 1.0), harm="beyond them the loss has no floor, and outputs grow without end.",
+             fix="Scale the targets to 0 ... 1, as in mask / 255 or (x + 1) / 2.",
+             refute="Print target.min() and target.max(): if they lie between 0 and 1, this finding is wrong."),
+    Contract(kind="label_out_of_range", functions=_SIGNS, role="target", expects="targets -1 and 1", check=_is_not_sign,
+             harm="pairs with another target have no loss, or the wrong one.",
+             fix="Map the targets to -1 and 1, as in 2 * target - 1.",
+             refute="Print target.unique(): if it holds -1 and 1 only, this finding is wrong."),
+    Contract(kind="label_out_of_range", functions=_of("ctc_loss"), role="target", expects="labels other than the blank",
+             check=_is_blank, harm="such a label cannot be distinguished from silence.",
+             fix="Count labels from 1 and leave 0 to the blank, or set blank to a number that no label has.",
+             refute="Print (targets == blank).sum() within the target lengths: if it is 0, this finding is wrong."),
+    Contract(kind="output_range_mismatch", functions=_OF_CLASSES | _of("binary_cross_entropy"), role="target",
+             expects="probabilities that add up to 1", check=_adds_up_to_more, severity="critical",
+             harm="the outputs add up to 1, so labels that are not exclusive cannot be high together.",
+             fix="Use a sigmoid for each label: binary_cross_entropy_with_logits of the scores before the softmax.",
+             refute="Print target.sum(1).max(): if it is 1, this finding is wrong."),
+    Contract(kind="output_range_mismatch", functions=_OF_CLASSES | _BINARY, role="input", expects="logits of any size",
+             check=_is_held_up, harm="however sure the model is, the loss cannot become low.",
+             fix="Leave the outputs unbounded; divide similarities by the temperature, do not multiply.",
+             refute="Print the range of the logits over some batches: if it is far wider, this finding is wrong."),
+    Contract(kind="output_range_mismatch", functions=_REGRESSION, role="input", expects="outputs near the targets",
+             check=_cannot_be_reached, harm="some targets can never be reached.",
+             fix="End in a linear layer without {the_activation}, or scale the targets into its range."),
+)  # fmt: skip
+"""What losses expect of their arguments, as torch documents it."""
 
 
 _UNSIGNED: Final = ("uint8", "uint16", "uint32", "uint64")

@@ -15,6 +15,102 @@ from sonde.diagnosis.tape_reading import CARRIERS, TapeReading, Term
 # Gradients.
 
 
+def reaches_nothing(case: Case) -> Found | None:
+    """Find that no backward pass of a step reaches a parameter that its only optimizer holds."""
+    reading = case.taped
+    if reading is None or len(reading.tape.optimizers) != 1 or not reading.tape.backwards():
+        return None
+    names = {name for group in reading.tape.optimizers[0].groups for name in group.names}
+    reached = [mark.data.get("reached") or {} for mark in reading.tape.marks if mark.kind == "backward_end"]
+    sources = [each for root in reading.roots for each in reading.tape.gradient_sources(root)]
+    if case.parameters and not names <= set(case.parameters):
+        return None  # it holds parameters of another model, or of a former one
+    if not names or not reached or any(names.intersection(each) for each in reached):
+        return None
+    if not sources or any(each.name in names for each in sources):
+        return None
+    op = reading.tape.producer(reading.roots[0])
+    return Found(
+        severity="critical",
+        step=reading.tape.step,
+        sites=("(model)", "optimizer", signals.LOOP),
+        evidence=(fact("parameters that the optimizer holds", len(names)), fact("of them reached by a gradient", 0)),
+        cause=f"No gradient of the loss{reading.where(op)} reaches a parameter that the optimizer holds: it reaches "
+        f"{len(sources)} other tensors, such as those of a copy of the model. Nothing is trained.",
+        fix="Compute the loss with the model's own parameters (torch.func.functional_call), or pass the tensors that "
+        "are used to the optimizer.",
+    )
+
+
+def added_gradients(case: Case) -> Found | None:
+    """Find gradients of another purpose that an optimizer adds to those of the loss."""
+    reading = case.taped
+    return None if reading is None else _of_closures(reading) or _of_an_attack(reading)
+
+
+def _of_closures(reading: TapeReading) -> Found | None:
+    """Find an optimizer that calls its closure several times while nothing clears the gradients in between."""
+    passes, inside = 0, False
+    for mark in reading.tape.marks:
+        if mark.kind == "optimizer_enter":
+            passes, inside = 0, True
+        elif mark.kind == "optimizer_exit":
+            inside = False
+        elif mark.kind == "zero_grad":
+            passes = 0
+        elif mark.kind == "backward" and inside and not mark.data.get("inputs"):
+            passes += 1
+        if passes > 1:
+            return Found(
+                step=reading.tape.step,
+                sites=("optimizer", signals.LOOP),
+                evidence=(fact("backward passes in one call of the optimizer without a zero_grad", passes),),
+                cause="The optimizer calls its closure several times in a step, and the closure does not clear the "
+                "gradients: those of all calls are added up.",
+                fix="Call optimizer.zero_grad() inside the closure, before the backward.",
+            )
+    return None
+
+
+def _of_an_attack(reading: TapeReading) -> Found | None:
+    """Find a pass that was made for the gradient of an input and left its gradients in the parameters."""
+    before: Mark | None = None
+    for mark in reading.tape.marks:
+        if mark.kind == "zero_grad":
+            before = None
+        if mark.kind != "backward" or mark.data.get("inputs"):
+            continue
+        roots = references(mark.data.get("roots"))
+        if before is not None and _uses_gradient(reading, roots, before) and _share_weights(reading, roots, before):
+            op = reading.tape.producer(references(before.data.get("roots"))[0])
+            return Found(
+                step=reading.tape.step,
+                sites=("optimizer", signals.LOOP),
+                evidence=(fact("backward passes since the last zero_grad", 2),),
+                cause=f"A backward pass{reading.where(op)} was made for the gradient of an input, from which the next "
+                "input is computed; its gradients stay in the parameters and are added to those of the loss.",
+                fix="Call optimizer.zero_grad() after it, or use torch.autograd.grad(loss, input).",
+            )
+        before = mark
+    return None
+
+
+def _uses_gradient(reading: TapeReading, roots: list[int], earlier: Mark) -> bool:
+    """Return whether a loss depends on what an earlier backward pass computed, other than through the weights."""
+    within = reading.tape.ancestors(roots, through=lambda op: op.phase != "optimizer")
+    makers = (reading.tape.producer(each) for each in within)
+    made = any(op is not None and op.phase == "backward" and op.index >= earlier.index for op in makers)
+    return made or any(reading.tape.values[each].role == "gradient" for each in within)
+
+
+def _share_weights(reading: TapeReading, roots: list[int], earlier: Mark) -> bool:
+    one, other = (
+        {each.name for root in given for each in reading.tape.gradient_sources(root) if each.name in reading.held}
+        for given in (roots, references(earlier.data.get("roots")))
+    )
+    return not one.isdisjoint(other)
+
+
 def discarded_term(case: Case) -> Found | None:
     """Find a term of a loss whose gradients are all reset before an optimizer uses them."""
     reading = case.taped

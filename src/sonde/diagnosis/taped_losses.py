@@ -14,97 +14,11 @@ from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, fact
 from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, SOFTMAXES, TapedLoss, TapeReading, Term
 
-_PROBABILITIES: Final = {"_softmax": "softmax", "sigmoid": "sigmoid"}
-_RECTIFIERS: Final = {"relu": "ReLU", "relu_": "ReLU", "threshold": "ReLU"}
-_LOGARITHMS: Final = frozenset(
-    {"_log_softmax", "log", "log_", "log2", "log1p", "log_sigmoid_forward", "logsumexp", "sub", "sub_", "add", "neg"}
-    | {"logaddexp", "clamp", "clamp_min", "where", "cat", "stack", "native_dropout", "mul", "div", "scatter", "copy_"}
-)
-_LAYERS: Final = frozenset({"addmm", "mm", "bmm", "baddbmm", "convolution", "linear", "mkldnn_linear", "embedding"})
 _NEVER_NEGATIVE: Final = frozenset(
     {"cross_entropy", "nll_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"}
     | {"binary_cross_entropy_with_logits"}
 )
 _PAIRWISE: Final = frozenset({"sub", "add", "mul", "div", "rsub", "pow", "maximum", "minimum"})
-
-
-def twice_normalised(case: Case, kind: str, *operations: str) -> Found | None:
-    """Find a softmax or sigmoid right before a loss that applies one itself."""
-    reading = case.taped
-    if reading is None:
-        return None
-    for loss in (each for each in reading.losses if each.kind == kind):
-        maker = reading.origin(loss.value)
-        if maker is None or maker.kind not in operations or not _is_over_classes(reading, loss, maker):
-            continue
-        name = _PROBABILITIES[maker.kind]
-        site = reading.site(maker, signals.LOSS)
-        return Found(
-            step=reading.tape.step,
-            sites=tuple(dict.fromkeys((site, signals.LOSS))),
-            evidence=(fact(f"operations from {name} to the loss", loss.op.index - maker.index),),
-            cause=f"{loss.kind} gets what a {name} returned{reading.where(maker)} and applies one again: the answers "
-            "it can tell apart lie between 0 and 1, and the loss cannot come near 0.",
-            values={"the_softmax": _named(name, maker), "the_sigmoid": _named(name, maker)},
-        )
-    return None
-
-
-def _named(name: str, op: Op) -> str:
-    return f"the {name} ({op.module})" if op.module else f"the {name}"
-
-
-def _is_over_classes(reading: TapeReading, loss: TapedLoss, maker: Op) -> bool:
-    """Return whether a softmax runs over the classes of a loss; other softmaxes are another fault, or none."""
-    if maker.kind != "_softmax" or loss.classes is None:
-        return True
-    return bool(reading.runs_over(maker)) and reading.runs_over(maker) == reading.dim(loss.value, loss.classes)
-
-
-def rectified(case: Case) -> Found | None:
-    """Find a ReLU right before a loss that takes logits."""
-    reading = case.taped
-    if reading is None:
-        return None
-    for loss in reading.losses:
-        maker = reading.origin(loss.value)
-        if loss.kind not in ("cross_entropy", "binary_cross_entropy_with_logits") or maker is None:
-            continue
-        if maker.kind in _RECTIFIERS:
-            return Found(
-                step=reading.tape.step,
-                sites=tuple(dict.fromkeys((reading.site(maker, signals.LOSS), signals.LOSS))),
-                evidence=(fact("operations from the ReLU to the loss", loss.op.index - maker.index),),
-                cause=f"{loss.kind} gets what a ReLU returned{reading.where(maker)}: logits below 0 are cut off, so no "
-                "answer can be ruled out, and classes whose logit is 0 get no gradient.",
-                values={"the_relu": _named("ReLU", maker)},
-            )
-    return None
-
-
-def without_logarithm(case: Case) -> Found | None:
-    """Find an nll_loss or ctc_loss of numbers that are not log-probabilities."""
-    reading = case.taped
-    if reading is None:
-        return None
-    for loss in (each for each in reading.losses if each.kind in ("nll_loss", "ctc_loss")):
-        maker = reading.origin(loss.value)
-        if maker is None or not (maker.kind in (*_LAYERS, *_PROBABILITIES, *_RECTIFIERS) or _adds_bias(reading, maker)):
-            continue
-        what = _PROBABILITIES.get(maker.kind, _RECTIFIERS.get(maker.kind, "a layer"))
-        return Found(
-            step=reading.tape.step,
-            sites=tuple(dict.fromkeys((reading.site(maker, signals.LOSS), signals.LOSS))),
-            evidence=(fact("operations from it to the loss", loss.op.index - maker.index),),
-            cause=f"{loss.kind} expects log-probabilities, but gets what {what} returned{reading.where(maker)}: no "
-            "logarithm of a softmax was taken, so the loss has no floor.",
-        )
-    return None
-
-
-def _adds_bias(reading: TapeReading, op: Op) -> bool:
-    """Return whether an operation is the last one of a linear layer whose input has more than two dimensions."""
-    return op.kind == "add" and reading.kind_of(op.module) == "Linear"
 
 
 def wrong_axis(case: Case) -> Found | None:
@@ -408,7 +322,37 @@ def mixed_axes(case: Case) -> Found | None:
         op = reading.tape.ops[conflict.op]
         if any(out in reading.needed for out in (*op.outs, *op.writes)):
             return _mismatched(reading, op, conflict.size)
-    return _one_for_all(reading) or _by_statistics_of_samples(reading)
+    return _one_for_all(reading) or _by_statistics_of_samples(reading) or _over_the_batch(reading)
+
+
+def _over_the_batch(reading: TapeReading) -> Found | None:
+    """Find outputs outside the model that are divided by a length over all samples, not by their own."""
+    for op in reading.forward_ops():
+        value = op.input("self") if op.kind in ("linalg_vector_norm", "norm") and not op.in_model else None
+        shape = () if value is None else reading.tape.values[value].shape
+        if value is None or not reading.tape.values[value].requires_grad or len(shape) < 2:
+            continue
+        over = reduced(op, len(shape))
+        is_whole = len(over) != 1 or max(size for place, size in enumerate(shape) if place not in over) == 1
+        if is_whole or not reading.is_samples(value, min(over)) or not _divides(reading, op, value):
+            continue
+        return Found(
+            step=reading.tape.step,
+            sites=(signals.LOSS, "(model)"),
+            evidence=(fact(f"dimension of {shape} that the length runs over", min(over)),),
+            cause=f"Outputs of shape {shape} are normalised over dimension {min(over)}{reading.where(op)}, which holds "
+            "the samples of the batch: each feature is scaled by those of all other samples.",
+            fix="Normalise the features of each sample: dim=-1.",
+            refute="Print the length of each row of the result: if all are 1, this finding is wrong.",
+        )
+    return None
+
+
+def _divides(reading: TapeReading, length: Op, value: int) -> bool:
+    """Return whether a value is divided by its own length."""
+    through = (*CARRIERS, "clamp_min", "clamp", "add", "maximum")
+    lengths = reading.tape.descendants(length.outs, through=lambda op: op.kind in through)
+    return any(use.kind == "div" and use.input("other") in lengths for use in reading.tape.consumers(value))
 
 
 _OVER_ROWS: Final = frozenset(

@@ -18,6 +18,8 @@ Numbers = NDArray[Any]
 MAX_ELEMENTS: Final = 1 << 22
 """Larger results are not computed: rules run while a program trains."""
 MAX_DEPTH: Final = 400
+MAX_PRODUCTS: Final = 1 << 26
+"""Multiplications of a product of matrices: some tens of milliseconds."""
 
 
 class TapedNumbers:
@@ -76,6 +78,7 @@ class _Arguments:
         self._op = op
         self._depth = depth
         self.shape = numbers.tape.values[op.outs[0]].shape
+        self.is_learnt = numbers.tape.values[op.outs[0]].requires_grad
 
     def __call__(self, name: str, default: Any = None) -> Any:
         """Return a tensor as an array, and anything else as it is."""
@@ -174,6 +177,49 @@ def _reduce_loss(each: Numbers, op: Op) -> Numbers:
     return each if how == 0 else np.asarray(each.mean() if how == 1 else each.sum())
 
 
+def _product(get: _Arguments, op: Op) -> Numbers:
+    names = ("mat1", "mat2") if op.kind == "addmm" else ("self", "mat2")
+    if get.is_learnt:
+        raise _Unknown  # layers that are trained are not repeated
+    one, two = (np.asarray(get(name)) for name in names)
+    if one.size * two.shape[-1] > MAX_PRODUCTS:
+        raise _Unknown
+    found = np.matmul(one, two)
+    return found + get("self") if op.kind == "addmm" else found  # type: ignore[no-any-return]
+
+
+def _one_hot(get: _Arguments, op: Op) -> Numbers:
+    found = np.array(get("self"))
+    np.put_along_axis(found, get("index"), get("src") if "src" in op.args else get("value"), int(op.args["dim"]))
+    return found
+
+
+def _log_sum_exp(get: _Arguments, op: Op) -> Numbers:
+    scores = np.asarray(get("self"), dtype=np.float64)
+    return np.logaddexp.reduce(scores, axis=_axis(op), keepdims=bool(op.args.get("keepdim")))  # type: ignore[no-any-return]
+
+
+def _norm(get: _Arguments, op: Op) -> Numbers:
+    power = number(op.args.get("ord", op.args.get("p", 2)))
+    if not isinstance(power, int | float) or not 0 < power < np.inf:
+        raise _Unknown
+    total = np.sum(np.abs(get("self")) ** power, axis=_axes(op), keepdims=bool(op.args.get("keepdim")))
+    return np.asarray(total ** (1 / power))
+
+
+def _axis(op: Op) -> int:
+    dim = op.args.get("dim", -1)
+    return int(dim[0] if isinstance(dim, list) else dim)
+
+
+def _largest(get: _Arguments, op: Op) -> list[Numbers]:
+    how, which = (np.max, np.argmax) if op.kind == "max" else (np.min, np.argmin)
+    if "dim" not in op.args:
+        return [np.asarray(how(get("self")))]
+    keep = bool(op.args.get("keepdim"))
+    return [made(get("self"), axis=_axis(op), keepdims=keep) for made in (how, which)]
+
+
 def _likelihood(get: _Arguments, op: Op) -> list[Numbers]:
     scores, target = np.asarray(get("self")), np.asarray(get("target"))
     valid = target != op.args.get("ignore_index", -100)
@@ -269,6 +315,8 @@ _COMPUTE: Final[dict[str, Callable[[_Arguments, Op], Any]]] = {
     "cat": lambda get, op: np.concatenate(get.all("tensors"), op.args.get("dim", 0)),
     "stack": lambda get, op: np.stack(get.all("tensors"), op.args.get("dim", 0)),
     "arange": _arange,
+    "nonzero": _one(np.argwhere),
+    "linspace": lambda get, op: np.linspace(get("start"), get("end"), op.args["steps"]),
     "scalar_tensor": lambda get, op: np.asarray(get("s")),
     "roll": lambda get, op: np.roll(get("self"), op.args["shifts"], op.args.get("dims") or None),
     "zeros": lambda get, op: np.zeros(get.shape),
@@ -318,8 +366,21 @@ _COMPUTE: Final[dict[str, Callable[[_Arguments, Op], Any]]] = {
     "all": _reduced(np.all),
     "amax": _reduced(np.max),
     "amin": _reduced(np.min),
-    "linalg_vector_norm": lambda get, op: np.sqrt(
-        np.sum(np.square(get("self")), axis=_axes(op), keepdims=bool(op.args.get("keepdim")))
-    ),
+    "linalg_vector_norm": _norm,
+    "norm": _norm,
     "index_put": _put,
+    "mm": _product,
+    "addmm": _product,
+    "bmm": _product,
+    "scatter": _one_hot,
+    "logsumexp": _log_sum_exp,
+    "max": _largest,
+    "min": _largest,
+    "argmax": lambda get, op: np.argmax(get("self"), axis=op.args.get("dim"), keepdims=bool(op.args.get("keepdim"))),
+    "cumsum": lambda get, op: np.cumsum(get("self"), axis=op.args["dim"]),
+    "repeat": lambda get, op: np.tile(get("self"), op.args["repeats"]),
+    "std": lambda get, op: np.std(get("self"), axis=_axes(op), ddof=1, keepdims=bool(op.args.get("keepdim"))),
+    "sign": _one(np.sign),
+    "cos": _one(np.cos),
+    "sin": _one(np.sin),
 }

@@ -11,9 +11,11 @@ from sonde.core import signals
 from sonde.core.tape import Call, Op, Value, number, references
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, fact
-from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading
+from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading, Term
+from sonde.diagnosis.taped_contracts import calls_of
 from sonde.diagnosis.taped_data import padding_of
 from sonde.diagnosis.taped_numbers import Numbers, TapedNumbers
+from sonde.diagnosis.taped_targets import compared
 
 _ARITHMETIC: Final = frozenset({"sub", "add", "exp", "sum", "neg", "clamp", "squeeze", "gather", *CARRIERS})
 
@@ -46,14 +48,159 @@ def learnt_advantage(case: Case) -> Found | None:
     return None
 
 
-def _likelihoods(reading: TapeReading) -> set[int]:
-    """Return the log-probabilities of chosen actions, and what arithmetic makes of them."""
-    starts = [op.outs[0] for op in reading.tape.ops if op.function == "log_prob" and op.outs]
+def chosen(reading: TapeReading) -> list[int]:
+    """Return the log-probabilities of what was chosen or drawn."""
+    found = [call.ops[-1].outs[0] for call in calls_of(reading, frozenset({"log_prob"})) if call.ops[-1].outs]
     for op in reading.tape.ops:
         maker = None if op.kind != "gather" else reading.origin(op.args["self"]["v"])
         if maker is not None and maker.kind == "_log_softmax":
-            starts.append(op.outs[0])
+            found.append(op.outs[0])
+    return found
+
+
+def _likelihoods(reading: TapeReading) -> set[int]:
+    """Return the log-probabilities of chosen actions, and what arithmetic makes of them."""
+    starts = [op.outs[0] for op in reading.tape.ops if op.function == "log_prob" and op.outs] + chosen(reading)
     return reading.tape.descendants(starts, through=lambda op: op.kind.removesuffix("_") in _ARITHMETIC)
+
+
+def learnt_choice(case: Case) -> Found | None:
+    """Find drawn numbers that pass a gradient on, in a log-probability that is weighed by data."""
+    reading = case.taped
+    if reading is None:
+        return None
+    learns = reading.tape.is_differentiable
+    for call in calls_of(reading, frozenset({"log_prob"})):
+        given = [reading.tape.values[each] for each in call.given]
+        around = [each.id for each in given if each.requires_grad]
+        drawn = [each for each in around if _is_drawn_around(reading, each, around)]
+        if not drawn or not call.ops[-1].outs:
+            continue
+        after = reading.tape.descendants(call.ops[-1].outs, through=learns)
+        weights = [
+            other
+            for op in reading.forward_ops()
+            for one, other in _factors(op)
+            if one in after and not reading.tape.values[other].requires_grad and reading.tape.values[other].size > 1
+        ]
+        if weights:
+            return Found(
+                step=reading.tape.step,
+                sites=(signals.LOSS, signals.LOOP),
+                evidence=(fact("ways of the gradient through the sample", len(drawn)),),
+                cause=f"The log-probability of a sample is weighed by data{reading.where(call.ops[0])}, but the sample "
+                "itself passes a gradient on to what it was drawn from (rsample): both ways cancel, so the mean of the "
+                "distribution gets no gradient.",
+                fix="Draw with sample(), or detach() the sample before log_prob.",
+                refute="Print requires_grad of the sample: if it is False, this finding is wrong.",
+            )
+    return None
+
+
+def _factors(op: Op) -> Iterator[tuple[int, int]]:
+    """Yield the two factors of a product, either way round."""
+    first, second = op.input("self"), op.input("other")
+    if op.kind == "mul" and first is not None and second is not None:
+        yield first, second
+        yield second, first
+
+
+def _is_drawn_around(reading: TapeReading, value: int, others: list[int]) -> bool:
+    """Return whether a value is a random draw, shifted and scaled by the very numbers that it is compared with."""
+    within = reading.tape.ancestors(value, through=reading.tape.is_differentiable)
+    makers = (reading.tape.producer(each) for each in reading.tape.ancestors(value, through=lambda op: not op.in_model))
+    is_random = any(op is not None and op.is_random for op in makers)
+    sources = {reading.plain(each).id for each in others if each != value}
+    return is_random and not sources.isdisjoint(within)
+
+
+# --------------------------------------------------------------------------------
+# Averages, and numbers of places, where a value for each sample was meant.
+
+
+def averaged_first(case: Case) -> Found | None:
+    """Find a mean over the samples that is multiplied by a weight of each sample, or made into a weight of itself."""
+    reading = case.taped
+    if reading is None:
+        return None
+    for op in reading.forward_ops():
+        for mean, weight in _factors(op) if not op.module else ():
+            about, other = reading.tape.values[mean], reading.tape.values[weight]
+            if about.size != 1 or not about.requires_grad or mean not in reading.learning:
+                continue
+            if other.requires_grad or other.size < MIN_WEIGHTS or not _is_by_sample(reading, weight):
+                continue
+            how, numbers = reading.over_samples(Term(mean)), reading.numbers.of(weight)
+            if how is None or (numbers is not None and (numbers == numbers.flat[0]).all()):
+                continue
+            return Found(
+                severity="warning",
+                step=reading.tape.step,
+                sites=(signals.LOSS,),
+                evidence=(fact("weights", other.size), fact("numbers that they are multiplied by", 1)),
+                cause=f"One number for all samples, their {how}, is multiplied by {other.size} weights"
+                f"{reading.where(op)}: every sample counts the same, and the weights only scale the whole.",
+                fix="Multiply before averaging: use reduction='none', times the weights, and then the mean.",
+                refute="Change the order of the weights: if the gradient changes, this finding is wrong.",
+            )
+    return _weighed_by_itself(reading)
+
+
+MIN_WEIGHTS: Final = 4
+
+
+def _is_by_sample(reading: TapeReading, value: int) -> bool:
+    return reading.has_samples(value) or reading.tape.values[value].shape[:1] == (reading.count_samples(),)
+
+
+def _weighed_by_itself(reading: TapeReading) -> Found | None:
+    """Find an averaged loss that is multiplied by an exponential of itself, as a focal loss of single samples is."""
+    for op in reading.forward_ops():
+        for loss, factor in _factors(op):
+            if reading.tape.values[loss].size != 1 or reading.over_samples(Term(loss)) is None:
+                continue
+            between = reading.tape.path(loss, factor)
+            if any(each.kind == "exp" for each in between) and reading.tape.values[factor].requires_grad:
+                return Found(
+                    severity="warning",
+                    step=reading.tape.step,
+                    sites=(signals.LOSS,),
+                    evidence=(fact("samples that are averaged first", reading.count_samples()),),
+                    cause=f"A loss that is already averaged is weighed by an exponential of itself{reading.where(op)}: "
+                    "hard and easy samples get the same weight.",
+                    fix="Compute the loss with reduction='none', weigh each sample, and average then.",
+                )
+    return None
+
+
+_CHOOSES: Final = frozenset({"argmax", "argmin", "argsort", "max", "min", "topk", "sort", "multinomial"})
+_NUMERIC: Final = frozenset({"mul", "add", "sub", "div", "rsub", "_to_copy", "detach", *CARRIERS})
+
+
+def index_as_value(case: Case) -> Found | None:
+    """Find a target that is computed of the place of the largest output, where the output itself was meant."""
+    reading = case.taped
+    if reading is None:
+        return None
+    trained = reading.tape.descendants([each.id for each in reading.tape.given("parameter", "buffer")])
+    for op in reading.tape.ops:
+        places = [out for out in op.outs if reading.tape.values[out].dtype == "int64"]
+        if op.kind not in _CHOOSES or not places or op.in_model or not any(v in trained for _, v in op.inputs()):
+            continue
+        after = reading.tape.descendants(places, through=lambda each: each.kind.removesuffix("_") in _NUMERIC)
+        for _, target, loss in compared(reading):
+            about = reading.tape.values[target]
+            if target in after and about.dtype.startswith(("float", "bfloat")) and about.size > 1:
+                return Found(
+                    step=reading.tape.step,
+                    sites=(signals.LOSS, "(data)"),
+                    evidence=(fact("targets that contain a place", about.size),),
+                    cause=f"The target{reading.where(loss)} is computed of the index that `{op.function or op.kind}` "
+                    f"returned{reading.where(op)}: the number of the best choice is taken for its value.",
+                    fix="Use max(dim)[0] or amax(dim), or gather the values at the index.",
+                    refute="If the index is a quantity, such as a position, this finding is wrong.",
+                )
+    return None
 
 
 def _is_difference(reading: TapeReading, value: int) -> bool:

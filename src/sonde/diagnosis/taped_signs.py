@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -10,10 +11,11 @@ import numpy as np
 from sonde.core import signals
 from sonde.core.tape import Call, Op
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, fact
+from sonde.diagnosis.rule import Found, Threshold, above, fact
 from sonde.diagnosis.tape_reading import TapeReading, Term
 from sonde.diagnosis.taped_losses import KEEPS_SIGN, is_policy_objective
 from sonde.diagnosis.taped_numbers import Numbers, TapedNumbers
+from sonde.diagnosis.taped_roles import chosen
 
 _SHARES: Final = (0.01, 0.1)
 """How far outputs are moved, over their spread."""
@@ -24,24 +26,133 @@ def pushed_away(case: Case) -> Found | None:
     reading = case.taped
     if reading is None or len(reading.tape.optimizers) != 1 or len(reading.roots) != 1:
         return None
+    return _by_targets(reading) or _by_credits(reading) or _unlike_together(reading)
+
+
+def _by_targets(reading: TapeReading) -> Found | None:
     for output in _outputs(reading):
         masks = _masks(reading, output)
         shape = reading.tape.values[output].shape
         # A loss may use a mask and its complement: then outputs move to one of them and away from the other.
         if masks and all(_rises(reading, {output: np.where(mask.reshape(shape) == 1, 1.0, -1.0)}) for mask in masks):
             return _flipped(reading, "outputs move to their targets", "away from them")
-        if reading.losses:
-            continue  # torch's own losses fall towards their targets
+        if reading.losses or _are_logits(reading, output):
+            continue  # torch's own losses fall towards their targets; logits are not compared with them
         ways = [
             wanted - known for wanted in _wanted(reading, output) if (known := reading.tape.tensor(output)) is not None
         ]
         if ways and all(_rises(reading, {output: _unit(way)}) for way in ways):
             return _flipped(reading, "outputs move to their targets", "away from them")
+    return None
+
+
+def _by_credits(reading: TapeReading) -> Found | None:
+    """Find a loss that makes less likely what has a positive weight, or moves scores of data below random ones."""
+    for likely, weight in _credits(reading):
+        if _rises(reading, {likely: np.sign(weight)}):
+            return _flipped(reading, "what has a positive weight becomes more likely", "the other way round")
     for one, other in _contrasts(reading):
         towards = {one: np.ones(reading.tape.values[one].shape), other: -np.ones(reading.tape.values[other].shape)}
         if _rises(reading, towards):
             return _flipped(reading, "scores of data rise above those of random draws", "the other way round")
     return None
+
+
+ALIKE = Threshold(4.0, "standard errors between two means of distances: by chance in one of 30,000 tapes")
+MIN_PAIRS: Final = 8
+_MOST_PAIRS: Final = 256
+
+
+def _unlike_together(reading: TapeReading) -> Found | None:
+    """Find a loss that draws pairs together whose inputs are less alike than those of the pairs it pushes apart."""
+    pulled: list[float] = []
+    pushed: list[float] = []
+    for (one, first), (other, second) in itertools.combinations(_twins(reading), 2):
+        inputs = [reading.numbers.of(each) for each in (first, second)]
+        base = _loss(reading, {})
+        if inputs[0] is None or inputs[1] is None or base is None or first == second:
+            continue
+        far = np.sqrt(np.square(np.asarray(inputs[0], np.float64) - inputs[1]).reshape(len(inputs[0]), -1).sum(axis=1))
+        for row, change in enumerate(_closer(reading, one, other, base)):
+            if change != 0:
+                (pulled if change < 0 else pushed).append(float(far[row]))
+    if min(len(pulled), len(pushed)) < MIN_PAIRS:
+        return None
+    error = np.sqrt(np.var(pulled) / len(pulled) + np.var(pushed) / len(pushed))
+    apart = (np.mean(pulled) - np.mean(pushed)) / (error + 1e-12)
+    if apart < ALIKE:
+        return None
+    return Found(
+        step=reading.tape.step,
+        sites=(signals.LOSS, "(data)"),
+        evidence=(
+            above("standard errors between the two", float(apart), ALIKE),
+            fact("mean distance of inputs that are drawn together", float(np.mean(pulled))),
+            fact("mean distance of inputs that are pushed apart", float(np.mean(pushed))),
+        ),
+        cause="The loss draws outputs together whose inputs differ most, and pushes apart those whose inputs are "
+        f"alike{reading.where(reading.tape.producer(reading.roots[0]))}: the labels of pairs are inverted, or the "
+        "positive and the negative sample are swapped.",
+        fix="Check which label the loss takes for a similar pair, and the order of positive and negative.",
+        refute="Look at ten pairs that the loss takes for similar: if they are, this finding is wrong.",
+    )
+
+
+def _twins(reading: TapeReading) -> list[tuple[int, int]]:
+    """Return outputs of one shape with the inputs that they were computed of, one row for each sample."""
+    trained = reading.tape.descendants([each.id for each in reading.tape.given("parameter")])
+    found = []
+    pairs = [(call, out) for call in reading.tape.root_calls() for out in call.outs.values()]
+    for call, out in pairs:
+        about, before = reading.tape.values[out], reading.tape.ancestors(out)
+        data = [each for each in call.args.values() if each in before and each not in trained]
+        if about.saved and len(about.shape) == 2 and out in reading.learning and len(data) == 1:
+            found.append((out, data[0]))
+    shapes = {reading.tape.values[each].shape for pair in found for each in pair[:1]}
+    inputs = {reading.tape.values[each].shape for pair in found for each in pair[1:]}
+    return found if len(shapes) == len(inputs) == 1 and 2 <= len(found) <= 3 else []
+
+
+def _closer(reading: TapeReading, one: int, other: int, base: float) -> list[float]:
+    """Return by how much the loss changes if the two outputs of one row come closer, for each row."""
+    first, second = (np.asarray(reading.tape.tensor(each), dtype=np.float64) for each in (one, other))
+    changes = []
+    for row in range(min(len(first), _MOST_PAIRS)):
+        moved = second.copy()
+        moved[row] += 0.1 * (first[row] - second[row])
+        loss = _loss(reading, {other: moved})
+        change = 0.0 if loss is None else loss - base
+        changes.append(change if abs(change) > 1e-9 * abs(base) else 0.0)
+    return changes
+
+
+_NOT_OUTPUTS: Final = frozenset({"_log_softmax", "_softmax", "sigmoid", "log_sigmoid_forward", "logsumexp", "softplus"})
+
+
+def _are_logits(reading: TapeReading, output: int) -> bool:
+    """Return whether an output is turned into probabilities outside the model."""
+    after = reading.tape.descendants(output, through=lambda op: not op.in_model) & reading.learning
+    makers = (reading.tape.producer(each) for each in after - {output})
+    return any(op is not None and op.kind in _NOT_OUTPUTS for op in makers)
+
+
+def _credits(reading: TapeReading) -> Iterator[tuple[int, Numbers]]:
+    """Yield log-probabilities of what was chosen, with the weights that the loss gives them, as advantages do."""
+    for likely in chosen(reading):
+        about, content = reading.tape.values[likely], reading.numbers.of(likely)
+        if not about.requires_grad or about.size < 2 or likely not in reading.learning or content is None:
+            continue
+        after = reading.tape.descendants(likely, through=reading.tape.is_differentiable)
+        for op in reading.forward_ops():
+            pair = [each for each in (op.input("self"), op.input("other")) if each is not None]
+            if op.kind != "mul" or len(pair) != 2 or (pair[0] in after) == (pair[1] in after):
+                continue
+            learnt, weight = pair if pair[0] in after else pair[::-1]
+            if reading.tape.values[learnt].size != about.size:
+                continue
+            numbers = None if reading.tape.values[weight].requires_grad else reading.numbers.of(weight)
+            if numbers is not None and numbers.size == content.size and (numbers > 0).any() and (numbers < 0).any():
+                yield likely, numbers.reshape(content.shape)
 
 
 def _outputs(reading: TapeReading) -> Iterator[int]:
@@ -56,6 +167,11 @@ def _masks(reading: TapeReading, output: int) -> list[Numbers]:
     """Return targets of 0 and 1, one for each number of an output, that the loss uses beside it."""
     shape = tuple(size for size in reading.tape.values[output].shape if size > 1)
     found: list[Numbers] = []
+    known = {reading.plain(loss.target).id for loss in reading.losses if loss.target is not None}
+
+    def is_target(value: int) -> bool:
+        return not known or reading.plain(value).id in known  # else it says which targets count
+
     for value in _beside(reading, output):
         about = reading.tape.values[value]
         if about.requires_grad or about.size != reading.tape.values[output].size:
@@ -64,7 +180,8 @@ def _masks(reading: TapeReading, output: int) -> list[Numbers]:
         if content is None or tuple(size for size in content.shape if size > 1) != shape:
             continue
         if set(np.unique(content)) == {0, 1}:
-            found.append(content)
+            if is_target(value):
+                found.append(content)
         elif about.dtype.startswith("float") and about.role != "computed" and np.unique(content).size > 2:
             return []  # a mask beside real targets says which of them count
     return found
@@ -116,7 +233,7 @@ def _draws(reading: TapeReading, call: Call) -> bool:
 
 def _rises(reading: TapeReading, towards: Mapping[int, Numbers]) -> bool:
     """Return whether the loss rises if outputs move in a direction, and falls if they move back, at every length."""
-    known = {value: reading.tape.tensor(value) for value in towards}
+    known = {value: reading.numbers.of(value) for value in towards}
     base = {value: np.asarray(content, dtype=np.float64) for value, content in known.items() if content is not None}
     if len(base) < len(towards):
         return False

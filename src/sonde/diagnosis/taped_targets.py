@@ -13,7 +13,7 @@ from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, fact
 from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading
 from sonde.diagnosis.taped_data import padding_of
-from sonde.diagnosis.taped_numbers import Numbers
+from sonde.diagnosis.taped_numbers import MAX_ELEMENTS, Numbers, TapedNumbers
 
 _CHOICES: Final = frozenset({"argmax", "argmin"})
 _SCORES: Final = frozenset({"_softmax", "_log_softmax", "sigmoid", "log_sigmoid_forward", *RESHAPING})
@@ -259,6 +259,145 @@ def _is_drawn(reading: TapeReading, value: int) -> bool:
     makers = [reading.tape.producer(each) for each in within]
     has_data = any(reading.tape.values[each].is_given and reading.tape.values[each].size > 1 for each in within)
     return not has_data and any(op is not None and op.is_random for op in makers)
+
+
+def crossed_rows(case: Case) -> Found | None:
+    """Find targets of samples that the model was not given in the same row: each row of the data is followed.
+
+    One row of the inputs is changed, and one of the targets, and what is computed of them is computed again.
+    """
+    reading = case.taped
+    if reading is None:
+        return None
+    inputs = [each for each in reading.tape.inputs_of_root() if reading.tape.values[each].shape]
+    firsts = {reading.tape.values[each].shape[0] for each in inputs}
+    rows = firsts.pop() if len(firsts) == 1 else 0
+    pairs = [
+        (target, op)
+        for output, target, op in _judged(reading)
+        if all(reading.tape.values[each].shape[:1] == (rows,) for each in (output, target))
+    ]
+    targets = [target for target, _ in pairs if not _is_modelled(reading, target)]
+    if rows < MIN_FOLLOWED or not inputs or not targets or _reorders_outputs(reading, rows):
+        return None
+    for given, wanted in _tables(reading, inputs, targets):
+        moved = [
+            (_moved_rows(reading, given, row, inputs), _moved_rows(reading, wanted, row, targets))
+            for row in _used_rows(reading, given, rows)
+        ]
+        known = [(one, two) for one, two in moved if one and two]
+        wrong = [two - one for one, two in known if two - one]
+        if len(known) >= MIN_FOLLOWED and len(wrong) > len(known) / 2:
+            return Found(
+                severity="critical",
+                step=reading.tape.step,
+                sites=(signals.LOSS, "(data)"),
+                evidence=(fact("rows that were followed", len(known)), fact("with targets elsewhere", len(wrong))),
+                cause=f"Inputs and targets are taken in different orders{reading.where(pairs[0][1])}: of {len(known)} "
+                f"samples that were followed through the step, {len(wrong)} are the target of rows that the model was "
+                "not given them in. Labels do not belong to their inputs.",
+                fix="Use one index, or one permutation, for inputs and targets.",
+                refute="Print both indices: if they are equal, this finding is wrong.",
+            )
+    return None
+
+
+MIN_FOLLOWED: Final = 4
+_MOST_FOLLOWED: Final = 8
+_DATA_ROLES: Final = ("batch", "input", "target", "constant", "carried")
+
+
+def _is_modelled(reading: TapeReading, value: int) -> bool:
+    """Return whether a value was computed by a network, as the value of a next state is."""
+    makers = (reading.tape.producer(each) for each in reading.tape.ancestors(value))
+    return any(op is not None and op.module for op in makers)
+
+
+def _judged(reading: TapeReading) -> Iterator[tuple[int, int, Op]]:
+    """Yield what is compared: also a log-softmax that is multiplied by soft labels."""
+    yield from compared(reading)
+    for op in reading.forward_ops():
+        pair = [each for each in (op.input("self"), op.input("other")) if each is not None]
+        if op.kind == "mul" and not op.module and len(pair) == 2:
+            one, two = sorted(pair, key=lambda each: not reading.tape.values[each].requires_grad)
+            maker = reading.origin(one)
+            is_pair = reading.tape.values[one].requires_grad and not reading.tape.values[two].requires_grad
+            if is_pair and maker is not None and maker.kind == "_log_softmax":
+                yield one, two, op
+
+
+def _tables(reading: TapeReading, inputs: list[int], targets: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield data that inputs are computed of, and other data of as many rows that targets are."""
+    one, two = (
+        [
+            reading.tape.values[each]
+            for each in sorted(reading.tape.ancestors(values))
+            if reading.tape.values[each].is_given
+            and reading.tape.values[each].role in _DATA_ROLES
+            and reading.tape.values[each].saved
+            and reading.tape.values[each].dtype != "bool"
+            and not _is_index(reading, each)
+        ]
+        for values in (inputs, targets)
+    )
+    shared = {each.id for each in one} & {each.id for each in two}
+    for given in one:
+        for wanted in two:
+            if not shared and given.shape[:1] == wanted.shape[:1] and given.shape and given.shape[0] >= MIN_FOLLOWED:
+                yield given.id, wanted.id
+
+
+def _is_index(reading: TapeReading, value: int) -> bool:
+    after = reading.tape.descendants(value, through=lambda op: op.kind in (*RESHAPING, "slice", "select", "unbind"))
+    return any(
+        each in references(op.args.get(name))
+        for each in after
+        for op in reading.tape.consumers(each)
+        for name in ("indices", "index")
+    )
+
+
+def _used_rows(reading: TapeReading, given: int, rows: int) -> list[int]:
+    """Return some rows of data that the step uses."""
+    count = reading.tape.values[given].shape[0]
+    if count <= rows:
+        return list(range(min(count, _MOST_FOLLOWED)))
+    for op in reading.tape.consumers(given):
+        chosen = [each for name in ("indices", "index") for each in references(op.args.get(name))]
+        content = reading.numbers.of(chosen[0]) if len(chosen) == 1 else None
+        if content is not None and content.dtype.kind in "iu" and content.ndim == 1:
+            return [int(each) for each in np.unique(content)[:_MOST_FOLLOWED]]
+    return []
+
+
+def _moved_rows(reading: TapeReading, given: int, row: int, values: list[int]) -> set[int]:
+    """Return the rows of some values that change with one row of data; none if that cannot be computed."""
+    content = reading.tape.tensor(given)
+    if content is None or content.size > MAX_ELEMENTS:
+        return set()
+    differs = (content != content[row]).reshape(len(content), -1).any(axis=1)
+    changed = np.array(content)
+    changed[row] = content[int(differs.argmax())]  # a row that occurs: a number that does not may be out of range
+    again = TapedNumbers(reading.tape, {given: changed})
+    found: set[int] = set()
+    for value in values:
+        if given not in reading.tape.ancestors(value):
+            continue
+        one, two = reading.numbers.of(value), again.of(value)
+        if one is None or two is None:
+            return set()
+        is_same = np.isclose(one, two, rtol=1e-4, atol=1e-7, equal_nan=True)  # what was saved was rounded otherwise
+        found |= set(np.flatnonzero((~is_same).reshape(len(one), -1).any(axis=1)).tolist())
+    return found
+
+
+def _reorders_outputs(reading: TapeReading, rows: int) -> bool:
+    """Return whether rows of outputs are taken by an index on their way to the loss."""
+    after = reading.tape.descendants(reading.tape.outputs_of_root(), through=lambda op: not op.in_model)
+    return any(
+        op.kind in ("index", "index_select", "sort", "topk", "cat") and op.input("self") in after and not op.in_model
+        for op in reading.forward_ops()
+    )
 
 
 _ORDERS: Final = frozenset({"sort", "argsort", "randperm", "topk"})

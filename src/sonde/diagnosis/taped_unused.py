@@ -287,7 +287,11 @@ def truncated_data(case: Case) -> Found | None:
         return None
     for op in reading.tape.ops:
         source = op.input("self")
-        if op.kind != "_to_copy" or source is None or op.phase not in ("forward", "between"):
+        if op.phase not in ("forward", "between") or source is None:
+            continue
+        if op.kind in _COARSENS and (found := _coarsened(reading, op, source)) is not None:
+            return found
+        if op.kind != "_to_copy":
             continue
         before, after = reading.tape.values[source], reading.tape.values[op.outs[0]]
         if after.dtype not in _INTEGERS[:-1] or not before.dtype.startswith(("float", "bfloat")) or before.size < 2:
@@ -308,6 +312,37 @@ def truncated_data(case: Case) -> Found | None:
                 fix="Keep it as a float: .float() instead of .long() or .int().",
             )
     return None
+
+
+_COARSENS: Final = frozenset({"clamp", "clamp_", "round", "floor", "trunc", "div", "floor_divide", "clamp_max"})
+FEW: Final = 3
+"""Different numbers that are left of data: of a picture that was clamped to 0 and 1, or divided by 256 as integers."""
+
+
+def _coarsened(reading: TapeReading, op: Op, source: int) -> Found | None:
+    """Find data of many different numbers of which an operation leaves two or three, on its way into a model."""
+    out = op.outs[0]
+    inputs = reading.tape.ancestors(reading.tape.inputs_of_root())
+    if out not in inputs or op.in_model or reading.tape.values[source].size < MANY_NUMBERS:
+        return None
+    if op.kind == "div" and not op.args.get("rounding_mode"):
+        return None
+    before, after = reading.numbers.of(source), reading.numbers.of(out)
+    if before is None or after is None or np.unique(before).size < MANY_NUMBERS or np.unique(after).size > FEW:
+        return None
+    counts = (fact("different numbers before", np.unique(before).size), fact("after", np.unique(after).size))
+    return Found(
+        severity="critical",
+        step=reading.tape.step,
+        sites=("(data)",),
+        evidence=counts,
+        cause=f"`{op.function or op.kind}` leaves {np.unique(after).size} different numbers of the data"
+        f"{reading.where(op)}: nearly all of what the samples differ in is lost before the model.",
+        fix="Scale the data before it is clamped or rounded, and divide as floats.",
+    )
+
+
+MANY_NUMBERS: Final = 16
 
 
 def _loses_most(content: Numbers) -> bool:

@@ -14,6 +14,7 @@ from sonde.diagnosis.case import Case, NotMeasured, longest_run, run_length
 from sonde.diagnosis.ownership import held, need_optimizers, recent_rates
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
+from sonde.diagnosis.taped_flow import added_gradients
 from sonde.diagnosis.track import Panel, Track
 from sonde.records import Evidence, Severity
 
@@ -38,6 +39,8 @@ LEFTOVER_MOST = Threshold(0.5, "share of the last 64 steps: clearing once an epo
 )
 def missing_zero_grad(case: Case) -> Found | None:
     """Gradients are not cleared between steps, so each step applies the sum of all before."""
+    if (taped := added_gradients(case)) is not None:
+        return taped
     tracks = case.need_vitals("optimizer", signals.LEFTOVER)
     for track in tracks:
         track = track.last(64)
@@ -284,7 +287,7 @@ def optimizer_step_noop(case: Case) -> Found | None:
     stuck = _stuck(case, updates, gradients)
     if not stuck:
         return None
-    rates, sizes = recent_rates(case, int(NOOP_STEPS)), _sizes(case)
+    rates, sizes, pulls = recent_rates(case, int(NOOP_STEPS)), _sizes(case), _relative_pulls(case, stuck)
     for optimizer in optimizers:
         adaptive = optimizer.traits.adaptive
         mine = [
@@ -292,7 +295,7 @@ def optimizer_step_noop(case: Case) -> Found | None:
             for name in held(optimizer)
             if name in stuck
             and case.parameters[name].dtype not in _COARSE
-            and _would_show(rates.get(name), 1.0 if adaptive else stuck[name], sizes.get(name))
+            and _would_show(rates.get(name), (pulls if adaptive else stuck)[name], sizes.get(name))
         ]
         if mine and not optimizer.traits.searches:  # a line search may find nothing better
             return _unchanged(case, optimizer, mine)
@@ -318,6 +321,17 @@ def _stuck(case: Case, updates: Panel, gradients: Panel) -> dict[str, float]:
     always = ~(last[:, chosen] & ~pulled).any(axis=0)
     largest = np.nanmax(np.where(last[:, chosen] & pulled, statistics.abs_max(rows), 0.0), axis=0)
     return {name: float(most) for name, most, found in zip(names, largest, always, strict=True) if found}
+
+
+def _relative_pulls(case: Case, stuck: dict[str, float]) -> dict[str, float]:
+    """Return gradients over the largest ones seen of the same parameter: what an adaptive optimizer steps by."""
+    most = dict(stuck)
+    for panel in (case.panel("gradient"), case.first_panel("gradient")):
+        largest = np.nan_to_num(panel.stat("abs_max"), nan=0.0).max(axis=0, initial=0.0)
+        for at, name in enumerate(panel.names):
+            if name in most:
+                most[name] = max(most[name], float(largest[at]))
+    return {name: pull / most[name] if most[name] > 0 else 1.0 for name, pull in stuck.items()}
 
 
 def _sizes(case: Case) -> dict[str, float]:

@@ -15,12 +15,9 @@ from sonde.diagnosis.ownership import last_module
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
-from sonde.diagnosis.taped_contracts import exclusive_labels
+from sonde.diagnosis.taped_contracts import broken
 from sonde.diagnosis.taped_losses import (
     column_meets_row,
-    rectified,
-    twice_normalised,
-    without_logarithm,
     wrong_axis,
 )
 from sonde.diagnosis.track import Track, Values
@@ -96,7 +93,7 @@ def double_softmax(case: Case) -> Found | None:
 
     Its input is never negative and sums to 1 in every row.
     """
-    if (taped := twice_normalised(case, "cross_entropy", "_softmax", "sigmoid")) is not None:
+    if (taped := broken(case, "double_softmax")) is not None:
         return taped
     for loss in seen_losses(case, "cross_entropy"):
         sums, least = need_signal(loss, signals.ROW_SUM).last(5), need_signal(loss, signals.ROW_MIN).last(5)
@@ -144,7 +141,7 @@ def double_sigmoid(case: Case) -> Found | None:
 
     Its inputs stay between 0 and 1.
     """
-    if (taped := twice_normalised(case, "binary_cross_entropy_with_logits", "_softmax", "sigmoid")) is not None:
+    if (taped := broken(case, "double_sigmoid")) is not None:
         return taped
     for loss in seen_losses(case, "binary_cross_entropy_with_logits", "multilabel_soft_margin_loss"):
         low, high = bounds(loss.values)
@@ -202,7 +199,7 @@ def logits_into_prob_loss(case: Case) -> Found | None:
     refused = any(_TORCH_SAYS in event.message for event in case.events if event.event_type == "exception")
     if refused:
         return _not_probabilities(case, "binary_cross_entropy", "probabilities", None)
-    if (taped := without_logarithm(case)) is not None:
+    if (taped := broken(case, "logits_into_prob_loss")) is not None:
         return taped
     for loss in seen_losses(case, "nll_loss", "kl_div"):
         above_zero = bounds(loss.values)[1] > LOG_PROBABILITY
@@ -268,7 +265,7 @@ _TAKE_LOGITS = ("cross_entropy", "binary_cross_entropy_with_logits", "multi_marg
 )
 def relu_before_logits(case: Case) -> Found | None:
     """The logits pass through a ReLU: they are never negative and often exactly zero."""
-    if (taped := rectified(case)) is not None:
+    if (taped := broken(case, "relu_before_logits")) is not None:
         return taped
     for loss in seen_losses(case, *_TAKE_LOGITS):
         recent = loss.values.last(5)
@@ -424,7 +421,7 @@ _RANGES = {
 )
 def output_range_mismatch(case: Case) -> Found | None:
     """Targets lie outside the range of the last activation."""
-    if (taped := exclusive_labels(case)) is not None:
+    if (taped := broken(case, "output_range_mismatch")) is not None:
         return taped
     for loss in seen_losses(case, *_REGRESSIONS):
         target = loss.target

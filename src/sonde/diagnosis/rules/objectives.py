@@ -19,7 +19,7 @@ from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.taped_data import variance_as_deviation as find_variance_as_deviation
 from sonde.diagnosis.taped_losses import idle_term, maximised, mixed_reductions, praised
-from sonde.diagnosis.taped_roles import helping_opponent, learnt_advantage
+from sonde.diagnosis.taped_roles import averaged_first, helping_opponent, learnt_advantage, learnt_choice
 from sonde.diagnosis.taped_signs import punished_entropy, pushed_away
 from sonde.diagnosis.taped_unused import cancelled_term
 from sonde.diagnosis.track import Values
@@ -241,7 +241,7 @@ def aux_loss_dominates(case: Case) -> Found | None:
 )
 def target_not_detached(case: Case) -> Found | None:
     """Gradients flow into the target of the loss, which contains the model's own output."""
-    if (taped := learnt_advantage(case)) is not None:
+    if (taped := learnt_advantage(case) or learnt_choice(case)) is not None:
         return taped
     kind = case.need_facts().bootstrapped
     if not kind:
@@ -273,7 +273,7 @@ def wrong_loss_reduction(case: Case) -> Found | None:
 
     A sum does no harm where it is divided later, or where the optimizer's step does not grow with the gradient.
     """
-    if (taped := mixed_reductions(case)) is not None:
+    if (taped := mixed_reductions(case) or averaged_first(case)) is not None:
         return taped
     summed = [loss for loss in seen_losses(case) if _is_sum(loss)]
     if not summed or all(optimizer.traits.adaptive for optimizer in need_optimizers(case)):

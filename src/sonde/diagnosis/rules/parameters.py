@@ -25,7 +25,7 @@ from sonde.diagnosis.rule import Found, Threshold, above, by_number, fact, few, 
 from sonde.diagnosis.rules.loop import DOUBLE_STEPS
 from sonde.diagnosis.symptoms import NOT_TRAINED
 from sonde.diagnosis.taped_data import idle_setting
-from sonde.diagnosis.taped_flow import discarded_average, discarded_term, lost_in_choice, stale_buffers
+from sonde.diagnosis.taped_flow import discarded_average, discarded_term, lost_in_choice, reaches_nothing, stale_buffers
 from sonde.diagnosis.taped_losses import cut_off
 from sonde.diagnosis.taped_roles import sampled_without_gradient, swapped_average, unheld_leaf
 from sonde.records import Evidence, Severity
@@ -415,7 +415,8 @@ EXTRACTOR_SHARE = Threshold(0.1, "share of trainable elements: a trained feature
 )
 def graph_break_detach(case: Case) -> Found | None:
     """A module runs, but the backward pass never reaches its parameters."""
-    if (taped := lost_in_choice(case) or sampled_without_gradient(case) or discarded_term(case)) is not None:
+    taped = reaches_nothing(case) or lost_in_choice(case) or sampled_without_gradient(case) or discarded_term(case)
+    if taped is not None:
         return taped
     modules = ran(case)
     lost = unreached(case)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
-from sonde.diagnosis.taped_contracts import one_class, wrapped_around
-from sonde.diagnosis.taped_roles import dropped_answers, itself_among_pairs, swapped_arguments
+from sonde.diagnosis.taped_contracts import broken, wrapped_around
+from sonde.diagnosis.taped_roles import dropped_answers, index_as_value, itself_among_pairs, swapped_arguments
 from sonde.diagnosis.taped_targets import noisy_copy, overshifted, unmasked_bootstrap
 from sonde.diagnosis.taped_unused import (
     dropped_result,
@@ -28,7 +28,7 @@ from sonde.diagnosis.taped_unused import (
 def single_class_output(case: Case) -> Found | None:
     """A softmax runs over a single class, so the loss is constant."""
     case.need_tape()
-    return one_class(case)
+    return broken(case, "single_class_output")
 
 
 @rule(
@@ -185,3 +185,16 @@ def dropout_on_output(case: Case) -> Found | None:
     """Dropout is applied to the answers of the model."""
     case.need_tape()
     return dropped_answers(case)
+
+
+@rule(
+    "index_for_value",
+    exact=True,
+    explains=[*NOT_TRAINED, "loss_divergence", "target_scale"],
+    fix="Use max(dim)[0] or amax(dim), or gather the values at the index.",
+    refute="If the index is a quantity, such as a position, this finding is wrong.",
+)
+def index_for_value(case: Case) -> Found | None:
+    """A target is computed of the index of the largest output instead of the output itself."""
+    case.need_tape()
+    return index_as_value(case)

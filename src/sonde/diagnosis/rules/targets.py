@@ -16,10 +16,10 @@ from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.activations import OUTPUT_SPREAD
 from sonde.diagnosis.rules.rates import PACE_LOW
 from sonde.diagnosis.seen_loss import seen_losses
-from sonde.diagnosis.symptoms import BADLY_SCALED, NOT_FINITE, NOT_TRAINED
-from sonde.diagnosis.taped_contracts import wrong_convention
+from sonde.diagnosis.symptoms import ANY_STATISTIC, BADLY_SCALED, NOT_FINITE, NOT_TRAINED
+from sonde.diagnosis.taped_contracts import broken
 from sonde.diagnosis.taped_roles import inverted_weights, learnt_padding, mixed_without_targets
-from sonde.diagnosis.taped_targets import own_answers, read_after_padding, reordered, unrelated_noise
+from sonde.diagnosis.taped_targets import crossed_rows, own_answers, read_after_padding, reordered, unrelated_noise
 from sonde.diagnosis.track import Track
 from sonde.diagnosis.weights import first_weights, last_weights
 from sonde.records import Evidence, Severity
@@ -125,7 +125,7 @@ _SAID: Final = re.compile(r"Target (-?\d+) is out of bounds|t >= 0 && t < n_clas
 @rule(
     "label_out_of_range",
     needs=["facts.losses"],
-    explains=["not_shuffled"],
+    explains=[*ANY_STATISTIC, "loss_sign_flipped", "loss_divergence", "not_shuffled", "target_scale"],
     severity="critical",
     exact=True,
     fix="Make the last layer as wide as the highest label plus one, or map labels to 0 ... C-1.",
@@ -136,7 +136,7 @@ def label_out_of_range(case: Case) -> Found | None:
     """A label is outside the model's class range."""
     evidence = _from_error(case) or _from_values(case)
     if evidence is None:
-        return wrong_convention(case)
+        return broken(case, "label_out_of_range")
     return Found(
         sites=("loss_fn", "loader"),
         evidence=evidence,
@@ -194,14 +194,14 @@ _PATIENCE_WITH_WORDS = 2.5
     explains=["constant_output", "lr_too_high", "overfitting"],
     fix="Check where inputs and labels are shuffled, sorted or filtered: both need the same indices.",
     refute="Look at twenty samples with their labels: if they are right, this finding is wrong.",
-    since=MISMATCH_STEPS,
 )
 def label_shuffle_mismatch(case: Case) -> Found | None:
     """Labels do not belong to their inputs.
 
     Nearest neighbours have equal labels no more often than by chance, and the loss stays at that of guessing.
     """
-    if (taped := unrelated_noise(case) or reordered(case) or mixed_without_targets(case)) is not None:
+    taped = unrelated_noise(case) or reordered(case) or mixed_without_targets(case) or crossed_rows(case)
+    if taped is not None:
         return taped
     agreement = case.need_vital(signals.LOSS, signals.NEIGHBOUR_AGREEMENT)
     counts = case.need_vital(signals.LOSS, signals.LABEL_COUNTS)

@@ -20,8 +20,7 @@ from sonde.core.tape import Tape
 from sonde.forensics.experiments.dependence import dependence
 from sonde.forensics.experiments.descent import descent
 from sonde.forensics.experiments.kernels import CannotRepeat
-from sonde.forensics.experiments.learnability import information, learnability
-from sonde.forensics.experiments.modes import modes
+from sonde.forensics.experiments.learnability import learnability
 from sonde.forensics.experiments.outputs import free_outputs
 from sonde.forensics.experiments.program import Program
 from sonde.forensics.experiments.subject import DoesNotApply, Measured, Subject
@@ -33,9 +32,7 @@ EXPERIMENTS: Final[dict[str, Callable[[Subject], Measured]]] = {
     "free_outputs": free_outputs,
     "dependence": dependence,
     "descent": descent,
-    "modes": modes,
     "learnability": learnability,
-    "information": information,
 }
 
 

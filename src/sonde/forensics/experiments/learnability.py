@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ from sonde.core.tape import ModuleInfo
 from sonde.forensics.experiments.kernels import CannotRepeat
 from sonde.forensics.experiments.optimizers import INSTEAD_OF_ZERO, Rebuilt, clips
 from sonde.forensics.experiments.program import Change, World
-from sonde.forensics.experiments.subject import DoesNotApply, Measured, Subject
+from sonde.forensics.experiments.subject import Measured, Subject
 
 STEPS: Final = 100
 LEAST_STEPS: Final = 20
@@ -103,10 +103,6 @@ class _Bench:
         except CannotRepeat:
             if variation.name == "as is":
                 raise
-            return
-        skill = self.skill(variation.name)
-        if self.subject.learnt_with is None and skill is not None and skill >= LEARNT and variation.prepare is None:
-            self.subject.learnt_with = variation
 
     def skill(self, name: str) -> float | None:
         """Return the skill of a fit; None if it was not made or cannot be rated."""
@@ -293,44 +289,3 @@ def _draw(value: Tensor, name: str, module: ModuleInfo | None, world: World, own
         weight = world.parameters.get(f"{owner}.weight" if owner else "weight")
         bound = 1 / math.sqrt(weight[0].numel()) if weight is not None and weight.dim() >= 2 else 0.0
         value.uniform_(-bound, bound)
-
-
-# ------------------------------------------------------------------ information
-
-
-def information(subject: Subject) -> Measured:
-    """Fit the batch with targets dealt out to other samples, and with every sample given the same inputs.
-
-    If that goes as well as with the true ones, what is learnt does not come from the pairs of inputs and targets.
-    """
-    if not _per_sample(subject, subject.targets):
-        raise DoesNotApply("no targets with one entry per sample are known")
-    way = subject.learnt_with
-    changes = {"true": None, "permuted targets": _permuted, "inputs of one sample": _one_input}
-    variations = [] if way is None else [replace(way, name=name, prepare=each) for name, each in changes.items()]
-    numbers: dict[str, float | None] = {}
-    with torch.no_grad():
-        world = subject.program.world()
-        numbers["loss"] = float(subject.program.repeat(world).loss)
-        numbers["permuted_loss"] = float(subject.program.repeat(world, Change(values=_permuted(subject))).loss)
-    for variation in variations:
-        done = fit(subject, variation, STEPS)
-        numbers[f"end.{variation.name}"] = done.end
-        numbers[f"skill.{variation.name}"] = subject.scale.skill(done.end)
-    summary = f"the loss is {numbers['loss']:.4g}, with permuted targets {numbers['permuted_loss']:.4g}"
-    return Measured(summary, numbers)
-
-
-def _permuted(subject: Subject) -> dict[int, Tensor]:
-    order = torch.randperm(subject.batch_size, generator=torch.Generator().manual_seed(1))
-    return {each: subject.content(each)[order] for each in _per_sample(subject, subject.targets)}
-
-
-def _one_input(subject: Subject) -> dict[int, Tensor]:
-    values = {each: subject.content(each) for each in _per_sample(subject, subject.model_inputs)}
-    return {each: value[:1].expand_as(value).contiguous() for each, value in values.items()}
-
-
-def _per_sample(subject: Subject, values: list[int]) -> list[int]:
-    size = subject.batch_size
-    return [each for each in values if size > 1 and subject.tape.values[each].shape[:1] == (size,)]

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -83,8 +83,6 @@ class Subject:
         self.program = Program(tape)
         self._clock = clock
         self._deadline = clock() + seconds
-        self.learnt_with: Any = None
-        """The variation of *learnability* with which the batch was fitted, once one was found."""
 
     def left(self) -> float:
         """Return the seconds that are left."""
