@@ -21,7 +21,7 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 from torch import Tensor
 
-from sonde.core import examination, schema, tape
+from sonde.core import examination, files, schema, tape
 from sonde.core.arguments import mapping, shown, whole_number, with_methods
 from sonde.core.examination import Examination
 from sonde.core.forks import after_fork_in_child
@@ -147,6 +147,8 @@ class Session:
         """Record a number without taking it for the loss of this step."""
         if isinstance(value, Tensor):
             _refuse_nested("log", name, value)
+            if value.is_complex():
+                raise OptionError(f"log({name}=...) takes real numbers; this tensor is complex. Log its abs() or real.")
             if value.numel() != 1:
                 raise OptionError(
                     f"log({name}=...) takes single numbers; this tensor has shape {tuple(value.shape)}. "
@@ -200,7 +202,7 @@ class Session:
     def epoch(self, number: int) -> None:
         """Set the epoch that the following steps belong to."""
         self._check_open("epoch")
-        number = whole_number("epoch(...)", number, least=0)
+        number = whole_number("epoch(...)", number, least=0, most=2**31 - 1)
         self._pipeline.packer.begin()
         self._pipeline.packer.epoch = number
         self._pipeline.packer.put_event("epoch", f"epoch {number}", {"epoch": number})
@@ -226,6 +228,7 @@ class Session:
         Returns its folder, or None after a fault of Sonde's, which the log and the run report.
         """
         self._check_open("save_bundle")
+        _check_word("save_bundle", "the reason", reason)
         return self._pipeline.save_bundle(reason)
 
     @_otherwise(lambda self, *args, **kwargs: Examination(step=0, note="Sonde failed; its log says why."))
@@ -334,7 +337,8 @@ class Session:
         """Log in one line what was found, once, when the run ends."""
         found = [f"{finding.kind} ({finding.severity})" for finding in self.findings if finding.severity != "info"]
         if found and not self.is_automatic and self._pipeline.writer.rank == 0:
-            logger.warning("found in %s: %s. Run: sonde diagnose %s", self.path, ", ".join(found), self.path)
+            path = files.short(self.path)
+            logger.warning("found in %s: %s. Run: sonde diagnose %s", path, ", ".join(found), path)
 
     def __enter__(self) -> Self:
         if self._closed:
@@ -369,9 +373,13 @@ class Session:
         self._pipeline.packer.put_event(kind, message_of(error), {"traceback": text[-8000:]})
 
     def _abandon(self) -> None:
-        """Detach in a forked child: the run, its threads and its files belong to the parent."""
+        """Detach in a forked child: the run, its threads and its files belong to the parent.
+
+        A child that continues the program calls methods of the session: they do nothing there.
+        """
         self._closed = True
         guard = self._pipeline.guard
+        self.__class__ = IdleSession
         guard.run_each([("detaching", self._pipeline.detach), ("removing hooks", guard.release)])
 
     def _close_at_exit(self) -> None:
@@ -503,7 +511,7 @@ def _numbers(site: str, values: Any) -> schema.Rows:
         if values is None:
             raise TypeError  # numpy would make a NaN of it
         return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise OptionError(
             f"record({site!r}, ...) takes a tensor, array or list of numbers; got {type(values).__name__}."
         ) from error

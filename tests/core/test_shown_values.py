@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
+from sonde.core import files
 from sonde.diagnosis import Diagnosis
 from sonde.records import Finding, Reading, Site
 from sonde.store import Series
@@ -48,3 +50,23 @@ def test_findings_are_printed_with_the_fix():
     assert str(diagnosis) == told
     assert repr(diagnosis) == "<Diagnosis of 90 steps: missing_zero_grad (critical)>"
     assert str(Diagnosis((), {}, {}, 90, 97)) == "97 rules found nothing wrong in 90 steps."
+
+
+def test_a_value_that_cannot_be_printed_is_named_by_its_class():
+    class Silent:
+        def __str__(self):
+            raise ValueError
+
+    class Empty:
+        def tolist(self):
+            raise NotImplementedError("no data")
+
+    assert files.plain({"a": [Silent(), Empty()]}) == {"a": ["an object of class Silent", "an object of class Empty"]}
+
+
+def test_text_that_utf8_cannot_hold_is_written_with_question_marks():
+    class Named(msgspec.Struct):
+        name: str
+        value: float
+
+    assert msgspec.json.decode(files.encode(Named("a\ud800b", float("nan")))) == {"name": "a?b", "value": None}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import signal
 import sys
+import types
 
 import pytest
 import torch
 
-from sonde.hooks.guard import Guard, remove_all
+from sonde.hooks.guard import Guard, attempt, remove_all
 from sonde.hooks.on_step import on_step
 
 
@@ -60,6 +63,36 @@ def test_ctrl_c_always_reaches_the_user():
     with pytest.raises(KeyboardInterrupt):
         guard.wrap("bad", failing(KeyboardInterrupt()))()
     assert not guard.failed
+
+
+@pytest.mark.parametrize("kind", ["function", "partial", "object"])
+def test_what_the_programs_own_signal_handler_raises_comes_out_and_disables_nothing(kind):
+    class Handler:
+        def __call__(self, number, frame):
+            raise Fault("a time limit of the program")
+
+    def handle(*args):
+        raise Fault("a time limit of the program")
+
+    reports = []
+    guard = Guard("isolate", lambda part, trace: reports.append(part))
+    ring = functools.partial(signal.raise_signal, signal.SIGUSR1)
+    handler = {"function": handle, "partial": functools.partial(handle, 1), "object": Handler()}[kind]
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        for call in (
+            lambda: guard.wrap("a part", ring)(),
+            lambda: guard.wrap_all([("a part", ring), ("another", ring)])(),
+            lambda: guard.run_each([("a part", ring)]),
+            lambda: attempt(ring),
+            lambda: remove_all([types.SimpleNamespace(remove=ring)]),
+        ):
+            with pytest.raises(Fault, match="a time limit"):
+                call()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not guard.failed
+    assert not reports
 
 
 def test_a_report_that_fails_does_not_reach_the_user_and_the_part_is_disabled():

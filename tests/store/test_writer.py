@@ -550,3 +550,20 @@ def test_what_a_damaged_segment_was_made_from_is_kept(tmp_path):
     (writer.folder / "journal-000000.bin").write_bytes(journal)
     write_run(run, range(5, 6), resume=True)
     assert (writer.folder / "journal-000000.bin").read_bytes() == journal
+
+
+def test_a_writer_whose_sealer_cannot_be_ended_at_first_leaves_no_thread(tmp_path, monkeypatch):
+    writer = write_run(tmp_path / "run", range(3), close=False)
+    close, calls = writer._sealer.close, []
+
+    def fails_once(deadline):
+        calls.append(deadline)
+        if len(calls) == 1:
+            raise MemoryError
+        return close(deadline)
+
+    monkeypatch.setattr(writer._sealer, "close", fails_once)
+    with pytest.raises(MemoryError):
+        writer.close()
+    writer._sealer._thread.join(PATIENCE_S)
+    assert not writer._sealer._thread.is_alive()

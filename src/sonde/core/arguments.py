@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from sonde.errors import OptionError
 
@@ -20,7 +20,10 @@ def shown(value: Any) -> str:
         return f"an object of class {type(value).__name__}"
 
 
-def whole_number(name: str, value: Any, *, least: int = 1) -> int:
+_MOST: Final = 2**53
+
+
+def whole_number(name: str, value: Any, *, least: int = 1, most: int = _MOST) -> int:
     """Return a whole number; `name` is what the user calls it.
 
     >>> whole_number("epoch", 3.0, least=0)
@@ -28,10 +31,11 @@ def whole_number(name: str, value: Any, *, least: int = 1) -> int:
     """
     try:
         is_whole = not isinstance(value, bool | str) and int(value) == value
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one is torch's, for a complex number
         is_whole = False
-    if not is_whole or value < least:
-        raise OptionError(f"{name} takes a whole number of at least {least}; got {shown(value)}.")
+    if not is_whole or not least <= value <= most:
+        bound = f"of at least {least}" if not is_whole or value < least else f"up to {most}"
+        raise OptionError(f"{name} takes a whole number {bound}; got {shown(value)}.")
     return int(value)
 
 

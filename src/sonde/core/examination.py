@@ -94,7 +94,7 @@ def write(folder: Path, examination: Examination) -> Path:
     """Write an examination beside its tape, in one step."""
     path = folder / NAME
     with files.replacing(path, sync=False) as file:
-        file.write(msgspec.json.encode(examination))
+        file.write(files.encode(examination))
     return path
 
 

@@ -43,6 +43,14 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         raise
 
 
+def short(path: Path) -> str:
+    """Return a path as a person would type it here: relative if it lies below the present folder."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return str(path)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder survive a loss of power, where the system can."""
     try:
@@ -185,9 +193,11 @@ def plain(value: Any, *, nonfinite: Literal["text", "null"] = "text") -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         # Not `asdict`, which copies every array in it.
         return {each.name: plain(getattr(value, each.name), nonfinite=nonfinite) for each in fields(value)}
-    if hasattr(value, "tolist"):  # numpy's numbers and arrays
-        return plain(value.tolist(), nonfinite=nonfinite)
-    return str(value)
+    try:
+        # Numpy's numbers and arrays, and tensors, if they have values.
+        return plain(value.tolist(), nonfinite=nonfinite) if hasattr(value, "tolist") else str(value)
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+        return f"an object of class {type(value).__name__}"
 
 
 def dumps(value: Any, indent: int | None = None) -> bytes:
@@ -199,6 +209,14 @@ def dumps(value: Any, indent: int | None = None) -> bytes:
 def text(value: Any, indent: int | None = None) -> str:
     """Return `value` as strict JSON in which what is not finite is null, and letters stay letters."""
     return json.dumps(plain(value, nonfinite="null"), allow_nan=False, ensure_ascii=False, indent=indent)
+
+
+def encode(value: Any) -> bytes:
+    """Return msgspec's structures as JSON; half a surrogate pair, which UTF-8 cannot hold, becomes a question mark."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return text(msgspec.to_builtins(value)).encode("utf-8", "replace")
 
 
 def loads(text: bytes | memoryview, where: str) -> Any:

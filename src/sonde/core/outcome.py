@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import traceback
-from typing import Final, Literal
+from collections.abc import Iterable
+from types import CodeType
+from typing import Any, Final, Literal
 
 Outcome = Literal["finished", "interrupted", "failed"]
 
@@ -27,7 +30,11 @@ def outcome_of(error: BaseException | None) -> Outcome:
     if error is None or isinstance(error, GeneratorExit):  # the consumer of a generator wants no more steps
         return "finished"
     # A cancelled task is known by its name: asyncio takes long to import, and reading a run comes by here too.
-    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "CancelledError" or _is_from_a_signal(error):
+    if (
+        isinstance(error, KeyboardInterrupt)
+        or type(error).__name__ == "CancelledError"
+        or is_from_a_signal(error, _STOPPING)
+    ):
         return "interrupted"
     if not isinstance(error, SystemExit):
         return "failed"
@@ -42,10 +49,34 @@ def message_of(error: BaseException) -> str:
     >>> message_of(ValueError("too long")), message_of(KeyboardInterrupt())
     ('ValueError: too long', 'KeyboardInterrupt')
     """
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - an exception of the program's own, which may not know how to print itself
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _is_from_a_signal(error: BaseException) -> bool:
-    handlers = (signal.getsignal(number) for number in _STOPPING)
-    codes = {code for handler in handlers if (code := getattr(handler, "__code__", None)) is not None}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+def is_from_a_signal(error: BaseException | None, numbers: Iterable[int] = ()) -> bool:
+    """Return whether the program's handler of a signal raised an exception; of one of these signals, or of any."""
+    handlers = map(signal.getsignal, numbers or signal.valid_signals())
+    codes = {code for handler in handlers if callable(handler) and (code := _code_of(handler)) is not None}
+    trace = None if error is None else error.__traceback__
+    return bool(codes) and any(frame.f_code in codes for frame, _ in traceback.walk_tb(trace))
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__"):
+        handler = type(handler).__call__
+    return getattr(handler, "__code__", None)
+
+
+def what_to_log(trace: str) -> str:
+    r"""Return what to log of a fault's traceback: its last line if the system refused something, else all of it.
+
+    >>> what_to_log("Traceback ...\nOSError: [Errno 28] No space left on device\n")
+    'OSError: [Errno 28] No space left on device'
+    """
+    last = trace.rstrip().rpartition("\n")[2]
+    return last if "[Errno " in last or "(os error " in last else trace.rstrip()

@@ -579,7 +579,7 @@ def folders(run: Path) -> dict[int, Path]:
     """Return the folders of a run's tapes by step, in order; of several tapes of one step the last."""
     try:
         names = sorted(entry.name for entry in (run / FOLDER).iterdir())
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # there are none, or no descriptor is left
         return {}
     found = []
     for name in names:
@@ -623,7 +623,7 @@ def write(run: Path, tape: Tape, save_tensors: Callable[[Path], None] | None = N
     try:
         if save_tensors is not None:
             save_tensors(draft / TENSORS)
-        (draft / INFO).write_bytes(msgspec.json.encode(tape))
+        (draft / INFO).write_bytes(files.encode(tape))
         draft.replace(target)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)

@@ -135,6 +135,7 @@ def values_at(value: Tensor, mask: Tensor | None) -> list[float] | None:
 def _has_values(value: Any) -> bool:
     return (
         isinstance(value, Tensor)
+        and type(value).__name__ != "FakeTensor"
         and value.layout == torch.strided
         and value.device.type != "meta"
         and (value.is_floating_point() or value.is_complex())

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sonde.core import files
 from sonde.errors import OptionError
 from sonde.forensics.bundle import Note, save_bundle
 from sonde.forensics.keeper import GUARD_SITE
@@ -130,7 +131,7 @@ class Forensics:
     def _write(self, incident: Incident, note: Note) -> Path:
         path, left_out = save_bundle(self._run, incident, note, max_bytes=self._options.max_bundle_bytes)
         without = f", without {left_out}: raise max_bundle_mb to keep them" if left_out else ""
-        message = f"the step can be repeated: sonde replay {path} --model MODULE:NAME{without}"
+        message = f"the step can be repeated: sonde replay {files.short(path)} --model MODULE:NAME{without}"
         logger.warning("%s", message)
         self._packer.put_event("bundle", message, {"path": str(path.relative_to(self._run)), "reason": note.reason})
         return path

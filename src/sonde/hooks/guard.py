@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import sys
 import threading
 import time
 import traceback
@@ -20,6 +21,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar, cast
 
 import torch
 
+from sonde.core.outcome import is_from_a_signal, what_to_log
 from sonde.errors import NonFiniteError
 
 T = TypeVar("T")
@@ -137,11 +139,14 @@ class Guard:
                 function(*args)
             except NonFiniteError:  # raised on purpose, by a session that was asked to stop
                 raise
-            except Exception:  # noqa: BLE001 - this is the guard: whatever went wrong, training continues
+            except Exception:
+                is_theirs = False
                 try:  # noqa: SIM105 - `contextlib.suppress` needs stack frames of its own
-                    fail(part)
+                    is_theirs = fail(part)
                 except Exception:  # noqa: BLE001 - no memory or stack left, or a logging handler that raises
                     pass
+                if is_theirs:
+                    raise
 
         return self._own(part, caught)
 
@@ -196,20 +201,33 @@ class Guard:
                     continue
                 try:
                     function(*args)
-                except Exception:  # noqa: BLE001 - the other parts continue
+                except Exception:
+                    is_theirs = False
                     try:  # noqa: SIM105 - as above
-                        fail(part)
+                        is_theirs = fail(part)
                     except Exception:  # noqa: BLE001 - as above
                         pass
+                    if is_theirs:
+                        raise
 
         return self.wrap(", ".join(part for part, _ in functions), call)
 
-    def _fail(self, part: str) -> None:
-        """Disable a part, then report it: what cannot be reported must still be disabled."""
+    def _fail(self, part: str) -> bool:
+        """Disable a part, then report it: what cannot be reported must still be disabled.
+
+        Return True, and do nothing, for an exception that the program's own handler of a signal raised meanwhile (a
+        time limit, a request to stop): it has to come out.
+        """
+        is_known = part in self.failed
         self.failed.add(part)
+        if is_from_a_signal(sys.exception()):
+            if not is_known:
+                self.failed.discard(part)
+            return True
         self._unreported.append(part)
         self._report(part, traceback.format_exc())
         self._unreported.remove(part)
+        return False
 
     # ------------------------------------------------------------------ what the program calls itself
 
@@ -217,16 +235,18 @@ class Guard:
         """Report a fault in something that the program called, once; called again, it is tried again.
 
         Raises:
-            Exception: The error, if the user asked for that.
+            Exception: The error, if the user asked for that, or if it is the program's own.
 
         """
-        if self._on_error == "raise":
-            raise error
+        is_theirs = self._on_error == "raise"
         try:
-            if part not in self.failed:
+            is_theirs = is_theirs or is_from_a_signal(error)
+            if not is_theirs and part not in self.failed:
                 self._fail(part)
         except Exception:  # noqa: BLE001 - as in `catch`
             pass
+        if is_theirs:
+            raise error
 
     def run_each(self, actions: Sequence[tuple[str, Callable[[], object]]]) -> None:
         """Run all of these, whatever fails in between.
@@ -239,11 +259,13 @@ class Guard:
         for part, action in actions:
             try:
                 action()
-            except BaseException as error:  # noqa: BLE001 - the others must run too
-                if isinstance(error, Exception) and self._on_error == "isolate":
+            except Exception as error:  # noqa: BLE001 - the others must run too
+                try:
                     self.excuse(part, error)
-                else:
-                    raised = raised or error
+                except Exception as theirs:  # noqa: BLE001 - as above
+                    raised = raised or theirs
+            except BaseException as error:  # noqa: BLE001 - as above
+                raised = raised or error
         if raised is not None:
             raise raised
 
@@ -298,10 +320,12 @@ def _was_entered(code: CodeType, error: Exception) -> bool:
 
 
 def attempt(action: Callable[[], T]) -> T | Exception:
-    """Return the result of an action, or the exception that it raised."""
+    """Return the result of an action, or the exception that it raised, unless it is the program's own."""
     try:
         return action()
-    except Exception as error:  # noqa: BLE001 - the caller decides
+    except Exception as error:
+        if is_from_a_signal(error):
+            raise
         return error
 
 
@@ -324,7 +348,7 @@ def _call_all(functions: Sequence[Callable[..., None]], *args: Any) -> None:
 
 def warn_of_fault(part: str, trace: str) -> None:
     """Log a fault where there is no run to record it in."""
-    logger.warning("%s failed and is switched off; training continues without it.\n%s", part, trace.rstrip())
+    logger.warning("%s failed and is switched off; training continues without it.\n%s", part, what_to_log(trace))
 
 
 UNGUARDED: Final = Guard("raise", warn_of_fault, measures=False)
@@ -333,12 +357,19 @@ UNGUARDED: Final = Guard("raise", warn_of_fault, measures=False)
 
 def remove_all(handles: list[Any]) -> None:
     """Remove hooks and listeners, and empty the list. If one cannot be removed, that is logged and the rest go on."""
+    theirs: Exception | None = None
     for handle in handles:
         try:
             handle.remove()
-        except Exception:
-            logger.warning("a hook of Sonde's could not be removed", exc_info=True)
+        except Exception as error:
+            if is_from_a_signal(error):
+                theirs = error
+                handle.remove()
+            else:
+                logger.warning("a hook of Sonde's could not be removed", exc_info=True)
     handles.clear()
+    if theirs is not None:
+        raise theirs
 
 
 class _Kept:

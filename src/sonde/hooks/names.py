@@ -66,12 +66,29 @@ def unwrap(module: nn.Module, *, also_compiled: bool = True) -> nn.Module:
 
 def named_modules(roots: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
     """Yield every module once: its plain name, itself, and its other names if it is shared."""
-    return _named_once(roots, lambda root: root.named_modules(remove_duplicate=False))
+    return _named_once(roots, lambda root: root.named_modules(remove_duplicate=_contains_itself(root)))
 
 
 def named_parameters(roots: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter, tuple[str, ...]]]:
     """Yield every parameter once: its plain name, itself, and its other names if it is tied."""
-    return _named_once(roots, lambda root: root.named_parameters(remove_duplicate=False))
+    return _named_once(roots, lambda root: root.named_parameters(remove_duplicate=_contains_itself(root)))
+
+
+def _contains_itself(module: nn.Module) -> bool:
+    """Return whether any module is a part of itself: it has names without end, of which torch yields the first."""
+    done: set[int] = set()
+    path: set[int] = set()
+
+    def visit(each: nn.Module) -> bool:
+        if id(each) in path or id(each) in done:
+            return id(each) in path
+        path.add(id(each))
+        found = any(visit(child) for child in each._modules.values() if child is not None)
+        path.discard(id(each))
+        done.add(id(each))
+        return found
+
+    return visit(module)
 
 
 def _named_once(

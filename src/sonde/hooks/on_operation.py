@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonde.hooks.guard import Guard
@@ -109,24 +110,25 @@ class OperationObserver:
             self._mode.__enter__()  # type: ignore[no-untyped-call] # torch
 
     def remove(self) -> None:
-        """Stop observing; doing so twice is fine. From another thread operations are only passed on from now on."""
+        """Stop observing; doing so twice is fine.
+
+        From another thread, operations are only passed on from now on, until the thread next calls a module.
+        """
         self._guard.attached.discard(self)
         mode, self._mode = self._mode, None
         if mode is None:
             return
         mode.observe = _pass_on
         Guard.paused = None
-        if not self._has_begun or threading.get_ident() != self._thread:
+        if not self._has_begun:
+            return
+        if threading.get_ident() != self._thread:
+            _take_out_later(mode, self._thread)
             return
         self._guard.meter.span.is_paused = False
         if self._is_paused:  # it is not on the stack now
             torch._C._push_on_torch_dispatch_stack(mode)
-        if not any(_at(place) is mode for place in range(_len())):
-            return
-        if _at(_len() - 1) is mode:
-            mode.__exit__(None, None, None)
-        else:
-            _take_out(mode)
+        _take_out(mode)
 
 
 def _has_compiled() -> bool:
@@ -136,7 +138,12 @@ def _has_compiled() -> bool:
 
 
 def _take_out(mode: _Mode) -> None:
-    """Remove a mode that lies below others. The one right above it restores, when it ends, what this one found."""
+    """Remove a mode, if it is there. If it lies below others, the one above it restores later what this one found."""
+    if not any(_at(place) is mode for place in range(_len())):
+        return
+    if _at(_len() - 1) is mode:
+        mode.__exit__(None, None, None)
+        return
     above = []
     while _at(_len() - 1) is not mode:
         above.append(torch._C._pop_torch_dispatch_stack(None))
@@ -147,6 +154,17 @@ def _take_out(mode: _Mode) -> None:
             theirs[-1] = flags.pop()
     for each in reversed(above):
         torch._C._push_on_torch_dispatch_stack(each)
+
+
+def _take_out_later(mode: _Mode, thread: int) -> None:
+    """Remove a mode from the stack of another thread, which only that thread can do: when it next calls a module."""
+
+    def take_out(*_: Any) -> None:
+        if threading.get_ident() == thread:
+            handle.remove()
+            _take_out(mode)
+
+    handle = register_module_forward_pre_hook(take_out)
 
 
 def _pass_on(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

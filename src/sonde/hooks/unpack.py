@@ -33,6 +33,11 @@ def unpack(output: Any) -> list[tuple[str, Tensor]]:
     return found
 
 
+def plain_values(tensor: Tensor) -> Tensor:
+    """Return a tensor, or all values of one that is nested (as of a transformer with padding, in evaluation) in one."""
+    return tensor.detach().values() if tensor.is_nested else tensor
+
+
 def _walk(value: Any, part: str, depth: int) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield part, value

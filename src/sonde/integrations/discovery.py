@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from sonde.core import files
 from sonde.core.forks import after_fork_in_child
 from sonde.errors import SondeError
 from sonde.hooks.guard import Guard, Handle, backward_id, is_capturing, remove_all, warn_of_fault
@@ -262,10 +263,10 @@ class Discovery:
             session = training.session
             grave = [each for each in session.findings if each.severity != "info"]
             found = plural(len(grave), "finding") if grave else "nothing wrong found"
-            _print(f"sonde: {plural(session.current_step, 'step')} recorded in {session.path}, {found}")
+            _print(f"sonde: {plural(session.current_step, 'step')} recorded in {files.short(session.path)}, {found}")
             for finding in grave:
                 console.print(finding_card(finding, look))
-            _print(f"Run: sonde diagnose {session.path}")
+            _print(f"Run: sonde diagnose {files.short(session.path)}")
         if self._problem:
             _print(f"sonde: {self._problem}")
 

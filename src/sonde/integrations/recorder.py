@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
+from sonde.core import files
 from sonde.hooks.guard import Guard, warn_of_fault
 from sonde.options import Keywords
 from sonde.parallel.ranks import this_rank
@@ -108,7 +109,7 @@ class Recorder:
         for finding in self.findings:
             if self._known.get(finding.kind) != finding.severity:
                 self._known[finding.kind] = finding.severity
-                self._report(f"sonde: {finding} Run: sonde diagnose {self.session.path}")
+                self._report(f"sonde: {finding} Run: sonde diagnose {files.short(self.session.path)}")
 
 
 def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:

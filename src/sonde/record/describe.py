@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -129,11 +130,12 @@ def _is_uninitialised(parameter: nn.Parameter) -> bool:
 
 def _git_commit(start: Path) -> str | None:
     """Read the checked-out commit from the files of .git; no process is started inside a training program."""
-    for folder in (start, *start.parents):
-        git = _git_folder(folder)
-        if (git / "HEAD").is_file():
-            text = (git / "HEAD").read_text().strip()
-            return _read_ref(git, text.removeprefix("ref: ")) if text.startswith("ref: ") else text
+    with contextlib.suppress(OSError, ValueError):  # not for us to read, no descriptor left, or not text
+        for folder in (start, *start.parents):
+            git = _git_folder(folder)
+            if (git / "HEAD").is_file():
+                text = (git / "HEAD").read_text().strip()
+                return _read_ref(git, text.removeprefix("ref: ")) if text.startswith("ref: ") else text
     return None
 
 

@@ -26,7 +26,7 @@ from sonde.hooks.guard import Guard, backward_id, is_capturing
 from sonde.hooks.names import is_wrapper, named_modules, unwrap
 from sonde.hooks.on_backward import Reach, on_gradient
 from sonde.hooks.on_call import ModuleCalls
-from sonde.hooks.unpack import unpack
+from sonde.hooks.unpack import plain_values, unpack
 from sonde.parallel.placements import WHOLE, Holding, data_of, holding_of_output
 from sonde.parallel.ranks import is_connected
 from sonde.record.doze import Doze
@@ -295,27 +295,28 @@ class ModuleTap:
             version = tensor._version
         except RuntimeError:  # made in inference mode
             version = -1
+        values = plain_values(tensor)
         last, last_version, last_site = here.outputs.last()
         if last is not None and last() is tensor and version == last_version != -1:
-            self._site(entry, "output", here.phase, call, part, tensor, same_as=last_site)
+            self._site(entry, "output", here.phase, call, part, values, same_as=last_site)
             if not call and not part:
                 mode = self._mode_left_to_c(entry.key, here.phase)
                 here.outputs.know_passing(entry.key, _PHASES[here.phase], mode)
             return
-        is_plain = not call and not part
+        is_plain = values is tensor and not call and not part
         plain = self._plain_sites[here.phase] if is_plain else None
         site = None if plain is None else plain.get(entry.key)
         if site is None:
-            site = self._site(entry, "output", here.phase, call, part, tensor)
+            site = self._site(entry, "output", here.phase, call, part, values)
             if plain is not None:
                 plain[entry.key] = site
         here.outputs.set_last(weakref.ref(tensor), version, site)
         if self._outputs:
-            self._recorder.see(site, tensor)
+            self._recorder.see(site, values)
             if is_plain and here.outputs is self._outputs_in_c:
                 self._leave_to_c(here, entry, site, tensor.device)
         if self._output_gradients and tensor.requires_grad:
-            gradient_site = self._site(entry, "output_gradient", here.phase, call, part, tensor)
+            gradient_site = self._site(entry, "output_gradient", here.phase, call, part, values)
             on_gradient(tensor, self._gradient, gradient_site)
 
     def _leave_to_c(self, here: _Pass, entry: WatchedModule, site: int, device: torch.device) -> None:
@@ -334,7 +335,7 @@ class ModuleTap:
 
     def _see_gradient(self, site: int, grad: Tensor | None) -> None:
         if grad is not None:  # an operation may pass none on
-            self._recorder.see(site, grad)
+            self._recorder.see(site, plain_values(grad))
 
     def _site(
         self,

@@ -222,7 +222,7 @@ class OptimizerTap:
         if self._wants.gradients:
             self._table.see_gradients(self._orphans)
         if self._wants.parameters:
-            self._table.see_values([entry for entry in self._orphans if entry.seen_version != entry.parameter._version])
+            self._table.see_values([entry for entry in self._orphans if entry.seen_version != entry.version])
 
     def _see_orphans_once(self) -> None:
         """Report what no known optimizer owns; one that turns out to own it does not report the gradients again."""

@@ -188,7 +188,10 @@ class Packer:
     def put_tensor(self, site: int, number: Tensor) -> None:
         """Take one number that is a tensor; if it lies on a CUDA device, it is brought here without waiting."""
         if number.is_cpu and not number.is_meta:
-            self.put(site, float(number.detach()))  # there is no device to wait for
+            try:
+                self.put(site, float(number.detach()))  # there is no device to wait for
+            except RuntimeError:
+                return  # a fake tensor, or one inside a functorch transform, has no value
         elif number.is_cuda and type(number) in PLAIN_TYPES and not number.is_complex() and not is_capturing():
             with self._lock:
                 if len(self._packet.arriving) < MAX_LOOSE_ITEMS:

@@ -42,6 +42,11 @@ class WatchedParameter:
         """The elements of the parameter on this rank."""
         return self.held.local(self.parameter)
 
+    @property
+    def version(self) -> int:
+        """How often the parameter was written to; -1 for one made in inference mode, which torch does not count."""
+        return -1 if self.parameter.is_inference() else self.parameter._version
+
     def is_ready(self) -> bool:
         """Return whether the parameter has values; one of a lazy module has none before its first forward."""
         parameter = self.parameter
@@ -93,7 +98,7 @@ class ParameterTable:
             for entry in group:
                 if entry.site < 0:
                     self._name(entry)
-                entry.seen_version = entry.parameter._version
+                entry.seen_version = entry.version
             self._recorder.see_many([entry.local for entry in group], [entry.site for entry in group])
 
     def see_changes(self, entries: list[WatchedParameter]) -> None:
@@ -105,7 +110,7 @@ class ParameterTable:
                 if entry.update_site < 0:
                     self._name(entry)
                     entry.update_site = self._site(entry, "update", entry.parameter)
-                entry.seen_version = entry.shadow_version = entry.parameter._version
+                entry.seen_version = entry.shadow_version = entry.version
             if shadowed:
                 self._recorder.see_changes(
                     [entry.local for entry in shadowed],
@@ -135,8 +140,7 @@ class ParameterTable:
         stale = [
             entry
             for entry in entries
-            if entry.shadow is not None
-            and (self.distrusts_versions or entry.shadow_version != entry.parameter._version)
+            if entry.shadow is not None and (self.distrusts_versions or entry.shadow_version != entry.version)
         ]
         if not stale:
             return
@@ -145,7 +149,7 @@ class ParameterTable:
                 shadows = [entry.shadow for entry in group if entry.shadow is not None]
                 torch._foreach_copy_(shadows, [entry.local.detach() for entry in group])
         for entry in stale:
-            entry.shadow_version = entry.parameter._version
+            entry.shadow_version = entry.version
 
     def _move_shadows(self, entries: list[WatchedParameter]) -> None:
         """Follow parameters that were moved to another device, dtype or shape in the middle of a run."""

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from sonde.core.outcome import what_to_log
 from sonde.errors import OptionError
 from sonde.hooks.guard import Guard, remove_all
 from sonde.hooks.names import named_modules, named_parameters, unwrap
@@ -538,7 +539,7 @@ class Pipeline:
         fate = "failed" if part.startswith("session.") else "failed and is switched off"
         message = f"{part} {fate}; training continues without it"
         self.packer.put_event("fault", message, {"traceback": what})  # first: a logging handler of the user's may raise
-        logger.warning("%s.\n%s", message, what.rstrip())
+        logger.warning("%s.\n%s", message, what_to_log(what))
 
     def scalar_site(self, name: str) -> int:
         """Return the site of a single number, made at its first use."""

@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Final
 
+from sonde.core.outcome import what_to_log
 from sonde.hooks.guard import attempt
 from sonde.record.blocks import continue_block, to_block
 from sonde.record.packets import ArenaPool, Packet, SiteBook
@@ -219,7 +220,7 @@ class Worker:
             return
         self._reported.add(part)
         message = f"{part} failed; training continues without it"
-        logger.warning("%s.\n%s", message, what.rstrip())
+        logger.warning("%s.\n%s", message, what_to_log(what))
         if part != _STORE:
             fault = Event(event_type="fault", message=message, timestamp=self._clock(), data={"traceback": what})
             self._offer(self._store, functools.partial(self._store.take_event, fault))

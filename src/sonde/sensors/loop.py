@@ -102,7 +102,8 @@ class Written(Sensor):
 
     def start(self) -> None:
         """Remember the version of each parameter."""
-        self._versions = [(each, each._version) for _, each in self.context.module_parameters()]
+        trained = [each for _, each in self.context.module_parameters() if not each.is_inference()]
+        self._versions = [(each, each._version) for each in trained]
 
     def on_step_end(self, end: StepEnd) -> None:
         """Forget the parameters: a step was taken."""

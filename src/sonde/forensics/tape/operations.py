@@ -24,6 +24,7 @@ from torch.nn import Parameter
 from sonde.core.tape import OPAQUE, Phase, Role, references
 from sonde.hooks.autograd_graph import next_sequence, sequence_of
 from sonde.hooks.guard import Guard, backward_id, is_capturing
+from sonde.hooks.unpack import plain_values
 from sonde.hooks.user_line import users_call
 
 PART: Final = "taping operations"
@@ -461,7 +462,7 @@ class Operations:
     def _put(self, tensor: Tensor, role: Role, name: str, storage: int) -> int:
         strided = tensor.layout == torch.strided
         stride = None if not strided or tensor.is_contiguous() else tuple(tensor.stride())
-        shape = tuple(tensor.shape)
+        shape = tuple(plain_values(tensor).shape)
         self.values.append(
             NotedValue(role, name, shape, tensor.dtype, tensor.device, storage, stride, tensor.requires_grad)
         )
@@ -485,7 +486,8 @@ class Operations:
         return storage
 
     def _save(self, value: NotedValue, tensor: Tensor) -> None:
-        if type(tensor) not in _PLAIN_CLASSES or tensor.layout != torch.strided or tensor.device.type == "meta":
+        is_plain = type(tensor) in _PLAIN_CLASSES and tensor.layout == torch.strided and not tensor.is_nested
+        if not is_plain or tensor.device.type == "meta":
             return
         size = tensor.numel() * tensor.element_size()
         if value.role in ("constant", "carried") and size > MAX_CONSTANT_BYTES:

@@ -76,7 +76,7 @@ class RunWriter:
     ) -> None:
         if max_disk_bytes is not None and max_disk_bytes < retention.MIN_BYTES:
             raise OptionError(f"max_disk_bytes is {max_disk_bytes}; a run needs at least {retention.MIN_BYTES:,}.")
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the program may change its folder
         self.rank = rank
         self.folder = layout.rank_folder(self.path, rank)
         self.health: Health = "well"
@@ -252,7 +252,12 @@ class RunWriter:
                 self._report_dropped()
                 self._sealer.submit(self._number)
         finally:  # its thread ends whatever failed
-            self._sealer.close(0.0 if health == "lost" else deadline)
+            deadline = 0.0 if health == "lost" else deadline
+            try:
+                self._sealer.close(deadline)
+            except Exception:  # for want of memory or stack
+                self._sealer.close(deadline)
+                raise
         self._events.close()
         self._findings.close()
         if health == "lost":
