@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -200,7 +201,8 @@ def test_torchrun_starts_ranks_that_write_one_run(tmp_path):
     bare = python(tmp_path, *launch, SCRIPTS / "two_ranks.py")
     ended = python(tmp_path, *launch, "-m", "sonde", "run", SCRIPTS / "two_ranks.py")
     assert (ended.returncode, bare.returncode) == (0, 0), ended.stderr
-    assert sorted(ended.stdout.split()) == sorted(bare.stdout.split())
+    printed = [sorted(re.findall(r"-?\d\.\d+", each.stdout)) for each in (ended, bare)]  # ranks share lines at times
+    assert printed[0] == printed[1] != []
     (path,) = tmp_path.glob("runs/[!.]*")
     assert len(list(path.glob("telemetry/r0000?"))) == 2
     assert "6 steps recorded in runs/two_ranks-1" in ended.stderr
