@@ -34,8 +34,8 @@ slow: $(READY) ## run the tests and list the slowest twenty
 	$(BIN)/python -m pytest -q -n auto --dist worksteal --durations=20
 
 fuzz: $(READY) ## run the property tests on new random examples, then damage files of a run and read it in every way
-	$(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile=default tests
-	SONDE_ALL_FAULTS=1 SONDE_KILLS=1000 SONDE_POWER_LOSSES=500 $(BIN)/python -m pytest -q tests/injection \
+	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m hypothesis --hypothesis-profile=default tests
+	SONDE_ALL_FAULTS=1 SONDE_KILLS=1000 SONDE_POWER_LOSSES=500 $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/injection \
 		tests/session/test_crash.py tests/store/test_power_loss.py
 	$(BIN)/python -m tests.hostile.campaign --mutations $(MUTATIONS) --corpus .fuzz
 	$(BIN)/python -m tests.hostile.many_requests --requests 10000 --runs 50 --descriptors 256

@@ -10,6 +10,7 @@ import sys
 import threading
 
 import pytest
+from tests.waiting import kill_marked, let_forks_die_with_this_process
 
 # Programs that tests start; looking for doctests in them would run them.
 collect_ignore_glob = ["cli/scripts/*", "*/scripts/*"]
@@ -27,6 +28,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
 
 
 _reported: set[threading.Thread] = set()
+
+
+# Every process that tests start inherits this mark, by which those that are left are found at the end.
+MARK = "SONDE_TESTS_OF"
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ[MARK] = str(os.getpid())
+let_forks_die_with_this_process()
 
 
 def _sonde_threads() -> list[str]:
@@ -113,6 +121,12 @@ def pytest_runtest_setup():
         # Without a device, `torch.manual_seed` keeps the stack of every call for the day when one is used.
         seeded = torch.manual_seed if torch.cuda.is_initialized() else torch.default_generator.manual_seed
         seeded(seed)
+
+
+def pytest_unconfigure(config):
+    """Kill what tests have left running: it would hold the output of the suite, and whoever reads that waits for it."""
+    if not hasattr(config, "workerinput"):
+        kill_marked(MARK, os.environ[MARK])
 
 
 def pytest_collection_finish():

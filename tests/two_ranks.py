@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -50,26 +50,24 @@ os._exit(any([os.waitpid(child, 0)[1] for child in children]))  # tearing torch 
 
 @contextmanager
 def two_ranks() -> Iterator[RunTwoRanks]:
-    """Start a process that imports torch, and hand out a function that runs programs in forks of it."""
+    """Start a process that imports torch, and hand out a function that runs programs in forks of it.
+
+    Ranks that hang are killed with that process, and the next program gets a new one.
+    """
+    from tests.waiting import ask, started
+
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # programs may import what tests share
-    process = subprocess.Popen(
-        [sys.executable, __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path.cwd(),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-    )
-    assert process.stdin
-    assert process.stdout
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    process: subprocess.Popen[str] | None = None
 
     def run(imports: str, program: str, folder: Path, *, ranks: int = 2, backend: str = "gloo") -> None:
+        nonlocal process
         code = _BEFORE.format(imports=imports, folder=str(folder), ranks=ranks, backend=backend) + program + _AFTER
-        process.stdin.write(f"{json.dumps(code)}\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "0\n", "a rank has failed; its words are on standard error"
+        if process is None or process.poll() is not None:
+            process = running.enter_context(started([sys.executable, __file__], env=environment))
+        assert ask(process, json.dumps(code)) == "0\n", "a rank has failed; its words are on standard error"
 
-    with process:
+    with ExitStack() as running:
         yield run
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 PATIENCE_S = 240.0
 """For bounds that only guard against hanging: below the suite's own limit, far above what a busy machine needs."""
+ENDING_S = 30.0
+"""How long a process may take to end once its input is closed, before it is killed."""
 
 
 def wait_until(condition: Callable[[], object], what: str = "it") -> None:
@@ -48,33 +55,103 @@ def whole_lines(file: Path) -> list[str]:
     return [line.rstrip("\n") for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+def kill_tree(pid: int) -> None:
+    """Kill a process, what it has started, and what has stayed in its process group."""
+    try:
+        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        tree = []
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if pid != os.getpgrp():
+            os.killpg(pid, signal.SIGKILL)
+    for each in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+
+
+def kill_marked(name: str, value: str) -> None:
+    """Kill the processes that were started with a value in their environment, but for this one and its parents."""
+    mine = {os.getpid(), *(each.pid for each in psutil.Process().parents())}
+    mark = f"{name}={value}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(folder.name) not in mine and mark in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+        except OSError:  # ended, or another user's
+            continue
+
+
+def let_forks_die_with_this_process() -> None:
+    """Have processes that the main thread forks killed when it ends: they hold the pipe that pytest-xdist reads."""
+    libc = ctypes.CDLL(None)
+    is_main = True
+
+    def before() -> None:
+        nonlocal is_main
+        is_main = threading.current_thread() is threading.main_thread()
+
+    def after() -> None:
+        if is_main:  # the kernel would kill a fork of another thread as soon as that thread ends
+            libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+    os.register_at_fork(before=before, after_in_child=after)
+
+
+@contextlib.contextmanager
+def started(command: Sequence[object], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a process whose standard input and output are pipes; with the block, end it and all it has started."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(list(map(str, command)), **pipes | options) as process:
+        try:
+            yield process
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(ENDING_S)
+        finally:
+            kill_tree(process.pid)
+
+
+def ask(process: subprocess.Popen[str], question: str | None = None) -> str:
+    """Send a line to a process, and return the line that it answers; kill it if none comes in time."""
+    assert process.stdout is not None
+    if question is not None:
+        assert process.stdin is not None
+        process.stdin.write(f"{question}\n")
+        process.stdin.flush()
+    guard = threading.Timer(PATIENCE_S, kill_tree, [process.pid])
+    guard.daemon = True
+    guard.start()
+    try:
+        answer = process.stdout.readline()
+    finally:
+        guard.cancel()
+    assert answer, f"{process.args} ended or was killed before it answered"
+    return answer
+
+
+def run_to_end(
+    command: Sequence[object], *, input: str | bytes | None = None, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run a command and return what it wrote, as `subprocess.run` does; if it takes too long, kill all it started.
+
+    `subprocess.run` kills only the process itself: the ranks of a launcher would go on, and hold its pipes.
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
+    with subprocess.Popen(list(map(str, command)), **pipes | options) as process:
+        try:
+            out, err = process.communicate(input, timeout=PATIENCE_S)
+        finally:
+            kill_tree(process.pid)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
 @contextlib.contextmanager
 def forking(script: Path) -> Iterator[Callable[[str], int]]:
     """Start a script that forks a child for each line it reads; hand out a function that sends one and returns a pid.
 
     So torch is imported once for many children. Those that are left at the end are killed.
     """
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    children: list[int] = []
-
-    def fork(order: str) -> int:
-        process.stdin.write(f"{order}\n")
-        process.stdin.flush()
-        children.append(int(process.stdout.readline()))
-        return children[-1]
-
-    try:
-        yield fork
-    finally:
-        for pid in filter(is_alive, children):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate(timeout=PATIENCE_S)
+    with started([sys.executable, script], stderr=subprocess.DEVNULL) as process:
+        yield lambda order: int(ask(process, order))

@@ -8,41 +8,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.waiting import PATIENCE_S, ask, started
+
 
 class LiveTraining:
     """What a test tells the training."""
 
-    def __init__(self, run: Path) -> None:
-        script = Path(__file__).with_name("trained_live.py")
-        command = [sys.executable, str(script), str(run)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
 
     def train(self, steps: int) -> None:
         """Let it go on for some steps, and wait until they are written."""
-        assert self.process.stdin
-        assert self.process.stdout
-        self.process.stdin.write(f"{steps}\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == f"at {steps}\n"
+        assert ask(self.process, str(steps)) == f"at {steps}\n"
 
     def finish(self) -> None:
         """Let it come to its end."""
         assert self.process.stdin
         self.process.stdin.close()
-        assert self.process.wait(120) == 0
+        assert self.process.wait(PATIENCE_S) == 0
 
     def kill(self) -> None:
         """Let it die."""
         self.process.kill()
-        self.process.wait()
+        self.process.wait(PATIENCE_S)
 
 
 @contextmanager
 def live_training(run: Path) -> Iterator[LiveTraining]:
     """Start a training that waits to be told how far to go."""
-    training = LiveTraining(run)
-    with training.process:
+    with started([sys.executable, Path(__file__).with_name("trained_live.py"), run]) as process:
         try:
-            yield training
+            yield LiveTraining(process)
         finally:
-            training.kill()
+            process.kill()

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import PATIENCE_S, ask, started
+
 
 @dataclass(frozen=True)
 class Viewer:
@@ -35,26 +37,19 @@ def serving(*roots: Path | str) -> Iterator[Viewer]:
     """Start the viewer on a free port and stop it afterwards."""
     command = [sys.executable, "-m", "sonde", "view", *map(str, roots), "--port", "0", "--no-browser"]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    assert process.stdout is not None
-    reader, lines = None, list[str]()
-    try:
-        for line in process.stdout:
-            lines.append(line)
-            found = re.search(r"http://\S+", line)
-            if found:
-                # Read on, else a server that has much to complain of waits for a reader for ever.
-                reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
-                reader.start()
-                yield Viewer(found[0], process)
-                return
-        raise AssertionError(f"the viewer did not start:\n{''.join(lines)}")
-    finally:
-        process.terminate()
-        process.wait(120)
-        if reader is not None:
-            reader.join(120)
-        process.stdout.close()
+    with started(command, stdin=None, stderr=subprocess.STDOUT, env=environment) as process:
+        lines = [ask(process)]
+        while not (found := re.search(r"http://\S+", lines[-1])):
+            lines.append(ask(process))
+        # Read on, else a server that has much to complain of waits for a reader for ever.
+        reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
+        reader.start()
+        try:
+            yield Viewer(found[0], process)
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
+            reader.join(PATIENCE_S)
 
 
 class Window:

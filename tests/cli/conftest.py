@@ -1,12 +1,11 @@
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.analysis.made_run import Recipe, write_run
-from tests.waiting import PATIENCE_S
+from tests.waiting import run_to_end
 from typer.testing import CliRunner
 
 from sonde.cli.main import app
@@ -55,8 +54,6 @@ def process():
     def start(*arguments, **environment):
         variables = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "80", **environment}
         variables = {name: value for name, value in variables.items() if value is not None}
-        return subprocess.run(
-            [sys.executable, *map(str, arguments)], env=variables, capture_output=True, timeout=PATIENCE_S, check=False
-        )
+        return run_to_end([sys.executable, *arguments], env=variables)
 
     return start

@@ -7,7 +7,6 @@ import json
 import os
 import runpy
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,18 +28,14 @@ class Ended:
 @contextmanager
 def forks() -> Iterator[Callable[..., Ended]]:
     """Hand out a function that runs arguments in a folder; with several environments, at the same time."""
-    process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin
-    assert process.stdout
+    from tests.waiting import ask, started
 
     def run(folder: Path, *arguments: object, ranks: list[dict[str, str]] | None = None) -> list[Ended]:
-        process.stdin.write(json.dumps([str(folder), list(map(str, arguments)), ranks or [{}]]) + "\n")
-        process.stdin.flush()
-        codes = json.loads(process.stdout.readline())
+        codes = json.loads(ask(process, json.dumps([str(folder), list(map(str, arguments)), ranks or [{}]])))
         texts = [[(folder / f"{name}{rank}").read_text() for name in ("out", "err")] for rank in range(len(codes))]
         return [Ended(code, *text) for code, text in zip(codes, texts, strict=True)]
 
-    with process:
+    with started([sys.executable, __file__]) as process:
         yield run
 
 

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.analysis.made_run import START, Recipe, write_run
+from tests.waiting import PATIENCE_S, ask, started
 
 import sonde
 from sonde.analysis import dataset
@@ -229,11 +229,12 @@ def ray_cluster(monkeypatch):
     # The names of Ray's sockets would be too long below tmp_path.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         start = [ray, "start", "--head", "--block", "--disable-usage-stats", f"--temp-dir={folder}", *options]
-        with subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as head:
-            log = list(takewhile(lambda line: "Ray runtime started" not in line, head.stdout))
-            assert head.poll() is None, "".join(log)
+        with started(start, stdin=None, stderr=subprocess.STDOUT) as head:
+            while "Ray runtime started" not in ask(head):
+                pass
             yield address
             head.terminate()  # ends the processes of this cluster, and no other
+            head.communicate(timeout=PATIENCE_S)
 
 
 def test_a_ray_cluster_gives_the_same_results(cli, strict, process, runs, out, ray_cluster):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.cli.forks import forks
-from tests.waiting import PATIENCE_S
+from tests.waiting import run_to_end
 
 import sonde
 from sonde.cli.run import _read_settings
@@ -43,16 +42,7 @@ def both(fork, tmp_path):
 def python(folder, *arguments, text=""):
     """Run Python in a process of its own, as a user's shell would."""
     environment = {"PYTHONPATH": str(SOURCE), "LC_ALL": "C.UTF-8"}
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=folder,
-        env=environment,
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return run_to_end([sys.executable, *arguments], cwd=folder, env=environment, input=text, text=True)
 
 
 # ---------------------------------------------------------------------- the script notices nothing

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import ask, started
+
 ZYGOTE = Path(__file__).with_name("zygote.py")
 QUICK_FIRST = ("crashing", "by_hand", "going_bad", "adversarial", "language", "ranked", "supervised", "resumed")
 KINDS = ("always", "once", "exit", "MemoryError", "RecursionError", "KeyboardInterrupt", "start")
@@ -70,35 +72,21 @@ class Trial:
 class Zygote:
     """The process that forks a child for each order."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(ZYGOTE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True,
-        )  # fmt: skip
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         """Have a program run, and return what came of it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        answer: dict[str, Any] = json.loads(ask(self._process, json.dumps(order)))
         return answer
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
 
 
 @contextlib.contextmanager
 def zygotes(count: int) -> Iterator[list[Zygote]]:
     """Start zygotes, and end them."""
-    started = [Zygote() for _ in range(count)]
-    try:
-        yield started
-    finally:
-        for each in started:
-            each.close()
+    with contextlib.ExitStack() as running:
+        command = [sys.executable, ZYGOTE]
+        yield [Zygote(running.enter_context(started(command, stderr=subprocess.DEVNULL))) for _ in range(count)]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.waiting import PATIENCE_S
 
 from sonde.integrations.pytest import TestWatcher
 
@@ -45,7 +46,9 @@ def run(pytester, monkeypatch):
     def start(code, *options):
         pytester.makepyfile(HEAD + code)
         loaded = () if LOADED else ("-p", "sonde.integrations.pytest")
-        return pytester.runpytest_subprocess(*loaded, "-p", "no:cacheprovider", "--strict-markers", *options)
+        return pytester.runpytest_subprocess(
+            *loaded, "-p", "no:cacheprovider", "--strict-markers", *options, timeout=PATIENCE_S
+        )
 
     return start
 

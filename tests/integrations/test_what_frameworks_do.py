@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.integrations.programs import PER_EPOCH, PROGRAMS, How
-from tests.waiting import PATIENCE_S
+from tests.waiting import run_to_end
 
 import sonde
 
@@ -78,13 +77,10 @@ def test_a_resumed_training_continues_its_run_and_keeps_what_was_logged_before(f
 def test_two_ranks_write_one_run_and_train_as_without_it(framework, tmp_path):
     for name, how in (("bare", {}), ("recorded", {"run": str(tmp_path / "run")})):
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", HERE / "programs.py"]
-        ended = subprocess.run(
-            [sys.executable, *map(str, command), framework, str(tmp_path), json.dumps(how), name],
+        ended = run_to_end(
+            [sys.executable, *command, framework, tmp_path, json.dumps(how), name],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
-            check=False,
         )
         assert ended.returncode == 0, ended.stderr[-3000:]
     read = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,30 +27,10 @@ torch.manual_seed(0)
 @contextmanager
 def many_ranks() -> Iterator[StartRanks]:
     """Start a process that imports torch, and hand out a function that forks ranks from it. They end with the block."""
-    process = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
-    )
-    assert process.stdin
-    assert process.stdout
-    started: list[int] = []
+    from tests.waiting import ask, started
 
-    def start(program: str, folder: Path, world: int) -> list[int]:
-        process.stdin.write(f"{json.dumps([program, str(folder), world])}\n")
-        process.stdin.flush()
-        pids = json.loads(process.stdout.readline())
-        started.extend(pids)
-        return pids
-
-    with process:
-        try:
-            yield start
-        finally:
-            for pid in started:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            process.stdin.close()
+    with started([sys.executable, __file__]) as process:
+        yield lambda program, folder, world: json.loads(ask(process, json.dumps([program, str(folder), world])))
 
 
 def _fork(program: str, folder: str, world: int) -> list[int]:

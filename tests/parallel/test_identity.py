@@ -6,6 +6,7 @@ import multiprocessing
 import os
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 import sonde
 from sonde.parallel.ranks import Identity, identity
@@ -108,16 +109,16 @@ def test_ranks_that_open_at_the_same_time_share_a_number(tmp_path, monkeypatch):
     begin = context.Event()
 
     def choose(rank):
-        begin.wait(10)
+        begin.wait(PATIENCE_S)
         results.put(choose_folder(tmp_path / "mlp-*", rank=rank, world=8).name)
 
-    processes = [context.Process(target=choose, args=(rank,)) for rank in range(8)]
+    processes = [context.Process(target=choose, args=(rank,), daemon=True) for rank in range(8)]
     for process in processes:
         process.start()
     begin.set()
-    assert {results.get(timeout=10) for _ in processes} == {"mlp-1"}
+    assert {results.get(timeout=PATIENCE_S) for _ in processes} == {"mlp-1"}
     for process in processes:
-        process.join()
+        process.join(PATIENCE_S)
 
 
 def test_a_rank_joins_a_run_whose_folder_another_is_just_making(tmp_path):
@@ -156,10 +157,10 @@ def test_spawned_processes_that_are_not_connected_yet_do_not_end_each_other(tmp_
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     with sonde.open_session(run=tmp_path / "mlp") as session:
-        process = context.Process(target=lambda: results.put(record(tmp_path / "mlp", 1).name))
+        process = context.Process(target=lambda: results.put(record(tmp_path / "mlp", 1).name), daemon=True)
         process.start()
-        assert str(process.pid) in results.get(timeout=30)
-        process.join()
+        assert str(process.pid) in results.get(timeout=PATIENCE_S)
+        process.join(PATIENCE_S)
         session.log(loss=0.0)
 
 

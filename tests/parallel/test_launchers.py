@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.waiting import PATIENCE_S
+from tests.waiting import run_to_end
 
 import sonde
 
@@ -132,7 +130,7 @@ def launch(name, folder, run):
     program.write_text(HEAD + PROGRAMS[name])
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command = [sys.executable, *([] if "lightning" in name else torchrun), str(program), str(run), str(folder / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, cwd=Path.cwd())
+    done = run_to_end(command, text=True)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return sorted(line for line in done.stdout.splitlines() if line.startswith("DIGEST"))

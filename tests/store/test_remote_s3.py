@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.store.making import write_run
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, ask, wait_until
 
 from sonde.store import open_run, verify
 from sonde.store.remote import mirror, spool
@@ -59,18 +59,18 @@ class Server:
         """Start the process, without any data."""
         command = [sys.executable, "-m", "moto.server", "-p", str(self.port)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                time.sleep(0.1)
-        raise RuntimeError("the S3 server does not start")
+        wait_until(self._answers, "the S3 server")
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(PATIENCE_S)
 
     def close(self) -> None:
         self.gate.close()
@@ -147,19 +147,12 @@ def bucket(server, monkeypatch, tmp_path):
     mirror.close()
 
 
-def _wait(is_so, seconds: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_training_that_is_killed_is_carried_to_its_last_step(bucket):
     command = [sys.executable, "-c", _TRAINING, f"{bucket}/run", "40"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as training:
-        path, step = training.stdout.readline().split()
+        path, step = ask(training).split()
         training.send_signal(signal.SIGKILL)
-    _wait(lambda: (progress := read_progress(Path(path))) is not None and progress.is_complete)
+    wait_until(lambda: (progress := read_progress(Path(path))) is not None and progress.is_complete)
     run = open_run(f"{bucket}/run")
     assert run.steps[-1] >= int(step) - 1 >= 40
     assert run.status == "crashed"
@@ -183,9 +176,9 @@ def test_a_carrier_that_is_killed_leaves_a_run_that_is_carried_on(bucket, server
     place = Path(spool.local_place(f"{bucket}/run", resume=False, is_first=True))
     writer = write_run(place, range(1, 20), close=False)
     carrier = spool.CarrierProcess.start(place)
-    _wait(lambda: (progress := read_progress(place)) is not None and progress.passes > 0)
+    wait_until(lambda: (progress := read_progress(place)) is not None and progress.passes > 0)
     os.kill(carrier._process.pid, signal.SIGKILL)
-    carrier._process.wait()
+    carrier._process.wait(PATIENCE_S)
     carrier._process.stdin.close()
     assert set(range(1, 20)) <= set(open_run(f"{bucket}/run").steps.tolist())
     writer.close()
@@ -217,22 +210,22 @@ def test_a_store_that_hangs_dies_and_comes_back_empty_and_slow_holds_nothing_up_
     )
     session = sonde.watch(model, optimizer, run=f"{bucket}/run", diagnose=False, budget=None)
     train(20)
-    _wait(lambda: progress() is not None and progress().passes > 0)
+    wait_until(lambda: progress() is not None and progress().passes > 0)
     server.gate.mode = "hang"
     # A pass that is under way may still end. If training waited for the store, it would not get any further.
     train(20)
-    _wait(lambda: session.current_step == 40)
+    wait_until(lambda: session.current_step == 40)
     server.kill()
     server.gate.mode = "open"
     train(20)
-    _wait(lambda: progress().error)
+    wait_until(lambda: progress().error)
     assert session.current_step == 60
     server.start()
     direct.mkdir(bucket)
     assert not direct.find(bucket), "it has lost everything"
     server.gate.mode = "slow"
     session.close()
-    _wait(lambda: progress().is_complete)
+    wait_until(lambda: progress().is_complete)
     server.gate.mode = "open"
     assert open_run(f"{bucket}/run").steps.tolist() == list(range(61))
     assert verify(f"{bucket}/run").ok
@@ -249,5 +242,5 @@ def test_a_closing_session_waits_only_as_long_as_it_says(bucket, server, caplog)
     assert time.monotonic() - began < 10
     assert f"sonde push {place}" in caplog.text
     server.gate.mode = "open"
-    _wait(lambda: carrier._process.poll() is not None)
+    wait_until(lambda: carrier._process.poll() is not None)
     assert open_run(f"{bucket}/run").steps.tolist() == [1, 2, 3, 4]

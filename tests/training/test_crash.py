@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made_training import same_state
-from tests.waiting import PATIENCE_S
+from tests.waiting import ask, started
 
 import sonde
 from sonde.store.pages import load_debug_outputs
@@ -22,15 +21,8 @@ PROCESS = Path(__file__).with_name("training_process.py")
 
 @pytest.fixture(scope="module")
 def train():
-    process = subprocess.Popen([sys.executable, str(PROCESS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def order(work_dir, **more):
-        process.stdin.write(json.dumps({"work_dir": str(work_dir), **more}) + "\n")
-        process.stdin.flush()
-        return int(process.stdout.readline())
-
-    yield order
-    process.communicate(timeout=PATIENCE_S)
+    with started([sys.executable, PROCESS]) as process:
+        yield lambda work_dir, **more: int(ask(process, json.dumps({"work_dir": str(work_dir), **more})))
 
 
 @pytest.fixture(scope="module")
