@@ -117,6 +117,22 @@ def test_learning_rate_momentum_and_weight_decay_of_each_group_are_recorded(watc
     assert [r.mean for r in seen["scheduler.last_epoch:scalar"].values()] == [0, 1]
 
 
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_the_scheduler_is_read_before_it_steps_even_if_the_iteration_goes_on(watched, by_hand):
+    model = tiny_mlp()
+    optimizers = [torch.optim.SGD(model[at].parameters(), lr=0.1) for at in (0, 2)]
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizers[0], 1, gamma=0.5)
+    with watched(model, optimizers, scheduler=scheduler, steps_by_hand=by_hand) as seen:
+        for _ in range(3):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizers[0].step()
+            scheduler.step()
+            optimizers[1].step()
+            if by_hand:
+                seen.session.step()
+    assert [r.mean for r in seen["scheduler.last_epoch:scalar"].values()] == [0, 1, 2]
+
+
 def test_optimizer_state_and_output_gradients_are_recorded_when_asked(watched):
     model = tiny_mlp()
     optimizer = torch.optim.Adam(model.parameters())

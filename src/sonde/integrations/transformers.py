@@ -50,6 +50,7 @@ class SondeCallback(TrainerCallback):  # type: ignore[misc] # its package is not
             scheduler=parts.get("lr_scheduler"),
             loader=parts.get("train_dataloader"),
             config=plain_settings(args.to_sanitized_dict()),
+            steps_by_hand=True,
         )
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:

@@ -73,6 +73,7 @@ class Pipeline:
         self._scalar_sites: dict[str, int] = {}
         self._plan = plan
         self._helpers = helpers
+        self._scheduler_seen_at = -1
         self._eval_passes = self._all_eval_passes = 0
         self.guard = Guard(plan.on_error, self._report_fault)
         modules = watched_modules(models, plan.where, helpers.loss_fn)
@@ -362,6 +363,7 @@ class Pipeline:
 
     def continue_step(self) -> None:
         """Handle an optimizer step that does not end the iteration: another optimizer is expected to step."""
+        self._see_scheduler()
         self._modules.continue_step()
         if self._observer is not None:
             self._observer.continue_step()
@@ -439,7 +441,7 @@ class Pipeline:
         if self.rank_watch is not None:
             self._end_rank_step()
         if self.governor.skips:
-            self._see_helpers()
+            self._see_scheduler()
             if self.rank_watch is not None and self.step_vitals is not None:
                 self.step_vitals.end_step(False)
             self._modules.end_step()
@@ -447,7 +449,7 @@ class Pipeline:
             self.packer.end_step(skipped=skipped)
             return
         self._unscale_output_gradients()
-        self._see_helpers()
+        self._see_scheduler()
         if self._observer is not None:
             self._observer.end_step()
         if self._timings:
@@ -529,7 +531,14 @@ class Pipeline:
         if self._scaler.site >= 0 and self._modules.gradient_sites:
             self.packer.unscale(self._modules.gradient_sites, self._scaler.site)
 
-    def _see_helpers(self) -> None:
+    def _see_scheduler(self) -> None:
+        """Record the scheduler's count once per iteration, after its first optimizer step.
+
+        The scheduler may be stepped before the iteration ends, if several optimizers step or it is ended by hand.
+        """
+        if self._scheduler_seen_at == self.packer.step:
+            return
+        self._scheduler_seen_at = self.packer.step
         last_epoch = getattr(self._helpers.scheduler, "last_epoch", None)
         if isinstance(last_epoch, int | float):
             self.packer.put(self.scalar_site("scheduler.last_epoch"), float(last_epoch))
