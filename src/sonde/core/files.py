@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, Literal, TypeVar
@@ -49,6 +49,18 @@ def short(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except (OSError, ValueError):
         return str(path)
+
+
+def claim(candidates: Iterable[Path], make: Callable[[Path], object] = Path.mkdir) -> Path:
+    """Make and return the first candidate that does not exist; of several processes that try at once only one gets it.
+
+    `make` makes a folder by default, and raises FileExistsError where something exists.
+    """
+    for path in candidates:
+        with contextlib.suppress(FileExistsError):
+            make(path)
+            return path
+    raise FileExistsError("All candidates exist.")
 
 
 def sync_folder(folder: Path) -> None:

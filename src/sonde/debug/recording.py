@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,10 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sonde.core import schema, signals, statistics
+from sonde.core import files, schema, signals, statistics
 from sonde.core.schema import Rows
 from sonde.debug.gradient_debugger import GradientDebugger
 from sonde.debug.gradient_layer import GradientPoint, UnitActivity
@@ -30,9 +28,11 @@ from sonde.hooks.guard import UNGUARDED, Handle, remove_all
 from sonde.hooks.names import is_wrapper, named_modules
 from sonde.hooks.on_backward import on_gradient
 from sonde.hooks.on_call import on_module
+from sonde.hooks.unpack import unpack
 from sonde.parallel.ranks import agree, identity, is_connected
 from sonde.probes.memory.process import RSS
-from sonde.records import SEVERITIES, Block, Event, Finding, Reading, Severity, Site
+from sonde.record.live_steps import LiveStep, StepFeed
+from sonde.records import Block, Reading, Site
 
 logger = logging.getLogger("sonde")
 
@@ -43,52 +43,49 @@ _TIMES: Final = {
     signals.part_of(signals.DATA_WAIT): "data_wait",
     **{signals.part_of(signals.time_of(phase)): phase for phase in signals.PHASE_TIMES},
 }
-"""Parts of the loop's vital signs that are seconds, and the timers they go to."""
+"""By part of a signal of the loop that is in seconds: the timer it goes to."""
 _SAMPLES: Final = signals.part_of(signals.UNIT_SAMPLES)
 _UNIT_GRADIENT: Final = signals.part_of(signals.UNIT_GRADIENT)
 _UNITS: Final = (signals.part_of(signals.EVER_ACTIVE), _SAMPLES, _UNIT_GRADIENT)
-"""Parts of the vital signs of units."""
+"""Parts of the signals of units."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    step: int
-    sites: NDArray[np.uint32]
-    rows: Rows
+_Label = tuple[str, str, str]
+"""Quantity, name and key of a site."""
 
 
-class Feed:
-    """A sink of the recording session, called in its worker thread and emptied by the user's thread.
+def _label(site: Site) -> _Label | None:
+    wanted = site.quantity in ("parameter", "output") and site.phase == "train"
+    return (site.quantity, site.name, site.key) if wanted or site.quantity == "gradient" else None
+
+
+class Feed(StepFeed[_Label]):
+    """Hands what is recorded from the model to the parts of a debug session.
 
     It holds as many steps as a layer's history does: older ones would be forgotten anyway. Losses are kept for all
     steps, since how a training goes shows in the whole curve.
     """
 
     def __init__(self, history: int) -> None:
-        self._lock = threading.Lock()
+        super().__init__(_label, history)
         self._sites: dict[int, Site] = {}
         self._gradients: list[int] = []
-        self._values: list[int] = []
-        self._steps: deque[_Step] = deque(maxlen=history)
         self._loss_site: int | None = None
         self._losses: dict[int, float] = {}
         self._loop: dict[int, str] = {}
         self._numbers: deque[tuple[str, float]] = deque(maxlen=_MAX_NUMBERS)
         self._units: dict[int, Rows] = {}
-        self._findings: deque[Finding] = deque(maxlen=_MAX_NUMBERS)
-        self._reported: dict[str, Severity] = {}
         self.last_loss: float | None = None
         self.last_gradient_norm: float | None = None
 
     def take_sites(self, sites: list[Site]) -> None:
         """Take new sites."""
+        super().take_sites(sites)
         with self._lock:
             for site in sites:
                 self._sites[site.id] = site
                 if site.quantity == "gradient":
                     self._gradients.append(site.id)
-                elif site.quantity in ("parameter", "output") and site.phase == "train":
-                    self._values.append(site.id)
                 elif site.name == signals.LOOP and site.part in _TIMES:
                     self._loop[site.id] = _TIMES[site.part]
                 elif site.name == RSS:
@@ -98,49 +95,20 @@ class Feed:
                 self._see_loss_site(site)
 
     def take_block(self, block: Block) -> None:
-        """Take a step."""
+        """Take the readings of a step."""
+        super().take_block(block)
         with self._lock:
-            wanted = np.isin(block.sites, [*self._gradients, *self._values])
-            if wanted.any():
-                self._steps.append(_Step(block.step, block.sites[wanted], block.rows[wanted]))
             for at in np.flatnonzero(np.isin(block.sites, list(self._units))):
                 self._units[int(block.sites[at])] = block.rows[at]
             self._take_numbers(block)
             self._take_loop(block)
 
-    def take_event(self, event: Event) -> None:
-        """Leave events to the run."""
-
-    def take_finding(self, finding: Finding) -> None:
-        """Keep a finding that is new, or more severe than before, for `new_findings`."""
-        with self._lock:
-            before = self._reported.get(finding.kind)
-            if finding.withdrawn:
-                self._reported.pop(finding.kind, None)
-            elif before is None or SEVERITIES.index(finding.severity) > SEVERITIES.index(before):
-                self._reported[finding.kind] = finding.severity
-                self._findings.append(finding)
-
-    def flush(self) -> None:
-        """Do nothing: nothing waits here."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is open here."""
-
-    def new_findings(self) -> list[Finding]:
-        """Return the findings since the last call."""
-        if not self._findings:  # the usual case, at every step of the training
-            return []
-        with self._lock:
-            found = list(self._findings)
-            self._findings.clear()
-        return found
-
     def clear(self) -> None:
         """Forget what has not been handed over yet."""
+        self.take()
         with self._lock:
-            for store in (self._steps, self._losses, self._numbers):
-                store.clear()
+            self._losses.clear()
+            self._numbers.clear()
 
     def empty_into(
         self,
@@ -150,13 +118,13 @@ class Feed:
         profiler: Profiler,
     ) -> None:
         """Hand over what has come since the last time."""
+        steps = self.take()
         with self._lock:
-            steps, self._steps = list(self._steps), deque(maxlen=self._steps.maxlen)
             losses, self._losses = self._losses, {}
             numbers, self._numbers = list(self._numbers), deque(maxlen=_MAX_NUMBERS)
             sites, units = dict(self._sites), dict(self._units)
         for step in steps:
-            self._hand_over(step, sites, inspector, gradients, check=step is steps[-1])
+            self._hand_over(step, inspector, gradients, check=step is steps[-1])
         for number, loss in losses.items():
             diagnostics.record_performance(ModelPerformanceMetrics(training_step=number, loss=loss))
         for name, value in numbers:
@@ -169,22 +137,22 @@ class Feed:
 
     @staticmethod
     def _hand_over(
-        step: _Step, sites: Mapping[int, Site], inspector: TensorInspector, gradients: GradientDebugger, *, check: bool
+        step: LiveStep[_Label], inspector: TensorInspector, gradients: GradientDebugger, *, check: bool
     ) -> None:
-        numbers = {name: statistics.compute(name, step.rows).tolist() for name in ("norm", "mean", "std", "nonfinite")}
-        points = zip(step.sites.tolist(), step.rows, *numbers.values(), strict=True)
-        for number, row, norm, mean, std, bad in points:
-            site = sites[number]
+        rows = np.array(list(step.rows.values())).reshape(-1, schema.NUM_COLUMNS)
+        numbers = {name: statistics.compute(name, rows).tolist() for name in ("norm", "mean", "std", "nonfinite")}
+        points = zip(step.rows, rows, *numbers.values(), strict=True)
+        for (quantity, name, key), row, norm, mean, std, bad in points:
             spread = None if math.isnan(std) else std
-            if site.quantity == "gradient":
+            if quantity == "gradient":
                 known = None if math.isnan(mean) else mean
                 reading = Reading(row, step=step.step)
                 point = GradientPoint(
                     step=step.step, norm=norm, mean=known, std=spread, nonfinite=int(bad), reading=reading
                 )
-                gradients.record_point(site.name, point, check=check or bad > 0)
+                gradients.record_point(name, point, check=check or bad > 0)
             elif not math.isnan(mean):
-                inspector.update_time_series(site.key, mean, spread)
+                inspector.update_time_series(key, mean, spread)
 
     def _take_loop(self, block: Block) -> None:
         """Keep the seconds of the step's phases and the memory of the process."""
@@ -299,7 +267,7 @@ class LiveHooks:
         def after_forward(module: nn.Module, args: Any, output: Any) -> None:
             if not self._is_due():
                 return
-            tensor = first_tensor(output)
+            tensor = next((tensor for _, tensor in unpack(output)), None)
             if tensor is None:
                 return
             self._manager.execute_hooks(name, tensor.detach(), metadata=self._metadata())
@@ -310,14 +278,6 @@ class LiveHooks:
 
     def _see_gradient(self, name: str, gradient: Tensor) -> None:
         self._manager.execute_hooks(name, gradient.detach(), is_forward=False, metadata=self._metadata())
-
-
-def first_tensor(output: Any) -> Tensor | None:
-    """Return the first tensor in an output: itself, or the first in a tuple, list, dict or output object."""
-    if isinstance(output, Tensor):
-        return output
-    items = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
-    return next((found for item in items if (found := first_tensor(item)) is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,20 +304,13 @@ def take_folder(parent: Path) -> Place:
 
 
 def _make_free(parent: Path, suffix: str) -> Path:
-    """Make a folder that was not there; of two processes that try at once only one gets it."""
+    """Make the first folder `session-N` that does not exist."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = "a file is in the way" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
         raise OptionError(f"output_dir={str(parent)!r} cannot be a folder: {reason}. Choose another.") from None
-    for number in itertools.count(1):
-        folder = parent / f"session-{number}{suffix}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("counting never ends")
+    return files.claim(parent / f"session-{number}{suffix}" for number in itertools.count(1))
 
 
 def _rank() -> int | None:

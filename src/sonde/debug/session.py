@@ -138,7 +138,7 @@ class DebugSession:
 
     @property
     def tensor_inspector(self) -> TensorInspector:
-        """Looks at single tensors."""
+        """Inspects single tensors."""
         self._bring_up_to_date()
         return self._inspector
 
@@ -333,8 +333,9 @@ class DebugSession:
             self.take_alert(alert.to_json())
 
     def _report_findings(self) -> None:
-        for finding in self._feed.new_findings():
-            self.take_alert(Alert(finding).to_json(), is_finding=True)
+        for finding in self._feed.take_findings():
+            if not finding.withdrawn:
+                self.take_alert(Alert(finding).to_json(), is_finding=True)
 
     def clear(self) -> None:
         """Forget tensors, gradients, metrics, times and alerts, to free memory in a long training.
@@ -367,7 +368,7 @@ class DebugSession:
     generate_snapshot = snapshot
 
     def export(self, path: str | Path) -> Path:
-        """Write the final report, or while the session runs that of now; see `DebugReport.save` for the formats."""
+        """Write the final report, or the current one while the session runs; see `DebugReport.save` for the formats."""
         return (self.report or self._report_now()).save(path)
 
     def _report_now(self) -> DebugReport:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import os
-import threading
-from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
 
-from sonde.core import schema, signals
+from sonde.core import files, schema, signals
 from sonde.core.schema import Rows
 from sonde.errors import ClosedError, OptionError, RunError
 from sonde.hooks.guard import Guard, remove_all, warn_of_fault
 from sonde.hooks.on_step import on_step
 from sonde.pytorch_debugging.checks import check_gradients, check_loss, check_parameters
 from sonde.pytorch_debugging.events import LEVELS
-from sonde.records import SEVERITIES, Block, Event, Finding, Quantity, Reading, Severity, Site
+from sonde.record.live_steps import LiveStep, StepFeed
+from sonde.records import Finding, Quantity, Reading, Site
 from sonde.session import IdleSession, Session
+from sonde.store.runs import numbered
 from sonde.watching import open_session, watch
 
 if TYPE_CHECKING:
@@ -134,7 +134,10 @@ class Notes:
         return self._session
 
     def _new_folder(self) -> Path:
-        self.path = next(_free_folders(self._log_dir))
+        """Make the folder after the last of `run-0001`, `run-0002`, ..."""
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        last = max(numbered(self._log_dir / "run-*"), default=0)
+        self.path = files.claim(self._log_dir / f"run-{number:04}" for number in itertools.count(last + 1))
         return self.path
 
 
@@ -157,122 +160,24 @@ def _unless_closed() -> contextlib.AbstractContextManager[None]:
     return contextlib.suppress(ClosedError)
 
 
-def _free_folders(log_dir: Path) -> Iterator[Path]:
-    """Create and yield folders `run-0001`, `run-0002`, ... that did not exist."""
-    log_dir.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((int(path.name[4:]) for path in log_dir.glob("run-*") if path.name[4:].isdigit()), default=0)
-    while True:
-        path = log_dir / f"run-{number:04}"
-        try:
-            path.mkdir()
-        except FileExistsError:
-            number += 1
-            continue
-        yield path
-
-
 # ------------------------------------------------------------------ automatic checks
 
 
-@dataclass(slots=True, kw_only=True)
-class SeenStep:
-    """What the recorder measured in one step, as far as the checks of a debugger need it."""
+def _label(site: Site) -> tuple[str, str] | None:
+    """Return what a site measures and under which name, if the checks of a debugger need it.
 
-    step: int
-    skipped: bool = False
-    """A gradient scaler held the optimizer back, as it does when it looks for its scale."""
-    gradients: dict[str, Rows] = field(default_factory=dict)
-    parameters: dict[str, Rows] = field(default_factory=dict)
-    numbers: dict[str, float] = field(default_factory=dict)
-    """`loss`, `clip_norm` (the gradient norm before clipping), `forward` and `backward` (seconds)."""
-
-
-class StepFeed:
-    """A sink of the recording session: filled in the recorder's thread, emptied by `take` in the training thread."""
-
-    def __init__(self) -> None:
-        self.dropped = 0
-        """Steps that were never taken because too many waited."""
-        self._lock = threading.Lock()
-        self._places: dict[int, tuple[str, str]] = {}
-        self._pending: SeenStep | None = None
-        self._done = 0
-        self._steps: deque[SeenStep] = deque()
-        self._findings: deque[Finding] = deque(maxlen=MAX_WAITING)
-
-    def take(self) -> tuple[list[SeenStep], list[Finding]]:
-        """Return the steps that are complete and the findings that are new since the last call."""
-        with self._lock:
-            steps, findings = list(self._steps), list(self._findings)
-            self._steps.clear()
-            self._findings.clear()
-        return steps, findings
-
-    def take_sites(self, sites: list[Site]) -> None:
-        """Note the sites whose readings are wanted."""
-        self._places |= {site.id: place for site in sites if (place := _place_of(site)) is not None}
-
-    def take_block(self, block: Block) -> None:
-        """Add the readings of a block to its step. The step before is complete then."""
-        if block.step <= self._done:
-            return
-        if self._pending is not None and block.step != self._pending.step:
-            self._finish_step()
-        if self._pending is None:
-            self._pending = SeenStep(step=block.step)
-        step = self._pending
-        step.skipped = step.skipped or block.skipped
-        for number, row in zip(block.sites.tolist(), block.rows, strict=True):
-            place = self._places.get(number)
-            if place is None:
-                continue
-            what, name = place
-            if what == "numbers":
-                step.numbers[name] = _number(row)
-            else:
-                getattr(step, what)[name] = row
-
-    def take_event(self, event: Event) -> None:
-        """Leave events to the run."""
-
-    def take_finding(self, finding: Finding) -> None:
-        """Keep a finding for the training thread."""
-        with self._lock:
-            self._findings.append(finding)
-
-    def flush(self) -> None:
-        """Count the step under way as complete if its optimizer has stepped."""
-        if self._pending is not None and self._pending.gradients:
-            self._finish_step()
-
-    def close(self) -> None:
-        """Count the step under way as complete: none follows."""
-        if self._pending is not None:
-            self._finish_step()
-
-    def _finish_step(self) -> None:
-        step, self._pending = self._pending, None
-        assert step is not None
-        self._done = step.step
-        with self._lock:
-            if len(self._steps) >= MAX_WAITING:
-                self._steps.popleft()
-                self.dropped += 1
-            self._steps.append(step)
-
-
-def _place_of(site: Site) -> tuple[str, str] | None:
-    """Return which part of a step a site belongs to, and under which name; None if it is not needed."""
+    Numbers are `loss`, `clip_norm` (the gradient norm before clipping), `forward` and `backward` (seconds).
+    """
     if site.phase != "train" or site.call:
         return None
     if site.quantity in ("gradient", "parameter"):
-        return f"{site.quantity}s", site.name
+        return site.quantity, site.name
     if site.quantity == "output" and site.name == signals.LOSS and not site.part:
-        return "numbers", "loss"
+        return "number", "loss"
     if site.quantity == "vital" and site.name == signals.LOOP and site.part in _TIMES:
-        return "numbers", _TIMES[site.part]
+        return "number", _TIMES[site.part]
     if site.quantity == "vital" and site.part == _CLIP_NORM:
-        return "numbers", "clip_norm"
+        return "number", "clip_norm"
     return None
 
 
@@ -294,9 +199,8 @@ class LiveChecks:
     def __init__(self, debugger: PyTorchDebugger, session: Session) -> None:
         self._debugger = debugger
         self._session = session
-        self._feed = StepFeed()
+        self._feed = StepFeed(_label, MAX_WAITING)
         self._by_hand: set[tuple[str, int]] = set()
-        self._reported: dict[str, Severity] = {}
         session.subscribe(self._feed)
         guard = Guard("isolate", warn_of_fault)
         self._handles = on_step(
@@ -309,44 +213,43 @@ class LiveChecks:
 
     def update(self) -> None:
         """Check the steps that have arrived. Findings that are new become events."""
-        steps, findings = self._feed.take()
+        steps = self._feed.take()
         for step in steps:
             self._check(step)
         if steps:
             self._by_hand = {(what, number) for what, number in self._by_hand if number > steps[-1].step}
-        for finding in findings:
+        for finding in self._feed.take_findings():
             self._report(finding)
 
     def close(self) -> None:
         """Remove the hooks; what has arrived can still be taken by `update`."""
         remove_all(self._handles)
 
-    def _check(self, step: SeenStep) -> None:
+    def _check(self, step: LiveStep[tuple[str, str]]) -> None:
         debugger, number = self._debugger, step.step
+        rows: dict[str, dict[str, Rows]] = {"gradient": {}, "parameter": {}, "number": {}}
+        for (what, name), row in step.rows.items():
+            rows[what][name] = row
+        numbers = {name: _number(row) for name, row in rows["number"].items()}
 
         def is_new(what: str) -> bool:
             return (what, number) not in self._by_hand
 
-        if "loss" in step.numbers and is_new("loss"):
-            check_loss(debugger, step.numbers["loss"], step=number)
+        if "loss" in numbers and is_new("loss"):
+            check_loss(debugger, numbers["loss"], step=number)
         for name, times in (("forward", debugger.forward_times), ("backward", debugger.backward_times)):
-            if name in step.numbers and is_new(name):
-                times.append(step.numbers[name])
+            if name in numbers and is_new(name):
+                times.append(numbers[name])
         if not debugger.enable_gradient_checking:
             return
-        if step.gradients and is_new("gradient") and not step.skipped:
-            check_gradients(debugger, step.gradients, step=number, clip_norm=step.numbers.get("clip_norm"))
-        if step.parameters and is_new("parameter"):
-            check_parameters(debugger, step.parameters, step=number)
+        if rows["gradient"] and is_new("gradient") and not step.skipped:
+            check_gradients(debugger, rows["gradient"], step=number, clip_norm=numbers.get("clip_norm"))
+        if rows["parameter"] and is_new("parameter"):
+            check_parameters(debugger, rows["parameter"], step=number)
 
     def _report(self, finding: Finding) -> None:
-        before = self._reported.get(finding.kind)
         if finding.withdrawn:
-            if self._reported.pop(finding.kind, None) is not None:
-                self._debugger._note(
-                    "finding_withdrawn", f"{finding.kind} no longer holds", {"kind": finding.kind}, finding="info"
-                )
-            return
-        if before is None or SEVERITIES.index(finding.severity) > SEVERITIES.index(before):
-            self._reported[finding.kind] = finding.severity
+            words, data = f"{finding.kind} no longer holds", {"kind": finding.kind}
+            self._debugger._note("finding_withdrawn", words, data, finding="info")
+        else:
             self._debugger._note("finding", str(finding), finding.to_json(), finding=LEVELS[finding.severity])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sonde.core.files import replacing
+from sonde.core.files import claim, replacing
 from sonde.errors import OptionError
 from sonde.parallel.ranks import suffix, this_rank
 from sonde.pytorch_debugging.events import ROUTINE, is_trouble, plain, statistics
@@ -37,7 +38,7 @@ def save(debugger: PyTorchDebugger, filename: str | Path | None, format: str | N
     format = format or _format_of(path)
     if path is None:
         name = f"debug_report_{datetime.now():%Y%m%d_%H%M%S}{suffix(this_rank())}.{format}"
-        path = _free(debugger.log_dir / name)
+        path = _claim(debugger.log_dir / name)
     debugger._notes.flush()
     content = build(debugger)
     if format == "json":
@@ -61,18 +62,11 @@ def _format_of(path: Path | None) -> str:
     return _SUFFIXES[path.suffix.lower()]
 
 
-def _free(path: Path) -> Path:
+def _claim(path: Path) -> Path:
     """Create and return a path that does not exist yet: no report may replace another of the same second."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    number, wanted = 1, path
-    while True:
-        try:
-            path.touch(exist_ok=False)
-        except FileExistsError:
-            number += 1
-            path = wanted.with_stem(f"{wanted.stem}_{number}")
-            continue
-        return path
+    more = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
+    return claim(itertools.chain([path], more), lambda each: each.touch(exist_ok=False))
 
 
 def build(debugger: PyTorchDebugger) -> dict[str, Any]:
