@@ -1,14 +1,13 @@
 """Train and evaluate models from a config, with a small loop that can be observed at named moments."""
 
 from sonde.training.base_evaluator import BaseEvaluator
-from sonde.training.base_trainer import BaseTrainer
+from sonde.training.base_trainer import BaseTrainer, SupervisedTrainer
 from sonde.training.checkpoints import checkpoint_indices, load_checkpoint
 from sonde.training.config import build_from_config, load_config
 from sonde.training.datapoints import apply_tensor_op
 from sonde.training.early_stopping import EarlyStopping
 from sonde.training.moments import Glimpse, Moment, Observation
 from sonde.training.scores import Accuracy, IoU, LossPerSample, Metric, Metrics, Scores
-from sonde.training.supervised_trainer import SupervisedTrainer
 
 __all__ = [
     "Accuracy",

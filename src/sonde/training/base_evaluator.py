@@ -13,10 +13,9 @@ from sonde.store import layout
 from sonde.store.layout import CAPTURES, EVALUATION_SCORES, KEPT
 from sonde.training import checkpoints
 from sonde.training.checkpoints import kept_random_state, kept_switches, seed_everything
-from sonde.training.config import EVALUATOR_KEYS, describe
+from sonde.training.config import EVALUATOR_KEYS
 from sonde.training.loaders import build_loader, num_batches
 from sonde.training.moments import Moment
-from sonde.training.recording import open_session, watch_options
 from sonde.training.runner import Runner
 from sonde.training.scores import Scores
 
@@ -32,10 +31,10 @@ class BaseEvaluator(Runner):
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("work_dir", "model", "metric")
     KNOWN: ClassVar[tuple[str, ...]] = EVALUATOR_KEYS
+    WATCHED: ClassVar[tuple[str, ...]] = ("parameters", "outputs")
 
     def __init__(self, config: Mapping[str, Any], device: str | torch.device | None = None) -> None:
         super().__init__(config, device)
-        self.watch_options = watch_options(self.config.get("watch"), what=("parameters", "outputs"))
         self.eval_dataloader: Any = None
         self.scores: Scores | None = None
 
@@ -55,7 +54,7 @@ class BaseEvaluator(Runner):
         with kept_switches(**switches), kept_random_state():
             try:
                 self._init_components_(overwrite)
-                with self._open_session() as self.session:
+                with self._watch(None, loader=self.eval_dataloader) as self.session:
                     self._fire(Moment.before_run, split="eval")
                     self.scores = self._eval_epoch_()
                     self._fire(Moment.after_run, split="eval", scores=self.scores.aggregated)
@@ -102,17 +101,6 @@ class BaseEvaluator(Runner):
         if path is not None:
             loaded = checkpoints.load_checkpoint(path, self.device)
             self.model.load_state_dict(checkpoints.model_state(loaded))
-
-    def _open_session(self) -> Any:
-        return open_session(
-            self.model,
-            None,
-            self.run_dir,
-            self.watch_options,
-            steps_done=0,
-            loader=self.eval_dataloader,
-            config=describe(self.config),
-        )
 
     def _eval_epoch_(self) -> Scores:
         """Evaluate everything, with the debugger on."""

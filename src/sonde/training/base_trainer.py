@@ -1,4 +1,4 @@
-"""The training loop. Subclasses define the loss."""
+"""The training loop, for any loss and for models that learn from labels."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from sonde.errors import OptionError
+from sonde.store import layout, open_run
 from sonde.store.layout import CAPTURES, KEPT, TEST, TEST_SCORES, VALIDATION_SCORES, epoch_folder
 from sonde.training import checkpoints
 from sonde.training.checkpoints import kept_random_state, kept_switches, seed_everything, seed_of
 from sonde.training.datapoints import Datapoint, batch_size, grouped, to_device
 from sonde.training.loaders import begin_epoch, num_batches
 from sonde.training.moments import Moment
-from sonde.training.recording import was_cut_off
-from sonde.training.scores import Scores
+from sonde.training.scores import LossPerSample, Scores
 from sonde.training.trainer_parts import TrainerParts
 
 logger = logging.getLogger("sonde")
@@ -77,7 +77,8 @@ class BaseTrainer(TrainerParts, ABC):
         return self.history
 
     def _run_watched(self) -> None:
-        with self._open_session() as self.session:
+        parts = {"loader": self.train_dataloader, "scheduler": self.scheduler, "scaler": self.precision.scaler}
+        with self._watch(self.optimizer, **parts) as self.session:
             self._fire(Moment.before_run)
             self._run_epochs()
             self._test_epoch_()
@@ -87,7 +88,12 @@ class BaseTrainer(TrainerParts, ABC):
     def _is_complete(self) -> bool:
         is_trained = self.stop_reason is not None or self._resume_point.epoch >= self.tot_epochs
         is_tested = self.test_dataloader is None or self._test_results.is_file()
-        return is_trained and is_tested and not was_cut_off(self.work_dir)
+        return is_trained and is_tested and not self._was_cut_off
+
+    @property
+    def _was_cut_off(self) -> bool:
+        """Whether the work_dir holds a run whose end has not been recorded."""
+        return (self.work_dir / layout.HEADER).is_file() and open_run(self.work_dir).status == "crashed"
 
     @property
     def _test_results(self) -> Path:
@@ -360,3 +366,30 @@ def _score(flat: Mapping[str, float], name: str | None) -> float:
     if name is None or name not in flat:
         raise OptionError(f"The validation has no score {name!r}; it has {', '.join(flat) or 'none'}. Check 'monitor'.")
     return flat[name]
+
+
+class SupervisedTrainer(BaseTrainer):
+    """Trains `model(inputs)` on `criterion(outputs, labels)`.
+
+    Without a `metric`, validation scores the loss of every sample.
+    """
+
+    REQUIRED: ClassVar[tuple[str, ...]] = (*BaseTrainer.REQUIRED, "criterion")
+
+    def _init_metric(self) -> None:
+        super()._init_metric()
+        if self.metric is None:
+            self.metric = LossPerSample(self.criterion)
+
+    def _compute_loss(self, dp: Datapoint) -> Tensor:
+        dp["outputs"] = self._forward(dp)
+        try:
+            loss: Tensor = self.criterion(dp["outputs"], dp["labels"])
+        except (AttributeError, TypeError) as error:
+            if dp.get("labels") is not None:
+                raise
+            raise OptionError(
+                "The training loader returned a batch without labels, which the criterion needs. Return "
+                "(inputs, labels) or {'inputs': ..., 'labels': ...}, or override _compute_loss."
+            ) from error
+        return loss

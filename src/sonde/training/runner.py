@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -17,14 +18,18 @@ from sonde.core import files
 from sonde.core.arguments import whole_number
 from sonde.errors import OptionError, RunError
 from sonde.hooks.guard import Guard, OnError, warn_of_fault
+from sonde.options import OPTION_NAMES
 from sonde.parallel.ranks import folder_of, this_rank
+from sonde.record.plan import DEFAULT_WHAT
 from sonde.session import IdleSession, Session
+from sonde.store import layout
 from sonde.training.config import SHARED_KEYS, build_from_config, check_config, describe
 from sonde.training.datapoints import Datapoint, as_datapoint, batch_size, to_device
 from sonde.training.loaders import num_batches
 from sonde.training.moments import Glimpse, Moment, Moments, Observation, Observer, Split
 from sonde.training.samples import Captures, SampleKeeper, build_debugger, sample_options
 from sonde.training.scores import Metrics, ScoreBook, Scores, directions_of
+from sonde.watching import watch
 
 # --------------------------------------------------------------------------------
 # Mixed precision: autocast around the forward, and a gradient scaler where the format needs one.
@@ -137,6 +142,39 @@ def _run_one(step: Callable[[Datapoint], Any], datapoint: Datapoint) -> Datapoin
 
 
 # --------------------------------------------------------------------------------
+# What the config asks to be recorded.
+
+
+# Options of `watch` that a runner sets itself.
+_OWN_OPTIONS: Final = {"resume", "start_step", "loss_fn", "loader", "scheduler", "scaler", "config"}
+_OPTIONS: Final = OPTION_NAMES - _OWN_OPTIONS
+
+
+def watch_options(option: Any, what: tuple[str, ...]) -> dict[str, Any]:
+    """Return the arguments of `sonde.watch` that a config's `watch` asks for: a dict, True, False or None.
+
+    Args:
+        option: The value in the config.
+        what: What to record by default.
+
+    Raises:
+        OptionError: It names something that `watch` does not take.
+
+    """
+    if option is None or option is True:
+        return {"what": what}
+    if option is False:
+        return {"enabled": False}
+    if not isinstance(option, Mapping):
+        raise OptionError(f"watch takes a dict of options, True or False; got {option!r:.80}.")
+    for key in option:
+        if key not in _OPTIONS:
+            near = get_close_matches(str(key), _OPTIONS, n=1) or sorted(_OPTIONS)
+            raise OptionError(f"watch has no option {key!r} (nearest: {', '.join(near)}).")
+    return {"what": what, **option}
+
+
+# --------------------------------------------------------------------------------
 
 
 logger = logging.getLogger("sonde")
@@ -153,6 +191,8 @@ class Runner:
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("work_dir", "model")
     KNOWN: ClassVar[tuple[str, ...]] = SHARED_KEYS
+    WATCHED: ClassVar[tuple[str, ...]] = DEFAULT_WHAT
+    """What is recorded by default."""
 
     def __init__(self, config: Mapping[str, Any], device: str | torch.device | None = None) -> None:
         self.config = check_config(config, required=self.REQUIRED, known=self.KNOWN)
@@ -163,6 +203,7 @@ class Runner:
         self.device = _device(device or self.config.get("device"))
         self.eval_n_jobs = whole_number("eval_n_jobs", self.config.get("eval_n_jobs", 1))
         self.precision = Precision(self.config.get("amp"), self.device)
+        self.watch_options = watch_options(self.config.get("watch"), self.WATCHED)
         self.sample_options = sample_options(self.config.get("save_samples"))
         self.session: Session = IdleSession(self.run_dir)
         self.moments = Moments()
@@ -211,6 +252,21 @@ class Runner:
     def _close_debugger(self) -> None:
         """Release the model. A debugger that came built is only switched off: its owner closes it."""
         self._captures.close(keep=self.debugger is self.config.get("debugger"))
+
+    def _watch(self, optimizer: Any, **more: Any) -> Session:
+        """Start recording into the run's folder, or continue the run that is there."""
+        # The run may have been started by rank 0 a moment ago: continuing it is right in both cases.
+        resume = (self.run_dir / layout.HEADER).is_file()
+        return watch(
+            self.model,
+            optimizer,
+            run=self.run_dir,
+            resume=resume,
+            start_step=self.cum_steps + 1 if resume else None,
+            config=describe(self.config),
+            **more,
+            **self.watch_options,
+        )
 
     def _write_config(self) -> None:
         self.work_dir.mkdir(parents=True, exist_ok=True)

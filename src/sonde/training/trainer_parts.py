@@ -12,10 +12,9 @@ from sonde.errors import OptionError, RunExists
 from sonde.store import layout
 from sonde.training import checkpoints
 from sonde.training.checkpoints import ResumePoint, random_state, restore_random_state, seed_everything
-from sonde.training.config import TRAINER_KEYS, build_from_config, check_choice, describe
+from sonde.training.config import TRAINER_KEYS, build_from_config, check_choice
 from sonde.training.early_stopping import BestScore, EarlyStopping, direction_of, early_stopping_from
 from sonde.training.loaders import build_loader, loader_state, restore_loader_state
-from sonde.training.recording import open_session, watch_options
 from sonde.training.runner import Runner
 from sonde.training.scores import Scores, directions_of
 
@@ -31,7 +30,6 @@ class TrainerParts(Runner):
         self.tot_epochs = whole_number("epochs", self.config.get("epochs", 1))
         self.accumulation_steps = whole_number("accumulation_steps", self.config.get("accumulation_steps", 1))
         self.scheduler_interval = check_choice(self.config, "scheduler_interval", ("epoch", "step"))
-        self.watch_options = watch_options(self.config.get("watch"))
         self.checkpoint_indices: list[int] = []
         self.train_dataloader: Any = None
         self.val_dataloader: Any = None
@@ -125,19 +123,6 @@ class TrainerParts(Runner):
         self.early_stopping = early_stopping_from(described, directions, self.monitor)
         if self.monitor is not None and self.val_dataloader is not None:
             self.best = BestScore(direction_of(self.monitor, directions))
-
-    def _open_session(self) -> Any:
-        return open_session(
-            self.model,
-            self.optimizer,
-            self.run_dir,
-            self.watch_options,
-            steps_done=self.cum_steps,
-            loader=self.train_dataloader,
-            scheduler=self.scheduler,
-            scaler=self.precision.scaler,
-            config=describe(self.config),
-        )
 
     # ------------------------------------------------------------------ checkpoints
 
