@@ -45,11 +45,6 @@ class LayerHooks:
         self._pass = _Pass()
         self._handles: list[Handle] = []
 
-    @property
-    def attached(self) -> bool:
-        """Whether the hooks are on the model."""
-        return bool(self._handles)
-
     def attach(self) -> None:
         """Put hooks on the layers that exist; the caller reports those that do not."""
         if self._handles or not self._debuggers:

@@ -14,9 +14,8 @@ from typing import Any, Final, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from sonde.capture import Capture, copy_outputs
+from sonde.capture import Capture, copy_outputs, write_pickled_pages
 from sonde.debuggers.base_debugger import BaseDebugger
-from sonde.debuggers.buffer import BufferQueue, BufferThread, write_pickled_pages
 from sonde.debuggers.config import build_debuggers, by_layer, check_layers
 from sonde.debuggers.forward_debugger import ForwardDebugger
 from sonde.debuggers.hooks import LayerHooks
@@ -32,6 +31,39 @@ from sonde.training.datapoints import apply_tensor_op
 logger = logging.getLogger("sonde")
 
 MB: Final = 1024 * 1024
+
+
+class BufferQueue(queue.Queue[Any]):
+    """A view of the captures that wait to be written. Do not put items into it."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self._capture = capture
+
+    def qsize(self) -> int:
+        """Return how many captures wait for the writer; 0 while no folder is set."""
+        return self._capture.num_pending if self._capture.folder is not None else 0
+
+    def empty(self) -> bool:
+        """Return whether no capture waits."""
+        return self.qsize() == 0
+
+    def join(self) -> None:
+        """Wait until all captures are written, as long as the writer makes progress."""
+        if self._capture.folder is not None:
+            self._capture.flush()
+
+
+class BufferThread(threading.Thread):
+    """A stand-in for the writer thread, which runs only while there is something to write."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__(name="sonde-pages", daemon=True)
+        self._capture = capture
+
+    def is_alive(self) -> bool:
+        """Return whether captures are written: True until the debugger is closed."""
+        return not self._capture.is_closed
 
 
 class SequentialDebugger(BaseDebugger):
