@@ -76,8 +76,8 @@ def cuda_devices(model: nn.Module) -> list[int]:
 def recompute(function: Callable[[], T]) -> T:
     """Run a forward as activation checkpointing does: inside a backward, with gradients enabled.
 
-    Those who watch the model (a session among them) leave such a forward out, since they have seen it before; as a pass
-    of its own with gradients enabled it would be taken for one of training.
+    A session that watches the model ignores such a forward, since it takes it for a recomputation. On its own, with
+    gradients enabled, it would count as a pass of the training.
     """
     results: list[T] = []
     start = torch.zeros((), device="cpu", requires_grad=True)  # a device would bring a thread of its own

@@ -12,7 +12,7 @@ import torch
 from sonde.stats.protocol import Recorder
 
 # --------------------------------------------------------------------------------
-# What torch's allocator holds on a CUDA device, step by step. Reading it asks the host's books, never the device.
+# What torch's allocator holds on a CUDA device, step by step. Reading it does not wait for the device.
 
 
 Place = tuple[str, ...]
@@ -42,7 +42,7 @@ class DeviceMemory:
         self._sites = [(recorder.site(f"{device}.{name}", "scalar"), place) for name, place in _SCALARS.items()]
 
     def see(self) -> None:
-        """Report the state of now."""
+        """Report the current state."""
         found = allocator_numbers(self._device, [place for _, place in self._sites])
         for site, place in self._sites:
             if place in found:
@@ -50,7 +50,7 @@ class DeviceMemory:
 
 
 def allocator_numbers(device: torch.device | int, places: Iterable[Place]) -> dict[Place, int]:
-    """Return what the allocator of a device has in its books, without flattening all of them as torch does.
+    """Return statistics of the allocator of a device, without flattening all of them as torch does.
 
     What it does not count is absent: one that the user plugged in need not count anything.
     """

@@ -227,7 +227,7 @@ class TensorWatch:
             self.count(step)
 
     def read_heap(self, step: int) -> int | None:
-        """Ask for malloc's books, which takes far less than a count; unless that was done at this step."""
+        """Read malloc's statistics, unless that was done at this step. It is far cheaper than a count."""
         if not self.heap or self.heap[-1][0] != step:
             begin = self._clock()
             held = self._heap()
@@ -280,7 +280,7 @@ def find_leak(
     place: str, samples: list[tuple[int, int]], watch: TensorWatch, phases: dict[str, dict[str, int]], steps: int
 ) -> Leak | None:
     """Judge one place's samples of (step, bytes), and search for the cause only if it leaks."""
-    # Malloc's own books are exact, but not all memory goes through malloc.
+    # Malloc's own statistics are exact, but not all memory goes through malloc.
     judged = [judge(series) for series in ((watch.heap, samples) if place == "process" else (samples,))]
     found = next((each for each in judged if each.steady and each.total >= LEAST_BYTES), None)
     if found is None:

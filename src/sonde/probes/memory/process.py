@@ -23,7 +23,6 @@ EVERY_SECONDS: Final = 0.1
 
 _STATM: Final = "/proc/self/statm"
 _MEMINFO: Final = "/proc/meminfo"
-_ROLLUP: Final = "/proc/self/smaps_rollup"
 _GROUP: Final = "/sys/fs/cgroup"
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -42,7 +41,7 @@ def resident_bytes() -> int | None:
         os.close(descriptor)
 
 
-class _HeapBooks(ctypes.Structure):
+class _MallInfo(ctypes.Structure):
     """What glibc's `mallinfo2` returns."""
 
     _fields_ = [
@@ -55,12 +54,12 @@ class _HeapBooks(ctypes.Structure):
 
 
 @functools.cache
-def _heap_books() -> Any:
+def _mallinfo() -> Any:
     try:
         ask = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError, TypeError):
         return None
-    ask.restype = _HeapBooks
+    ask.restype = _MallInfo
     return ask
 
 
@@ -70,21 +69,12 @@ def heap_bytes() -> int | None:
     Unlike resident memory it does not stay up when things are freed. It is read from glibc's lists of free blocks, up
     to milliseconds; small Python objects live elsewhere and are not in it.
     """
-    ask = _heap_books()
+    ask = _mallinfo()
     if ask is None:
         return None
-    books = ask()
-    # Another allocator in glibc's place leaves its books empty.
-    return int(books.uordblks + books.hblkhd) or None
-
-
-def proportional_bytes() -> int | None:
-    """Return this process's share of memory (PSS), where shared pages count in part. Milliseconds if it is big."""
-    try:
-        lines = Path(_ROLLUP).read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), None)
+    found = ask()
+    # Another allocator in place of glibc's leaves them at zero.
+    return int(found.uordblks + found.hblkhd) or None
 
 
 def available_bytes() -> int | None:
@@ -154,7 +144,7 @@ class ProcessMemory:
         self._last = float("-inf")
 
     def see(self) -> None:
-        """Report the state of now if a sample is due. Called at the end of every step."""
+        """Report the current state if a sample is due. Called at the end of every step."""
         now = self._clock()
         due = self._steps % EVERY_STEPS == 0 or now - self._last >= EVERY_SECONDS
         self._steps += 1

@@ -30,7 +30,7 @@ from sonde.probes.memory.device import (
 )
 from sonde.probes.memory.kept import KeptMemory, KeptWatch
 from sonde.probes.memory.leaks import Leak, TensorWatch, find_leak, judge
-from sonde.probes.memory.process import available_bytes, proportional_bytes, resident_bytes, total_bytes
+from sonde.probes.memory.process import available_bytes, resident_bytes, total_bytes
 from sonde.probes.profile.phases import LoopPhases, StepPhase
 from sonde.probes.profile.scope import Timeline
 
@@ -46,20 +46,18 @@ _BY_NAME: Final = {
 }
 
 
-def memory_snapshot(*, pss: bool = False, clock: Callable[[], float] = time.time) -> dict[str, Any]:
+def memory_snapshot(*, clock: Callable[[], float] = time.time) -> dict[str, Any]:
     """Return what the process, the machine and the current CUDA device hold now, in bytes.
 
     Keys: `timestamp`, `rss`, `cpu_memory_percent`, `cpu_memory_available`, `cpu_memory_used` and, once CUDA is in use,
     `cuda_allocated`, `cuda_reserved`, `cuda_max_allocated`, `cuda_max_reserved`, `cuda_device_count`,
-    `cuda_current_device`. With `pss` also `pss`, whose reading takes milliseconds in a large process. What the system
-    does not report is absent.
+    `cuda_current_device`. What the system does not report is absent.
 
     >>> memory_snapshot()["cpu_memory_percent"] <= 100
     True
     """
-    readings = {"rss": resident_bytes(), "pss": proportional_bytes() if pss else None}
-    found: dict[str, Any] = {"timestamp": clock()}
-    found |= {name: value for name, value in readings.items() if value is not None}
+    resident = resident_bytes()
+    found: dict[str, Any] = {"timestamp": clock()} | ({} if resident is None else {"rss": resident})
     return found | _machine() | _device()
 
 
@@ -122,25 +120,40 @@ _MOST_SAMPLES: Final = 2000
 
 
 class MemoryScope:
-    """Watches memory inside it. Made by `memory_scope`; it can be asked inside and after."""
+    """A context that watches the memory of the process and of CUDA devices. Entering it collects garbage once.
+
+    Its methods answer inside the context and after it.
+
+    Args:
+        every: Sample at every n-th step.
+        session: The session to note what was found in.
+        history: A file for the CUDA allocator's history, written if memory runs out inside the scope, or on demand by
+            `dump_history`. Without CUDA it has no effect.
+        max_share: The share of the time that counting living tensors may take while memory does not grow. Each count
+            walks all Python objects, which takes some ten milliseconds; entering the scope takes the first.
+        clock: Where the time stamps of snapshots come from.
+        resident: Returns the bytes this process holds.
+        own_bytes: Returns the bytes that a recorder of this process holds, which are not the program's.
+
+    """
 
     def __init__(
         self,
         *,
-        every: int,
-        session: Timeline | None,
-        history: MemoryHistory | None,
-        max_share: float,
-        clock: Callable[[], float],
-        resident: Callable[[], int | None],
-        own_bytes: Callable[[], int],
+        every: int = 1,
+        session: Timeline | None = None,
+        history: str | os.PathLike[str] | None = None,
+        max_share: float = 0.01,
+        clock: Callable[[], float] = time.time,
+        resident: Callable[[], int | None] = resident_bytes,
+        own_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self.before: dict[str, Any] = {}
         self.after: dict[str, Any] = {}
         self.steps = 0
-        self._every = every
+        self._every = whole_number("every", every)
         self._session = session
-        self._history = history
+        self._history = MemoryHistory(Path(history)) if history is not None and torch.cuda.is_available() else None
         self._clock = clock
         self._resident = resident
         self._guard = Guard("isolate", warn_of_fault)
@@ -240,7 +253,7 @@ class MemoryScope:
     # ------------------------------------------------------------------ samples
 
     def _read(self) -> dict[str, int]:
-        """Return bytes held now, by place: `process` and the CUDA devices in use. Asks the host's books only."""
+        """Return bytes held now, by place: `process` and the CUDA devices in use. Does not wait for a device."""
         found = {}
         resident = self._resident()
         if resident is not None:
@@ -295,7 +308,7 @@ class MemoryScope:
     # ------------------------------------------------------------------ answers
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the memory of now; see `memory_snapshot`."""
+        """Return the current memory; see `memory_snapshot`."""
         return memory_snapshot(clock=self._clock)
 
     def change(self) -> dict[str, float]:
@@ -364,37 +377,4 @@ class MemoryScope:
         return self._history.dump(Path(path))
 
 
-def memory_scope(
-    *,
-    every: int = 1,
-    session: Timeline | None = None,
-    history: str | os.PathLike[str] | None = None,
-    max_share: float = 0.01,
-    clock: Callable[[], float] = time.time,
-    resident: Callable[[], int | None] = resident_bytes,
-    own_bytes: Callable[[], int] = lambda: 0,
-) -> MemoryScope:
-    """Return a context that watches memory, of the process and of CUDA devices. Entering it collects garbage once.
-
-    Args:
-        every: Sample at every n-th step.
-        session: The session to note what was found in.
-        history: A file for the CUDA allocator's history, written if memory runs out inside the scope, or on demand by
-            `dump_history`. Without CUDA it has no effect.
-        max_share: The share of the time that counting living tensors may take while memory does not grow. Each count
-            walks all Python objects, which takes some ten milliseconds; entering the scope takes the first.
-        clock: Where the time stamps of snapshots come from.
-        resident: Returns the bytes this process holds.
-        own_bytes: Returns the bytes that a recorder of this process holds, which are not the program's.
-
-    """
-    recorded = MemoryHistory(Path(history)) if history is not None and torch.cuda.is_available() else None
-    return MemoryScope(
-        every=whole_number("every", every),
-        session=session,
-        history=recorded,
-        max_share=max_share,
-        clock=clock,
-        resident=resident,
-        own_bytes=own_bytes,
-    )
+memory_scope = MemoryScope  # as it reads in a `with` statement

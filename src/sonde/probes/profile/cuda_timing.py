@@ -18,7 +18,7 @@ from sonde.stats.cuda.driver import beside_captures
 from sonde.stats.protocol import Recorder
 
 # --------------------------------------------------------------------------------
-# Events in the streams of one CUDA device, which tell when work has got there without anybody waiting.
+# Events in the streams of one CUDA device: they show when work is done, without waiting for it.
 
 
 _MOST_FREE: Final = 1024

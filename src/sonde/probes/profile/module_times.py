@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from sonde.hooks.guard import UNGUARDED, Guard, backward_id, is_capturing
 from sonde.hooks.on_backward import on_gradient
 from sonde.hooks.on_call import ModuleCalls
+from sonde.hooks.unpack import unpack
 from sonde.probes.profile.cuda_timing import EventPool
 from sonde.stats.cuda.driver import beside_captures
 
@@ -76,7 +77,7 @@ class _DeviceTimes:
         self.pending: deque[tuple[str, Pass, torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=_MOST_PENDING)
 
     def arrived(self) -> Iterator[tuple[str, Pass, float]]:
-        """Give what has arrived, in milliseconds; never waits."""
+        """Yield the times that have arrived, in milliseconds; never waits."""
         while self.pending and self.pending[0][2].query() and self.pending[0][3].query():  # type: ignore[no-untyped-call]
             name, which, begin, end = self.pending.popleft()
             yield name, which, begin.elapsed_time(end)
@@ -86,12 +87,7 @@ class _DeviceTimes:
 class ModuleTimes:
     """Times every module that is called between `attach` and `remove`, in one thread."""
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-        guard: Guard = UNGUARDED,
-    ) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.perf_counter, guard: Guard = UNGUARDED) -> None:
         self._clock = clock
         self._guarded_turn = guard.wrap("module times", self._turn)
         self._tallies: dict[str, _Tally] = {}
@@ -102,12 +98,7 @@ class ModuleTimes:
         self._turning = threading.Lock()
         self._devices: dict[torch.device, _DeviceTimes] = {}
         enter, leave = guard.wrap("module times", self._enter), guard.wrap("module times", self._leave)
-        self._calls: ModuleCalls[nn.Module] = ModuleCalls(
-            None,
-            enter,
-            leave,
-            leave,
-        )
+        self._calls: ModuleCalls[nn.Module] = ModuleCalls(None, enter, leave, leave)
 
     def attach(self) -> None:
         """Begin to listen."""
@@ -124,7 +115,7 @@ class ModuleTimes:
         self._turn(None)
 
     def collect(self) -> None:
-        """Take in the devices' times that have arrived; never waits."""
+        """Add the times of devices that have arrived; never waits."""
         if is_capturing() or not any(each.pending for each in self._devices.values()):
             return
         with beside_captures():
@@ -188,10 +179,7 @@ class ModuleTimes:
         if not any(module.children()):
             for tensor in tensors:
                 if tensor.requires_grad:
-                    self._listen(tensor, call.name)
-
-    def _listen(self, tensor: Tensor, name: str) -> None:
-        on_gradient(tensor, self._guarded_turn, name)
+                    on_gradient(tensor, self._guarded_turn, call.name)
 
     def _turn(self, name: str | None, _: Tensor | None = None) -> None:
         with self._turning:  # each device has a backward thread of its own
@@ -237,12 +225,8 @@ class ModuleTimes:
         return self._names[root]
 
 
-def _tensors(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, dict):
-        output = list(output.values())
-    return [each for each in output if isinstance(each, Tensor)] if isinstance(output, list | tuple) else []
+def _tensors(value: Any) -> list[Tensor]:
+    return [tensor for _, tensor in unpack(value)]
 
 
 def _cuda_device(tensors: list[Tensor]) -> torch.device | None:

@@ -53,7 +53,7 @@ class PhaseClock(threading.local):
 
     @property
     def phase(self) -> StepPhase:
-        """The phase of now."""
+        """The current phase."""
         return self._stack[-1] if self._stack else self._between
 
     def got_batch(self) -> None:
@@ -106,7 +106,7 @@ class PhaseClock(threading.local):
 
 
 class LoopPhases:
-    """Listens to data loaders, models and backward passes. Who watches the optimizers calls `begin` and `end` for them.
+    """Listens to data loaders, models and backward passes. The tap on optimizers calls `begin` and `end` for them.
 
     `roots` are the models, or None if any module may be one: their outermost call is the forward, or an evaluation if
     gradients are disabled there. `own_seconds` tells how long Sonde's own hooks have run in this thread so far, which

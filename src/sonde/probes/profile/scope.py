@@ -64,29 +64,54 @@ class Timeline(Protocol):
 
 
 class ProfileScope:
-    """Profiles what runs inside it. Made by `profile_scope`; its answers are there once it has been left."""
+    """A context that profiles the steps inside it. It has answers once it has been left.
+
+    Args:
+        output_file: Where the Chrome trace goes; `.json` or `.json.gz`. With a run or session, `traces/profile.json.gz`
+            in its folder; else no file is written. Further repeats of a schedule are numbered.
+        schedule: Which steps to record: `ProfileSchedule(wait=1, warmup=1, active=3, repeat=1)` or such a dict. Without
+            one everything is recorded, at most 20 steps.
+        shapes: Whether operators are distinguished by the shapes of their inputs, and FLOPs counted.
+        stacks: Whether the lines of Python are recorded; needed to name the line of a host sync.
+        memory: Whether allocations are recorded.
+        modules: Whether modules are timed, forward and backward.
+        run: Folder of the run that the trace belongs to.
+        session: The session to note the profile in.
+        clock: Where times come from.
+
+    Example:
+        with profile_scope("trace.json.gz", schedule={"wait": 1, "active": 3}) as scope:
+            for x, y in loader:
+                train_step(x, y)
+        for verdict in scope.verdict():
+            print(verdict.text)
+
+    """
 
     def __init__(
         self,
-        output_file: Path | None,
+        output_file: str | os.PathLike[str] | None = None,
         *,
-        schedule: ProfileSchedule | None,
-        shapes: bool,
-        stacks: bool,
-        memory: bool,
-        modules: bool,
-        session: Timeline | None,
-        clock: Callable[[], float],
+        schedule: ProfileSchedule | Mapping[str, int] | None = None,
+        shapes: bool = True,
+        stacks: bool = True,
+        memory: bool = True,
+        modules: bool = True,
+        run: str | os.PathLike[str] | None = None,
+        session: Timeline | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.output_file = output_file
+        folder = Path(run) if run is not None else session.path if session is not None else None
+        in_run = None if folder is None else folder / "traces" / "profile.json.gz"
+        self.output_file = in_run if output_file is None else Path(output_file)
         self.trace_files: list[Path] = []
         self.notes: list[str] = []
         """What a reader of the answers should know: that recording stopped early, or never began."""
         self.steps = 0
         """Steps that ended inside the scope."""
-        self._schedule = schedule
+        self._schedule = profile_schedule(schedule)
         options = {"record_shapes": shapes, "with_stack": stacks, "profile_memory": memory, "with_flops": shapes}
-        self._windows = Windows(schedule, options)
+        self._windows = Windows(self._schedule, options)
         self._session = session
         self._clock = clock
         self._guard = Guard("isolate", warn_of_fault)
@@ -314,50 +339,4 @@ class ProfileScope:
         return found + judge_patterns(self.patterns(), quiet=_SAID_BY_US)
 
 
-def profile_scope(
-    output_file: str | os.PathLike[str] | None = None,
-    *,
-    schedule: ProfileSchedule | Mapping[str, int] | None = None,
-    shapes: bool = True,
-    stacks: bool = True,
-    memory: bool = True,
-    modules: bool = True,
-    run: str | os.PathLike[str] | None = None,
-    session: Timeline | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> ProfileScope:
-    """Return a context that profiles the steps inside it.
-
-    Args:
-        output_file: Where the Chrome trace goes; `.json` or `.json.gz`. With a run or session, `traces/profile.json.gz`
-            in its folder; else no file is written. Further repeats of a schedule are numbered.
-        schedule: Which steps to record: `ProfileSchedule(wait=1, warmup=1, active=3, repeat=1)` or such a dict. Without
-            one everything is recorded, at most 20 steps.
-        shapes: Whether operators are distinguished by the shapes of their inputs, and FLOPs counted.
-        stacks: Whether the lines of Python are recorded; needed to name the line of a host sync.
-        memory: Whether allocations are recorded.
-        modules: Whether modules are timed, forward and backward.
-        run: Folder of the run that the trace belongs to.
-        session: The session to note the profile in.
-        clock: Where times come from.
-
-    Example:
-        with profile_scope("trace.json.gz", schedule={"wait": 1, "active": 3}) as scope:
-            for x, y in loader:
-                train_step(x, y)
-        for verdict in scope.verdict():
-            print(verdict.text)
-
-    """
-    folder = Path(run) if run is not None else session.path if session is not None else None
-    path = Path(output_file) if output_file is not None else folder and folder / "traces" / "profile.json.gz"
-    return ProfileScope(
-        path,
-        schedule=profile_schedule(schedule),
-        shapes=shapes,
-        stacks=stacks,
-        memory=memory,
-        modules=modules,
-        session=session,
-        clock=clock,
-    )
+profile_scope = ProfileScope  # as it reads in a `with` statement

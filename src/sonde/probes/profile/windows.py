@@ -92,11 +92,11 @@ class Windows:
         return self._state == "recording"
 
     def begin(self) -> None:
-        """Turn to what the first step is to be."""
+        """Switch to the state of the first step."""
         self._turn(self._planned())
 
     def advance(self) -> None:
-        """Turn to what the next step is to be."""
+        """Switch to the state of the next step."""
         self.count_step()
         planned = self._planned()
         # A window that directly follows another is one of its own.
@@ -105,12 +105,12 @@ class Windows:
         self._turn(planned)
 
     def count_step(self) -> None:
-        """Say that a step has ended."""
+        """Count a step that has ended."""
         self._step += 1
         self.recorded_steps += self.is_recording
 
     def finish(self) -> None:
-        """Stop, in whatever state it is, and do not begin again."""
+        """Stop for good, from any state."""
         self._is_over = True
         self._turn("waiting")
 
