@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from sonde.core import files, statistics
-
 if TYPE_CHECKING:
     from sonde.analysis import LayerSummary, Mark, SiteSummary, Verdict
     from sonde.records import Event, Reading, Site
@@ -28,6 +26,8 @@ _CONTROL: Final = re.compile(
 
 def print_json(value: Any) -> None:
     """Print one JSON document, on one line; what is not a finite number is null."""
+    from sonde.core import files  # it needs numpy, which `sonde --help` can do without
+
     print_text(files.text(value) + "\n")
 
 
@@ -129,6 +129,8 @@ def _describe_site(row: SiteSummary) -> dict[str, Any]:
 
 def describe_readings(run: Run, step: int, readings: Sequence[tuple[Site, Reading]]) -> dict[str, Any]:
     """Describe what sites read at one step: every statistic that is known."""
+    from sonde.core import statistics
+
     described = [
         {
             "site": site.key,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sonde.cli.opening import AsJson, Width
+from sonde.cli.answer import print_json
+from sonde.cli.opening import AsJson, Width, require_run
 from sonde.errors import OptionError
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ def compare(paths: Runs, by: By = None, metric: Metrics = None, width: Width = N
 
 
 def _open(paths: Sequence[Path]) -> Iterator[tuple[str, Run]]:
-    from sonde.cli.opening import require_run
     from sonde.store import list_runs, open_run
 
     # What all paths share says nothing.
@@ -136,7 +136,6 @@ def _where(parted: Divergence) -> str:
 
 def _print_json(rows: list[RunRow], groups: list[Group], layers: list[LayerSpread], parted: Divergence | None) -> None:
     from sonde.analysis.sweep import differing
-    from sonde.cli.answer import print_json
 
     answer: dict[str, Any] = {
         "runs": [asdict(row) for row in rows],

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sonde.cli.answer import print_json, print_text
 from sonde.cli.guard import FOUND, OK
-from sonde.cli.opening import AsJson, OneRank, RunPath, Width
+from sonde.cli.opening import AsJson, OneRank, RunPath, Width, open_run
 
 if TYPE_CHECKING:
     from sonde.analysis import Ending
@@ -71,7 +72,6 @@ def diagnose(
     wrong.
     """
     from sonde.analysis import ending_of
-    from sonde.cli.opening import open_run
     from sonde.diagnosis import diagnose as judge
 
     opened = open_run(run, rank)
@@ -80,11 +80,8 @@ def diagnose(
         diagnosis = judge(opened)
     ending = ending_of(opened)
     if json or form is DiagnosisFormat.json:
-        from sonde.cli.answer import print_json
-
         print_json(describe_diagnosis(opened, diagnosis, ending))
     elif form is not DiagnosisFormat.text:
-        from sonde.cli.answer import print_text
         from sonde.views import ci
 
         write = {"github": ci.to_github, "sarif": ci.to_sarif, "junit": ci.to_junit}[form]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sonde.cli.answer import print_json
 from sonde.cli.opening import AsJson
 from sonde.cli.train import ConfigFile, Device, WorkDir, ending_on_sigterm, load, print_worst
 
@@ -39,7 +40,6 @@ def evaluate(
     Captures what the config's debuggers see of every sample. A Python config is run: use your own, or read it first.
     Checkpoints run no code.
     """
-    from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console
 
     training, config = load(config_filepath, work_dir)

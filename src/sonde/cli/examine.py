@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonde.cli.opening import AsJson, RunPath, Width
+from sonde.cli.answer import print_json
+from sonde.cli.opening import AsJson, RunPath, Width, require_run
 
 if TYPE_CHECKING:
     from sonde.core.examination import Examination
@@ -28,14 +29,11 @@ def examine(run: RunPath, step: Step = None, only: Only = None, width: Width = N
     Reports what each change did. Runs in a process of its own on the CPU, with low priority, for a minute at most.
     Needs torch, and none of the program's code. `sonde diagnose` reads the results.
     """
-    from sonde.cli.opening import require_run
     from sonde.core import examination, tape
 
     require_run(run)
     found = examination.examine(tape.find(run, step), only=only or ())
     if json:
-        from sonde.cli.answer import print_json
-
         print_json(examination.to_plain(found))
     else:
         _print(found, width)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonde.cli.opening import AsJson, OneRank, SiteGlob, read_place
+from sonde.cli.answer import print_json, utf8_output
+from sonde.cli.opening import AsJson, OneRank, SiteGlob, find_sites, open_run, read_place
+from sonde.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -91,8 +93,6 @@ def export(
     since the last export are skipped. Its folder may also be the last argument: DIR... --to dataset OUT.
     """
     from sonde.analysis.export_formats import open_writer, replacing
-    from sonde.cli.answer import print_json
-    from sonde.cli.opening import find_sites, open_run
     from sonde.views.terminal import make_console
     from sonde.views.terminal.style import plural, size
 
@@ -126,8 +126,6 @@ def export(
 
 
 def _one_run(runs: list[Path], out: Path | None, to: Format) -> tuple[Path, Path]:
-    from sonde.errors import OptionError
-
     if out is None:
         raise OptionError("Missing option '--out'. Run: sonde export --help")
     if len(runs) > 1:
@@ -136,8 +134,6 @@ def _one_run(runs: list[Path], out: Path | None, to: Format) -> tuple[Path, Path
 
 
 def _refuse_parts(*given: object) -> None:
-    from sonde.errors import OptionError
-
     if any(each is not None and each != [] for each in given):
         raise OptionError("--to dataset writes all of every run; leave out --site, --stat and --rank.")
 
@@ -145,7 +141,6 @@ def _refuse_parts(*given: object) -> None:
 def _export_dataset(folders: list[Path], out: Path | None, *, json: bool) -> None:
     from sonde.analysis.fleet import choose_engine, plan_export
     from sonde.cli.fleet import do
-    from sonde.errors import OptionError
     from sonde.store.remote.mirror import shown
 
     if out is None:
@@ -156,16 +151,12 @@ def _export_dataset(folders: list[Path], out: Path | None, *, json: bool) -> Non
 
 
 def _refuse_rank(rank: int | None) -> None:
-    from sonde.errors import OptionError
-
     if rank is not None:
         raise OptionError("--to site writes all ranks; leave out --rank.")
 
 
 def _print_table(run: Run, to: Format, sites: list[Site], columns: tuple[str, ...]) -> None:
     from sonde.analysis.export_formats import text_writer
-    from sonde.cli.answer import utf8_output
-    from sonde.errors import OptionError
 
     if to not in (Format.csv, Format.json):
         raise OptionError(
@@ -179,7 +170,6 @@ def _export_tensorboard(
     run: Run, sites: list[Site], stats: list[str] | None, out: Path, *, force: bool, json: bool
 ) -> None:
     from sonde.analysis.export_formats import check_folder, export_tensorboard
-    from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console
 
     check_folder(out, force)
@@ -192,7 +182,6 @@ def _export_tensorboard(
 
 
 def _export_site(run: Run, out: Path, *, json: bool) -> None:
-    from sonde.cli.answer import print_json
     from sonde.views.site import write_site
     from sonde.views.terminal import make_console
     from sonde.views.terminal.style import size
@@ -229,8 +218,6 @@ def check_target(out: Path, force: bool) -> None:
         OptionError: It exists, or its folder does not.
 
     """
-    from sonde.errors import OptionError
-
     if out.is_dir():
         raise OptionError(f"{out} is a folder; --out names a file.")
     if not out.parent.is_dir():

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sonde.cli.answer import print_json
+from sonde.cli.export import make_progress
 from sonde.cli.guard import FOUND
 from sonde.cli.opening import AsJson, Width
 from sonde.errors import OptionError
@@ -106,8 +108,6 @@ _DONE = {"diagnose": "diagnosed", "export": "written"}
 
 def do(plan: Work, engine: EngineFunction, action: str, out: Path, *, json: bool) -> dict[str, str]:
     """Do the work with a progress bar, and print what was done; return the problems by run."""
-    from sonde.cli.answer import print_json
-    from sonde.cli.export import make_progress
     from sonde.views.terminal import make_console
     from sonde.views.terminal.style import plural
 
@@ -140,7 +140,6 @@ def _print_problems(console: Console, failed: dict[str, str]) -> None:
 
 def _query(sql: str, out: Path, *, width: int | None, json: bool) -> None:
     from sonde.analysis.fleet import run_query
-    from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console
     from sonde.views.terminal.tables import plain_table
 
@@ -162,7 +161,6 @@ def _plain(cell: Any) -> Any:
 
 def _report(out: Path, *, width: int | None, json: bool) -> None:
     from sonde.analysis import fleet as work
-    from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console
     from sonde.views.terminal.style import plural
     from sonde.views.terminal.tables import plain_table

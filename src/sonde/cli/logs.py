@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sonde.cli.opening import AsJson, RunPath
+from sonde.cli.answer import print_json
+from sonde.cli.opening import AsJson, RunPath, require_run
 from sonde.errors import escaped
 
 if TYPE_CHECKING:
@@ -31,15 +32,12 @@ def logs(
     run: RunPath, tail: Tail = 0, code: Code = False, environment: Environment = False, json: AsJson = False
 ) -> None:
     """Print what a program printed, its code, or its environment."""
-    from sonde.cli.opening import require_run
     from sonde.store.header import read_header
     from sonde.store.logs import read_code, read_output
 
     require_run(run)
     output, sources, facts = read_output(run), read_code(run), read_header(run).environment
     if json:
-        from sonde.cli.answer import print_json
-
         print_json(_describe(output, sources, facts))
         return
     if environment:

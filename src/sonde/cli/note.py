@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from sonde.cli.opening import AsJson, RunPath
+from sonde.cli.answer import print_json
+from sonde.cli.opening import AsJson, RunPath, require_run
 from sonde.errors import OptionError, escaped
 
 EXAMPLES = """
@@ -24,7 +25,6 @@ _MOST = 100
 
 def note(run: RunPath, text: Text = None, tag: Tags = None, remove: Gone = None, json: AsJson = False) -> None:
     """Tag a run, or write a note about it."""
-    from sonde.cli.opening import require_run
     from sonde.store.header import read_header
     from sonde.store.labels import Labels, read_labels, write_labels
 
@@ -39,8 +39,6 @@ def note(run: RunPath, text: Text = None, tag: Tags = None, remove: Gone = None,
         labels = Labels(tuple(kept), labels.note if text is None else text)
         write_labels(run, labels)
     if json:
-        from sonde.cli.answer import print_json
-
         print_json({"tags": list(labels.tags), "note": labels.note})
     else:
         typer.echo(escaped(" ".join(f"#{each}" for each in labels.tags)) or "no tags")

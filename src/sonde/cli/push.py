@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from sonde.cli.opening import AsJson
+from sonde.cli.answer import print_json
+from sonde.cli.opening import AsJson, require_run
+from sonde.errors import RunError
 
 EXAMPLES = """
 sonde push ~/.cache/sonde/spool/s3/bucket/runs/first  # the rest of a run that was cut off
@@ -31,9 +33,6 @@ def push(run: Local, to: To = None, patience: Patience = 60.0, json: AsJson = Fa
     """
     from dataclasses import asdict
 
-    from sonde.cli.answer import print_json
-    from sonde.cli.opening import require_run
-    from sonde.errors import RunError
     from sonde.store.remote.spool import push as carry
     from sonde.views.terminal import make_console
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonde.cli.opening import AsJson, RunPath, Width
+from sonde.cli.answer import print_json
+from sonde.cli.opening import AsJson, RunPath, Width, require_run
 
 if TYPE_CHECKING:
     from sonde.analysis.samples import Picked
@@ -42,8 +43,6 @@ def query(
     """
     from sonde.analysis.samples import pick
     from sonde.analysis.scores import find_evaluations
-    from sonde.cli.answer import print_json
-    from sonde.cli.opening import require_run
 
     if not find_evaluations(run):  # scores do: an evaluation, or a training with watch=False, records no run
         require_run(run)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sonde.cli.answer import print_json
 from sonde.cli.diagnose import exit_code
-from sonde.cli.opening import AsJson, RunPath, Width
+from sonde.cli.opening import AsJson, RunPath, Width, require_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,14 +49,11 @@ def ranks(
     is slow and with 2 if one is stuck or dead, or costs a quarter of the time.
     """
     from sonde.analysis.ranks import read_ranks
-    from sonde.cli.opening import require_run
     from sonde.views.terminal import Look, make_console
 
     require_run(run)
     page = read_ranks(run)
     if json:
-        from sonde.cli.answer import print_json
-
         print_json(describe_ranks(run, page))
     else:
         console = make_console(width=width)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sonde.cli.answer import print_json
 from sonde.cli.guard import FOUND
 from sonde.cli.opening import AsJson
+from sonde.errors import MissingExtra, OptionError, SondeError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,8 +44,6 @@ def replay(bundle: BundlePath, model: Model, json: AsJson = False) -> None:
     Runs your code. The model that MODULE:NAME builds gets the weights, the batch and the random numbers of that step.
     Exits with 0 when the operation was confirmed, with 1 when it was not.
     """
-    from sonde.errors import MissingExtra
-
     try:
         import_module("torch")
     except ImportError as error:
@@ -51,8 +51,6 @@ def replay(bundle: BundlePath, model: Model, json: AsJson = False) -> None:
     opened = import_module("sonde.forensics.bundle").load_bundle(bundle)
     outcome = opened.replay(_find(model))
     if json:
-        from sonde.cli.answer import print_json
-
         print_json(outcome.to_json())
     else:
         _print(outcome)
@@ -62,8 +60,6 @@ def replay(bundle: BundlePath, model: Model, json: AsJson = False) -> None:
 
 def _find(text: str) -> Any:
     """Import what `MODULE:NAME` names; modules in the current folder are found, as for a script."""
-    from sonde.errors import OptionError, SondeError
-
     module_name, _, name = text.partition(":")
     if not module_name or not name:
         raise OptionError(f"--model {text!r}: write MODULE:NAME, such as mymodule:build.")

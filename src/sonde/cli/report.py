@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonde.cli.opening import RunPath
+from sonde.cli.answer import print_text
+from sonde.cli.export import check_target
+from sonde.cli.opening import RunPath, open_run
 from sonde.errors import OptionError
 
 if TYPE_CHECKING:
@@ -53,8 +55,6 @@ def report(run: RunPath, form: Form = None, out: Out = None, force: Force = Fals
 
     The HTML file holds everything it needs: it opens from disk, without a network, and runs nothing but its own script.
     """
-    from sonde.cli.opening import open_run
-
     chosen = form or _form_of(out)
     opened = open_run(run)
     if chosen is ReportFormat.text and out is None:
@@ -63,7 +63,6 @@ def report(run: RunPath, form: Form = None, out: Out = None, force: Force = Fals
         report_document(opened).print()
         return
     if str(out) == "-":
-        from sonde.cli.answer import print_text
         from sonde.views.report import render_report
 
         print_text(render_report(opened, chosen.value))
@@ -89,7 +88,6 @@ def _form_of(out: Path | None) -> ReportFormat:
 
 def _write(opened: Run, form: ReportFormat, target: Path, force: bool) -> None:
     from sonde.analysis.export_formats import replacing
-    from sonde.cli.export import check_target
     from sonde.views.report import render_report
     from sonde.views.terminal import make_console
     from sonde.views.terminal.style import size

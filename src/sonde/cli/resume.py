@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sonde.cli.opening import AsJson, RunPath
+from sonde.cli.answer import print_json
+from sonde.cli.opening import AsJson, RunPath, require_run
 
 EXAMPLES = """
 sonde resume runs/first
@@ -15,14 +16,11 @@ def resume(run: RunPath, json: AsJson = False) -> None:
     A paused training waits for the file paused.json in its run to disappear; this takes it away. A run that is not
     paused is left alone.
     """
-    from sonde.cli.opening import require_run
     from sonde.debug.pause import resume_run
 
     require_run(run)
     pause = resume_run(run)
     if json:
-        from sonde.cli.answer import print_json
-
         print_json({"run": str(run), "was_paused": pause is not None, "pause": pause})
         return
     from sonde.views.terminal import make_console

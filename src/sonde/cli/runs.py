@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sonde.cli.answer import print_json
 from sonde.cli.opening import AsJson, Width, read_place
 from sonde.errors import RunNotFound
 
@@ -39,8 +40,6 @@ def runs(folder: Folder = Path(), width: Width = None, json: AsJson = False) -> 
         raise RunNotFound(f"There is no folder {folder}. Run: sonde runs DIR, where DIR holds runs.")
     found = list_runs(folder)
     if json:
-        from sonde.cli.answer import print_json
-
         print_json({"folder": shown(folder), "runs": [_describe(run) for run in found]})
         return
     from sonde.views.terminal import make_console

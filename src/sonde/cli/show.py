@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonde.cli.opening import AsJson, LastSteps, OneRank, RunPath, SiteGlob, StatName, Width
+from sonde.cli.answer import describe_page, describe_readings, describe_sites, print_json
+from sonde.cli.opening import AsJson, LastSteps, OneRank, RunPath, SiteGlob, StatName, Width, find_sites, open_run
+from sonde.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,8 +47,6 @@ def show(
     Without options: the summary page. With --site or --stat: a table of sites, and for a single site its curve and
     histogram. With --step: the readings of one step.
     """
-    from sonde.cli.opening import open_run
-
     opened = open_run(run, rank)
     if step is not None:
         _show_step(opened, site, step, rows=rows, width=width, json=json)
@@ -57,7 +57,6 @@ def show(
 
 
 def _show_page(run: Run, *, last: int | None, width: int | None, json: bool) -> None:
-    from sonde.cli.answer import describe_page, print_json
     from sonde.views.terminal import make_console, print_summary, read_page
 
     if json:
@@ -76,7 +75,6 @@ def _show_sites(
     width: int | None,
     json: bool,
 ) -> None:
-    from sonde.cli.answer import describe_sites, print_json
     from sonde.views.terminal import make_console
 
     found = judged(run, choose_sites(run, pattern, stat), stat, last)
@@ -94,9 +92,7 @@ def choose_sites(run: Run, pattern: str | None, stat: str | None) -> list[Site]:
         SelectionError: No site matches.
 
     """
-    from sonde.cli.opening import find_sites
     from sonde.core import statistics
-    from sonde.errors import OptionError
 
     wanted = None if stat is None else statistics.find(stat).quantity
     chosen = [site for site in find_sites(run, pattern) if wanted in (None, site.quantity)]
@@ -133,7 +129,6 @@ def _print_sites(run: Run, found: list[SiteSummary], rows: int, console: Console
 def _show_step(run: Run, pattern: str | None, step: int, *, rows: int, width: int | None, json: bool) -> None:
     from rich.text import Text
 
-    from sonde.cli.answer import describe_readings, print_json
     from sonde.views.terminal import Look, make_console, reading_table
 
     readings = readings_at(run, pattern, step)
@@ -158,8 +153,6 @@ def readings_at(run: Run, pattern: str | None, step: int) -> list[tuple[Site, Re
     import numpy as np
 
     from sonde.analysis import ModelOrder
-    from sonde.cli.opening import find_sites
-    from sonde.errors import OptionError
 
     keys = {site.key for site in find_sites(run, pattern)}
     readings = [(site, reading) for site, reading in run.at(step).items() if site.key in keys]

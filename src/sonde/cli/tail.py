@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sonde.cli.answer import describe_event, describe_mark, print_json
 from sonde.cli.guard import FOUND
-from sonde.cli.opening import AsJson, RunPath, SiteGlob, StatName, Width
+from sonde.cli.opening import AsJson, RunPath, SiteGlob, StatName, Width, open_run
+from sonde.cli.show import choose_sites
 
 if TYPE_CHECKING:
     from sonde.analysis import News
@@ -44,8 +46,6 @@ def tail(
     following and does not affect the training.
     """
     from sonde.analysis import Newspaper
-    from sonde.cli.opening import open_run
-    from sonde.cli.show import choose_sites
 
     opened = open_run(run)
     chosen = choose_sites(opened, site, stat) if site is not None or stat is not None else []
@@ -109,7 +109,6 @@ def _report_json(run: Run, news: News | None, found: list[Finding]) -> None:
     import sys
 
     from sonde.analysis import News
-    from sonde.cli.answer import describe_event, describe_mark, print_json
 
     news = news or News(None, 0, float("nan"), float("nan"), 0, None)
     worst: dict[str, Any] | None = None
@@ -136,7 +135,6 @@ def _report_end(run: Run, *, width: int | None, json: bool) -> None:
     from rich.markup import escape
 
     from sonde.analysis import count_steps
-    from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console
     from sonde.views.terminal.style import STATUS_STYLES, plural
 

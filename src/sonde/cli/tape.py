@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from sonde.cli.opening import AsJson, RunPath, Width
+from sonde.cli.answer import print_text
+from sonde.cli.opening import AsJson, RunPath, Width, open_run
 
 EXAMPLES = """
 sonde tape runs/first  # the last taped step, folded by module
@@ -25,13 +26,9 @@ def tape(run: RunPath, step: Step = None, ops: Ops = False, width: Width = None,
     From the batch through modules and loss to backward and optimizer. A few steps of every run are taped: early ones,
     and one when something is found. With --json the whole tape.
     """
-    from sonde.cli.opening import open_run
-
     found = open_run(run).tape(step)
     if json:
         import msgspec
-
-        from sonde.cli.answer import print_text
 
         found.folder = ""
         print_text(msgspec.json.encode(found).decode() + "\n")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 
-from sonde.cli.opening import RunPath
+from sonde.cli.opening import RunPath, open_run
 from sonde.errors import OptionError
 
 if TYPE_CHECKING:
@@ -96,8 +96,6 @@ def top(run: RunPath, interval: Interval = 1.0) -> None:
     Pages for loss, findings, worst layers, gradient flow, time, memory and events. Keys 1 to 6 or left and right choose
     a page, up and down scroll, p pauses, q quits. Training is not affected.
     """
-    from sonde.cli.opening import open_run
-
     opened = open_run(run)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise OptionError(f"sonde top needs a terminal. Use: sonde show {run}, or sonde tail {run}")

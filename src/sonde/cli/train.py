@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sonde.cli.answer import print_json
 from sonde.cli.opening import AsJson
+from sonde.errors import MissingExtra
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +57,6 @@ def train(
     A Python config is run: use your own, or read it first. The work_dir becomes a run that all other verbs read, also
     while it trains. Ctrl-C and SIGTERM interrupt it: what was recorded is written, and --resume continues.
     """
-    from sonde.cli.answer import print_json
     from sonde.views.terminal import make_console
 
     training, config = load(config_filepath, work_dir)
@@ -96,8 +97,6 @@ def load(config_filepath: Path, work_dir: Path | None) -> tuple[Any, dict[str, A
         OptionError: The config cannot be used.
 
     """
-    from sonde.errors import MissingExtra
-
     try:
         import_module("torch")
     except ImportError as error:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from sonde.cli.answer import print_json
 from sonde.cli.guard import FOUND
-from sonde.cli.opening import AsJson, RunPath
+from sonde.cli.opening import AsJson, RunPath, require_run
 
 if TYPE_CHECKING:
     from sonde.store import Problem, Report
@@ -24,14 +25,11 @@ def verify(run: RunPath, json: AsJson = False) -> None:
     A torn tail is the end of a record that a crash cut off. It is reported, but is not damage: everything before it is
     whole. Exits with 1 when something is damaged.
     """
-    from sonde.cli.opening import require_run
     from sonde.store import verify as check
 
     require_run(run)
     report = check(run)
     if json:
-        from sonde.cli.answer import print_json
-
         print_json(_describe(report))
     else:
         _print(report)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sonde.cli.answer import print_json
 from sonde.cli.opening import AsJson
 
 EXAMPLES = """
@@ -43,8 +44,6 @@ def version(verbose: Verbose = False, json: AsJson = False) -> None:
     if verbose:
         facts |= _details()
     if json:
-        from sonde.cli.answer import print_json
-
         print_json(facts)
         return
     typer.echo(f"sonde {VERSION}")
