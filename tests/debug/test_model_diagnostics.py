@@ -15,7 +15,6 @@ from sonde.debug import (
     ModelPerformanceMetrics,
     analyze_attention,
     analyze_weights,
-    count_flops,
     describe_architecture,
     receptive_field,
 )
@@ -88,23 +87,11 @@ def test_degradation_and_memory_growth_are_reported():
 def test_an_architecture_is_found_from_the_module():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
     model[0].weight.requires_grad_(False)
-    info = describe_architecture(model, torch.zeros(2, 1, 8, 8))
+    info = describe_architecture(model)
     assert info.total_parameters == sum(p.numel() for p in model.parameters())
     assert info.total_parameters - info.trainable_parameters == 36
     assert info.layer_types == {"Conv2d": 1, "BatchNorm2d": 1, "ReLU": 1, "Flatten": 1, "Linear": 1}
-    assert info.flops_per_forward == 2 * 2 * (4 * 9 * 36 + 144 * 10)
     assert info.receptive_field == (3, 3)
-
-
-def test_counting_operations_leaves_the_model_as_it_was():
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    state = torch.get_rng_state()
-    count_flops(model, torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert torch.equal(state, torch.get_rng_state())
-    assert model.training
-    assert model[2].training
 
 
 def test_the_receptive_field_is_what_gradients_reach():

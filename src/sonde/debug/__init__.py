@@ -8,10 +8,14 @@ if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
     from sonde.debug.alerts import Alert as Alert
     from sonde.debug.alerts import DiagnosticAlert as DiagnosticAlert
     from sonde.debug.alerts import GradientAlert as GradientAlert
+    from sonde.debug.alerts import PerformanceAlert as PerformanceAlert
     from sonde.debug.alerts import TensorAlert as TensorAlert
     from sonde.debug.architecture import ArchitectureEvaluation as ArchitectureEvaluation
+    from sonde.debug.architecture import AttentionAnalysis as AttentionAnalysis
+    from sonde.debug.architecture import WeightAnalysis as WeightAnalysis
     from sonde.debug.architecture import WeightUse as WeightUse
-    from sonde.debug.architecture import count_flops as count_flops
+    from sonde.debug.architecture import analyze_attention as analyze_attention
+    from sonde.debug.architecture import analyze_weights as analyze_weights
     from sonde.debug.architecture import describe_architecture as describe_architecture
     from sonde.debug.architecture import evaluate_architecture as evaluate_architecture
     from sonde.debug.architecture import loss_gradients as loss_gradients
@@ -46,7 +50,6 @@ if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
     from sonde.debug.profiler import Profiler as Profiler
     from sonde.debug.report import DebugReport as DebugReport
     from sonde.debug.report import DebugSummary as DebugSummary
-    from sonde.debug.report import Issue as Issue
     from sonde.debug.session import DebugSession as DebugSession
     from sonde.debug.session import debug_session as debug_session
     from sonde.debug.session import debug_session_with_config as debug_session_with_config
@@ -59,9 +62,5 @@ if TYPE_CHECKING:  # The one list of public names: `attach` reads it too.
     from sonde.debug.terminal_visualizer import TerminalVisualizer as TerminalVisualizer
     from sonde.debug.visualizer import DebugVisualizer as DebugVisualizer
     from sonde.debug.visualizer import VisualizationConfig as VisualizationConfig
-    from sonde.debug.weights import AttentionAnalysis as AttentionAnalysis
-    from sonde.debug.weights import WeightAnalysis as WeightAnalysis
-    from sonde.debug.weights import analyze_attention as analyze_attention
-    from sonde.debug.weights import analyze_weights as analyze_weights
 else:
     __getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -103,6 +103,13 @@ class DiagnosticAlert(Alert):
     __slots__ = ()
 
 
+class PerformanceAlert(Alert):
+    """A bottleneck."""
+
+    source = "performance"
+    __slots__ = ()
+
+
 A = TypeVar("A", bound=Alert)
 
 

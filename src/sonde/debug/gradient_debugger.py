@@ -423,7 +423,7 @@ def _point_of_norm(layer: str, norm: float, mean: float | None, std: float | Non
     if norm < 0:
         raise OptionError(
             f"The gradient of {layer!r} has a norm of {norm:g}; norms are not negative. A single number is taken for "
-            "a norm: hand in values as a list or a tensor."
+            "a norm: pass values as a list or a tensor."
         )
     known = None if mean is None else float(mean)
     return GradientPoint(step=step, norm=norm, mean=known, std=std, nonfinite=0 if math.isfinite(norm) else 1)

@@ -11,13 +11,13 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from sonde.core.arguments import whole_number
 from sonde.debug.hook_types import HookAction, HookTrigger, Occasion, as_names
 from sonde.debug.numbers import as_array
-from sonde.debug.tensor_stats import compute_stats, to_plain
+from sonde.debug.tensor_stats import compute_stats
 from sonde.errors import OptionError, SondeError
 
 logger = logging.getLogger("sonde")
@@ -283,7 +283,7 @@ class HookManager:
             step=self.step,
             shape=tuple(getattr(values, "shape", ())),
             metadata=metadata or {},
-            statistics=functools.cache(lambda: to_plain(compute_stats(as_array(values, layer)))),
+            statistics=functools.cache(lambda: asdict(compute_stats(as_array(values, layer)))),
         )
 
     def _ask(self, number: str, entry: _Entry, occasion: Occasion) -> HookResult | None:

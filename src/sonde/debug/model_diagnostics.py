@@ -98,8 +98,6 @@ class ModelArchitectureInfo:
     """The deepest nesting of modules."""
     dtypes: dict[str, int] = field(default_factory=dict)
     """How many parameters of each type."""
-    flops_per_forward: int | None = None
-    """Operations of one forward with the example that was given."""
     receptive_field: tuple[int, ...] | None = None
     """Of a plain chain of convolutions and poolings: how much of the input one output sees, for each dimension."""
 
@@ -241,10 +239,6 @@ class ModelDiagnostics:
     def get_metrics(self) -> list[ModelPerformanceMetrics]:
         """Return the last metrics, oldest first."""
         return list(self._metrics)
-
-    def get_layer_stats(self) -> list[LayerActivationStats]:
-        """Return the last statistics of every layer."""
-        return list(self._layers.values())
 
     def get_alerts(self) -> list[DiagnosticAlert]:
         """Return the alerts, oldest first."""

@@ -30,7 +30,7 @@ def as_array(values: Any, what: str = "values") -> NDArray[Any]:
     try:
         array = np.array(values)
     except ValueError as error:
-        cure = "Hand its tensors in one by one." if isinstance(values, list | tuple) else "Give rows of one length."
+        cure = "Pass its tensors one by one." if isinstance(values, list | tuple) else "Give rows of one length."
         raise OptionError(f"{what} got parts of different shapes, which make no tensor. {cure}") from error
     if not has_numbers(array.dtype):
         kind = type(values).__name__
@@ -73,7 +73,7 @@ def _plain(tensor: Any, torch: Any, what: str) -> Any:
             f"{what} got a tensor {shape} on the meta device, which has no values. Move it to a real one."
         )
     if tensor.is_nested:
-        raise OptionError(f"{what} got a nested tensor, whose parts differ in shape. Hand in its parts: .unbind().")
+        raise OptionError(f"{what} got a nested tensor, whose parts differ in shape. Pass its parts: .unbind().")
     if tensor.is_quantized:
         return tensor.dequantize()
     if tensor.layout == torch.strided:
@@ -82,7 +82,7 @@ def _plain(tensor: Any, torch: Any, what: str) -> Any:
     if size > _MAX_DENSE_BYTES:
         raise OptionError(
             f"{what} got a sparse tensor {tuple(tensor.shape)} that takes {size / 2**30:.1f} GiB when written out. "
-            "Hand in its values: .coalesce().values()."
+            "Pass its values: .coalesce().values()."
         )
     return tensor.to_dense()
 

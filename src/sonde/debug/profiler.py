@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from sonde.debug.alerts import PerformanceAlert, make_finding
 from sonde.diagnosis.judgement import Curves, judge_curves
 from sonde.diagnosis.rules.loading import WAIT_SECONDS, WAIT_STEPS
 from sonde.errors import OptionError
@@ -81,6 +82,10 @@ class Bottleneck:
     """What to do, why, and what it gains at most."""
     gain: float | None = None
     """Share of the measured time that can be saved at most; None if that is not known."""
+
+    def alert(self, step: int) -> PerformanceAlert:
+        """Return it as an alert of a step."""
+        return PerformanceAlert(make_finding(self.kind, "warning", self.message, step=step, fix=self.suggestion))
 
 
 class Profiler:

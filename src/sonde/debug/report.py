@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from sonde.core import files
 from sonde.debug.alerts import Alert
@@ -21,18 +21,6 @@ if TYPE_CHECKING:
 
 
 _MOST_ROWS: Final = 30
-IssueSeverity = Literal["info", "warning", "critical"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Issue:
-    """Something that is wrong, as one line of the report."""
-
-    severity: IssueSeverity
-    source: str
-    """`finding`, `gradient`, `tensor`, `diagnostics` or `performance`."""
-    message: str
-    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +44,8 @@ class DebugReport:
     rank: int = 0
     """Which process of a distributed training this is about."""
     steps: int
-    issues: tuple[Issue, ...]
+    issues: tuple[Alert, ...]
+    """What is wrong: findings on the run, what single steps showed, and what is slow."""
     findings: tuple[Finding, ...]
     tensors: dict[str, Any] = field(default_factory=dict)
     gradients: dict[str, Any] = field(default_factory=dict)
@@ -81,7 +70,7 @@ class DebugReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-ready values."""
         plain = {name: getattr(self, name) for name in self.__slots__}
-        plain["issues"] = [{name: getattr(issue, name) for name in issue.__slots__} for issue in self.issues]
+        plain["issues"] = [issue.to_json() for issue in self.issues]
         plain["findings"] = [finding.to_json() for finding in self.findings]
         return plain
 
@@ -138,7 +127,7 @@ def make_report(
     diagnostics: ModelDiagnostics,
     dashboard: str | None,
 ) -> DebugReport:
-    """Return the report of a session as of now."""
+    """Return the current report of a session."""
     analysis = gradients.analyze_gradient_flow()
     advice = [finding.fix for finding in session.findings if finding.severity != "info"]
     advice += [*analysis.recommendations, *diagnostics.analyze_training_dynamics().recommendations]
@@ -151,7 +140,13 @@ def make_report(
         run=None if session.kept_in is None else str(session.kept_in),
         rank=session.rank,
         steps=session.step,
-        issues=tuple(_issues(session, [*gradients.get_alerts(), *inspector.get_alerts(), *diagnostics.get_alerts()])),
+        issues=(
+            *map(Alert, session.findings),
+            *gradients.get_alerts(),
+            *inspector.get_alerts(),
+            *diagnostics.get_alerts(),
+            *(bottleneck.alert(session.step) for bottleneck in session.profiler.analyze_performance()),
+        ),
         findings=tuple(session.findings),
         tensors=inspector.generate_report(),
         gradients=analysis.to_json(),
@@ -161,11 +156,3 @@ def make_report(
         recommendations=tuple(dict.fromkeys(text for text in advice if text)),
         dashboard=dashboard,
     )
-
-
-def _issues(session: DebugSession, alerts: Sequence[Alert]) -> Iterator[Issue]:
-    """Return what is wrong: the findings on the run, then what single steps showed, then what is slow."""
-    for alert in (*map(Alert, session.findings), *alerts):
-        yield Issue(severity=alert.severity, source=alert.source, message=alert.message, fix=alert.fix)
-    for slow in session.profiler.analyze_performance():
-        yield Issue(severity="warning", source="performance", message=slow.message, fix=slow.suggestion)

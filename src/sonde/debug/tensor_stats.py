@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import ml_dtypes
@@ -114,7 +114,10 @@ def compute_distribution(array: NDArray[Any]) -> TensorDistribution | None:
         counts=tuple(counts.tolist()),
         edges=tuple(edges.tolist()),
         percentiles={f"p{level}": value for level, value in levels.items()},
-        outliers=tuple(_outlier(flat, int(place), array.shape) for place in outliers[:MAX_OUTLIERS]),
+        outliers=tuple(
+            Outlier(index=_index(int(place), array.shape), value=float(flat[place]))
+            for place in outliers[:MAX_OUTLIERS]
+        ),
         num_outliers=len(outliers),
         skewness=_moment(good, 3),
         kurtosis=None if (fourth := _moment(good, 4)) is None else fourth - 3.0,
@@ -140,10 +143,6 @@ def _outliers(flat: Floats, low: float, high: float) -> NDArray[np.intp]:
     return order
 
 
-def _outlier(flat: Floats, place: int, shape: tuple[int, ...]) -> Outlier:
-    return Outlier(index=_index(place, shape), value=float(flat[place]))
-
-
 def _index(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(part) for part in np.unravel_index(place, shape)) if shape else ()
 
@@ -156,11 +155,6 @@ def _moment(values: Floats, order: int) -> float | None:
     if not np.isfinite(scale) or scale <= 1e-12 * max(float(np.abs(values).max()), 1e-300):
         return None
     return float(np.mean((centred / scale) ** order))
-
-
-def to_plain(item: Any) -> dict[str, Any]:
-    """Return a summary as a dict, for JSON."""
-    return asdict(item)
 
 
 _BITS: Final = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
@@ -216,26 +210,23 @@ def compare_arrays(left: NDArray[Any], right: NDArray[Any]) -> TensorComparison:
     )
 
 
-def _relative(x: NDArray[np.float64], y: NDArray[np.float64], away: NDArray[np.float64]) -> float | None:
+def _relative(x: Floats, y: Floats, away: Floats) -> float | None:
     if not x.size:
         return None
     scale = np.maximum(np.abs(x), np.abs(y))
     return float(np.divide(away, scale, out=np.zeros_like(away), where=scale > 0).max())
 
 
-def _cosine(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
+def _cosine(x: Floats, y: Floats) -> float | None:
     lengths = float(np.linalg.norm(x)) * float(np.linalg.norm(y))
     return float(np.clip(x @ y / lengths, -1.0, 1.0)) if lengths > 0 and np.isfinite(lengths) else None
 
 
-def _worst(
-    a: NDArray[np.float64], b: NDArray[np.float64], both: NDArray[np.bool_], shape: tuple[int, ...]
-) -> tuple[int, ...] | None:
+def _worst(a: Floats, b: Floats, both: NDArray[np.bool_], shape: tuple[int, ...]) -> tuple[int, ...] | None:
     if not both.any():
         return None
     away = np.where(both, np.abs(np.where(both, a, 0.0) - np.where(both, b, 0.0)), -1.0)
-    place = int(away.argmax())
-    return tuple(int(part) for part in np.unravel_index(place, shape)) if shape else ()
+    return _index(int(away.argmax()), shape)
 
 
 def _ulp(left: NDArray[Any], right: NDArray[Any]) -> int | None:
@@ -297,7 +288,7 @@ class MeanSeries:
     def __len__(self) -> int:
         return min(len(self._flat) // _FIELDS, _MAX_POINTS)
 
-    def points(self) -> NDArray[np.float64]:
+    def points(self) -> Floats:
         """Return the inspections as rows, oldest first."""
         return np.array(self._flat).reshape(-1, _FIELDS)[-_MAX_POINTS:]
 

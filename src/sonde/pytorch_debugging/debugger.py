@@ -163,6 +163,18 @@ class PyTorchDebugger:
             finally:
                 del self._open[name]
 
+    @contextlib.contextmanager
+    def _enabled_scopes(self, profiled: Mapping[str, int] | None = None) -> Iterator[None]:
+        """Enter the scopes whose flags are on; `profiled` is the schedule of the profiler."""
+        with contextlib.ExitStack() as stack:
+            if self.enable_memory_tracking:
+                stack.enter_context(self.memory_tracking())
+            if self.enable_anomaly_detection:
+                stack.enter_context(self.anomaly_detection())
+            if self.enable_profiling:
+                stack.enter_context(self.profiling(schedule=profiled))
+            yield
+
     # ------------------------------------------------------------------ checks
 
     def check_gradients(self, model: nn.Module, gradient_threshold: float | None = None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Sized
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,7 +120,8 @@ class EnhancedTrainingOptimizer:
     def run(self, resume_from: str | os.PathLike[str] | bool | None = None) -> TrainingResults:
         """Train, blocking; see `train`."""
         resume = self._prepare(resume_from)
-        with self.logger.training_context(self._described()), self._debugging():
+        scopes = contextlib.nullcontext() if self.debugger is None else self.debugger._enabled_scopes()
+        with self.logger.training_context(self._described()), scopes:
             began = self._clock()
             history = self.trainer.run(resume=resume)
             self.results = self._results(history, self._clock() - began)
@@ -184,19 +185,6 @@ class EnhancedTrainingOptimizer:
         self.model.load_state_dict(model_state(load_checkpoint(source)))
         self.logger.log_event("checkpoint_load", f"weights of {source}", {"path": str(source)})
         return False
-
-    @contextlib.contextmanager
-    def _debugging(self) -> Iterator[None]:
-        """Enter the scopes that the debugger's flags turn on."""
-        with contextlib.ExitStack() as stack:
-            if self.debugger is not None:
-                if self.debugger.enable_anomaly_detection:
-                    stack.enter_context(self.debugger.anomaly_detection())
-                if self.debugger.enable_memory_tracking:
-                    stack.enter_context(self.debugger.memory_tracking())
-                if self.debugger.enable_profiling:
-                    stack.enter_context(self.debugger.profiling())
-            yield
 
     def _observe(self) -> None:
         on = self.trainer.on

@@ -68,12 +68,7 @@ def debug_training_session(
         stack.push(debugger)
         stack.push(_failure_noter(debugger))
         debugger._watch(model)
-        if enable_memory_tracking:
-            stack.enter_context(debugger.memory_tracking())
-        if enable_anomaly_detection:
-            stack.enter_context(debugger.anomaly_detection())
-        if enable_profiling:
-            stack.enter_context(debugger.profiling(schedule=_PROFILED))
+        stack.enter_context(debugger._enabled_scopes(_PROFILED))
         yield debugger
 
 

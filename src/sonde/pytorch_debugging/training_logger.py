@@ -203,12 +203,6 @@ class TrainingLogger:
         self.log_metrics(named, epoch=epoch, split="val")
         self.log_event(TrainingEventType.VALIDATION_END, _in_words(named), {"epoch": epoch, **named})
 
-    def log_learning_rate_change(self, before: float, after: float, epoch: int | None = None) -> None:
-        """Log that the learning rate has changed."""
-        message = f"learning rate {before:g} -> {after:g}"
-        data = {"before": before, "after": after, "epoch": epoch}
-        self.log_event(TrainingEventType.LEARNING_RATE_CHANGE, message, data)
-
     def log_checkpoint(self, path: str | Path, epoch: int | None = None) -> None:
         """Log that a checkpoint was saved."""
         self.log_event(TrainingEventType.CHECKPOINT_SAVE, f"saved {path}", {"path": str(path), "epoch": epoch})
