@@ -1,8 +1,11 @@
 """A datapoint: one batch on its way through a loop, as a dict.
 
-inputs what the model is called with labels the targets meta_info {"idx": [ids of the samples], ...} outputs what
-the model returned (after its forward) scores numbers a sample, by name (in evaluation) debug what the debugger
-returned (in evaluation, while it is enabled)
+- `inputs`: what the model is called with
+- `labels`: the targets
+- `meta_info`: `{"idx": [ids of the samples], ...}`
+- `outputs`: what the model returned, after its forward
+- `scores`: numbers for each sample, by name, in evaluation
+- `debug`: what the debugger returned, in evaluation while it is enabled
 """
 
 from __future__ import annotations
