@@ -9,12 +9,11 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import psutil
 from torch import nn
 from torch.optim import Optimizer
 
@@ -34,6 +33,7 @@ from sonde.errors import ClosedError, OptionError
 from sonde.hooks.guard import UNGUARDED, Handle, remove_all
 from sonde.hooks.names import named_modules, own_wrapper_words, plain_name
 from sonde.hooks.on_step import on_step
+from sonde.probes.memory.process import resident_bytes
 from sonde.probes.profile.module_times import ModuleTimes
 from sonde.record.plan import What
 from sonde.records import Finding
@@ -109,7 +109,6 @@ class DebugSession:
         self._bundle_reason = ""
         self._is_catching_up = False
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._process = psutil.Process()
 
     def _make_parts(self) -> None:
         gate, config = self._gate, self.config
@@ -509,7 +508,10 @@ class DebugSession:
         return self._schedule(self.step + 1)
 
     def _metadata(self) -> Mapping[str, Any]:
-        return _Metadata(self._feed, self._process)
+        """Return what conditions may ask about besides the tensor."""
+        resident = resident_bytes()
+        memory = None if resident is None else resident / 2**20
+        return {"loss": self._feed.last_loss, "gradient_norm": self._feed.last_gradient_norm, "memory_mb": memory}
 
     def _bring_up_to_date(self) -> None:
         """Hand over what was recorded from the model. Its problems are reported as findings, not once more here."""
@@ -534,30 +536,6 @@ class DebugSession:
 
     def _make_report(self, dashboard: str | None) -> DebugReport:
         return make_report(self, self._gradients, self._inspector, self._diagnostics, dashboard)
-
-
-class _Metadata(Mapping[str, Any]):
-    """What conditions may ask about. Memory is looked up only if one does."""
-
-    _NAMES = ("loss", "gradient_norm", "memory_mb")
-
-    def __init__(self, feed: Feed, process: psutil.Process) -> None:
-        self._feed, self._process = feed, process
-
-    def __getitem__(self, name: str) -> Any:
-        if name == "loss":
-            return self._feed.last_loss
-        if name == "gradient_norm":
-            return self._feed.last_gradient_norm
-        if name == "memory_mb":
-            return self._process.memory_info().rss / 2**20
-        raise KeyError(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._NAMES)
-
-    def __len__(self) -> int:
-        return len(self._NAMES)
 
 
 def _kinds(model: nn.Module | None) -> dict[str, str]:
