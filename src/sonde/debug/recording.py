@@ -23,6 +23,7 @@ from sonde.debug.hooks import Hook, HookManager
 from sonde.debug.model_diagnostics import ModelDiagnostics, ModelPerformanceMetrics
 from sonde.debug.profiler import Profiler
 from sonde.debug.tensor_inspector import TensorInspector
+from sonde.diagnosis.case import LOSS_NAMES
 from sonde.errors import OptionError
 from sonde.hooks.guard import UNGUARDED, Handle, remove_all
 from sonde.hooks.names import is_wrapper, named_modules
@@ -162,7 +163,7 @@ class Feed(StepFeed[_Label]):
 
     def _see_loss_site(self, site: Site) -> None:
         """Prefer what the user logs as a loss to what the loss function returned."""
-        logged = site.quantity == "scalar" and site.name in ("loss", "train_loss")
+        logged = site.quantity == "scalar" and site.name in LOSS_NAMES
         returned = site.name == signals.LOSS and site.quantity == "output" and site.phase == "train"
         if logged or (returned and self._loss_site is None):
             self._loss_site = site.id

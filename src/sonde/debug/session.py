@@ -29,6 +29,7 @@ from sonde.debug.profiler import Profiler
 from sonde.debug.recording import Feed, LiveHooks, Place, take_folder
 from sonde.debug.report import DebugReport, make_report
 from sonde.debug.tensor_inspector import TensorInspector
+from sonde.diagnosis.case import LOSS_NAMES
 from sonde.errors import ClosedError, OptionError
 from sonde.hooks.guard import UNGUARDED, Handle, remove_all
 from sonde.hooks.names import named_modules, own_wrapper_words, plain_name
@@ -44,7 +45,6 @@ from sonde.watching import open_session, watch
 
 logger = logging.getLogger("sonde")
 
-_LOSSES: Final = ("loss", "train_loss")
 _NEVER: Final = Schedule("never", lambda step: False)
 
 
@@ -279,7 +279,7 @@ class DebugSession:
         self._logged.update(scalars)
         if self._recording is not None:
             self._recording.log(**scalars)
-        name = next((name for name in _LOSSES if name in scalars), None)
+        name = next((name for name in LOSS_NAMES if name in scalars), None)
         if name is not None:
             self._diagnostics.record_training_dynamics(self.step + 1, as_number(scalars[name], name))
 
