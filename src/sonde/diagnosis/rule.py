@@ -237,7 +237,7 @@ def few(names: Sequence[str], most: int = 3) -> str:
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
-def by_number(names: Sequence[str], one: str, several: str) -> str:
+def by_number(names: Sequence[object], one: str, several: str) -> str:
     """Return the words that fit the number of names.
 
     >>> by_number(["a"], "is", "are")

@@ -18,10 +18,12 @@ _AROUND_STEP: Final[CodeType] = Optimizer.profile_hook_step(lambda self: None)._
 
 def on_step(before: Guarded, after: Guarded) -> list[Handle]:
     """Call these with `(optimizer, args, kwargs)` around every step of every optimizer of the process."""
-    return [
-        keep(guard_of(before), register_optimizer_step_pre_hook(unless_compiling(before))),
-        keep(guard_of(after), register_optimizer_step_post_hook(unless_compiling(after))),
-    ]
+    return [keep(guard_of(before), register_optimizer_step_pre_hook(unless_compiling(before))), after_step(after)]
+
+
+def after_step(after: Guarded) -> Handle:
+    """Call this with `(optimizer, args, kwargs)` after every step of every optimizer of the process."""
+    return keep(guard_of(after), register_optimizer_step_post_hook(unless_compiling(after)))
 
 
 def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

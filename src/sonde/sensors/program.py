@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from sonde.core.facts import PROGRAM_EVENT, CallFacts, Facts, Plain
 from sonde.hooks.guard import Handle
 from sonde.hooks.names import named_parameters, unwrap
-from sonde.hooks.on_step import on_step
+from sonde.hooks.on_step import after_step
 from sonde.hooks.replace_function import LOADING, ReplacedFunction
 from sonde.hooks.user_line import current_line, is_users
 from sonde.sensors.facts import loader_facts, scheduler_facts
@@ -66,6 +66,11 @@ _MODULE_STATE: Final = ReplacedFunction(nn.Module, "state_dict")
 _OPTIMIZER_STATE: Final = ReplacedFunction(Optimizer, "state_dict")
 _SAVE: Final = ReplacedFunction(torch, "save")
 _PASS: Final = ReplacedFunction(DataLoader, "__iter__")
+_INITIALISING: Final = [
+    ReplacedFunction(nn.init, name)
+    for name, each in vars(nn.init).items()
+    if name.endswith("_") and not name.startswith("_") and callable(each)
+]
 _AVERAGED_CALL: Final = ReplacedFunction(AveragedModel, "forward")
 
 
@@ -192,6 +197,8 @@ class ProgramCalls(Sensor):
         self._found: list[tuple[weakref.ref[LRScheduler], int]] = []
         """Schedulers that were there when the session began, and how often each had been stepped."""
         self._knows_scheduler = context.watched.helpers.scheduler is not None
+        self._reset: set[str] = set()
+        """Names of parameters that were initialised anew; a few are enough."""
         self._rated: set[int] = set()
         """Optimizers that have stepped, by id."""
 
@@ -304,8 +311,10 @@ class ProgramCalls(Sensor):
             yield seeding.function.listen(before=wrap(name, begin_seed), after=wrap(name, end_seed))
         yield _PASS.listen(after=wrap(name, self._pass_begun))
         yield LOADING.listen(after=wrap(name, self._batch_fetched))
+        for each in _INITIALISING:
+            yield each.listen(before=wrap(name, self._initialised))
         yield _AVERAGED_CALL.listen(before=wrap(name, self._averaged_called))
-        yield from on_step(wrap(name, _nothing), wrap(name, self._optimizer_stepped))
+        yield after_step(wrap(name, self._optimizer_stepped))
 
     # ------------------------------------------------------------------ optimizers and schedulers
 
@@ -322,7 +331,9 @@ class ProgramCalls(Sensor):
             self._look_at_copies()
 
     def _optimizer_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if id(optimizer) not in self._stepped and len(self._stepped) < _MAX_HELD:
+        known = self._stepped.get(id(optimizer))
+        if known is None or known() is not optimizer:
+            self._stepped = {key: ref for key, ref in self._stepped.items() if ref() is not None}
             self._stepped[id(optimizer)] = weakref.ref(optimizer)
 
     def _begin(self, args: Any, kwargs: Any) -> None:
@@ -341,10 +352,7 @@ class ProgramCalls(Sensor):
 
     def _note_scheduler(self, verb: str, scheduler: LRScheduler, line: str | None = None) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
-        groups = {id(group) for group in getattr(optimizer, "param_groups", ())}
-        alive = [each for ref in self._stepped.values() if (each := ref()) is not None]
-        # A wrapper around an optimizer shares its groups.
-        steps = any(each is optimizer or groups & set(map(id, each.param_groups)) for each in alive)
+        steps = id(optimizer) in self._stepped or self._shares_groups(optimizer)
         key = () if verb == "scheduler.made" else (id(scheduler),)
         total = getattr(scheduler, "total_steps", None)
         if (
@@ -355,7 +363,7 @@ class ProgramCalls(Sensor):
             self.context.book.add(scheduler=scheduler_facts(scheduler, self._names))
         if verb == "scheduler.found":
             self._found.append((weakref.ref(scheduler), int(scheduler.last_epoch)))
-        self._note(
+        entry = self._note(
             verb,
             self._names.get(id(optimizer), ""),
             *key,
@@ -364,6 +372,13 @@ class ProgramCalls(Sensor):
             drives=steps,
             total=total if isinstance(total, int) else None,
         )
+        entry.data.setdefault("counted", int(scheduler.last_epoch))
+
+    def _shares_groups(self, optimizer: Any) -> bool:
+        """Return whether an optimizer is a wrapper around one that has stepped, whose groups it shares."""
+        groups = {id(group) for group in getattr(optimizer, "param_groups", ())}
+        alive = (each for ref in self._stepped.values() if (each := ref()) is not None)
+        return any(groups & set(map(id, each.param_groups)) for each in alive)
 
     def _optimizer_state_taken(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         groups = result.get("param_groups") if isinstance(result, dict) else None
@@ -510,6 +525,23 @@ class ProgramCalls(Sensor):
         if norms:
             self._note("averaged.call", "", norms=len(norms), copied=copied)
 
+    def _initialised(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that a parameter is initialised anew that an optimizer has stepped before."""
+        tensor = args[0] if args else kwargs.get("tensor")
+        name = self.context.book.names.get(id(tensor))
+        owner = self.context.owners.get(id(tensor))
+        if name is None or owner is None or not self.context.steps:
+            return
+        if name not in self._reset:
+            if len(self._reset) >= _COMPARED:
+                return
+            self._reset.add(name)
+        ref = self._stepped.get(owner[1])
+        optimizer = None if ref is None else ref()
+        if optimizer is not None:
+            # An optimizer that is dropped next, for one of the next fold or cycle, has stepped for the last time.
+            self._note("initialised", name, owner[1], optimizer=owner[0])
+
     def _look_at_parameters(self) -> None:
         """Note parameters that were replaced or unfrozen since the session began and that no optimizer holds."""
         names = self.context.book.names
@@ -532,16 +564,24 @@ class ProgramCalls(Sensor):
     def _look_for_second_names(self) -> None:
         """Note a variable that is named as another model would be, and is the one that is trained."""
         for variables in _users_variables():
-            names = [name for name, value in variables.items() if id(value) in self._models]
+            names = [name for name, value in variables.items() if id(value) in self._models or self._is_shallow(value)]
             for name in (each for each in names if any(word in each.lower().split("_") for word in _ROLES)):
-                same = [other for other in names if other != name and variables[other] is variables[name]]
+                same = [other for other in names if other != name and self._is_shared(variables, name, other)]
                 plain = [other for other in same if not any(word in other.lower().split("_") for word in _ROLES)]
                 if plain and (("second_name", name, "") not in self._entries):
                     self._note("second_name", name, line="", of=plain[0])
 
+    def _is_shallow(self, value: Any) -> bool:
+        """Return whether a variable is a shallow copy of a watched model: another object with the same parameters."""
+        if not isinstance(value, nn.Module) or id(value) in self._models:
+            return False
+        models = [each for each in self.context.watched.models.values() if type(each) is type(value)]
+        return any(set(map(id, value.parameters())) == set(map(id, each.parameters())) != set() for each in models)
 
-def _nothing(*_: Any) -> None:
-    """Do nothing."""
+    @staticmethod
+    def _is_shared(variables: dict[str, Any], one: str, other: str) -> bool:
+        first, second = variables[one], variables[other]
+        return first is second or next(first.parameters(), one) is next(second.parameters(), other)
 
 
 def _line() -> str:

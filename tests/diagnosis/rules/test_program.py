@@ -156,7 +156,7 @@ def keep(state, ill):
     return state if ill else copy.deepcopy(state)
 
 
-@pytest.mark.parametrize("use", ["load", "save", "list", "name"])
+@pytest.mark.parametrize("use", ["load", "save", "list", "name", "shallow"])
 @pytest.mark.parametrize("ill", [True, False])
 def test_weights_that_are_kept_without_a_copy(tmp_path, ill, use):
     model, optimizer = made()
@@ -168,13 +168,15 @@ def test_weights_that_are_kept_without_a_copy(tmp_path, ill, use):
                 kept.append(keep(model.state_dict(), ill))
             elif use == "name" and number == 2:
                 best_model = model if ill else copy.deepcopy(model)
+            elif use == "shallow" and number == 2:
+                best_model = copy.copy(model) if ill else copy.deepcopy(model)
             elif number in (2, 4):
                 best = keep(model.state_dict(), ill)
         if use == "load":
             model.load_state_dict(best)
         elif use == "save":
             torch.save({"model": best}, io.BytesIO())
-    assert best_model is None or use == "name"
+    assert (best_model is not None) is (use in ("name", "shallow"))
     assert (found(session, "best_state_shares_memory") is not None) is ill
 
 
@@ -332,6 +334,34 @@ def test_parameters_that_are_unfrozen_and_not_trained(tmp_path, ill):
                     optimizer.add_param_group({"params": list(model[0].parameters())})
             step(model, optimizer, session)
     assert (found(session, "params_not_in_optimizer") is not None) is ill
+
+
+@pytest.mark.parametrize("kind", ["ill", "once", "folds"])
+def test_weights_that_are_initialised_in_the_loop(tmp_path, kind):
+    model, optimizer = made()
+    with watched(tmp_path, model, optimizer) as session:
+        for epoch in range(4):
+            if kind != "once" or not epoch:
+                model[0].reset_parameters()
+                optimizer = SGD(model.parameters(), lr=0.1) if kind == "folds" else optimizer
+            for _ in range(3):
+                step(model, optimizer, session)
+    assert (found(session, "weights_reset_in_loop") is not None) is (kind == "ill")
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_scheduler_that_is_stepped_first(tmp_path, ill):
+    model, optimizer = made()
+    scheduler = ExponentialLR(optimizer, 0.9)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(4):
+            if ill:
+                scheduler.step()
+            step(model, optimizer, session)
+            if not ill:
+                scheduler.step()
+    assert (found(session, "scheduler_before_optimizer") is not None) is ill
 
 
 # ---------------------------------------------------------------------- the timeline itself

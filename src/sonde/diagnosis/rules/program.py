@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sonde.core import signals
 from sonde.core.facts import CallFacts
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
+from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import NOT_TRAINED
 from sonde.diagnosis.track import Values
 
@@ -189,6 +189,38 @@ def _are_records(kept: list[bool], values: Values) -> bool:
     lows = np.minimum.accumulate(np.concatenate([[np.inf], values[:-1]]))
     is_record = [bool(each) for each in values > best]
     return kept == is_record and kept != [bool(each) for each in values < lows]
+
+
+INITIALISED_AGAIN = Threshold(2, "times: one restart with the same optimizer may be meant")
+
+
+@rule(
+    "weights_reset_in_loop",
+    needs=["facts.program"],
+    explains=[*NOT_TRAINED, "not_learning", "loss_plateau", "loss_spike", "loss_oscillation"],
+    exact=True,
+    fix="Initialise the weights once, before the optimizer is made and before the loop.",
+    refute="Compare a weight before and after the line: if it is the same, this finding is wrong.",
+    lasting=True,
+)
+def weights_reset_in_loop(case: Case) -> Found | None:
+    """Weights are initialised anew in the course of training, and the optimizer goes on."""
+    calls = [call for call in case.facts.calls("initialised") if len(set(call.steps)) >= INITIALISED_AGAIN]
+    # The last time may come before a new optimizer is made: it counts once there were steps after it.
+    calls = [call for call in calls if case.step > call.steps[-1] or len(set(call.steps)) > INITIALISED_AGAIN]
+    if not calls:
+        return None
+    times = max(len(set(call.steps)) for call in calls)
+    return Found(
+        step=calls[0].steps[0],
+        sites=tuple(call.about for call in calls),
+        evidence=(
+            above("times that weights were initialised after the first step", times, INITIALISED_AGAIN),
+            fact("parameters", len(calls)),
+        ),
+        cause=f"{few([call.about for call in calls])} {by_number(calls, 'is', 'are')} initialised anew{calls[0].place} "
+        f"{times} times after training began, with the same optimizer: what was learnt is lost each time.",
+    )
 
 
 # ---------------------------------------------------------------------- seeds

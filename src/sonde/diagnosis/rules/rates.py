@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from sonde.core import signals
+from sonde.core.facts import CallFacts
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.learning import judge
 from sonde.diagnosis.outlook import chance_loss, is_failing, is_learning_well, is_near_chance
@@ -417,7 +418,7 @@ def _is_held_low(case: Case) -> bool:
 
 @rule(
     "scheduler_before_optimizer",
-    needs=[signals.STATE_STEPS],
+    needs=[signals.STATE_STEPS, "facts.program"],
     exact=True,
     fix="Call optimizer.step() first, then scheduler.step().",
     refute="Print scheduler.last_epoch right after the first optimizer.step(): if it is 0, this finding is wrong.",
@@ -425,6 +426,10 @@ def _is_held_low(case: Case) -> bool:
 )
 def scheduler_before_optimizer(case: Case) -> Found | None:
     """The scheduler is stepped before the optimizer."""
+    for call in case.facts.calls("scheduler.step"):
+        # A counter that is not at its start, and an optimizer that has stepped before, were loaded from a checkpoint.
+        if call.about and call.steps[0] == 0 and call.count > 1 and call.data.get("counted") == 1:
+            return None if _was_loaded(case) else _before_the_optimizer(call)
     counter = case.scalar("scheduler.last_epoch")
     scheduler = case.facts.scheduler
     if counter is None or scheduler is None:
@@ -442,6 +447,19 @@ def scheduler_before_optimizer(case: Case) -> Found | None:
             above("the same at the end of the first step", counts[0], 1, "scheduler.last_epoch:scalar mean"),
         ),
         cause="scheduler.step() is called before optimizer.step(): the first value of the schedule is never used.",
+    )
+
+
+def _before_the_optimizer(call: CallFacts) -> Found:
+    return Found(
+        step=1,
+        sites=("scheduler",),
+        evidence=(
+            fact("steps of the optimizer at the first call of scheduler.step()", 0),
+            above("the scheduler's counter after it", 1, 1),
+        ),
+        cause=f"scheduler.step() is called{call.place} before optimizer.step(): the first value of the schedule is "
+        "never used.",
     )
 
 
