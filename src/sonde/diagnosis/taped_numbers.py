@@ -196,7 +196,8 @@ def _one_hot(get: _Arguments, op: Op) -> Numbers:
 
 def _log_sum_exp(get: _Arguments, op: Op) -> Numbers:
     scores = np.asarray(get("self"), dtype=np.float64)
-    return np.logaddexp.reduce(scores, axis=_axis(op), keepdims=bool(op.args.get("keepdim")))  # type: ignore[no-any-return]
+    total: Numbers = np.logaddexp.reduce(scores, axis=_axis(op), keepdims=True)
+    return total if op.args.get("keepdim") else np.squeeze(total, axis=_axis(op))
 
 
 def _norm(get: _Arguments, op: Op) -> Numbers:
