@@ -352,14 +352,12 @@ class ProgramCalls(Sensor):
 
     def _note_scheduler(self, verb: str, scheduler: LRScheduler, line: str | None = None) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
-        steps = id(optimizer) in self._stepped or self._shares_groups(optimizer)
+        known = self._stepped.get(id(optimizer))
+        steps = (known is not None and known() is optimizer) or self._shares_groups(optimizer)
         key = () if verb == "scheduler.made" else (id(scheduler),)
         total = getattr(scheduler, "total_steps", None)
-        if (
-            self._names.get(id(optimizer))
-            and self.context.watched.helpers.scheduler is None
-            and verb != "scheduler.made"
-        ):
+        if verb == "scheduler.step" and id(optimizer) in self._names and not self._knows_scheduler:
+            self._knows_scheduler = True  # its settings count its steps, and facts are stated whole
             self.context.book.add(scheduler=scheduler_facts(scheduler, self._names))
         if verb == "scheduler.found":
             self._found.append((weakref.ref(scheduler), int(scheduler.last_epoch)))

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sonde
 from sonde.core.facts import CallFacts
 from sonde.sensors.program import MAX_ENTRIES, MAX_STEPS
+from sonde.testing import MemorySink
 
 X, Y = data(samples=96)
 
@@ -417,6 +418,19 @@ def test_variables_of_the_users_functions_are_not_kept_alive(tmp_path):
         gc.collect()
         assert gone() is None
         step(model, optimizer, session)
+
+
+def test_facts_are_not_stated_again_at_each_step_of_a_scheduler(tmp_path):
+    model, optimizer = made()
+    scheduler, sink = ExponentialLR(optimizer, 0.99), MemorySink()
+    with watched(tmp_path, model, optimizer) as session:
+        session.subscribe(sink)
+        for _ in range(20):
+            step(model, optimizer, session)
+            scheduler.step()
+    stated = [event.step for event in sink.events if event.event_type in ("facts", "program")]
+    assert stated
+    assert not [each for each in stated if 8 < each < 16]
 
 
 def test_a_place_is_short():
