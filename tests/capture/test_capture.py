@@ -455,7 +455,7 @@ def test_four_threads_capture_four_hundred_datapoints_right(tmp_path, make):
     for each in evaluators:
         each.start()
     for each in evaluators:
-        each.join()
+        each.join(PATIENCE_S)
     capture.seal()
     read = load_debug_outputs(tmp_path)
     assert list(read) == list(range(400))

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from tests.waiting import PATIENCE_S
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, dataloader
 
@@ -187,7 +188,7 @@ def test_another_threads_loader_is_not_what_the_loop_waits_for():
     phases.end_step()
     thread = threading.Thread(target=lambda: list(DataLoader(Slow(clock, 1.0))))
     thread.start()
-    thread.join()
+    thread.join(PATIENCE_S)
     _, spent = phases.end_step()
     phases.remove()
     assert spent["data_wait"] == 0.0

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 import torch
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, ask, started
 from torch.utils.data import DataLoader, Dataset
 
 import sonde
@@ -157,17 +157,10 @@ def test_a_reader_in_another_process_follows_a_live_run(tmp_path):
         model(torch.ones(1, 8)).sum().backward()
         optimizer.step()
         session.flush()
-        reader = subprocess.Popen(
-            [sys.executable, "-c", follow, str(tmp_path / "run")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for step in range(2, 30):
-            optimizer.step()
-            session.flush()
-            reader.stdin.write("look\n")
-            reader.stdin.flush()
-            assert reader.stdout.readline().split() == ["live", str(step), str(step)]
-    reader.communicate("look\n", timeout=PATIENCE_S)
+        with started([sys.executable, "-c", follow, tmp_path / "run"]) as reader:
+            for step in range(2, 30):
+                optimizer.step()
+                session.flush()
+                assert ask(reader, "look").split() == ["live", str(step), str(step)]
+            reader.communicate("look\n", timeout=PATIENCE_S)
     assert reader.returncode == 0

@@ -2,14 +2,13 @@
 
 import random
 import signal
-import subprocess
 import sys
 import threading
 
 import numpy as np
 import pytest
 from tests.store.making import make_block, write_run
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S, ask, started, wait_until
 
 from sonde.store import list_runs, open_run, verify
 
@@ -28,16 +27,12 @@ for step in range(first, 1_000_000):
 
 def run_and_kill(path, first, lines):
     """Let a child write until it has acknowledged some steps, kill it, and return the last step it spoke of."""
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(path), str(first)], stdout=subprocess.PIPE, text=True)
-    acknowledged = first - 1
-    for _ in range(lines):
-        line = child.stdout.readline()
-        assert line, "the child died"
-        acknowledged = int(line)
-    child.send_signal(signal.SIGKILL)
-    rest = child.stdout.read()
-    child.wait()
-    child.stdout.close()
+    with started([sys.executable, "-c", CHILD, path, first]) as child:
+        acknowledged = int(ask(child))
+        for _ in range(lines - 1):
+            acknowledged = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.read()
     whole = [line for line in rest.split("\n")[:-1] if line]
     return int(whole[-1]) if whole else acknowledged
 
@@ -71,9 +66,8 @@ def test_no_acknowledged_step_is_lost(tmp_path):
 
 def test_a_reader_in_another_process_follows_a_live_run(tmp_path):
     path = tmp_path / "run"
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(path), "0"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdout.readline()
+    with started([sys.executable, "-c", CHILD, path, 0]) as child:
+        assert ask(child)
         run = open_run(path)
         last = -1
         for _ in range(150):
@@ -92,9 +86,7 @@ def test_a_reader_in_another_process_follows_a_live_run(tmp_path):
             if last % 10 == 0:
                 assert verify(path).ok
         assert run.status == "live"
-    finally:
         child.kill()
-        child.communicate()
     wait_until(lambda: run.status == "crashed")
     run.refresh()
     assert verify(path).ok

@@ -1,9 +1,9 @@
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import run_to_end
 
 import sonde.store
 
@@ -19,7 +19,8 @@ write_run(sys.argv[1], range(3))
 run = open_run(sys.argv[1]); run.series("layer0.weight"); run.at(1); verify(sys.argv[1]); list_runs(sys.argv[1])
 assert not {"torch", "pandas", "pyarrow"} & set(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)
+    done = run_to_end([sys.executable, "-c", code, tmp_path / "run"], text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("path", sorted(STORE.rglob("*.py")), ids=lambda path: str(path.relative_to(STORE)))

@@ -1,12 +1,12 @@
 """Segments need no Sonde: the reader that docs/file-format.md prints is run as it stands."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 from tests.store.making import write_run
+from tests.waiting import run_to_end
 
 from sonde.store import open_run
 
@@ -23,7 +23,7 @@ steps, values = read_series({str(tmp_path / "run")!r}, "layer2.weight:gradient",
 assert "sonde" not in sys.modules
 np.savez({str(tmp_path / "out.npz")!r}, steps=steps, values=values)
 """
-    subprocess.run([sys.executable, "-c", code + ask], check=True)
+    assert run_to_end([sys.executable, "-c", code + ask]).returncode == 0
     found = np.load(tmp_path / "out.npz")
     ours = open_run(tmp_path / "run").series("layer2.weight:gradient", "mean")
     np.testing.assert_array_equal(found["steps"], ours.steps)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.store.making import HEADER, Clock, make_block, make_sites, write_run
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S, ask, run_to_end, started, wait_until
 
 from sonde.errors import ClosedError, OptionError, RunDamaged, RunError, RunExists, RunInUse
 from sonde.records import Event, Site
@@ -66,14 +66,12 @@ def test_two_writers_in_one_process_do_not_share_a_run(tmp_path):
 def test_a_run_that_another_process_writes_is_refused(tmp_path):
     code = "import sys; from tests.store.making import *; w = write_run(sys.argv[1], range(3), close=False);"
     code += "print('ready', flush=True); sys.stdin.read(); w.close()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout.readline() == "ready\n"
-    with pytest.raises(RunInUse, match=f"process {child.pid} on "):
-        RunWriter(tmp_path / "run", HEADER, resume=True)
-    assert open_run(tmp_path / "run").status == "live"
-    child.communicate("")
+    with started([sys.executable, "-c", code, tmp_path / "run"]) as child:
+        assert ask(child) == "ready\n"
+        with pytest.raises(RunInUse, match=f"process {child.pid} on "):
+            RunWriter(tmp_path / "run", HEADER, resume=True)
+        assert open_run(tmp_path / "run").status == "live"
+        child.communicate("", timeout=PATIENCE_S)
     assert child.returncode == 0
     assert open_run(tmp_path / "run").status == "finished"
     write_run(tmp_path / "run", range(3, 5), resume=True)
@@ -426,10 +424,9 @@ w.take_block(make_block(40, 20))
 w.close()
 print(raised, done[-1], w.dropped_blocks)
 """
-    answer = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=True
-    ).stdout.split()
-    raised, last, dropped = map(int, answer)
+    answer = run_to_end([sys.executable, "-c", code, tmp_path / "run"], text=True)
+    assert answer.returncode == 0, answer.stderr
+    raised, last, dropped = map(int, answer.stdout.split())
     assert raised == 1
     opened = open_run(tmp_path / "run")
     assert opened.steps.tolist() == [*range(last + 1), 40]

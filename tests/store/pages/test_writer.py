@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 from tests.store.pages.making import capture, same, write
+from tests.waiting import PATIENCE_S
 
 from sonde.errors import ClosedError, OptionError, RunError, RunExists, RunInUse
 from sonde.store.lines import Appender
@@ -197,7 +198,7 @@ def test_threads_may_add_at_once(tmp_path):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(PATIENCE_S)
     assert_holds(tmp_path, range(200))
 
 
