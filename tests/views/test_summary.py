@@ -5,9 +5,9 @@ import pytest
 from rich.console import Console
 from tests.analysis.made_run import Recipe, write_run
 
-from sonde.analysis import describe
+from sonde.analysis import verdict_on
 from sonde.store import open_run
-from sonde.views.terminal import make_console, print_summary, render_site, summary
+from sonde.views.terminal import make_console, print_summary, render_site
 from sonde.views.terminal.style import Look
 
 
@@ -126,16 +126,8 @@ def test_a_large_run_is_read_from_where_it_can_be_afforded_and_says_so(run, monk
     assert any(line.startswith("2.") for line in text.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ([5.0, 4.0, 3.0, 2.0, 1.0], "falling"),
-        ([1.0, 9.0, 8.0, 6.0, 4.0], "falling recently"),
-        ([5.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], "flat recently"),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], "rising recently"),
-        ([5.0, 4.0, 3.0, 2.0, float("nan")], "no longer finite"),
-    ],
-)
-def test_a_loss_that_ended_above_its_start_is_not_just_falling(values, words):
-    trend = describe(np.arange(len(values)), np.array(values))
-    assert summary._direction_words(trend)[0] == words
+def test_the_curve_of_the_loss_and_the_verdict_say_the_same_of_it(run):
+    [going] = {metric.going for metric in verdict_on(run).metrics if metric.is_training}
+    assert going
+    line = next(line for line in page(run).splitlines() if "   best " in line)
+    assert going in line.split("   ")[2]

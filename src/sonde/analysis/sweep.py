@@ -105,11 +105,13 @@ def flatten(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
     >>> dict(flatten("model", {"width": 8, "act": {"name": "relu"}}))
     {'model.width': 8, 'model.act.name': 'relu'}
+    >>> dict(flatten("", {}))
+    {}
     """
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from flatten(f"{name}.{key}" if name else str(key), item)
-    else:
+    elif name:
         yield name, value if isinstance(value, str | int | float | bool | None) else repr(value)[:_MOST_TEXT]
 
 

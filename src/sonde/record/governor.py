@@ -131,8 +131,11 @@ def describe_stride(stride: int) -> str:
 
     >>> describe_stride(1), describe_stride(16), describe_stride(32)
     ('every step', 'every 16th step', 'every 32nd step')
+    >>> describe_stride(512)
+    'every 512th step'
     """
-    return "every step" if stride == 1 else f"every {stride}{'nd' if str(stride)[-1] == '2' else 'th'} step"
+    ending = "nd" if stride % 10 == 2 and stride % 100 != 12 else "th"
+    return "every step" if stride == 1 else f"every {stride}{ending} step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,10 @@ class Cost:
         }
 
     def __str__(self) -> str:
-        parts = [f"cost {100 * self.share:.1f} % of {1e3 * self.step_seconds:.3g} ms a step"]
+        own = 1e3 * self.step_seconds
+        parts = [f"cost {100 * self.share:.1f} % of {own:.3g} ms a step"]
+        if self.share >= 1:  # the first steps of tiny models are recorded in full, whatever the budget
+            parts = [f"cost {own * self.share:.3g} ms on a step of {own:.3g} ms"]
         if self.budget is not None:
             parts.append(f"budget {100 * self.budget:.3g} %")
         if str(self.strides):

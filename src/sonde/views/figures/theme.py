@@ -75,12 +75,14 @@ def safe(text: object) -> str:
 
 
 def cut(name: str, most: int = 28) -> str:
-    """Cut a dotted name from the left, because its end says more than its beginning.
+    """Cut a dotted name from the left, because its end says more than its beginning; the block stays.
 
-    >>> cut("transformer.blocks.11.attention.projection", 20)
-    '…ttention.projection'
+    >>> cut("transformer.blocks.11.attention.projection", 20), cut("11 · attention.projection", 20)
+    ('…ttention.projection', '11 · …ion.projection')
     """
-    return name if len(name) <= most else "…" + name[len(name) - most + 1 :]
+    block, dot, role = name.rpartition(" · ")
+    room = most - len(block) - len(dot)
+    return name if len(name) <= most else f"{block}{dot}…{role[max(len(role) - room + 1, 0) :]}"
 
 
 def labels(names: Sequence[str], most: int = 34) -> list[str]:

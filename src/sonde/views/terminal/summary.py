@@ -20,7 +20,6 @@ from sonde.analysis import (
     ModelOrder,
     RunFacts,
     SiteSummary,
-    Trend,
     Verdict,
     any_in_columns,
     column_edges,
@@ -252,19 +251,20 @@ def _loss_words(page: Page, look: Look) -> Text:
     text = Text.assemble(short(trend.first), arrow, last)
     text.append(f"   best {short(trend.lowest)} at {trend.lowest_step}", QUIET)
     text.append("   ")
-    text.append(*_direction_words(trend))
+    text.append(*_going(page))
     if marks := _bad_steps(page):
         text.append(f"   {look.pick('▲', '^')} {marks[0]}", BAD)
     return text
 
 
-def _direction_words(trend: Trend) -> tuple[str, str]:
-    """Describe the direction of the last quarter of the curve."""
-    if trend.direction == "broken":
-        return "no longer finite", BAD
-    if trend.direction == "falling" and trend.last < trend.first:
-        return "falling", GOOD
-    return f"{trend.direction} recently", {"rising": BAD}.get(trend.direction, ODD)
+def _going(page: Page) -> tuple[str, str]:
+    """Return where the loss is going, in the words of the verdict."""
+    metrics = page.verdict.metrics if page.verdict is not None and page.loss is not None else ()
+    for metric in metrics:
+        if page.loss is not None and metric.name == page.loss.site.name:
+            style = BAD if metric.changes == "worse" or not math.isfinite(metric.last) else QUIET
+            return metric.going, GOOD if metric.changes == "better" else style
+    return "", QUIET
 
 
 def over_time_part(page: Page, look: Look) -> Group:

@@ -18,6 +18,7 @@ export function inside([x, y], polygon) {
   return is;
 }
 
+const MOST_LABELS = 24;
 const css = (number) => `rgb(${number & 255}, ${(number >> 8) & 255}, ${(number >> 16) & 255})`;
 
 /**
@@ -25,14 +26,15 @@ const css = (number) => `rgb(${number & 255}, ${(number >> 8) & 255}, ${(number 
  * @returns {HTMLElement} with `show(evaluation, chosen)`, where `chosen` is a set of ids or null for all
  */
 export function embeddingMap({ run, signal, state, change, open, canOpen, addFilter }) {
-  const tools = h("div", { class: "tools" }), says = h("p", { class: "note", role: "status" });
+  const tools = h("div", { class: "tools" }), says = h("p", { class: "note", role: "status" }), legend = h("div", { class: "legend", "aria-label": "Colours of labels" });
   const canvas = h("canvas", { class: "embedding", width: WIDE, height: TALL, role: "img", "aria-label": "Map of samples", tabindex: "0" });
-  const element = h("section", { class: "panel", "aria-label": "Map of samples", hidden: true }, h("div", { class: "head" }, h("h2", {}, "Map of samples"), tools), canvas, says);
+  const element = h("section", { class: "panel", "aria-label": "Map of samples", hidden: true }, h("div", { class: "head" }, h("h2", {}, "Map of samples"), tools), canvas, legend, says);
   let found = null, placed = [], chosen = null, lasso = null, turn = 0;
 
   function draw() {
     if (!found?.ids.length) return;
-    const pen = canvas.getContext("2d"), labels = [...new Set(found.labels.map(String))].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+    const pen = canvas.getContext("2d"), labels = [...new Set(found.labels.filter((each) => each !== null).map(String))].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+    replace(legend, labels.length > MOST_LABELS ? null : labels.map((label, at) => h("span", { class: "entry" }, h("i", { style: { background: css(classColour(1 + at)) } }), label)));
     pen.clearRect(0, 0, WIDE, TALL);
     placed.forEach(([x, y], at) => {
       const isChosen = chosen === null || chosen.has(found.ids[at]);

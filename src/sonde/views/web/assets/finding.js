@@ -34,7 +34,7 @@ export function findingCard(finding, run, { open = false, ontoggle = () => {}, o
       finding.fix ? row("fix", h("span", { class: "fix" }, finding.fix)) : null,
       finding.refute ? row("refute", finding.refute) : null,
       finding.explains.length ? row("explains", finding.explains.map((each) => each.replaceAll("_", " ")).join(", ")) : null,
-      finding.confidence === null ? null : row("sure", percent(finding.confidence))));
+      finding.confidence === null ? null : row("confidence", percent(finding.confidence))));
 }
 
 const places = (sites) => (sites.length ? `${sites[0]}${sites.length > 1 ? ` and ${sites.length - 1} more` : ""}, ` : "");

@@ -63,7 +63,7 @@ export function parallel(runs, names, metric, { open, says }) {
   return svg("svg", { class: "sweep", viewBox: `0 0 ${WIDE} ${TALL}`, role: "group", "aria-label": `Parallel coordinates: ${columns.map((each) => each.name).join(", ")}` }, lines, frame);
 }
 
-const trimmed = (name, count) => { const room = Math.floor(110 / count); return name.length > room ? `…${name.slice(1 - room)}` : name; };
+const trimmed = (name, count, all = 110) => { const room = Math.max(Math.floor(all / count), 4); return name.length > room ? `…${name.slice(1 - room)}` : name; };
 
 /** A setting against the metric: a dot for each run, and the mean of runs with the same value. */
 export function scatter(runs, name, metric, { open, says }) {
@@ -82,7 +82,7 @@ export function scatter(runs, name, metric, { open, says }) {
   return svg("svg", { class: "sweep half", viewBox: `0 0 ${WIDE / 2} ${TALL}`, role: "group", "aria-label": `${metric.name} against ${name}` },
     svg("g", { class: "axis" }, svg("line", { x1: SIDE - 12, x2: SIDE - 12, y1: TOP, y2: TALL - FOOT }), svg("line", { x1: SIDE - 12, x2: WIDE / 2 - SIDE + 12, y1: TALL - FOOT, y2: TALL - FOOT }),
       up.ticks.map((tick) => svg("text", { x: SIDE - 16, y: y(up.at(tick) ?? 0.5) + 4, "text-anchor": "end" }, say(tick))),
-      across.ticks.map((tick) => svg("text", { x: x(across.at(tick) ?? 0.5), y: TALL - 8, "text-anchor": "middle" }, say(tick))),
+      across.ticks.map((tick) => svg("text", { x: x(across.at(tick) ?? 0.5), y: TALL - 8, "text-anchor": "middle" }, trimmed(say(tick), across.ticks.length, 48), svg("title", {}, say(tick)))),
       svg("text", { x: SIDE - 12, y: 14, class: "axisname" }, `${metric.name} against ${name}${across.log ? " (log)" : ""}`)), bars, dots);
 }
 

@@ -233,7 +233,7 @@ export async function show(place, context) {
     replace(controls, h("h1", {}, "Runs"),
       search("Filter", asked("filter"), "name, finding, lr=0.03, val_acc>0.9, tag:best", (filter) => { context.keep({ filter }); regroup(); }),
       choose("Status", [["", "all"], ...statusNames], asked("status"), (status) => { context.keep({ status }); regroup(); }),
-      differing.length ? choose("Group by", options, group, (value) => { context.keep({ group: value }); regroup(); }) : null,
+      differing.length ? choose("Group by", options, options.some((each) => [each].flat()[0] === group) ? group : "", (value) => { context.keep({ group: value }); regroup(); }) : null,
       offered.length ? h("details", { class: "menu" }, h("summary", { class: "button" }, "Columns"), h("div", { class: "menubody" }, offered.map((text) => h("label", {}, h("input", { type: "checkbox", checked: shown.has(text), onchange: (event) => toggle(text, event.target.checked) }), ` ${text.replace(/^(\w+) (.*)$/, "$2, $1")}`)))) : null,
       compare);
   }

@@ -117,7 +117,7 @@ export async function show(place, context) {
     const key = `${at.part}/${at.debugger}/${node.path}`;
     const asked = () => ({ evaluation: at.info.evaluation, idx, part: at.part, debugger: at.debugger, path: node.path });
     if (!canAsk(runPath(run, "tensor"), asked())) return h("p", { class: "note" }, `${node.path || name}: ${node.shape.join(" × ")}, not in this copy`);
-    const has = beside && at.other && !at.other.problem;
+    const has = beside && (at.part === "samples" ? at.other?.kept : at.other?.captured)?.some((each) => each.name === at.debugger);
     return tensorView({
       signal, bare: at.bare && !node.path, name: name === at.debugger && !node.path ? name : node.path || name, path: `${at.debugger}/${node.path}`, node, view: views[key],
       isImage: Boolean(at.isImage), image: at.isImage ? null : at.image, tokens: at.tokens, marks: at.part === "samples" ? at.marks : {},

@@ -5,6 +5,7 @@ import { count, plural } from "../words.js";
 
 const REASONS = { early: "one of the first steps", suspected: "something was found", asked: "asked for" };
 const OPEN_DEPTH = 1;
+const MANY = 12; // operations in a row, outside of any module, that are folded into one line
 
 export async function show(place, context) {
   const { run, signal } = context;
@@ -21,17 +22,33 @@ export async function show(place, context) {
   function draw(node, depth) {
     if (!node.children?.length) return h("div", { class: "tape-row" }, line(node));
     const inside = h("div", { class: "tape-inside" });
-    const fill = () => { if (!inside.firstChild) replace(inside, node.children.map((each) => draw(each, depth + 1))); };
+    const fill = () => { if (!inside.firstChild) replace(inside, node.kind === "row" ? node.children.map((each) => draw(each, depth + 1)) : drawAll(node.children, depth + 1)); };
     const open = node.kind === "module" && depth < OPEN_DEPTH;
     if (open) fill();
     return h("details", { open, ontoggle: fill }, h("summary", { class: "tape-row" }, line(node)), inside);
+  }
+
+  /** Nodes one below the other; many operations in a row become one line that opens. */
+  function drawAll(nodes, depth) {
+    const rows = [];
+    for (const node of nodes) {
+      const isPlain = node.kind === "op" && !node.children?.length;
+      if (isPlain && rows.at(-1)?.isPlain) rows.at(-1).nodes.push(node);
+      else rows.push({ isPlain, nodes: [node] });
+    }
+    return rows.flatMap((row) => (row.nodes.length > MANY ? [draw(folded(row.nodes), depth)] : row.nodes.map((each) => draw(each, depth))));
+  }
+
+  function folded(nodes) {
+    const lines = [...new Set(nodes.map((each) => each.line).filter(Boolean))];
+    return { kind: "row", title: plural(nodes.length, "operation"), result: [...new Set(nodes.map((each) => each.title.replace(/\(.*/s, "")))].slice(0, 6).join(", "), line: lines.length > 1 ? `${lines[0]} and ${plural(lines.length - 1, "other line")}` : lines[0], source: lines.join("\n"), children: nodes };
   }
 
   function redraw() {
     const tape = chosen();
     if (!changes(tree, tape ?? null)) return;
     about.textContent = tape ? [`${plural(tape.operations, "operation")}, taped: ${REASONS[tape.reason] ?? tape.reason}.`, ...tape.notes].join(" ") : "No step of this run was taped.";
-    replace(tree, (tape?.nodes ?? []).map((each) => draw(each, 0)));
+    replace(tree, drawAll(tape?.nodes ?? [], 0));
     const options = tapes.map((each) => [String(each.step), count(each.step)]);
     replace(controls, h("h1", {}, "Tape"), tape ? choose("Step", options, String(tape.step), (step) => { context.keep({ step }); redraw(); }) : null);
   }
