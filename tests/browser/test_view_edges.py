@@ -79,7 +79,7 @@ def test_what_cannot_be_told_is_said_in_words_and_not_drawn_as_nothing(page):
     ("status", "words"),
     [
         ("interrupted", "Step 2: The training was interrupted."),
-        ("failed", "Step 2: The training raised RuntimeError: <b>shapes</b>"),
+        ("failed", "Failed at step 2: The training raised RuntimeError: <b>shapes</b>"),
     ],
 )
 def test_a_run_that_did_not_finish_says_how_it_ended(page, status, words):

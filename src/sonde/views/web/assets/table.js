@@ -59,7 +59,7 @@ export function table(columns, { label, sort = "", onsort = () => {}, onopen = n
     const all = sorted();
     replace(body, all.slice(0, shown).map((row) => {
       const line = h("tr", { "data-key": key(row), class: key(row) === current ? "current" : null, tabindex: onopen ? "-1" : null, "data-group": row.children ? "" : null },
-        columns.map((column) => h("td", { class: column.number ? "number" : null, "data-title": column.title || null }, column.cell ? column.cell(row) : valueOf(column, row))));
+        columns.map((column) => cellOf(column, column.cell ? column.cell(row) : valueOf(column, row))));
       if (onopen) {
         line.addEventListener("dblclick", () => onopen(row));
         line.addEventListener("focus", () => mark(line));
@@ -71,6 +71,13 @@ export function table(columns, { label, sort = "", onsort = () => {}, onopen = n
     more.hidden = all.length <= shown;
     more.textContent = `Show more of ${all.length.toLocaleString("en")} rows`;
     back();
+  }
+
+  /** A cell; a card leaves those out that hold nothing. */
+  function cellOf(column, content) {
+    const cell = h("td", { class: column.number ? "number" : null, "data-title": column.title || null }, content);
+    if (cell.textContent === "–") cell.dataset.none = "";
+    return cell;
   }
 
   /** Remember what has the focus, by its row and its place in it; returns what gives it back after a redraw. */

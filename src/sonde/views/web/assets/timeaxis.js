@@ -126,12 +126,13 @@ export function ink() {
 export const COLOURS = ["#2f81c7", "#d55e00", "#009e73", "#cc79a7", "#c98a00", "#56b4e9", "#8c6bb1", "#8b8f98"];
 export const RIGHT = 12;
 /** Room for numbers and names on the left, the same in every picture so that steps stand below each other. */
-export const leftOf = (width, wide = 128) => (width < 600 ? 58 : wide);
+export const leftOf = (width, wide = 128) => (width < 600 ? (wide > 150 ? 104 : 58) : wide);
 
 /** A name cut to some signs: the block stays, and of the role the last parts that fit, or the ends of its last part. */
 export function fitted(name, room) {
   if (name.length <= room) return name;
-  const at = name.indexOf(" · "), head = at > 0 && at < room - 6 ? name.slice(0, at + 3) : "", left = room - head.length;
+  const at = name.indexOf(" · "), head = at > 0 ? name.slice(0, at + 3) : "", left = room - head.length;
+  if (left < 6) return at > 0 ? name.slice(0, at) : `…${name.slice(1 - room)}`;
   const whole = name.slice(head.length), parts = whole.split(".");
   while (parts.length > 1 && parts.join(".").length > left) parts.shift();
   const role = parts.join("."), kept = Math.max(Math.ceil((left - 1) * 0.6), 1);

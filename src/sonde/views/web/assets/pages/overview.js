@@ -38,7 +38,7 @@ export async function show(place, context) {
     replace(top, h("h1", {}, name), h("span", { class: `status ${facts.status}` }, facts.status), h("span", { class: "note" }, `${facts.model}, started ${clock(facts.created)} UTC`));
     if (changes(verdict, said, ending)) {
       const head = said.headline.charAt(0).toUpperCase() + said.headline.slice(1);
-      replace(verdict, h("p", { class: `verdict ${said.tone}`, role: "status" }, h("b", {}, head), said.details.length ? `: ${said.details.join("; ")}.` : "."), ending && (ending.frames.length || !said.details.length) ? howItEnded(ending) : null);
+      replace(verdict, h("p", { class: `verdict ${said.tone}`, role: "status" }, h("b", {}, head), said.details.length ? `: ${said.details.join("; ")}.` : "."), ending && (ending.frames.length || !said.details.includes(ending.text.replace(/\.$/, ""))) ? howItEnded(ending) : null); // not twice
     }
     const tile = (value, word) => h("div", { class: "tile" }, h("b", { title: value }, value), h("span", {}, word));
     const taken = facts.first_step === null ? facts.num_steps : Math.max(facts.num_steps, facts.last_step - Math.max(facts.first_step, 1) + 1);

@@ -91,7 +91,7 @@ export async function show(place, context) {
       return panel(title, content, extra);
     });
     const more = kept.filter((each) => !KEPT.some(([key]) => key === each.name) && each.name !== "prediction");
-    sections.push(kept.length ? h("div", { class: "thirds" }, three) : h("p", { class: "note" }, "Its inputs were not kept: save_samples in the config decides which are."));
+    sections.push(kept.length ? h("div", { class: "thirds" }, three) : h("p", { class: "note" }, facts.label === null ? "" : [`Label ${facts.label}`, facts.prediction === null ? ". " : [", predicted ", h("b", { class: facts.prediction === facts.label ? "good" : "bad" }, facts.prediction), theirs === null ? ". " : [`, ${everyRun.find((each) => each.id === beside)?.name ?? "the other run"} `, h("b", { class: theirs === facts.label ? "good" : "bad" }, theirs), ". "]]], "Its inputs were not kept: save_samples in the config decides which are."));
     sections.push(more.map((each) => panel(each.name, make("samples", each))));
     const ordered = [...(info.captured ?? [])].sort((a, b) => hasPlanes(b.node) - hasPlanes(a.node)); // pictures first
     const captured = ordered.map((each) => h("section", { class: `panel debugger${hasPlanes(each.node) ? "" : " flat"}`, "aria-label": each.name }, h("h2", {}, each.name), make("debugger", each)));
