@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.reliability import confidence_of
+from sonde.diagnosis.tape_reading import TapeReading
 from sonde.records import Evidence, Finding, Severity
 
 
@@ -57,6 +59,21 @@ class Found:
     data: dict[str, Any] = field(default_factory=dict)
     experiment: str = ""
     """What was changed when a taped step was repeated, and what that did."""
+    exact: bool | None = None
+    """Whether it rests on an exact relation, where that differs from the rule: a tape shows what statistics suggest."""
+
+
+def on_tape(find: Callable[[TapeReading], Found | None]) -> Callable[[Case], Found | None]:
+    """Make a question about a case of one about the last taped step; without a tape the answer is None."""
+
+    @functools.wraps(find)
+    def ask(case: Case) -> Found | None:
+        found = None if case.taped is None else find(case.taped)
+        if found is None or case.taped is None or found.step is not None:
+            return found
+        return replace(found, step=case.taped.tape.step)
+
+    return ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +157,11 @@ class Rule:
 
         """
         found = self.find(case)
-        return None if found is None else self.finding(case, found, exact=self.exact)
+        return (
+            None
+            if found is None
+            else self.finding(case, found, exact=self.exact if found.exact is None else found.exact)
+        )
 
     def finding(self, case: Case, found: Found, *, exact: bool) -> Finding:
         """Return what was found in a case as a finding of this kind."""

@@ -16,7 +16,7 @@ import numpy as np
 from sonde.core import signals
 from sonde.core.tape import Op, number
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, Threshold, above, fact
+from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, TapeReading
 from sonde.diagnosis.taped_numbers import Numbers
 from sonde.records import Evidence, Severity
@@ -508,11 +508,9 @@ CONTRACTS: Final = (
 _UNSIGNED: Final = ("uint8", "uint16", "uint32", "uint64")
 
 
-def wrapped_around(case: Case) -> Found | None:
+@on_tape
+def wrapped_around(reading: TapeReading) -> Found | None:
     """Find a subtraction of unsigned integers whose result would be negative."""
-    reading = case.taped
-    if reading is None:
-        return None
     for op in reading.tape.ops:
         if op.kind.removesuffix("_") not in ("sub", "rsub") or op.phase in ("backward", "optimizer"):
             continue
@@ -530,7 +528,6 @@ def wrapped_around(case: Case) -> Found | None:
         if wrapped:
             size = reading.tape.values[out].size
             return Found(
-                step=reading.tape.step,
                 sites=("(data)",),
                 evidence=(fact("numbers that wrap around", wrapped), fact("numbers", size)),
                 cause=f"{wrapped / size:.0%} of the numbers wrap around{reading.where(op)}: "

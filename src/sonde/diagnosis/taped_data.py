@@ -10,19 +10,16 @@ from numpy.typing import NDArray
 
 from sonde.core import signals
 from sonde.core.tape import ModuleInfo, Op, number
-from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, by_number, fact, few
+from sonde.diagnosis.rule import Found, by_number, fact, few, on_tape
 from sonde.diagnosis.tape_reading import SOFTMAXES, TapeReading
 
 # --------------------------------------------------------------------------------
 # Masks.
 
 
-def inverted_mask(case: Case) -> Found | None:
+@on_tape
+def inverted_mask(reading: TapeReading) -> Found | None:
     """Find a mask that lets padding through and shuts tokens out."""
-    reading = case.taped
-    if reading is None:
-        return None
     padding = padding_of(reading)
     if not padding:
         return None
@@ -30,7 +27,6 @@ def inverted_mask(case: Case) -> Found | None:
         does = _shuts_out(reading, op, padding) or _drops_loss(reading, op, padding)
         if does:
             return Found(
-                step=reading.tape.step,
                 sites=(reading.site(op, signals.LOSS),),
                 evidence=(fact("masks that are the wrong way round", 1),),
                 cause=f"A mask is the wrong way round{reading.where(op)}: it {does}.",
@@ -129,18 +125,15 @@ def _is_padding(tokens: NDArray[np.generic], padding: int) -> bool:
 # Random draws.
 
 
-def variance_as_deviation(case: Case) -> Found | None:
+@on_tape
+def variance_as_deviation(reading: TapeReading) -> Found | None:
     """Find noise that is scaled by exp(v), where the loss takes the same exp(v) for a variance."""
-    reading = case.taped
-    if reading is None:
-        return None
     exponents = [op for op in reading.forward_ops() if op.kind == "exp" and op.input("self") is not None]
     for op in exponents:
         source = reading.plain(op.args["self"]["v"])
         same = [each for each in exponents if reading.plain(each.args["self"]["v"]).id == source.id]
         if _scales_noise(reading, op) and any(not each.module and not _scales_noise(reading, each) for each in same):
             return Found(
-                step=reading.tape.step,
                 sites=tuple(dict.fromkeys((reading.site(op, "(model)"), "(model)"))),
                 evidence=(fact("exponentials of the same number", len(same)),),
                 cause=f"Noise is scaled by exp(v){reading.where(op)}, but the loss takes exp(v) for the variance: a "
@@ -179,11 +172,9 @@ _KNOWN: Final = {
 _ALIKE: Final = 0.8
 
 
-def idle_setting(case: Case) -> Found | None:
+@on_tape
+def idle_setting(reading: TapeReading) -> Found | None:
     """Find an attribute that was set on a module and that torch never reads."""
-    reading = case.taped
-    if reading is None:
-        return None
     for name, attributes in reading.tape.attributes.items():
         found = _odd_attribute(reading, name, attributes)
         if found is not None:
@@ -208,7 +199,6 @@ def _odd_attribute(reading: TapeReading, name: str, attributes: dict[str, Any]) 
         trained = [each for each in others if each in reading.held and _is_trained(reading, reading.held[each])]
         effect = f": {few(trained)} {by_number(trained, 'is', 'are')} trained all the same" if trained else ""
         return Found(
-            step=reading.tape.step,
             sites=tuple(dict.fromkeys((*(each.rpartition(".")[0] or "(model)" for each in others[:4]), "(model)"))),
             evidence=(fact("parameters with this attribute", len(others)),),
             cause=f"`{attribute}` was set on {few(others)}, an attribute that torch never reads; `{meant[0]}` was meant"
@@ -226,7 +216,6 @@ def _frozen_by_name(reading: TapeReading, module: ModuleInfo) -> Found | None:
     if not trained:
         return None
     return Found(
-        step=reading.tape.step,
         sites=(module.path or "(model)",),
         evidence=(fact("parameters of it that are trained all the same", len(trained)),),
         cause=f"`requires_grad = False` was set on the module {module.path}, where it has no effect: {few(trained)} "
@@ -247,7 +236,6 @@ def _misspelt(reading: TapeReading, module: ModuleInfo) -> Found | None:
         meant = difflib.get_close_matches(name, known, 1, _ALIKE)
         if name not in known and meant and meant[0] in module.settings and len(name) > len("name"):
             return Found(
-                step=reading.tape.step,
                 sites=(module.path,),
                 evidence=(fact("settings of this name that torch reads", 0),),
                 cause=f"{module.path} ({module.kind}) has an attribute `{name}`, which torch never reads: `{meant[0]}` "

@@ -8,7 +8,7 @@ from typing import Final
 from sonde.core import signals
 from sonde.core.tape import Call, Mark, Op, Value, references
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, fact, few
+from sonde.diagnosis.rule import Found, fact, few, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, TapeReading, Term
 
 # --------------------------------------------------------------------------------
@@ -42,10 +42,10 @@ def reaches_nothing(case: Case) -> Found | None:
     )
 
 
-def added_gradients(case: Case) -> Found | None:
+@on_tape
+def added_gradients(reading: TapeReading) -> Found | None:
     """Find gradients of another purpose that an optimizer adds to those of the loss."""
-    reading = case.taped
-    return None if reading is None else _of_closures(reading) or _of_an_attack(reading)
+    return _of_closures(reading) or _of_an_attack(reading)
 
 
 def _of_closures(reading: TapeReading) -> Found | None:
@@ -62,7 +62,6 @@ def _of_closures(reading: TapeReading) -> Found | None:
             passes += 1
         if passes > 1:
             return Found(
-                step=reading.tape.step,
                 sites=("optimizer", signals.LOOP),
                 evidence=(fact("backward passes in one call of the optimizer without a zero_grad", passes),),
                 cause="The optimizer calls its closure several times in a step, and the closure does not clear the "
@@ -84,7 +83,6 @@ def _of_an_attack(reading: TapeReading) -> Found | None:
         if before is not None and _uses_gradient(reading, roots, before) and _share_weights(reading, roots, before):
             op = reading.tape.producer(references(before.data.get("roots"))[0])
             return Found(
-                step=reading.tape.step,
                 sites=("optimizer", signals.LOOP),
                 evidence=(fact("backward passes since the last zero_grad", 2),),
                 cause=f"A backward pass{reading.where(op)} was made for the gradient of an input, from which the next "
@@ -111,10 +109,10 @@ def _share_weights(reading: TapeReading, roots: list[int], earlier: Mark) -> boo
     return not one.isdisjoint(other)
 
 
-def discarded_term(case: Case) -> Found | None:
+@on_tape
+def discarded_term(reading: TapeReading) -> Found | None:
     """Find a term of a loss whose gradients are all reset before an optimizer uses them."""
-    reading = case.taped
-    if reading is None or len(reading.tape.optimizers) < 2:
+    if len(reading.tape.optimizers) < 2:
         return None
     for mark in reading.tape.backwards():
         if mark.data.get("create_graph") or mark.data.get("inputs"):
@@ -138,7 +136,6 @@ def _discarded_of(reading: TapeReading, mark: Mark, root: int) -> Found | None:
     cut = _cut_behind(reading, term)
     where = f" It is cut off from {few(kept)} by {_named(cut)}{reading.where(cut)}." if cut is not None else ""
     return Found(
-        step=reading.tape.step,
         sites=(signals.LOSS, *dict.fromkeys(name.partition(".")[0] for name in kept[:2])),
         evidence=(fact("parameters its gradient reaches", len(names)), fact("of them used by an optimizer", 0)),
         cause=f"A term of the loss has no effect{reading.where(reading.origin(term.value))}: its gradient reaches only "
@@ -185,14 +182,12 @@ def _named(op: Op) -> str:
     return f"`{op.function or op.kind}`" if op.grad_enabled else "torch.no_grad()"
 
 
-def lost_in_choice(case: Case) -> Found | None:
+@on_tape
+def lost_in_choice(reading: TapeReading) -> Found | None:
     """Find a term that depends on trained parameters only through a choice, such as argmin, which has no gradient.
 
     What is detached, or computed without gradients, is cut off on purpose.
     """
-    reading = case.taped
-    if reading is None:
-        return None
     held = {value: name for name, value in reading.held.items()}
     for term in reading.terms:
         if not reading.tape.values[term.value].requires_grad:
@@ -208,7 +203,6 @@ def lost_in_choice(case: Case) -> Found | None:
             continue
         names = sorted(held[value] for value in lost)
         return Found(
-            step=reading.tape.step,
             sites=tuple(dict.fromkeys((*names[:4], reading.site(choice, signals.LOSS), "(model)"))),
             evidence=(fact("parameters that this term should train and does not", len(names)),),
             cause=f"A term of the loss{reading.where(reading.origin(term.value))} depends on {few(names)} only through "
@@ -259,17 +253,14 @@ def _choice(reading: TapeReading, inside: set[int], parameters: set[int]) -> Op 
 _MIXING: Final = frozenset({"add", "sub", "lerp", "mul", "div", "addcmul", *CARRIERS, "detach"})
 
 
-def discarded_average(case: Case) -> Found | None:
+@on_tape
+def discarded_average(reading: TapeReading) -> Found | None:
     """Find mixtures of trained weights with a copy of them that are computed and dropped."""
-    reading = case.taped
-    if reading is None:
-        return None
     names = [name for op in reading.tape.ops if (name := _dropped_mixture(reading, op)) is not None]
     if not names:
         return None
     line = next(op for op in reading.tape.ops if _dropped_mixture(reading, op) is not None)
     return Found(
-        step=reading.tape.step,
         sites=tuple(dict.fromkeys((*names[:4], signals.LOOP))),
         evidence=(fact("averages that are computed and dropped", len(names)),),
         cause=f"Averages of the weights are computed{reading.where(line)} and never stored: {few(names)} "
@@ -298,10 +289,10 @@ def _dropped_mixture(reading: TapeReading, op: Op) -> str | None:
     return next((name for each in others if (name := names.get(each.storage, each.name))), "the copy")
 
 
-def stale_buffers(case: Case) -> Found | None:
+@on_tape
+def stale_buffers(reading: TapeReading) -> Found | None:
     """Find a copy of a model that follows its weights, but not the running statistics of its batch norms."""
-    reading = case.taped
-    if reading is None or any(module.kind == "AveragedModel" for module in reading.tape.modules):
+    if any(module.kind == "AveragedModel" for module in reading.tape.modules):
         return None
     pairs = _followers(reading)
     if not pairs:
@@ -319,7 +310,6 @@ def stale_buffers(case: Case) -> Found | None:
     if not stale:
         return None
     return Found(
-        step=reading.tape.step,
         sites=tuple(stale[:4]),
         evidence=(fact("batch norms whose statistics do not follow", len(stale)),),
         cause=f"A copy of the model follows its weights, but not its buffers: the running statistics of {few(stale)} "
@@ -372,11 +362,9 @@ def _written_buffers(reading: TapeReading) -> set[str]:
 # Inputs.
 
 
-def unused_twin(case: Case) -> Found | None:
+@on_tape
+def unused_twin(reading: TapeReading) -> Found | None:
     """Find an argument of a model that nothing uses, beside another one of the same shape that is used."""
-    reading = case.taped
-    if reading is None:
-        return None
     for call in reading.tape.root_calls():
         unused = _unused(reading, call)
         for place, value in unused:
@@ -384,7 +372,6 @@ def unused_twin(case: Case) -> Found | None:
             if twins:
                 return Found(
                     severity="warning",
-                    step=reading.tape.step,
                     sites=("(model)",),
                     evidence=(fact("operations that use it", 0), fact("elements", value.size)),
                     cause=f"Argument {place} of {call.kind} is ignored: no operation uses it, while argument "
@@ -416,16 +403,13 @@ def _are_twins(one: Value, other: Value) -> bool:
     return one.id != other.id and (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
-def unregistered_dropout(case: Case) -> Found | None:
+@on_tape
+def unregistered_dropout(reading: TapeReading) -> Found | None:
     """Find a dropout that a model calls but does not own, so that eval() does not reach it."""
-    reading = case.taped
-    if reading is None:
-        return None
     for call in _inner_calls(reading):
         if call.kind.startswith("Dropout") and call.path.startswith("<") and call.training:
             op = next((op for op in reading.tape.ops[call.first : call.last]), None)
             return Found(
-                step=reading.tape.step,
                 sites=("(model)", "(function)"),
                 evidence=(fact("dropouts that are not part of the model", 1),),
                 cause=f"The model calls an nn.{call.kind} that is not one of its modules{reading.where(op)}: it is "

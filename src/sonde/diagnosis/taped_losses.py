@@ -11,7 +11,7 @@ from sonde.core import signals
 from sonde.core.tape import Op
 from sonde.diagnosis.axes import Cut, reduced
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, fact
+from sonde.diagnosis.rule import Found, fact, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, SOFTMAXES, TapedLoss, TapeReading, Term
 
 _NEVER_NEGATIVE: Final = frozenset(
@@ -21,11 +21,9 @@ _NEVER_NEGATIVE: Final = frozenset(
 _PAIRWISE: Final = frozenset({"sub", "add", "mul", "div", "rsub", "pow", "maximum", "minimum"})
 
 
-def wrong_axis(case: Case) -> Found | None:
+@on_tape
+def wrong_axis(reading: TapeReading) -> Found | None:
     """Find a softmax that runs over the samples, or over another axis than the classes of its loss."""
-    reading = case.taped
-    if reading is None:
-        return None
     return _not_over_classes(reading) or _over_samples(reading)
 
 
@@ -75,7 +73,6 @@ def _crossed(reading: TapeReading, op: Op, why: str) -> Found:
     name = "log_softmax" if op.kind == "_log_softmax" else "softmax"
     dim = int(op.args["dim"])
     return Found(
-        step=reading.tape.step,
         sites=tuple(dict.fromkeys((reading.site(op, signals.LOSS), signals.LOSS))),
         evidence=(fact(f"dimension of {shape} that {name} runs over", dim % max(len(shape), 1)),),
         cause=f"A {name} of {shape} runs over dimension {dim}{reading.where(op)}, but {why}.",
@@ -83,11 +80,9 @@ def _crossed(reading: TapeReading, op: Op, why: str) -> Found:
     )
 
 
-def column_meets_row(case: Case) -> Found | None:
+@on_tape
+def column_meets_row(reading: TapeReading) -> Found | None:
     """Find a column (N, 1) that is broadcast with a row (N,) outside the model, both of them over the samples."""
-    reading = case.taped
-    if reading is None:
-        return None
     tape = reading.tape
     for op in reading.forward_ops():
         kind, first, second = op.kind.removesuffix("_"), op.input("self"), op.input("other")
@@ -125,10 +120,10 @@ def _is_unsqueezed(reading: TapeReading, value: int) -> bool:
     return op is not None and op.kind in ("unsqueeze", "t", "transpose", "permute", "index")
 
 
-def maximised(case: Case) -> Found | None:
+@on_tape
+def maximised(reading: TapeReading) -> Found | None:
     """Find that every loss of torch's within what is minimised has a minus before it, and that nothing else is."""
-    reading = case.taped
-    if reading is None or len(reading.tape.optimizers) != 1:
+    if len(reading.tape.optimizers) != 1:
         return None
     signs = [
         (term.sign, loss)
@@ -142,17 +137,16 @@ def maximised(case: Case) -> Found | None:
         return None
     loss = signs[0][1]
     return Found(
-        step=reading.tape.step,
         sites=(signals.LOSS,),
         evidence=(fact("losses with a minus before them", len(signs)), fact("losses without", 0)),
         cause=f"The negative of {loss.kind} is minimised{reading.where(loss.op)}: training makes the loss larger.",
     )
 
 
-def praised(case: Case) -> Found | None:
+@on_tape
+def praised(reading: TapeReading) -> Found | None:
     """Find log-probabilities of data or of rewards that are minimised: the minus before them is missing."""
-    reading = case.taped
-    if reading is None or len(reading.tape.optimizers) != 1:
+    if len(reading.tape.optimizers) != 1:
         return None
     learnt = [term for term in reading.terms if reading.tape.values[term.value].requires_grad]
     signs = [(sign, term) for term in learnt if (sign := _sign_of_likelihood(reading, term)) is not None]
@@ -160,7 +154,6 @@ def praised(case: Case) -> Found | None:
         return None
     op = reading.tape.producer(signs[0][1].value)
     return Found(
-        step=reading.tape.step,
         sites=(signals.LOSS,),
         evidence=(fact("log-probabilities that are minimised", len(signs)),),
         cause=f"Log-probabilities are minimised{reading.where(op)}: the minus before them is missing, so training "
@@ -220,11 +213,11 @@ def _is_plain(reading: TapeReading, loss: TapedLoss) -> bool:
     return bool(loss.op.outs) and reading.tape.values[loss.op.outs[0]].size == 1
 
 
-def mixed_reductions(case: Case) -> Found | None:
+@on_tape
+def mixed_reductions(reading: TapeReading) -> Found | None:
     """Find terms of which some are averaged over the samples and others summed."""
-    reading = case.taped
-    count = 0 if reading is None else reading.count_samples()
-    if reading is None or count < 2:
+    count = reading.count_samples()
+    if count < 2:
         return None
     ways = {term: reading.over_samples(term) for term in reading.terms if reading.tape.values[term.value].requires_grad}
     summed = [term for term, way in ways.items() if way == "sum"]
@@ -233,7 +226,6 @@ def mixed_reductions(case: Case) -> Found | None:
         return None
     one, other = (reading.origin(term.value) for term in (summed[0], averaged[0]))
     return Found(
-        step=reading.tape.step,
         sites=(signals.LOSS,),
         evidence=(fact("samples in the batch", count), fact("terms that are summed", len(summed))),
         cause=f"One term of the loss is summed over the {count} samples{reading.where(one)}, another is averaged"
@@ -243,11 +235,9 @@ def mixed_reductions(case: Case) -> Found | None:
     )
 
 
-def idle_term(case: Case) -> Found | None:
+@on_tape
+def idle_term(reading: TapeReading) -> Found | None:
     """Find a term that depends on trained parameters, or compares something, but through which no gradient passes."""
-    reading = case.taped
-    if reading is None:
-        return None
     held = set(reading.held.values())
     for term in reading.terms:
         if term.value in reading.learning and reading.tape.values[term.value].requires_grad:
@@ -258,7 +248,6 @@ def idle_term(case: Case) -> Found | None:
             return _untrained(reading, term)
         cut = _cut_in(reading, term.value)
         return Found(
-            step=reading.tape.step,
             sites=(signals.LOSS,),
             evidence=(fact("terms of the loss", len(reading.terms)),),
             cause=f"A term of the loss has no effect: its gradient is cut off{reading.where(cut)}, so no parameter "
@@ -269,7 +258,6 @@ def idle_term(case: Case) -> Found | None:
 
 def _untrained(reading: TapeReading, term: Term) -> Found:
     return Found(
-        step=reading.tape.step,
         sites=(signals.LOSS,),
         evidence=(fact("terms of the loss", len(reading.terms)), fact("trained parameters it depends on", 0)),
         cause=f"A term of the loss has no effect{reading.where(reading.origin(term.value))}: it does not depend on any "
@@ -303,11 +291,9 @@ def cut_off(case: Case, names: list[str]) -> str:
     return f", by {how}{reading.where(op)}"
 
 
-def mixed_axes(case: Case) -> Found | None:
+@on_tape
+def mixed_axes(reading: TapeReading) -> Found | None:
     """Find a view that breaks up an axis, or samples of an output that are compared with those of others."""
-    reading = case.taped
-    if reading is None:
-        return None
     labels = reading.labels
     for op in reading.forward_ops():
         if _runs_along_samples(reading, op):
@@ -337,7 +323,6 @@ def _over_the_batch(reading: TapeReading) -> Found | None:
         if is_whole or not reading.is_samples(value, min(over)) or not _divides(reading, op, value):
             continue
         return Found(
-            step=reading.tape.step,
             sites=(signals.LOSS, "(model)"),
             evidence=(fact(f"dimension of {shape} that the length runs over", min(over)),),
             cause=f"Outputs of shape {shape} are normalised over dimension {min(over)}{reading.where(op)}, which holds "
@@ -377,7 +362,6 @@ def _by_statistics_of_samples(reading: TapeReading) -> Found | None:
         met = _met_by_samples(reading, op.outs[0])
         if met is not None and not _is_kept(reading, op) and _is_judged_by_sample(reading, met.outs[0]):
             return Found(
-                step=reading.tape.step,
                 sites=(reading.site(op, "(model)"), "(model)"),
                 evidence=(fact("samples that the statistic is taken over", reading.count_samples()),),
                 cause=f"`{op.function or op.kind}` runs over the samples of the batch{reading.where(op)}, and each "
@@ -427,7 +411,6 @@ def _one_for_all(reading: TapeReading) -> Found | None:
         count = reading.tape.values[loss.value].shape[0]
         return Found(
             severity="critical",
-            step=reading.tape.step,
             sites=(reading.site(op, "(model)"), "(model)"),
             evidence=(fact("rows that are compared with targets", count), fact("different rows", 1)),
             cause=f"All samples of the batch are pooled together, and the one result is expanded to {count} rows"
@@ -495,7 +478,6 @@ def _runs_along_samples(reading: TapeReading, op: Op) -> bool:
 def _along_samples(reading: TapeReading, op: Op) -> Found:
     kind = reading.kind_of(op.module)
     return Found(
-        step=reading.tape.step,
         sites=(op.module,),
         evidence=(fact("steps that it takes the samples for", reading.count_samples()),),
         cause=f"{op.module} ({kind}) runs along the batch: it takes the axis of the samples for that of steps, so that "
@@ -511,7 +493,6 @@ def _broken_up(reading: TapeReading, cut: Cut) -> Found:
     sizes = sorted(reading.labels.axes.sizes[axis] for axis in cut.axes)
     return Found(
         severity="critical" if has_samples else "warning",
-        step=reading.tape.step,
         sites=(reading.site(op, signals.LOSS), "(model)"),
         evidence=(fact("size of the axis that is broken up", sizes[0]),),
         cause=f"A view or reshape turns {cut.before} into {cut.after}{reading.where(op)}: it does not move axes but "
@@ -525,7 +506,6 @@ def _by_sample(reading: TapeReading, op: Op, table: int) -> Found:
     about = reading.tape.values[table]
     name = about.name or "a table of the model"
     return Found(
-        step=reading.tape.step,
         sites=tuple(dict.fromkeys((reading.site(op, "(model)"), about.name.rpartition(".")[0] or "(model)"))),
         evidence=(fact(f"rows of {name}", max(about.shape)),),
         cause=f"The first rows of {name} are added to the samples of the batch{reading.where(op)}, one to each: they "
@@ -537,7 +517,6 @@ def _by_sample(reading: TapeReading, op: Op, table: int) -> Found:
 
 def _mismatched(reading: TapeReading, op: Op, size: int) -> Found:
     return Found(
-        step=reading.tape.step,
         sites=(reading.site(op, signals.LOSS), "(model)"),
         evidence=(fact("size of the dimensions that are matched", size),),
         cause=f"`{op.function or op.kind}`{reading.where(op)} matches two dimensions of size {size} of which one runs "

@@ -9,8 +9,7 @@ import numpy as np
 
 from sonde.core import signals
 from sonde.core.tape import Call, Op, Value, number, references
-from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, fact
+from sonde.diagnosis.rule import Found, fact, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading, Term
 from sonde.diagnosis.taped_contracts import calls_of
 from sonde.diagnosis.taped_data import padding_of
@@ -20,11 +19,9 @@ from sonde.diagnosis.taped_targets import compared
 _ARITHMETIC: Final = frozenset({"sub", "add", "exp", "sum", "neg", "clamp", "squeeze", "gather", *CARRIERS})
 
 
-def learnt_advantage(case: Case) -> Found | None:
+@on_tape
+def learnt_advantage(reading: TapeReading) -> Found | None:
     """Find log-probabilities of chosen actions that are weighed by something that also gets a gradient."""
-    reading = case.taped
-    if reading is None:
-        return None
     likely = _likelihoods(reading)
     for op in reading.forward_ops():
         first, second = op.input("self"), op.input("other")
@@ -37,7 +34,6 @@ def learnt_advantage(case: Case) -> Found | None:
         if not reading.tape.values[pair[0]].requires_grad or not _is_difference(reading, weight.id):
             continue
         return Found(
-            step=reading.tape.step,
             sites=(signals.LOSS, signals.LOOP),
             evidence=(fact("factors that get gradients", 2), fact("factors that should", 1)),
             cause=f"Log-probabilities are multiplied by an advantage that gets a gradient too{reading.where(op)}: the "
@@ -64,11 +60,9 @@ def _likelihoods(reading: TapeReading) -> set[int]:
     return reading.tape.descendants(starts, through=lambda op: op.kind.removesuffix("_") in _ARITHMETIC)
 
 
-def learnt_choice(case: Case) -> Found | None:
+@on_tape
+def learnt_choice(reading: TapeReading) -> Found | None:
     """Find drawn numbers that pass a gradient on, in a log-probability that is weighed by data."""
-    reading = case.taped
-    if reading is None:
-        return None
     learns = reading.tape.is_differentiable
     for call in calls_of(reading, frozenset({"log_prob"})):
         given = [reading.tape.values[each] for each in call.given]
@@ -85,7 +79,6 @@ def learnt_choice(case: Case) -> Found | None:
         ]
         if weights:
             return Found(
-                step=reading.tape.step,
                 sites=(signals.LOSS, signals.LOOP),
                 evidence=(fact("ways of the gradient through the sample", len(drawn)),),
                 cause=f"The log-probability of a sample is weighed by data{reading.where(call.ops[0])}, but the sample "
@@ -118,11 +111,9 @@ def _is_drawn_around(reading: TapeReading, value: int, others: list[int]) -> boo
 # Averages, and numbers of places, where a value for each sample was meant.
 
 
-def averaged_first(case: Case) -> Found | None:
+@on_tape
+def averaged_first(reading: TapeReading) -> Found | None:
     """Find a mean over the samples that is multiplied by a weight of each sample, or made into a weight of itself."""
-    reading = case.taped
-    if reading is None:
-        return None
     for op in reading.forward_ops():
         for mean, weight in _factors(op) if not op.module else ():
             about, other = reading.tape.values[mean], reading.tape.values[weight]
@@ -135,7 +126,6 @@ def averaged_first(case: Case) -> Found | None:
                 continue
             return Found(
                 severity="warning",
-                step=reading.tape.step,
                 sites=(signals.LOSS,),
                 evidence=(fact("weights", other.size), fact("numbers that they are multiplied by", 1)),
                 cause=f"One number for all samples, their {how}, is multiplied by {other.size} weights"
@@ -163,7 +153,6 @@ def _weighed_by_itself(reading: TapeReading) -> Found | None:
             if any(each.kind == "exp" for each in between) and reading.tape.values[factor].requires_grad:
                 return Found(
                     severity="warning",
-                    step=reading.tape.step,
                     sites=(signals.LOSS,),
                     evidence=(fact("samples that are averaged first", reading.count_samples()),),
                     cause=f"A loss that is already averaged is weighed by an exponential of itself{reading.where(op)}: "
@@ -177,11 +166,9 @@ _CHOOSES: Final = frozenset({"argmax", "argmin", "argsort", "max", "min", "topk"
 _NUMERIC: Final = frozenset({"mul", "add", "sub", "div", "rsub", "_to_copy", "detach", *CARRIERS})
 
 
-def index_as_value(case: Case) -> Found | None:
+@on_tape
+def index_as_value(reading: TapeReading) -> Found | None:
     """Find a target that is computed of the place of the largest output, where the output itself was meant."""
-    reading = case.taped
-    if reading is None:
-        return None
     trained = reading.tape.descendants([each.id for each in reading.tape.given("parameter", "buffer")])
     for op in reading.tape.ops:
         places = [out for out in op.outs if reading.tape.values[out].dtype == "int64"]
@@ -192,7 +179,6 @@ def index_as_value(case: Case) -> Found | None:
             about = reading.tape.values[target]
             if target in after and about.dtype.startswith(("float", "bfloat")) and about.size > 1:
                 return Found(
-                    step=reading.tape.step,
                     sites=(signals.LOSS, "(data)"),
                     evidence=(fact("targets that contain a place", about.size),),
                     cause=f"The target{reading.where(loss)} is computed of the index that `{op.function or op.kind}` "
@@ -218,10 +204,10 @@ def _is_difference(reading: TapeReading, value: int) -> bool:
 _ADDS: Final = frozenset({"add", "add_", "lift_fresh", *RESHAPING})
 
 
-def unheld_leaf(case: Case) -> Found | None:
+@on_tape
+def unheld_leaf(reading: TapeReading) -> Found | None:
     """Find a tensor outside the model that gets a gradient in the loss, while no optimizer holds it."""
-    reading = case.taped
-    if reading is None or not reading.tape.optimizers:
+    if not reading.tape.optimizers:
         return None
     asked = {each for mark in reading.tape.backwards() for each in references(mark.data.get("inputs"))}
     held = {reading.tape.values[value].storage for value in reading.held.values()}
@@ -236,7 +222,6 @@ def unheld_leaf(case: Case) -> Found | None:
             ):
                 use = reading.tape.consumers(value.id)[0]
                 return Found(
-                    step=reading.tape.step,
                     sites=(signals.LOSS, "optimizer"),
                     evidence=(fact("optimizers that hold it", 0), fact("elements", value.size)),
                     cause=f"A tensor of shape {value.shape} outside the model gets a gradient{reading.where(use)}, but "
@@ -270,11 +255,9 @@ def _is_more_than_a_sum(reading: TapeReading, value: Value) -> bool:
 FORGETS: Final = 0.95
 
 
-def swapped_average(case: Case) -> Found | None:
+@on_tape
+def swapped_average(reading: TapeReading) -> Found | None:
     """Find a running average of weights that keeps next to nothing of itself: its two factors are swapped."""
-    reading = case.taped
-    if reading is None:
-        return None
     names = {value.storage: value.name for value in reading.tape.given("parameter")}
     held = {reading.tape.values[value].storage: name for name, value in reading.held.items()}
     for op in reading.tape.ops:
@@ -286,7 +269,6 @@ def swapped_average(case: Case) -> Found | None:
         old = parts.get(target.storage, 0.0)
         if len(new) == 1 and len(parts) == 2 and FORGETS <= new[0][1] < 1 and abs(old + new[0][1] - 1) < 1e-3:
             return Found(
-                step=reading.tape.step,
                 sites=(names.get(target.storage) or held[new[0][0]], signals.LOOP),
                 evidence=(fact("share of the average that is kept", old), fact("share of the new weights", new[0][1])),
                 cause=f"The running average of {held[new[0][0]]} keeps {old:.3g} of itself and takes {new[0][1]:.3g} "
@@ -337,10 +319,10 @@ def _added(one: dict[int, float], other: dict[int, float]) -> dict[int, float]:
 # Opponents.
 
 
-def helping_opponent(case: Case) -> Found | None:
+@on_tape
+def helping_opponent(reading: TapeReading) -> Found | None:
     """Find a generator whose loss moves the scores of its samples the same way as the loss of its opponent."""
-    reading = case.taped
-    if reading is None or len(reading.tape.optimizers) < 2:
+    if len(reading.tape.optimizers) < 2:
         return None
     for made, judged in _games(reading):
         op = reading.tape.producer(next(iter(made.outs.values())))
@@ -348,7 +330,6 @@ def helping_opponent(case: Case) -> Found | None:
         if None not in pulls and pulls[0] == pulls[1] != 0:
             return Found(
                 severity="critical",
-                step=reading.tape.step,
                 sites=(signals.LOSS, made.path),
                 evidence=(fact("direction in which both losses move the score", float(pulls[0] or 0)),),
                 cause="The loss of the generator moves the scores of its samples in the same direction as that of the "
@@ -416,11 +397,9 @@ def _pull(reading: TapeReading, call: Call) -> int | None:
 MANY: Final = 16
 
 
-def inverted_weights(case: Case) -> Found | None:
+@on_tape
+def inverted_weights(reading: TapeReading) -> Found | None:
     """Find weights of classes that are larger the more frequent a class is."""
-    reading = case.taped
-    if reading is None:
-        return None
     for loss in reading.losses:
         given = loss.op.input("weight")
         weights = None if given is None else reading.numbers.of(given)
@@ -430,7 +409,6 @@ def inverted_weights(case: Case) -> Found | None:
         counts = np.bincount(targets[(targets >= 0) & (targets < weights.size)].ravel(), minlength=weights.size)
         if _grows_with(counts, weights):
             return Found(
-                step=reading.tape.step,
                 sites=(signals.LOSS,),
                 evidence=(fact("largest weight over the smallest", float(weights.max() / weights.min())),),
                 cause=f"The more frequent a class is, the larger is its weight in {loss.kind}{reading.where(loss.op)}: "
@@ -453,11 +431,9 @@ def _grows_with(counts: Numbers, weights: Numbers) -> bool:
     return bool((np.diff(weights[order]) >= -1e-6 * weights.max()).all() and np.unique(weights).size > 1)
 
 
-def itself_among_pairs(case: Case) -> Found | None:
+@on_tape
+def itself_among_pairs(reading: TapeReading) -> Found | None:
     """Find similarities of samples with each other in which each sample competes with itself."""
-    reading = case.taped
-    if reading is None:
-        return None
     for op in reading.forward_ops():
         first, second = op.input("self"), op.input("mat2")
         if op.kind != "mm" or first is None or second is None or op.in_model:
@@ -471,7 +447,6 @@ def itself_among_pairs(case: Case) -> Found | None:
                 and not _is_diagonal(reading, loss)
             ):
                 return Found(
-                    step=reading.tape.step,
                     sites=(signals.LOSS,),
                     evidence=(
                         fact("samples that are compared with themselves", reading.tape.values[op.outs[0]].shape[0]),
@@ -499,11 +474,9 @@ def _is_diagonal(reading: TapeReading, loss: TapedLoss) -> bool:
     return target is None or target.ndim != 1 or bool((target == np.arange(len(target))).any())
 
 
-def learnt_padding(case: Case) -> Found | None:
+@on_tape
+def learnt_padding(reading: TapeReading) -> Found | None:
     """Find a loss that counts the padding of sequences among its targets, where the model knows what padding is."""
-    reading = case.taped
-    if reading is None:
-        return None
     known = {int(op.args.get("padding_idx", -1)) for op in reading.tape.ops if op.kind == "embedding"} - {-1}
     padding = padding_of(reading) if known else []
     for loss in reading.losses if padding else ():
@@ -516,7 +489,6 @@ def learnt_padding(case: Case) -> Found | None:
             if share > COUNTED and _ends_with(targets, pad):
                 return Found(
                     severity="warning",
-                    step=reading.tape.step,
                     sites=(signals.LOSS, "loader"),
                     evidence=(fact("share of the targets that is padding", share),),
                     cause=f"{share:.0%} of the targets are padding (index {pad}, the padding_idx of the embedding), "
@@ -541,11 +513,9 @@ def _ends_with(targets: Numbers, pad: int) -> bool:
 # Samples that are mixed.
 
 
-def mixed_without_targets(case: Case) -> Found | None:
+@on_tape
+def mixed_without_targets(reading: TapeReading) -> Found | None:
     """Find inputs that are mixed with those of other samples, while neither targets nor losses are."""
-    reading = case.taped
-    if reading is None:
-        return None
     inputs = reading.tape.ancestors(reading.tape.inputs_of_root())
     for op in reading.tape.ops:
         if op.kind != "randperm" or op.phase not in ("forward", "between") or not op.outs:
@@ -560,7 +530,6 @@ def mixed_without_targets(case: Case) -> Found | None:
                 continue
             return Found(
                 severity="warning",
-                step=reading.tape.step,
                 sites=(signals.LOOP, "(data)", signals.LOSS),
                 evidence=(fact("times the order is used for inputs", 1), fact("times it is used for targets", 0)),
                 cause=f"Each input is mixed with that of another sample{reading.where(mix)}, but the targets of these "
@@ -587,18 +556,15 @@ _ONE_SIDED: Final = frozenset(
 )
 
 
-def swapped_arguments(case: Case) -> Found | None:
+@on_tape
+def swapped_arguments(reading: TapeReading) -> Found | None:
     """Find a loss that gets data as its input, and the output of the model as its target."""
-    reading = case.taped
-    if reading is None:
-        return None
     for loss in reading.losses:
         if loss.kind not in _ONE_SIDED or loss.target is None:
             continue
         if loss.target in reading.learnt and not reading.tape.ancestors(loss.value) & set(reading.held.values()):
             return Found(
                 severity="critical",
-                step=reading.tape.step,
                 sites=(signals.LOSS,),
                 evidence=(fact("inputs of the loss that are learnt", 0), fact("targets that are learnt", 1)),
                 cause=f"The arguments of {loss.kind} are swapped{reading.where(loss.op)}: it gets data as its input, "
@@ -609,11 +575,9 @@ def swapped_arguments(case: Case) -> Found | None:
     return None
 
 
-def dropped_answers(case: Case) -> Found | None:
+@on_tape
+def dropped_answers(reading: TapeReading) -> Found | None:
     """Find a dropout between the last layer and the loss."""
-    reading = case.taped
-    if reading is None:
-        return None
     for loss in reading.losses:
         maker = reading.origin(loss.value)
         if maker is None or loss.value not in reading.learning:
@@ -622,7 +586,6 @@ def dropped_answers(case: Case) -> Found | None:
         if is_dropout or maker.function == "dropout":
             return Found(
                 severity="warning",
-                step=reading.tape.step,
                 sites=tuple(dict.fromkeys((reading.site(maker, signals.LOSS), signals.LOSS))),
                 evidence=(fact("layers between the dropout and the loss", 0),),
                 cause=f"Dropout is applied to the answers of the model{reading.where(maker)}: {loss.kind} gets outputs "
@@ -637,11 +600,9 @@ _REAL_DRAWS: Final = frozenset({"normal", "normal_", "randn"})
 _LAYERS: Final = frozenset({"addmm", "mm", "bmm", "convolution", "linear", "matmul"})
 
 
-def sampled_without_gradient(case: Case) -> Found | None:
+@on_tape
+def sampled_without_gradient(reading: TapeReading) -> Found | None:
     """Find real numbers drawn around what a layer computed, without a gradient, that other layers learn from."""
-    reading = case.taped
-    if reading is None:
-        return None
     scored = {value for op in reading.tape.ops if op.function == "log_prob" for _, value in op.inputs()}
     for op in reading.tape.ops:
         centres = [value for _, value in op.inputs() if reading.source(value).id in reading.learnt]
@@ -652,7 +613,6 @@ def sampled_without_gradient(case: Case) -> Found | None:
         if scored.isdisjoint(after) and any(use.grad_enabled and _is_needed(reading, use) for use in feeds):
             return Found(
                 severity="warning",
-                step=reading.tape.step,
                 sites=(reading.site(op, "(model)"), "(model)"),
                 evidence=(fact("gradients through the draw", 0),),
                 cause=f"Numbers are drawn around what the model computed without a gradient{reading.where(op)}: "

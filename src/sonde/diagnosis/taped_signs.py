@@ -11,7 +11,7 @@ import numpy as np
 from sonde.core import signals
 from sonde.core.tape import Call, Op
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, Threshold, above, fact
+from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
 from sonde.diagnosis.tape_reading import TapeReading, Term
 from sonde.diagnosis.taped_losses import KEEPS_SIGN, is_policy_objective
 from sonde.diagnosis.taped_numbers import Numbers, TapedNumbers
@@ -21,10 +21,10 @@ _SHARES: Final = (0.01, 0.1)
 """How far outputs are moved, over their spread."""
 
 
-def pushed_away(case: Case) -> Found | None:
+@on_tape
+def pushed_away(reading: TapeReading) -> Found | None:
     """Find a loss that rises as outputs move to their targets, and falls as they move away."""
-    reading = case.taped
-    if reading is None or len(reading.tape.optimizers) != 1 or len(reading.roots) != 1:
+    if len(reading.tape.optimizers) != 1 or len(reading.roots) != 1:
         return None
     return _by_targets(reading) or _by_credits(reading) or _unlike_together(reading)
 
@@ -83,7 +83,6 @@ def _unlike_together(reading: TapeReading) -> Found | None:
     if apart < ALIKE:
         return None
     return Found(
-        step=reading.tape.step,
         sites=(signals.LOSS, "(data)"),
         evidence=(
             above("standard errors between the two", float(apart), ALIKE),
@@ -257,7 +256,6 @@ def _loss(reading: TapeReading, outputs: dict[int, Numbers]) -> float | None:
 def _flipped(reading: TapeReading, when: str, how: str) -> Found:
     op = reading.tape.producer(reading.roots[0])
     return Found(
-        step=reading.tape.step,
         sites=(signals.LOSS,),
         evidence=(fact("lengths at which the loss was computed again", 2 * len(_SHARES)),),
         cause=f"The loss rises if {when}, and falls if they move {how}{reading.where(op)}: its sign is wrong, or its "

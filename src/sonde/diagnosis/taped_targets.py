@@ -9,8 +9,7 @@ import numpy as np
 
 from sonde.core import signals
 from sonde.core.tape import Op, Value, references
-from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, fact
+from sonde.diagnosis.rule import Found, fact, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading
 from sonde.diagnosis.taped_data import padding_of
 from sonde.diagnosis.taped_numbers import MAX_ELEMENTS, Numbers, TapedNumbers
@@ -102,14 +101,13 @@ def _fits(wanted: Numbers, valid: Numbers, tokens: Numbers, first: int) -> bool:
     return bool((wanted == there)[compared].all())
 
 
-def unshifted(case: Case) -> Found | None:
+@on_tape
+def unshifted(reading: TapeReading) -> Found | None:
     """Find tokens that are both the input of a position and the target of the same position."""
-    reading = case.taped
-    found = None if reading is None else shifts(reading).get(0)
-    if reading is None or found is None:
+    found = shifts(reading).get(0)
+    if found is None:
         return None
     return Found(
-        step=reading.tape.step,
         sites=("loader", signals.LOSS, "(model)"),
         evidence=(fact("tokens that are input and target of the same position", found[0]),),
         cause=f"The target of each position is the token that the model is given there{reading.where(found[1])}: "
@@ -120,17 +118,16 @@ def unshifted(case: Case) -> Found | None:
     )
 
 
-def overshifted(case: Case) -> Found | None:
+@on_tape
+def overshifted(reading: TapeReading) -> Found | None:
     """Find targets that lie two or more tokens ahead, or behind, while none is the next token."""
-    reading = case.taped
-    found = {} if reading is None else shifts(reading)
+    found = shifts(reading)
     odd = [shift for shift in found if shift not in (0, 1)]
-    if reading is None or not odd or 1 in found or 0 in found:
+    if not odd or 1 in found or 0 in found:
         return None
     count, op = found[odd[0]]
     where = f"{odd[0]} tokens later" if odd[0] > 1 else f"{-odd[0]} token{'s' if odd[0] < -1 else ''} before"
     return Found(
-        step=reading.tape.step,
         sites=(signals.LOSS, "loader", "(model)"),
         evidence=(fact("positions from a token to its target", odd[0]), fact("targets", count)),
         cause=f"The target of each position is the token {where}{reading.where(op)}: labels are shifted "
@@ -146,17 +143,16 @@ def overshifted(case: Case) -> Found | None:
 # What targets are made of.
 
 
-def own_answers(case: Case) -> Found | None:
+@on_tape
+def own_answers(reading: TapeReading) -> Found | None:
     """Find a loss whose target is the largest of the very scores that it is given, and no other loss with data."""
-    reading = case.taped
-    if reading is None or not reading.losses:
+    if not reading.losses:
         return None
     own = [loss for loss in reading.losses if _is_own(reading, loss)]
     if not own or len(own) < len(reading.losses):
         return None
     loss = own[0]
     return Found(
-        step=reading.tape.step,
         sites=(signals.LOSS,),
         evidence=(fact("losses whose target is made of their own input", len(own)),),
         cause=f"The target of {loss.kind} is made of its own input{reading.where(loss.op)}: whatever the "
@@ -191,11 +187,9 @@ def compared(reading: TapeReading) -> Iterator[tuple[int, int, Op]]:
             yield output.id, target.id, op
 
 
-def unrelated_noise(case: Case) -> Found | None:
+@on_tape
+def unrelated_noise(reading: TapeReading) -> Found | None:
     """Find a target that is noise drawn for it alone, which nothing that the model sees depends on."""
-    reading = case.taped
-    if reading is None:
-        return None
     for output, target, op in compared(reading):
         source = reading.plain(target)
         maker = reading.tape.producer(source.id)
@@ -211,7 +205,6 @@ def unrelated_noise(case: Case) -> Found | None:
         if source.id not in reading.tape.ancestors(output):
             return Found(
                 severity="critical",
-                step=reading.tape.step,
                 sites=(signals.LOSS, "(data)"),
                 evidence=(fact("numbers that are predicted", source.size), fact("inputs that depend on them", 0)),
                 cause=f"The target is noise that is drawn for it alone{reading.where(maker)}: nothing that the model "
@@ -227,11 +220,9 @@ def unrelated_noise(case: Case) -> Found | None:
 _NORMAL: Final = frozenset({"randn", "randn_like", "normal", "normal_functional"})
 
 
-def noisy_copy(case: Case) -> Found | None:
+@on_tape
+def noisy_copy(reading: TapeReading) -> Found | None:
     """Find an output that is compared with the noisy input itself, not with what the noise was added to."""
-    reading = case.taped
-    if reading is None:
-        return None
     given = {reading.plain(value).id: value for value in reading.tape.inputs_of_root()}
     for _, target, op in compared(reading):
         source = reading.plain(target)
@@ -241,7 +232,6 @@ def noisy_copy(case: Case) -> Found | None:
         parts = [value for _, value in maker.inputs()]
         if len(parts) == 2 and sum(_is_drawn(reading, value) for value in parts) == 1:
             return Found(
-                step=reading.tape.step,
                 sites=(signals.LOSS, "(data)"),
                 evidence=(fact("numbers that are both input and target", source.size),),
                 cause=f"The target is the input of the model{reading.where(op)}, to which noise was added"
@@ -261,14 +251,12 @@ def _is_drawn(reading: TapeReading, value: int) -> bool:
     return not has_data and any(op is not None and op.is_random for op in makers)
 
 
-def crossed_rows(case: Case) -> Found | None:
+@on_tape
+def crossed_rows(reading: TapeReading) -> Found | None:
     """Find targets of samples that the model was not given in the same row: each row of the data is followed.
 
     One row of the inputs is changed, and one of the targets, and what is computed of them is computed again.
     """
-    reading = case.taped
-    if reading is None:
-        return None
     inputs = [each for each in reading.tape.inputs_of_root() if reading.tape.values[each].shape]
     firsts = {reading.tape.values[each].shape[0] for each in inputs}
     rows = firsts.pop() if len(firsts) == 1 else 0
@@ -290,7 +278,6 @@ def crossed_rows(case: Case) -> Found | None:
         if len(known) >= MIN_FOLLOWED and len(wrong) > len(known) / 2:
             return Found(
                 severity="critical",
-                step=reading.tape.step,
                 sites=(signals.LOSS, "(data)"),
                 evidence=(fact("rows that were followed", len(known)), fact("with targets elsewhere", len(wrong))),
                 cause=f"Inputs and targets are taken in different orders{reading.where(pairs[0][1])}: of {len(known)} "
@@ -403,11 +390,9 @@ def _reorders_outputs(reading: TapeReading, rows: int) -> bool:
 _ORDERS: Final = frozenset({"sort", "argsort", "randperm", "topk"})
 
 
-def reordered(case: Case) -> Found | None:
+@on_tape
+def reordered(reading: TapeReading) -> Found | None:
     """Find samples that are put in another order before the model, while neither targets nor outputs are."""
-    reading = case.taped
-    if reading is None:
-        return None
     for op in reading.tape.ops:
         if op.kind not in _ORDERS or op.phase not in ("forward", "between") or not op.outs:
             continue
@@ -420,7 +405,6 @@ def reordered(case: Case) -> Found | None:
             if output in moved and target not in moved and rows == reading.tape.values[op.outs[-1]].shape:
                 return Found(
                     severity="critical",
-                    step=reading.tape.step,
                     sites=(signals.LOSS, "(data)", reading.site(op, signals.LOOP)),
                     evidence=(fact("samples that are put in another order", rows[0]), fact("targets that are", 0)),
                     cause=f"Samples are put in another order before the model{reading.where(op)}; neither the "
@@ -450,14 +434,12 @@ def _takes_rows(reading: TapeReading, op: Op, order: int) -> bool:
     return is_all and all(before.issuperset(each.outs) for each in others)
 
 
-def within_input(case: Case) -> Found | None:
+@on_tape
+def within_input(reading: TapeReading) -> Found | None:
     """Find a target that is one of the numbers which the model is given.
 
     A target that the step itself takes from the input is intended, as where a part of it is to be reproduced.
     """
-    reading = case.taped
-    if reading is None:
-        return None
     inputs = [(value, reading.numbers.of(value)) for value in reading.tape.inputs_of_root()]
     for _, target, op in compared(reading):
         wanted = reading.numbers.of(target)
@@ -485,7 +467,6 @@ def _column(given: Numbers | None, wanted: Numbers) -> int | None:
 def _contained(reading: TapeReading, op: Op, place: int, count: int) -> Found:
     return Found(
         severity="critical",
-        step=reading.tape.step,
         sites=("(data)", "loader", signals.LOSS),
         evidence=(fact("samples whose target is in their input", count), fact("at place", place)),
         cause=f"The target of every sample is number {place} of its input{reading.where(op)}: the answer is part of "
@@ -504,11 +485,9 @@ _BEST: Final = frozenset(
 )
 
 
-def unmasked_bootstrap(case: Case) -> Found | None:
+@on_tape
+def unmasked_bootstrap(reading: TapeReading) -> Found | None:
     """Find a target that adds a discounted value of the next state, while flags of the batch are not used at all."""
-    reading = case.taped
-    if reading is None:
-        return None
     for _, target, op in compared(reading):
         if not _is_bootstrap(reading, target):
             continue
@@ -516,7 +495,6 @@ def unmasked_bootstrap(case: Case) -> Found | None:
         for value in reading.tape.values:
             if value.shape[:1] == count and value.size == count[0] and _is_idle_flag(reading, value):
                 return Found(
-                    step=reading.tape.step,
                     sites=(signals.LOSS, signals.LOOP, "(data)"),
                     evidence=(fact("flags that nothing uses", value.size),),
                     cause=f"The target adds the value of the next state{reading.where(reading.origin(target) or op)} "
@@ -559,11 +537,11 @@ def _is_idle_flag(reading: TapeReading, value: Value) -> bool:
 # Padding.
 
 
-def read_after_padding(case: Case) -> Found | None:
+@on_tape
+def read_after_padding(reading: TapeReading) -> Found | None:
     """Find that most outputs of a recurrent layer are read at a position that is padding."""
-    reading = case.taped
-    padding = [] if reading is None else padding_of(reading)
-    if reading is None or not padding:
+    padding = padding_of(reading)
+    if not padding:
         return None
     for op in reading.forward_ops():
         at = _position(reading, op)
@@ -577,7 +555,6 @@ def read_after_padding(case: Case) -> Found | None:
             if share > 1 / 2:
                 return Found(
                     severity="warning",
-                    step=reading.tape.step,
                     sites=(reading.site(op, "(model)"), "(model)", "(data)"),
                     evidence=(fact("share of the samples that are padding there", share),),
                     cause=f"The output of a recurrent layer is read at a position where {share:.0%} of the samples are "

@@ -9,8 +9,7 @@ import numpy as np
 
 from sonde.core import signals
 from sonde.core.tape import Call, Op, Value, number
-from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, fact
+from sonde.diagnosis.rule import Found, fact, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, RESHAPING, TapeReading
 from sonde.diagnosis.taped_numbers import Numbers
 
@@ -32,11 +31,9 @@ _CHANGES: Final = frozenset(
 # Results.
 
 
-def dropped_result(case: Case) -> Found | None:
+@on_tape
+def dropped_result(reading: TapeReading) -> Found | None:
     """Find a result that is computed with gradients and that nothing uses, though what it was made of goes on."""
-    reading = case.taped
-    if reading is None:
-        return None
     returned = {value for call in reading.tape.root_calls() for value in call.outs.values()}
     for op in reading.tape.ops:
         if _is_dropped(reading, op) and returned.isdisjoint(op.outs) and _goes_on(reading, op):
@@ -63,10 +60,10 @@ _KEEPS_RESULT: Final = frozenset(
 """Operations whose results autograd keeps for the backward pass, which shows as a detach."""
 
 
-def _has_use(reading: TapeReading, value: int) -> bool:
+def _has_use(reading: TapeReading, value: int, after: int = 0) -> bool:
     """Return whether anything uses a value, or writes to it; that autograd keeps it does not count."""
     tape, maker = reading.tape, reading.tape.producer(value)
-    uses = tape.consumers(value)
+    uses = [op for op in tape.consumers(value) if op.index >= after]
     kept = [op for op in uses if op.kind == "detach" and not tape.consumers(op.outs[0])]
     if maker is not None and maker.kind in _KEEPS_RESULT and len(kept) == 1:
         uses = [op for op in uses if op not in kept]
@@ -93,7 +90,6 @@ def _leads_to_loss(reading: TapeReading, op: Op) -> bool:
 def _dropped(reading: TapeReading, op: Op) -> Found:
     name = op.function or op.kind.strip("_")
     return Found(
-        step=reading.tape.step,
         sites=tuple(dict.fromkeys((reading.site(op, signals.LOSS), "(model)"))),
         evidence=(fact("operations that use the result", 0),),
         cause=f"The result of {name}{reading.where(op)} is not used: the step goes on with what it was computed from, "
@@ -114,7 +110,6 @@ def _dropped_loss(reading: TapeReading) -> Found | None:
         used = [op for op in ops if op.outs[0] in reading.needed]
         if dropped and used:
             return Found(
-                step=reading.tape.step,
                 sites=(signals.LOSS, signals.LOOP),
                 evidence=(fact("losses computed on this line", len(ops)), fact("of them used", len(used))),
                 cause=f"{len(dropped)} of {len(ops)} losses computed on one line{reading.where(dropped[0])} are "
@@ -135,7 +130,6 @@ def _dropped_call(reading: TapeReading) -> Found | None:
         if dropped and used and not path.startswith("<"):
             line = reading.tape.lines[dropped[0].line] if dropped[0].line >= 0 else None
             return Found(
-                step=reading.tape.step,
                 sites=(path, "(model)", signals.LOOP),
                 evidence=(fact("calls in the step", len(made)), fact("calls whose result is not used", len(dropped))),
                 cause=f"{path} is called {len(made)} times in a step, and nothing uses the results of {len(dropped)} "
@@ -150,7 +144,8 @@ def _is_call_dropped(reading: TapeReading, call: Call) -> bool:
     outs = list(call.outs.values())
     returned = {value for root in tape.root_calls() if root is not call for value in root.outs.values()}
     learns = any(tape.values[out].requires_grad for out in outs) and returned.isdisjoint(outs)
-    return learns and not any(_has_use(reading, out) or out in reading.roots for out in outs)
+    # A call may use its own results: an LSTM cell computes the hidden state of the new cell state.
+    return learns and not any(_has_use(reading, out, call.last) or out in reading.roots for out in outs)
 
 
 # --------------------------------------------------------------------------------
@@ -159,15 +154,12 @@ def _is_call_dropped(reading: TapeReading, call: Call) -> bool:
 MIN_ROWS: Final = 4
 
 
-def ignored_mask(case: Case) -> Found | None:
+@on_tape
+def ignored_mask(reading: TapeReading) -> Found | None:
     """Find a mask from the loader that nothing uses."""
-    reading = case.taped
-    if reading is None:
-        return None
     for name, value in _loaded(reading):
         if len(value.shape) >= 2 and not _is_used(reading, value.id) and _is_mask(reading, value):
             return Found(
-                step=reading.tape.step,
                 sites=("(data)", signals.LOSS, "(model)"),
                 evidence=(fact("operations that use the mask", 0), fact("elements", value.size)),
                 cause=f"The loader returns a mask ({name}, shape {value.shape}, zeros and ones), and no operation "
@@ -205,17 +197,14 @@ def _is_mask(reading: TapeReading, value: Value) -> bool:
     return bool((turns <= 1).all() and np.unique(content.sum(axis=1)).size > 1)
 
 
-def ignored_argument(case: Case) -> Found | None:
+@on_tape
+def ignored_argument(reading: TapeReading) -> Found | None:
     """Find an argument of a model that differs between samples and of which an output has the shape at most."""
-    reading = case.taped
-    if reading is None:
-        return None
     for call in reading.tape.root_calls():
         for place, value in call.args.items():
             if _differs(reading, value) and _shape_is_used(reading, call, value):
                 return Found(
                     severity="warning",
-                    step=reading.tape.step,
                     sites=("(model)",),
                     evidence=(fact("outputs that depend on it", 0),),
                     cause=f"Argument {place} of {call.kind} is ignored: only its shape is used, no output depends on "
@@ -238,11 +227,9 @@ def _differs(reading: TapeReading, value: int) -> bool:
     return content.ndim > 0 and len(content) > 1 and bool((content != content[:1]).any())
 
 
-def left_out_samples(case: Case) -> Found | None:
+@on_tape
+def left_out_samples(reading: TapeReading) -> Found | None:
     """Find that only some samples of a model's output reach the loss, taken by a slice or an index that is written."""
-    reading = case.taped
-    if reading is None:
-        return None
     for out in reading.tape.outputs_of_root():
         about = reading.tape.values[out]
         count = reading.count_samples()
@@ -256,7 +243,6 @@ def left_out_samples(case: Case) -> Found | None:
         if len(seen) < count:
             return Found(
                 severity="warning",
-                step=reading.tape.step,
                 sites=(signals.LOSS, "(model)"),
                 evidence=(fact("samples in the batch", count), fact("samples that reach the loss", len(seen))),
                 cause=f"Only {len(seen)} of {count} samples reach the loss{reading.where(uses[0])}: the rest of the "
@@ -280,11 +266,9 @@ def _rows(op: Op, count: int) -> set[int] | None:
 _INTEGERS: Final = ("int8", "int16", "int32", "int64", "uint8", "bool")
 
 
-def truncated_data(case: Case) -> Found | None:
+@on_tape
+def truncated_data(reading: TapeReading) -> Found | None:
     """Find data whose fractions are cut off by a cast to integers, on its way to the model or as a target."""
-    reading = case.taped
-    if reading is None:
-        return None
     for op in reading.tape.ops:
         source = op.input("self")
         if op.phase not in ("forward", "between") or source is None:
@@ -302,7 +286,6 @@ def truncated_data(case: Case) -> Found | None:
         if content is not None and op.outs[0] in reading.needed and _loses_most(content):
             return Found(
                 severity="critical",
-                step=reading.tape.step,
                 sites=("(data)", signals.LOSS),
                 evidence=(
                     fact("different numbers before", int(np.unique(content).size)),
@@ -333,7 +316,6 @@ def _coarsened(reading: TapeReading, op: Op, source: int) -> Found | None:
     counts = (fact("different numbers before", np.unique(before).size), fact("after", np.unique(after).size))
     return Found(
         severity="critical",
-        step=reading.tape.step,
         sites=("(data)",),
         evidence=counts,
         cause=f"`{op.function or op.kind}` leaves {np.unique(after).size} different numbers of the data"
@@ -354,11 +336,9 @@ def _loses_most(content: Numbers) -> bool:
 _RELATIVE: Final = frozenset({"add_", "sub_", "mul_", "div_", "clamp_", "masked_fill_", "neg_", "addcmul_", "pow_"})
 
 
-def overwritten_data(case: Case) -> Found | None:
+@on_tape
+def overwritten_data(reading: TapeReading) -> Found | None:
     """Find data of a larger set that is changed in place on its way to the model, so that the set changes for good."""
-    reading = case.taped
-    if reading is None:
-        return None
     inputs = reading.tape.ancestors(reading.tape.inputs_of_root())
     for op in reading.tape.ops:
         target = op.input("self")
@@ -369,7 +349,6 @@ def overwritten_data(case: Case) -> Found | None:
             continue
         if base.size > reading.tape.values[target].size and not inputs.isdisjoint((*op.outs, *op.writes)):
             return Found(
-                step=reading.tape.step,
                 sites=("(data)", signals.LOOP),
                 evidence=(fact("elements that are overwritten", reading.tape.values[target].size),),
                 cause=f"The data itself is changed in place{reading.where(op)}: the batch is a view of the whole set, "
@@ -394,11 +373,9 @@ def _viewed(reading: TapeReading, value: int) -> Value | None:
 # Terms that are zero, teachers that are not at rest.
 
 
-def cancelled_term(case: Case) -> Found | None:
+@on_tape
+def cancelled_term(reading: TapeReading) -> Found | None:
     """Find a difference or a quotient of a value and itself on the way to the loss: it has no gradient."""
-    reading = case.taped
-    if reading is None:
-        return None
     for op in reading.forward_ops():
         first, second = op.input("self"), op.input("other")
         if op.kind.removesuffix("_") not in ("sub", "div") or first is None or second is None:
@@ -408,7 +385,6 @@ def cancelled_term(case: Case) -> Found | None:
         if is_whole and op.outs[0] in reading.learning and reading.plain(first, _SAME) is reading.plain(second, _SAME):
             what = "subtracted from" if op.kind.startswith("sub") else "divided by"
             return Found(
-                step=reading.tape.step,
                 sites=tuple(dict.fromkeys((reading.site(op, signals.LOSS), signals.LOSS))),
                 evidence=(fact("operations between the two", 0),),
                 cause=f"A value is {what} itself{reading.where(op)}: the result is constant, and no parameter learns "
@@ -421,11 +397,9 @@ def cancelled_term(case: Case) -> Found | None:
 _SAME: Final = RESHAPING - {"detach"}
 
 
-def noisy_teacher(case: Case) -> Found | None:
+@on_tape
+def noisy_teacher(reading: TapeReading) -> Found | None:
     """Find targets that a frozen model computes without gradients while its dropout is on."""
-    reading = case.taped
-    if reading is None:
-        return None
     follows = {name.rpartition(".")[0] for name in reading.tape.parameter_writes()}
     for call in reading.tape.root_calls():
         ops = reading.tape.ops[call.first : call.last]
@@ -439,7 +413,6 @@ def noisy_teacher(case: Case) -> Found | None:
             continue
         return Found(
             severity="warning",
-            step=reading.tape.step,
             sites=(drops[0].module, call.path, signals.LOSS),
             evidence=(fact("dropouts that are on", len(drops)),),
             cause=f"A model that is not trained computes targets{reading.where(ops[-1])} in training mode: its "

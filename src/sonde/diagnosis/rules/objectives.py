@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -118,7 +119,7 @@ def loss_sign_flipped(case: Case) -> Found | None:
         return _wrong_sign(fact("log-probabilities that are minimised", 1))
     fallen = _fallen_score(case)
     if fallen is not None:
-        return _wrong_sign(*fallen)
+        return _wrong_sign(*fallen, exact=False)
     curve = case.loss()
     if curve is None:
         raise NotMeasured("a loss")
@@ -171,11 +172,12 @@ def _falls_without_end(losses: Values) -> Found | None:
         above("fall in the later part over the fall in the first", float(falls[1] / falls[0]), FALLING_FASTER),
         fact("loss at the start", float(ends[0])),
     )
-    return _wrong_sign(*evidence)
+    return _wrong_sign(*evidence, exact=False)
 
 
-def _wrong_sign(*evidence: Evidence) -> Found:
+def _wrong_sign(*evidence: Evidence, exact: bool = True) -> Found:
     return Found(
+        exact=exact,
         step=1,
         sites=(signals.LOSS,),
         evidence=evidence,
@@ -274,7 +276,7 @@ def wrong_loss_reduction(case: Case) -> Found | None:
     A sum does no harm where it is divided later, or where the optimizer's step does not grow with the gradient.
     """
     if (taped := mixed_reductions(case) or averaged_first(case)) is not None:
-        return taped
+        return replace(taped, exact=True)
     summed = [loss for loss in seen_losses(case) if _is_sum(loss)]
     if not summed or all(optimizer.traits.adaptive for optimizer in need_optimizers(case)):
         return None

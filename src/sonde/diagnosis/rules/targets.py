@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -202,7 +203,7 @@ def label_shuffle_mismatch(case: Case) -> Found | None:
     """
     taped = unrelated_noise(case) or reordered(case) or mixed_without_targets(case) or crossed_rows(case)
     if taped is not None:
-        return taped
+        return replace(taped, exact=True)
     agreement = case.need_vital(signals.LOSS, signals.NEIGHBOUR_AGREEMENT)
     counts = case.need_vital(signals.LOSS, signals.LABEL_COUNTS)
     patience = MISMATCH_STEPS * (MISMATCH_WORDS if _reads_words(case) else 1)
