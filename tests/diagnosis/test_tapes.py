@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sonde
 from sonde.core import tape as tapes
 from sonde.diagnosis.case import Case, NotMeasured
+from sonde.diagnosis.rule import on_tape
 from sonde.diagnosis.rules import RULES
 
 SAMPLES, TIME, FEATURES, CLASSES, WORDS = 32, 10, 6, 3, 20
@@ -1352,3 +1353,15 @@ def test_a_closure_that_does_not_clear_gradients_is_named(tmp_path, clears):
     for folder in tapes.folders(tmp_path / "run").values():
         case.take_tape(tapes.read(folder))
     assert (found("missing_zero_grad", case) is None) == clears
+
+
+def test_a_question_is_asked_once_for_each_tape(tmp_path):
+    asked = []
+
+    @on_tape
+    def ask(reading):
+        asked.append(reading)
+
+    case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), cross_entropy)
+    assert ask(case) is ask(case) is None
+    assert asked == [case.taped]

@@ -64,16 +64,21 @@ class Found:
 
 
 def on_tape(find: Callable[[TapeReading], Found | None]) -> Callable[[Case], Found | None]:
-    """Make a question about a case of one about the last taped step; without a tape the answer is None."""
+    """Make a question about a case of one about the last taped step; without a tape the answer is None.
+
+    The answer is found once for each tape, however often rules look at a run.
+    """
+    name = f"{find.__module__}.{find.__qualname__}"
 
     @functools.wraps(find)
     def ask(case: Case) -> Found | None:
-        found = None if case.taped is None else find(case.taped)
-        if found is None or case.taped is None or found.step is not None:
-            return found
-        return replace(found, step=case.taped.tape.step)
+        return None if case.taped is None else case.taped.once(name, lambda reading: _dated(find(reading), reading))
 
     return ask
+
+
+def _dated(found: Found | None, reading: TapeReading) -> Found | None:
+    return found if found is None or found.step is not None else replace(found, step=reading.tape.step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ Everything here is an exact relation between the operations of one step; see `so
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from sonde.diagnosis.axes import Dim, Labels, label
 from sonde.diagnosis.taped_numbers import TapedNumbers
 from sonde.errors import RunDamaged, RunNotFound
 
+T = TypeVar("T")
 CARRIERS: Final = frozenset(
     {"view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "squeeze", "unsqueeze", "expand"}
     | {"slice", "select", "narrow", "index", "index_select", "clone", "contiguous", "_to_copy", "alias", "unbind"}
@@ -81,6 +82,14 @@ class TapeReading:
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
+        self._answers: dict[str, Any] = {}
+
+    def once(self, name: str, ask: Callable[[TapeReading], T]) -> T:
+        """Return the answer to a question, which is asked once."""
+        if name not in self._answers:
+            self._answers[name] = ask(self)
+        answer: T = self._answers[name]
+        return answer
 
     @functools.cached_property
     def labels(self) -> Labels:

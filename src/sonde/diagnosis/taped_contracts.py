@@ -242,17 +242,20 @@ def calls_of(reading: TapeReading, functions: frozenset[str]) -> Iterator[Functi
 
 def broken(case: Case, kind: str) -> Found | None:
     """Find an argument of a loss that breaks a contract of the table."""
-    reading = case.taped
-    if reading is None:
-        return None
+    return None if case.taped is None else case.taped.once("broken", _first_broken).get(kind)
+
+
+def _first_broken(reading: TapeReading) -> dict[str, Found]:
+    """Return the first broken contract of each kind."""
+    found: dict[str, Found] = {}
     for given in arguments(reading):
         for contract in CONTRACTS:
-            if contract.kind != kind or given.function not in contract.functions or given.role != contract.role:
+            if contract.kind in found or given.function not in contract.functions or given.role != contract.role:
                 continue
             how = contract.check(given)
             if how is not None:
-                return _report(given, contract, how)
-    return None
+                found[contract.kind] = _report(given, contract, how)
+    return found
 
 
 def _report(given: Argument, contract: Contract, how: Broken) -> Found:
