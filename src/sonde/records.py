@@ -369,6 +369,9 @@ class Sink(Protocol):
 class Judge(Sink, Protocol):
     """A sink that diagnoses what it has taken so far."""
 
+    seconds: float
+    """What judging has taken so far."""
+
     @property
     def findings(self) -> list[Finding]:
         """What is wrong, best first; from any thread."""

@@ -238,7 +238,7 @@ def count_looks(cost: float, steps: int, share: float | None = None, step_second
 def test_looks_that_cost_too_much_come_at_a_few_steps_only():
     assert count_looks(5.0, 200) == count_looks(0.0001, 200, share=0.01) == 9 + 38
     assert count_looks(5.0, 200, share=0.01) == 1  # one look is 3 % of 167 steps
-    assert count_looks(0.08, 200, share=0.001) == 5  # steps 3, 10, 24, 50, and then each double
+    assert count_looks(0.08, 200, share=0.001) == 2  # steps 3 and 10; then within the share, which is 0.2 s of 200
 
 
 def test_short_steps_are_judged_at_a_few_of_the_first_whatever_it_costs():

@@ -66,7 +66,7 @@ def test_an_expensive_step_is_recorded_in_full_every_time():
 
 def test_other_programs_on_a_busy_machine_do_not_look_like_cost():
     chance = random.Random(0)
-    cost = (0, 0.001, 0.002, 0.003)
+    cost = (0, 0.0005, 0.001, 0.002)
     disturbed = Machine(0.05, bare=0.1, cost=cost, explores=True, disturbed=lambda step: chance.random() ** 3).run(2000)
     assert disturbed.governor.strides == Machine(0.05, bare=0.1, cost=cost, explores=True).run(2000).governor.strides
 
@@ -119,7 +119,7 @@ def test_the_diagnosis_is_thinned_before_outputs_and_outputs_before_parameters()
     extras = Machine(0.05, bare=0.01, cost=(0, 1e-4, 2e-4, 15e-4)).run(400).governor.strides
     assert (extras.parameters, extras.outputs) == (1, 1)
     assert extras.extras > 1
-    outputs = Machine(0.05, bare=0.01, cost=(0, 2e-4, 15e-4, 20e-4)).run(400).governor.strides
+    outputs = Machine(0.05, bare=0.01, cost=(0, 1e-4, 15e-4, 20e-4)).run(400).governor.strides
     assert outputs.parameters == 1
     assert outputs.extras >= outputs.outputs > 1
 
@@ -145,9 +145,9 @@ def test_a_training_that_becomes_slower_is_recorded_more_often_again():
 
 
 def test_steps_that_the_user_leaves_out_are_not_recorded_for_the_governor_either():
-    machine = Machine(0.05, bare=0.01, cost=(0, 1e-3, 2e-3, 3e-3)).run(1000, due=lambda step: step % 10 == 0)
+    machine = Machine(0.05, bare=0.01, cost=(0, 1e-3, 15e-4, 2e-3)).run(1000, due=lambda step: step % 10 == 0)
     assert all(level == NOTHING for step, level in enumerate(machine.levels) if step % 10)
-    # One step in ten costs 3 % of all on average, so each is recorded in full.
+    # One step in ten costs 2 % of all on average, so each is recorded in full.
     assert {machine.levels[step] for step in range(300, 1000, 10)} == {EVERYTHING}
 
 
@@ -376,6 +376,24 @@ def test_a_tiny_model_dozes_and_no_step_or_logged_number_is_lost(tmp_path, dozin
     norms = run.series("0.weight:gradient", "norm")
     assert norms.steps.max() <= 1500
     assert run.steps[-1] == 1500
+    assert run.series("loss", "mean").steps.tolist() == list(range(1, 1501)), "nor is a loss that is not logged"
+
+
+def test_steps_that_are_not_due_are_only_counted():
+    machine = Machine(0.05, bare=0.01, cost=(1e-4, 1e-3, 15e-4, 2e-3)).run(200, due=lambda step: step % 10 == 0)
+    governor = machine.governor
+    governor.skips, governor.strides = True, Strides()
+    for following in range(200, 210):
+        until_due = (210 - following) % 10
+        length = governor.doze_length(lambda ahead, following=following: (following + ahead) % 10 == 0)
+        assert length == max(0, until_due - 1), "the step before a recorded one is looked at"
+
+
+def test_the_cost_counts_what_judging_and_occasional_work_take():
+    machine = Machine(0.05, bare=0.1, cost=(0, 0.0001, 0.0002, 0.0003))
+    machine.governor._aside_seconds = lambda: 0.01 * max(0.0, machine.now - 24 * 0.1)
+    machine.run(300)
+    assert machine.governor.cost().share == pytest.approx(0.003 + 0.0101, rel=0.1)
 
 
 def test_a_learning_rate_that_is_wrong_for_one_counted_step_is_recorded(tmp_path, dozing):

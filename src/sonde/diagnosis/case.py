@@ -109,6 +109,11 @@ class Case:
             self.events.append(event)
 
     @property
+    def num_sites(self) -> int:
+        """How many sites the run has so far."""
+        return len(self._sites)
+
+    @property
     def is_thinned(self) -> bool:
         """Whether some steps lack readings, to keep the recording within its budget."""
         return bool(self.strides)

@@ -19,12 +19,16 @@ from sonde.records import Block, Event, Finding, Site
 # How often to look: at each of the first steps, where exact relations show; then less and less.
 _EVERY: Final = ((10, 1), (200, 5), (1000, 10), (10_000, 50))
 _LATER: Final = 250
-# Steps at which a run is judged beyond its share; later ones double. Rules hold Python's lock, so their time is taken
-# from training: where steps are not short, judging them may take `_EARLY_SHARE` of the time at most.
+# Steps at which a run is judged in any case where steps are short; later ones double. Rules hold Python's lock, so
+# their time is taken from training: where steps are not short, looks at the first steps may take `_EARLY_SHARE` of it,
+# later ones the share that was given.
 _ALWAYS: Final = (3, 10, 24, 50)
 _SHORT_STEP_S: Final = 0.01
+_EARLY_STEPS: Final = 24
 _EARLY_SHARE: Final = 0.03
-_USUAL_LOOK_S: Final = 0.01  # what a look is taken to cost before the first one
+# What a look is taken to cost before the first one: every rule, and every site.
+_USUAL_LOOK_S: Final = 0.005
+_USUAL_LOOK_AT_SITE_S: Final = 2e-5
 
 
 _CLOSING_LOOKS: Final = 3
@@ -60,8 +64,11 @@ class Monitor:
         self._tapes = None if run is None else Shelf(run)
         self._case.expects_tapes = run is not None
         self._clock, self._own_time = clock, own_time
-        self._began = clock()
-        self._spent, self._last_look = 0.0, _USUAL_LOOK_S
+        self._began: float | None = None
+        """When the first step came: what went before is no time of the training's."""
+        self.seconds = 0.0
+        """What looks have taken so far."""
+        self._last_look: float | None = None
         self._absent: dict[str, int] = {}
         """By kind of a finding that holds: in how many looks in a row it was not made."""
         self._reported: deque[Finding] = deque(maxlen=256)
@@ -94,6 +101,7 @@ class Monitor:
 
     def take_block(self, block: Block) -> None:
         """Take a step. It is judged when the next one begins: only then is everything about it known."""
+        self._began = self._clock() if self._began is None else self._began
         if self._pending is not None and block.step != self._pending:
             self._look_if_due(self._pending)
         self._pending = block.step
@@ -145,13 +153,19 @@ class Monitor:
         following = next((each for each in _ALWAYS if each > self._looked), 2 * max(self._looked, _ALWAYS[-1]))
         if step < following:
             return False
-        passed = self._clock() - self._began
-        return passed < _SHORT_STEP_S * step or self._can_afford(_EARLY_SHARE)
+        is_short = self._passed() < _SHORT_STEP_S * step
+        return is_short or self._can_afford(_EARLY_SHARE if step < _EARLY_STEPS else None)
+
+    def _passed(self) -> float:
+        return 0.0 if self._began is None else self._clock() - self._began
 
     def _can_afford(self, share: float | None = None) -> bool:
         """Return whether another look, if it takes as long as the last, stays within a share of the time so far."""
         share = self._share if share is None or self._share is None else share
-        return share is None or self._spent + self._last_look <= share * (self._clock() - self._began)
+        expected = self._last_look
+        if expected is None:
+            expected = _USUAL_LOOK_S + _USUAL_LOOK_AT_SITE_S * self._case.num_sites
+        return share is None or self.seconds + expected <= share * self._passed()
 
     def _look(self) -> None:
         self._looked = self._case.step
@@ -161,7 +175,7 @@ class Monitor:
         before = {finding.kind: finding for finding in self._findings}
         found = self._doctor.look(self._case)
         self._last_look = self._own_time() - began
-        self._spent += self._last_look
+        self.seconds += self._last_look
         found += self._still_held(before, {finding.kind for finding in found})
         with self._lock:
             self._findings = found

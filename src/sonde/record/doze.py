@@ -1,10 +1,10 @@
-"""Switch hooks off between recorded steps, where a step is so short that even a look costs much.
+"""Switch hooks off between recorded steps, where even a look at a step costs more than it is worth.
 
 A few callbacks run in every step, recorded or not: they number the step, take its loss and follow the order of passes.
-They take a fraction of a millisecond, which is much only for a step of a few milliseconds. Such a program dozes: of 32
-steps that are not recorded, 31 are only counted; a learning rate that has changed is noted, and the loss is only looked
-at to see that it is finite. Anything that is not the usual step ends the doze at once: an evaluation, another
-optimizer, a closure, a loss that is not finite, a call of the session that needs the step.
+They take a fraction of a millisecond, which is much for a step of a few milliseconds. Such a program dozes: of 32
+steps that are not recorded, 31 are only counted, and their loss and learning rates are recorded. Where even that is
+much, the loss is only looked at to see that it is finite. Anything that is not the usual step ends the doze at once: an
+evaluation, another optimizer, a closure, a loss that is not finite, a call of the session that needs the step.
 """
 
 from __future__ import annotations
@@ -55,10 +55,12 @@ class Doze:
 
     def begin(self) -> None:
         """Doze from the next step on, if that pays."""
-        self._left = self._governor.doze_length()
+        following = self._packer.step + 1
+        self._left = self._governor.doze_length(lambda ahead: self._is_due(following + ahead))
         if self._left and self.modules is not None:
             self._since = (self._packer.step, self._own_seconds())
             self.is_on = True
+            self._governor.begin_doze()
             self.modules.doze()
 
     def begin_pass(self) -> None:
@@ -71,6 +73,8 @@ class Doze:
         self._left -= 1
         if not self._left:
             self.end()
+        elif self.modules is not None:
+            self.modules.doze()
 
     def end(self) -> None:
         """End the doze: look at everything again."""

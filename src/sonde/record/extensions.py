@@ -36,6 +36,9 @@ class Observer(PassObserver, StepObserver, Protocol):
     def end_step(self) -> None:
         """Handle the end of a step."""
 
+    def end_dozed_step(self) -> None:
+        """Handle the end of a step that is only counted."""
+
     def pause(self, paused: bool) -> None:
         """Stop looking at steps until it is called with False."""
 
@@ -72,6 +75,8 @@ class StepRecorder(Sink, Protocol):
 
     end_round: Guarded
     """Takes the number of a round of the loop that has ended, and its last step."""
+    seconds: float
+    """What it has taken so far."""
 
     @property
     def is_taping(self) -> bool:
@@ -107,6 +112,8 @@ class Watched:
     """Returns whether the present step is to cost nothing; see `Governor.skips`."""
     is_dozing: Callable[[], bool]
     """Returns whether the present step is only counted; see `sonde.record.doze`."""
+    keeps_loss: Callable[[], bool]
+    """Returns whether the loss of a step that is only counted is recorded."""
     affords: Callable[[float, float], bool]
     """See `Governor.affords`."""
     scaler: Callable[[], Any]

@@ -7,8 +7,9 @@ steps take than those of level 0, and at least the time that Sonde's own clocks 
 that follows how often each level can be afforded. What the diagnosis needs is thinned first, then outputs, and
 parameters last; nothing ever stops. Logged numbers are recorded in every step.
 
-A few callbacks cost time in unrecorded steps too. Recording less often cannot save that, so where it takes up most of
-the budget, recorded steps may still use half of it.
+A few callbacks cost time in unrecorded steps too. Most unrecorded steps are therefore only counted
+(`sonde.record.doze`). What is left cannot be saved by recording less often, so where it takes up most of the budget,
+recorded steps may still use half of it.
 
 Decisions depend on clocks only, and nothing of the training depends on them. One value of the training counts: steps
 whose loss is not finite are recorded in full, as far as that is known without waiting for a device.
@@ -31,15 +32,15 @@ FULL_STEPS: Final = 24
 """Steps at the start that are recorded in full as far as `EARLY_SHARE` allows: most faults of a loop show there."""
 EARLY_SHARE: Final = 0.15
 """What recording may add to the first steps. The first two are always recorded in full, whatever they cost."""
-ONCE_SHARE: Final = 0.01
-"""The share of time after the first steps for occasional work, such as taping a step."""
+ONCE: Final = 0.2
+"""The part of the budget that is set aside for occasional work after the first steps, such as taping a step."""
 SHORT_STEP_S: Final = 0.01
 FREE_S: Final = 1.0
 """A training whose steps are shorter than `SHORT_STEP_S` is recorded in full until recording has taken `FREE_S`: trials
 on tiny models end before the budget matters, and their diagnosis needs every step."""
 JUDGING: Final = 0.2
 """The part of the budget that is set aside for judging the run; the rest is for recording it."""
-UNLIMITED_JUDGING: Final = 0.05
+UNLIMITED_JUDGING: Final = 0.02
 """The share of the time that judging may take where recording has no budget: rules hold Python's lock."""
 _WARM_UP: Final = 1  # of those, how many do not count for the cost: sites and facts are written
 _SAMPLES: Final = 3  # steps of a level that are compared
@@ -47,14 +48,14 @@ _ENOUGH: Final = 3  # of them that must be known; times of a device's last steps
 _KEPT: Final = 32
 _RENEW: Final = 256  # steps after which rarely recorded levels are measured again, at the earliest
 _ALARMS: Final = 4  # how often a step that goes wrong is recorded in full, with the next one, beyond the budget
-_TIMED, _TIMED_OF = (
-    6,
-    32,
-)  # unrecorded steps in a row that are timed, of how many; device events arrive a few steps later
+_TIMED, _TIMED_OF = 6, 32  # unrecorded steps in a row that are timed, of how many; device events arrive later
 _REVIEW: Final = 64  # steps between two decisions, at least
 _REVIEW_S: Final = 2.0  # and seconds: a decision takes a millisecond or two
 MOST_DOZED: Final = 31
 """How many steps in a row are only counted; see `sonde.record.doze`."""
+_DOZE_FROM: Final = 0.05  # of the budget: if looking at unrecorded steps costs more, most of them are only counted
+_DOZE_DEEPLY_FROM: Final = 0.5  # the same: then their loss is not recorded either
+_LONG_DOZE: Final = 8  # steps; the mean of so many is timed well by the host's clock, also where a device works
 _MOST: Final = 1024  # the longest stride
 # How much rarer the level above may become before the level below is thinned as well.
 _RARER_EXTRAS: Final = 16
@@ -185,6 +186,7 @@ class Governor:
         worker_seconds: Returns the processor time that the worker thread needs for a step of a level, None if it has
             had none. It runs beside the training, but takes a processor and Python's lock.
         busy_seconds: Returns the processor time that the worker thread has needed so far, judging included.
+        aside_seconds: Returns the time that judging and occasional work have taken so far.
         decided: Takes a new setting, to be named in the run.
         explores: Whether to compare with unrecorded steps even if Sonde's clocks are within the budget: on a device,
             work that the host does not see costs time too.
@@ -202,6 +204,7 @@ class Governor:
         decided: Callable[[Cost], None],
         *,
         busy_seconds: Callable[[], float] = lambda: 0.0,
+        aside_seconds: Callable[[], float] = lambda: 0.0,
         explores: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
         thread_clock: Callable[[], float] = _THREAD_CLOCK,
@@ -211,6 +214,7 @@ class Governor:
         self._own_seconds = own_seconds
         self._worker_seconds = worker_seconds
         self._busy_seconds = busy_seconds
+        self._aside_seconds = aside_seconds
         self._decided = decided
         self._explores = explores
         self._clock = clock
@@ -233,8 +237,17 @@ class Governor:
         self._renew_at: int | None = None
         self._alarms = 0
         self._dozing_pays = False
+        self.dozes_deeply = False
+        """Whether the loss of a step that is only counted is not recorded."""
         self._dozed: deque[float] = deque(maxlen=_KEPT)
         """The time spent in Sonde in steps that were only counted."""
+        self._dozed_steps = self._looked_at = 0
+        """Unrecorded steps that were only counted, and those that were looked at, since dozing pays."""
+        self._ahead: deque[float] = deque(maxlen=_KEPT)
+        """The time spent in Sonde in unrecorded steps that come before a recorded one."""
+        self._free_until: tuple[float, float] | None = None
+        """When the first steps ended, and what judging and occasional work had taken then."""
+        self._doze_began = 0.0
         self._last: tuple[float, float, float] | None = None
 
     @property
@@ -254,7 +267,8 @@ class Governor:
     def affords(self, seconds: float, spent: float) -> bool:
         """Return whether something that is done once in a while, and has taken `spent` seconds before, is affordable.
 
-        In the first steps it must fit into what they may cost, later into `ONCE_SHARE` of the time that has passed.
+        In the first steps it must fit into what they may cost, later into a part (`ONCE`) of the budget for the time
+        that has passed.
         """
         if self.budget is None or self._start is None or self._last is None or (self._is_free and self._is_short()):
             return self.budget is None or self._start is not None
@@ -262,21 +276,37 @@ class Governor:
         if self._is_free:
             busy = self._last[1] + self._busy_seconds() - self._start[1]
             return busy + seconds <= EARLY_SHARE * max(0.0, passed - busy)
-        return spent + seconds <= ONCE_SHARE * passed
+        return spent + seconds <= ONCE * self.budget * passed
 
-    def doze_length(self) -> int:
-        """Return how many of the next steps to count only: none if looking at unrecorded steps can be afforded."""
+    def doze_length(self, is_due: Callable[[int], bool]) -> int:
+        """Return how many of the next steps to count only: none if looking at unrecorded steps can be afforded.
+
+        `is_due` returns whether the schedule records the next step (0), the one after it (1), and so on.
+        """
         if not (self.skips and self._dozing_pays) or self._exploring or self._is_free:
             return 0
-        nothing = (self.strides.level(self._due_steps + ahead) == NOTHING for ahead in range(1, MOST_DOZED + 1))
-        return next((ahead for ahead, is_nothing in enumerate(nothing) if not is_nothing), MOST_DOZED)
+        number = self._due_steps
+        for ahead in range(MOST_DOZED + 1):
+            if is_due(ahead):
+                if self.strides.level(number) != NOTHING:
+                    # What compares a recorded step with the one before needs to see both.
+                    return ahead if self.dozes_deeply else max(0, ahead - 1)
+                number += 1
+        return MOST_DOZED
+
+    def begin_doze(self) -> None:
+        """Handle the beginning of a doze."""
+        self._doze_began = self._clock()
 
     def end_doze(self, steps: int, due: int, seconds: float) -> None:
         """Handle the end of a doze: how many steps passed, how many of them were due, and what they took in Sonde."""
         self._steps += steps
         self._due_steps += due
+        self._dozed_steps += steps
         if steps:
             self._dozed.append(seconds / steps)
+        if steps >= _LONG_DOZE:
+            self._durations[NOTHING].append((self._clock() - self._doze_began) / steps)
         self._last = None
         self.skips = not any(self._next_levels((True, True)))
 
@@ -305,6 +335,9 @@ class Governor:
         self._see_early(now, waited)
         # A step before a recorded one runs some hooks: it does not show what a skipped step costs.
         is_usual = self._steps >= _WARM_UP and (level or self.skips or not self._waited[NOTHING])
+        self._looked_at += self._dozing_pays and level == NOTHING
+        if self._last is not None and level == NOTHING and not self.skips:
+            self._ahead.append(waited - self._last[1])
         if self._last is not None and is_usual:
             self._waited[level].append(waited - self._last[1])
             if not timed:
@@ -316,18 +349,26 @@ class Governor:
             self._due_steps += 1
             if self._exploring:
                 self._exploring.pop()
-        self._is_free = self._is_free and self._stays_free(waited)
+        was_free, self._is_free = self._is_free, self._is_free and self._stays_free(waited)
+        if was_free and not self._is_free:
+            self._free_until = (now, self._aside_seconds())
         if self.budget is not None and not self._is_free and self._steps >= self._next_review and not self._exploring:
             self._review()
         self.skips = self.budget is not None and not any(self._next_levels(next_due))
+
+    def begin(self) -> None:
+        """Handle the beginning of the first pass: what the first step costs counts as well."""
+        if self._start is None:
+            self._start = (self._clock(), self._own_seconds() + self._busy_seconds())
 
     def _see_early(self, now: float, waited: float) -> None:
         """Choose the level of the step after the next, at the start of the run: what is recorded must be affordable."""
         if not self._is_free:
             return
         busy = waited + self._busy_seconds()
-        if self._start is None or self._last is None:
+        if self._start is None:
             self._start = (now, busy)
+        if self._last is None:
             return
         self._shortest = min(self._shortest, (now - self._last[0]) - (waited - self._last[1]))
         passed, spent = now - self._start[0], busy - self._start[1]
@@ -364,7 +405,15 @@ class Governor:
         bare = self._bare_seconds()
         if bare is None or bare <= 0:
             return None
-        return Cost(bare, self._share(self.strides, bare), self.budget, self.strides)
+        return Cost(bare, self._share(self.strides, bare) + self._aside_share(), self.budget, self.strides)
+
+    def _aside_share(self) -> float:
+        """Return the share that judging and occasional work have taken since the first steps."""
+        if self._free_until is None:
+            return 0.0
+        passed = self._clock() - self._free_until[0]
+        spent = self._aside_seconds() - self._free_until[1]
+        return spent / (passed - spent) if passed > 2 * spent else 0.0
 
     def _bare_seconds(self) -> float | None:
         """Return how long a step takes without Sonde: measured where steps without it are known, else by its clocks."""
@@ -414,11 +463,15 @@ class Governor:
         looked_at = self._seconds(NOTHING, bare)
         if not self._dozing_pays or not self._dozed:
             return looked_at
-        return (looked_at + MOST_DOZED * statistics.median(self._dozed)) / (MOST_DOZED + 1)
+        counted = self._dozed_steps / max(1, self._dozed_steps + self._looked_at)
+        return looked_at + counted * min(0.0, statistics.median(self._dozed) - looked_at)
 
     def _share(self, strides: Strides, bare: float) -> float:
-        costs = [self._unrecorded_seconds(bare), *(self._seconds(level, bare) for level in LEVELS[1:])]
         due = self._due_steps / max(1, self._steps)
+        costs = [self._unrecorded_seconds(bare), *(self._seconds(level, bare) for level in LEVELS[1:])]
+        if self._ahead and (strides.parameters > 1 or due < 1):  # an unrecorded step comes before each recorded one
+            ahead = max(0.0, statistics.median(self._ahead) * self._running_share() - costs[NOTHING])
+            costs[1:] = [cost + ahead for cost in costs[1:]]
         average = math.fsum(share * cost for share, cost in zip(strides.shares(), costs, strict=True))
         return (due * average + (1 - due) * costs[NOTHING]) / bare
 
@@ -439,7 +492,9 @@ class Governor:
                     kept[level].clear()
             self._exploring = [EVERYTHING] * _ENOUGH + [PARAMETERS] * _ENOUGH + [OUTPUTS] * _ENOUGH
             return
-        self._dozing_pays = not self._explores() and self._seconds(NOTHING, bare) > self.budget / 2 * bare
+        unrecorded = self._seconds(NOTHING, bare) / (self.budget * bare)
+        self._dozing_pays = unrecorded > _DOZE_FROM
+        self.dozes_deeply = unrecorded > _DOZE_DEEPLY_FROM and not self._explores()
         strides, allowed = Strides(), self._allowed(bare)
         while self._share(strides, bare) > allowed and strides.parameters < _MOST:
             strides = strides.thinner()
@@ -454,7 +509,7 @@ class Governor:
     def _allowed(self, bare: float) -> float:
         """Return the share that recording may use: the budget, but at least half of it beyond the fixed cost."""
         assert self.budget is not None
-        whole = (1 - JUDGING) * self.budget
+        whole = (1 - JUDGING - ONCE) * self.budget
         return max(whole, self._unrecorded_seconds(bare) / bare + whole / 2)
 
     def _wants_to_renew(self, bare: float) -> bool:

@@ -77,6 +77,8 @@ class PassObserver(Protocol):
 
 
 _PHASES: Final[dict[Phase, int]] = {"train": 0, "eval": 1}
+_FEW_MODULES: Final = 16
+"""Turning hooks off and on again takes longer than hooks at so many modules."""
 
 
 class _Pass(threading.local):
@@ -131,6 +133,8 @@ class ModuleTap:
         # C code takes the ordinary outputs of the first thread that runs a pass; other threads go through Python.
         self._outputs_in_c: Outputs | None = outputs_in_c() if outputs and not output_gradients else None
         self._is_in_use = False
+        # While any hook is on, torch calls all modules in a slower way.
+        self._rests = len(watched) > _FEW_MODULES
         self._last_looked_at: dict[int, bool | None] = {}
         self._sites: dict[tuple[int, Quantity, Phase, int, str], int] = {}
         # The usual case of these, found quickly: outputs of first calls that are a tensor.
@@ -199,6 +203,8 @@ class ModuleTap:
         if self._doze.is_on:
             if torch.is_grad_enabled():
                 self._doze.begin_pass()
+                if self._rests:
+                    self._calls.rest()
                 return
             self._doze.end()
         here = self._pass

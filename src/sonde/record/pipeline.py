@@ -119,6 +119,7 @@ class Pipeline:
             self.worker.seconds,
             self._note_cost,
             busy_seconds=lambda: self.worker.busy_seconds,
+            aside_seconds=self._aside_seconds,
             explores=lambda: self._step_clock is not None,
         )
         self._doze = Doze(
@@ -168,6 +169,7 @@ class Pipeline:
             is_due=lambda phase: self._step_level() >= EVERYTHING if phase == "train" else self._modules.is_observed,
             is_skipped=lambda: self.governor.skips,
             is_dozing=self.is_dozing,
+            keeps_loss=lambda: not self.governor.dozes_deeply,
             affords=self.governor.affords,
             scaler=lambda: self._scaler.scaler,
             raise_alarm=self._raise_alarm,
@@ -323,6 +325,8 @@ class Pipeline:
         if self.before_first_pass is not None:
             call, self.before_first_pass = self.before_first_pass, None
             call()
+        if phase == "train":
+            self.governor.begin()
         self.optimizers.settle()
         if phase == "train":
             self._unseen.look()
@@ -382,6 +386,8 @@ class Pipeline:
 
     def end_dozed_step(self) -> None:
         """End an iteration that is only counted."""
+        if self._observer is not None:
+            self._observer.end_dozed_step()
         self._doze.end_step()
 
     def wake_up(self) -> None:
@@ -389,7 +395,7 @@ class Pipeline:
         self._doze.end()
 
     def _may_doze(self) -> bool:
-        watches_all = self.rank_watch is not None or self._step_clock is not None or self._unseen.is_looking
+        watches_all = self.rank_watch is not None or self._unseen.is_looking
         return not watches_all and self._modules.saw_model and self.optimizers.is_simple
 
     def _raise_alarm(self) -> None:
@@ -464,6 +470,10 @@ class Pipeline:
     def _own_seconds(self) -> float:
         return self.guard.meter.total() + self._modules.seconds_in_c
 
+    def _aside_seconds(self) -> float:
+        """Return what judging and taping have taken so far."""
+        return sum(part.seconds for part in (self.judge, self.tape) if part is not None)
+
     def _end_iteration(self) -> None:
         """Let the governor decide, once per iteration."""
         self.packer.level = self._step_level()
@@ -477,6 +487,8 @@ class Pipeline:
         self._pause_what_is_skipped()
         if self.governor.skips and self._may_doze():
             self._doze.begin()
+            if self._doze.is_on and self._step_clock is not None:
+                self._step_clock.forget()
 
     def _pause_what_is_skipped(self) -> None:
         if self.step_vitals is not None and self.rank_watch is None:  # ranks are compared over every step

@@ -166,7 +166,9 @@ class Worker:
                 self.busy_seconds += seconds
                 self._costs[packet.level].append((packet.step, seconds))
         elif job is not None:
+            began = time.thread_time()
             job()
+            self.busy_seconds += time.thread_time() - began
 
     def _sinks(self) -> list[Sink]:
         return [self._store, *self._subscribers]

@@ -303,7 +303,11 @@ class Sensors:
 
     def _before_backward(self, roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
         # A checkpoint that is recomputed runs a backward pass inside the one that counts.
-        if self._watched.is_dozing() or backward_id() != -1 or is_capturing():
+        if backward_id() != -1 or is_capturing():
+            return
+        if self._watched.is_dozing():
+            if self._watched.keeps_loss() and not self._has_others:
+                self._step_loss.before_backward(roots, gradients)
             return
         is_skipped, is_scaled = self._watched.is_skipped(), self._step_loss.is_scaled
         # In a skipped step it is not looked up whose loss this is.
@@ -357,6 +361,10 @@ class Sensors:
     def continue_step(self) -> None:
         """Handle an optimizer step that does not end the iteration: another optimizer is expected to step."""
         self._losses.continue_step()
+
+    def end_dozed_step(self) -> None:
+        """Handle the end of a step that is only counted."""
+        self._step_loss.end_dozed_step()
 
     def _is_step_skipped(self) -> bool:
         # With several optimizers the last step of one may be many rounds back, so each is followed.

@@ -109,6 +109,11 @@ class StepLoss:
             if value is not None:
                 self._by_owner[optimizer] = value
 
+    def end_dozed_step(self) -> None:
+        """Handle the step of the only optimizer there is."""
+        if self._passes and self._stepped:
+            self.end_pass_of(next(iter(self._stepped)))
+
     @torch.no_grad()
     def _take(self) -> Tensor | None:
         passes, self._passes = self._passes, []

@@ -42,8 +42,8 @@ The second and third follow each other, which shows what is carried over from st
 MAX_SUSPECTED: Final = 2
 """Rounds that are taped because a finding has come up."""
 MAX_ASKED: Final = 32
-SECONDS_PER_MODULE: Final = 0.0006
-"""What a tape is taken to cost before the first one: about ten operations a module, 60 us each."""
+SECONDS_PER_MODULE: Final = 0.0012
+"""What a tape is taken to cost before the first one: about ten operations a module, 120 us each on a slow host."""
 _MAX_SETTINGS: Final = 24
 _NOTING: Final = "taping a step"
 
@@ -112,7 +112,8 @@ class TapeRecorder:
         self._suspected: set[str] = set()
         self._earlier = Earlier()
         self._taping: _Taping | None = None
-        self._seconds = 0.0
+        self.seconds = 0.0
+        """What taping has taken so far in the training thread."""
         self._usual_seconds = SECONDS_PER_MODULE * len(watched.modules)
         self._handles: list[Handle] = []
         self.end_round = watched.guard.wrap("taping steps", self._end_round)
@@ -162,7 +163,7 @@ class TapeRecorder:
         if reason is None or self._left[reason] <= 0:
             self._asked = None
             return None
-        if reason != "asked" and not watched.affords(self._usual_seconds, self._seconds):
+        if reason != "asked" and not watched.affords(self._usual_seconds, self.seconds):
             return None
         self._asked = None
         return reason
@@ -197,7 +198,7 @@ class TapeRecorder:
             "tape", f"step {step} was taped: {count:,} operations", {"reason": notes.reason, "operations": count}
         )
         watched.guard.meter.span.seconds += notes.seconds  # notes of operations are not measured one by one
-        self._seconds += notes.seconds
+        self.seconds += notes.seconds
         self._usual_seconds = notes.seconds
 
     def remove(self) -> None:
