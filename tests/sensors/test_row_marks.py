@@ -37,7 +37,7 @@ def test_the_order_of_numbers_within_a_row_counts():
 
 def test_of_a_large_batch_only_the_first_rows_are_marked(monkeypatch, tmp_path):
     sizes = []
-    monkeypatch.setattr(data, "marks_of", lambda values: sizes.append(len(values)) or marks_of(values))
+    monkeypatch.setattr(data, "marks_of", lambda values, known: sizes.append(len(values)) or marks_of(values, known))
     model = torch.nn.Linear(3, 1)
     with sonde.watch(model, run=tmp_path / "run", on_error="raise"):
         model(torch.randn(20_000, 3))

@@ -28,6 +28,8 @@ EVALUATIONS: Final = 64
 """Passes of evaluation that are looked at."""
 MARKED_BATCHES: Final = 64
 """Passes of training whose batch is marked as a whole."""
+MAX_KNOWN: Final = 16
+"""Lengths of rows and batches whose factors are kept."""
 MARKED_ROWS: Final = 256
 """Rows of a batch that its mark is made of, once the first rows of training are known."""
 _EXACT: Final = (1 << 24) - 1
@@ -106,6 +108,8 @@ class RowMarks(Sensor):
         self._counted: set[str] = set()
         self._passes: dict[str, int] = {}
         self._evaluations = 0
+        self._factors: _Factors = {}
+        """Numbers of places and what they are multiplied by; of each length once."""
 
     @torch.no_grad()
     def on_pass(self, inputs: PassInputs) -> None:
@@ -122,19 +126,20 @@ class RowMarks(Sensor):
             self._evaluations += 1
             known = torch.cat([each for each in self._marks[model] if each.device == values.device])
             if len(known):
-                self.signals.see(model, SEEN_ROWS, _are_among(marks_of(values), known).float().mean(), phase="eval")
+                marks = marks_of(values, self._factors)
+                self.signals.see(model, SEEN_ROWS, _are_among(marks, known).float().mean(), phase="eval")
 
     def _mark_batch(self, model: str, marks: Tensor | None, values: Tensor) -> None:
         passes = self._passes[model] = self._passes.get(model, 0) + 1
         if passes <= MARKED_BATCHES:
-            first_rows = (marks_of(values[:MARKED_ROWS]) if marks is None else marks)[:MARKED_ROWS]
-            self.signals.see(model, BATCH_MARK, mark_of_batch(first_rows))
+            first_rows = (marks_of(values[:MARKED_ROWS], self._factors) if marks is None else marks)[:MARKED_ROWS]
+            self.signals.see(model, BATCH_MARK, mark_of_batch(first_rows, self._factors))
 
     def _see_training(self, model: str, values: Tensor) -> Tensor | None:
         count, kept = self._count.get(model, 0), self._marks.setdefault(model, [])
         if count >= MAX_MARKS or len(kept) >= MAX_PASSES:
             return None
-        marks = marks_of(values)
+        marks = marks_of(values, self._factors)
         kept.append(marks)
         self._count[model] = count + len(marks)
         if self.is_look(model):
@@ -146,10 +151,24 @@ class RowMarks(Sensor):
         return marks
 
 
-def mark_of_batch(marks: Tensor) -> Tensor:
+_Factors = dict[tuple[int, torch.device], tuple[Tensor, Tensor]]
+
+
+def _factors(size: int, device: torch.device, known: _Factors) -> tuple[Tensor, Tensor]:
+    """Return the numbers of places from 1, and an odd factor for each."""
+    found = known.get((size, device))
+    if found is None:
+        if len(known) >= MAX_KNOWN:  # lengths that do not come back
+            known.clear()
+        places = torch.arange(1, size + 1, device=device)
+        found = known[size, device] = (places, ((places * _FACTOR) ^ (places * places)) | 1)
+    return found
+
+
+def mark_of_batch(marks: Tensor, known: _Factors) -> Tensor:
     """Return one number for rows in their order, small enough to be exact in single precision."""
-    places = torch.arange(1, len(marks) + 1, device=marks.device)
-    mixed = (marks + places) * ((places * _FACTOR) | 1)
+    places, factors = _factors(len(marks), marks.device, known)
+    mixed = (marks + places) * factors
     return ((mixed ^ (mixed >> 31)).sum() & _EXACT).float()
 
 
@@ -166,18 +185,17 @@ def _are_among(marks: Tensor, known: Tensor) -> Tensor:
     return ordered.take(at) == marks
 
 
-def marks_of(values: Tensor) -> Tensor:
+def marks_of(values: Tensor, known: _Factors | None = None) -> Tensor:
     """Return a whole number for each row, the same for the same bits; of long rows evenly chosen columns count."""
     rows = values.detach().reshape(len(values), -1)
     if rows.shape[1] > MAX_COLUMNS:
         rows = rows[:, :: -(-rows.shape[1] // MAX_COLUMNS)]
     # Bits of real numbers are read as a whole number, which is exact where adding the numbers would not be.
     whole = rows.contiguous().view(_SAME_SIZE[rows.element_size()]) if rows.is_floating_point() else rows
-    places = torch.arange(1, rows.shape[1] + 1, device=rows.device)
-    factors = (places * _FACTOR) ^ (places * places)
+    places, factors = _factors(rows.shape[1], rows.device, {} if known is None else known)
+    wide = whole.long()
     # Of small numbers in double precision only the upper bits differ.
-    wide = whole.long() ^ (whole.long() >> 32)
-    mixed = (wide + places) * (factors | 1)
+    mixed = ((wide ^ (wide >> 32)) + places) * factors
     return (mixed ^ (mixed >> 29)).sum(1)
 
 

@@ -51,6 +51,8 @@ class EventPool:
 
     def is_captured(self) -> bool:
         """Return whether the device's current stream is captured into a graph."""
+        if torch.cuda.current_device() == self.device.index:
+            return is_capturing()
         with torch.cuda.device(self.device):
             return is_capturing()
 
