@@ -46,6 +46,10 @@ _MAX_SCOPES: Final = 8
 _COMPARED: Final = 8
 _OF_LOADER: Final = ("dataset_kind", "dataset_length", "batch_size", "length", "sampler", "drop_last")
 _MAX_FIELDS: Final = 16
+_INSPECTING: Final = frozenset({"locals", "vars", "eval", "exec", "f_locals", "currentframe", "_getframe"})
+"""Functions that look at their own variables may hold the very dict that Python would hand to us, and update."""
+_OWN_REFERENCES: Final = 3
+"""References to the variables of a frame: the frame's, ours, and that of the question for their number."""
 _LEAST_STEPS: Final = 2
 """Steps of a pass over the data for its order to matter."""
 _ROLES: Final = ("best", "target", "ema", "teacher", "old", "frozen", "averaged", "swa", "reference", "snapshot")
@@ -646,12 +650,13 @@ def _users_variables() -> Iterator[dict[str, Any]]:
     frame: FrameType | None = sys._getframe(1)
     found = 0
     while frame is not None and found < _MAX_SCOPES:
-        if is_users(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename) and not _INSPECTING.intersection(frame.f_code.co_names):
             found += 1
             variables = frame.f_locals
             yield dict(variables)
             # Python up to 3.12 keeps the copy that it makes for us, and all it refers to, as long as the function runs.
-            if frame.f_code.co_flags & CO_OPTIMIZED and isinstance(variables, dict):
+            alone = isinstance(variables, dict) and sys.getrefcount(variables) <= _OWN_REFERENCES
+            if alone and frame.f_code.co_flags & CO_OPTIMIZED:
                 variables.clear()
         frame = frame.f_back
 

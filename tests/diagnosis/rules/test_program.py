@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import weakref
 from contextlib import nullcontext
 
 import numpy as np
@@ -100,16 +102,20 @@ def test_a_scheduler_that_is_made_in_every_epoch(tmp_path, ill):
     assert (found(session, "scheduler_never_called") is not None) is ill
 
 
-@pytest.mark.parametrize("ill", [True, False])
-def test_a_scheduler_that_nobody_passed_in_and_nobody_steps(tmp_path, ill):
+def forget_the_scheduler(folder, ill):
     model, optimizer = made()
     scheduler = ExponentialLR(optimizer, 0.99)
-    with watched(tmp_path, model, optimizer) as session:
+    with watched(folder, model, optimizer) as session:
         for _ in range(32):
             step(model, optimizer, session)
             if not ill:
                 scheduler.step()
-    assert (found(session, "scheduler_never_called") is not None) is ill
+    return found(session, "scheduler_never_called")
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_scheduler_that_nobody_passed_in_and_nobody_steps(tmp_path, ill):
+    assert (forget_the_scheduler(tmp_path, ill) is not None) is ill
 
 
 @pytest.mark.parametrize("ill", [True, False])
@@ -134,9 +140,8 @@ class _Quiet:
 # ---------------------------------------------------------------------- checkpoints
 
 
-@pytest.mark.parametrize("when", ["before", "within"])
-@pytest.mark.parametrize("ill", [True, False])
-def test_a_checkpoint_of_which_nothing_is_loaded(tmp_path, ill, when):
+# pytest has functions with assertions look at their variables, and such functions are left alone.
+def load_checkpoint(folder, when, ill):
     model, optimizer = made()
     torch.manual_seed(1)
     checkpoint = {f"net.{name}": torch.randn_like(value) for name, value in model.state_dict().items()}
@@ -144,11 +149,17 @@ def test_a_checkpoint_of_which_nothing_is_loaded(tmp_path, ill, when):
     if when == "before":
         model.load_state_dict(given, strict=False)
         del given
-    with watched(tmp_path, model, optimizer) as session:
+    with watched(folder, model, optimizer) as session:
         if when == "within":
             model.load_state_dict(given, strict=False)
         step(model, optimizer, session)
-    finding = found(session, "checkpoint_not_loaded")
+    return found(session, "checkpoint_not_loaded")
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_checkpoint_of_which_nothing_is_loaded(tmp_path, ill, when):
+    finding = load_checkpoint(tmp_path, when, ill)
     assert (finding is not None) is ill
     assert not ill or when == "within" or "`net.`" in finding.cause
 
@@ -157,11 +168,9 @@ def keep(state, ill):
     return state if ill else copy.deepcopy(state)
 
 
-@pytest.mark.parametrize("use", ["load", "save", "list", "name", "shallow"])
-@pytest.mark.parametrize("ill", [True, False])
-def test_weights_that_are_kept_without_a_copy(tmp_path, ill, use):
+def keep_weights(folder, use, ill):
     model, optimizer = made()
-    with watched(tmp_path, model, optimizer) as session:
+    with watched(folder, model, optimizer) as session:
         kept, best, best_model = [], None, None
         for number in range(10):
             step(model, optimizer, session)
@@ -176,9 +185,14 @@ def test_weights_that_are_kept_without_a_copy(tmp_path, ill, use):
         if use == "load":
             model.load_state_dict(best)
         elif use == "save":
-            torch.save({"model": best}, io.BytesIO())
-    assert (best_model is not None) is (use in ("name", "shallow"))
-    assert (found(session, "best_state_shares_memory") is not None) is ill
+            torch.save({"model": best, "other": best_model is None}, io.BytesIO())
+    return found(session, "best_state_shares_memory")
+
+
+@pytest.mark.parametrize("use", ["load", "save", "list", "name", "shallow"])
+@pytest.mark.parametrize("ill", [True, False])
+def test_weights_that_are_kept_without_a_copy(tmp_path, ill, use):
+    assert (keep_weights(tmp_path, use, ill) is not None) is ill
 
 
 def test_states_that_are_used_at_once_need_no_copy(tmp_path):
@@ -405,19 +419,30 @@ def test_the_timeline_is_bounded_and_functions_are_restored(tmp_path):
     assert [torch.save, torch.manual_seed, np.random.seed, nn.Module.state_dict, DataLoader.__iter__] == functions
 
 
-def test_variables_of_the_users_functions_are_not_kept_alive(tmp_path):
-    import gc
-    import weakref
-
+def forget_a_tensor(folder):
     model, optimizer = made()
     large = torch.ones(3)
-    with watched(tmp_path, model, optimizer) as session:
+    with watched(folder, model, optimizer) as session:
         gone = weakref.ref(large)
         step(model, optimizer, session)
         del large
         gc.collect()
-        assert gone() is None
+        is_gone = gone() is None
         step(model, optimizer, session)
+    return is_gone
+
+
+def test_variables_of_the_users_functions_are_not_kept_alive(tmp_path):
+    assert forget_a_tensor(tmp_path)
+
+
+def test_what_locals_returned_stays_as_it_was(tmp_path):
+    model, optimizer = made()
+    settings = locals()
+    names = list(settings)
+    with watched(tmp_path, model, optimizer) as session:
+        step(model, optimizer, session)
+    assert list(settings) == names
 
 
 def test_facts_are_not_stated_again_at_each_step_of_a_scheduler(tmp_path):
