@@ -4,7 +4,7 @@ from tests.analysis.swept_runs import RATES, accuracy, write_sweep
 
 from sonde.analysis.sweep import differing, group_rows, layers_apart, read_row, read_troubles, usual_grouping
 from sonde.store import list_runs, open_run
-from sonde.store.labels import Labels, write_labels
+from sonde.store.header import Labels, write_labels
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.browser.clicks import promised
 from tests.browser.questions import ask_about_a_sweep
 from tests.browser.serving import Window, go, serving, settle
 
-from sonde.store.labels import Labels, write_labels
+from sonde.store.header import Labels, write_labels
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from sonde.core import files
 from sonde.errors import RunDamaged
 from sonde.records import Event, Finding, Site
 from sonde.store import RunWriter, list_runs, open_run, verify
-from sonde.store.labels import Labels, write_labels
+from sonde.store.header import Labels, write_labels
 from sonde.store.logs import read_output
 
 PARTS = [

@@ -317,6 +317,6 @@ def test_flush_is_false_if_something_was_dropped_since_the_last_time(tmp_path, m
 
         assert step()
         with monkeypatch.context() as full:
-            full.setattr("sonde.store.log.room.Room.take", lambda *args, **kwargs: False)
+            full.setattr("sonde.store.log.retention.Room.take", lambda *args, **kwargs: False)
             assert not step(), "nothing may be called written that was refused"
         assert step()

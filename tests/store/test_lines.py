@@ -5,7 +5,7 @@ import pytest
 from sonde.core import files
 from sonde.records import Event
 from sonde.store.lines import MOST_MEMORY, Appender, LineFile, LineWriter, Memory
-from sonde.store.log.room import MOST_LINES_BYTES
+from sonde.store.log.retention import MOST_LINES_BYTES
 from sonde.store.timeline import encode_event
 
 

@@ -8,8 +8,17 @@ from sonde.core import schema
 from sonde.records import Reading
 from sonde.store import open_run, verify
 from sonde.store.log.attempts import Attempt
-from sonde.store.log.retention import MAX_WINDOW, Entry, estimate, plan_windows, to_compact, to_join, to_thin
-from sonde.store.log.room import Room, folder_bytes
+from sonde.store.log.retention import (
+    MAX_WINDOW,
+    Entry,
+    Room,
+    estimate,
+    folder_bytes,
+    plan_windows,
+    to_compact,
+    to_join,
+    to_thin,
+)
 
 BUDGET = 1 << 20
 

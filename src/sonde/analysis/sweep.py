@@ -21,7 +21,7 @@ from sonde.diagnosis.second_opinion import was_judged
 from sonde.errors import RunError
 from sonde.records import SEVERITIES, Finding, Severity, Site
 from sonde.store import Run, RunSummary, layout, open_run
-from sonde.store.labels import Labels, read_labels
+from sonde.store.header import Labels, read_labels
 from sonde.store.timeline import rank_of_finding
 
 NOT_METRICS: Final = ("optimizer.", "scheduler.", "process.", "system.", "memory.", "scaler.")

@@ -25,8 +25,7 @@ _MOST = 100
 
 def note(run: RunPath, text: Text = None, tag: Tags = None, remove: Gone = None, json: AsJson = False) -> None:
     """Tag a run, or write a note about it."""
-    from sonde.store.header import read_header
-    from sonde.store.labels import Labels, read_labels, write_labels
+    from sonde.store.header import Labels, read_header, read_labels, write_labels
 
     require_run(run)
     user = read_header(run).config.get("user")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sonde.store import RunSummary
-    from sonde.store.labels import Labels
+    from sonde.store.header import Labels
 
 EXAMPLES = """
 sonde runs  # in the current folder
@@ -73,8 +73,7 @@ def _describe(run: RunSummary) -> dict[str, object]:
 
 
 def _labels(run: RunSummary) -> Labels:
-    from sonde.store.header import read_header
-    from sonde.store.labels import Labels, read_labels
+    from sonde.store.header import Labels, read_header, read_labels
 
     if run.problem:
         return Labels()

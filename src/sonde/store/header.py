@@ -1,11 +1,12 @@
-"""`run.json`: the description of a run."""
+"""`run.json`, the description of a run, and `labels.json`, the tags and the note that a user gives it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sonde.core import files
 from sonde.core.schema import SCHEMA_VERSION
@@ -76,3 +77,37 @@ def _runs_in(folder: Path) -> list[str]:
         return sorted(child.name for child in folder.iterdir() if (child / layout.HEADER).is_file())
     except OSError:  # a folder that may not be listed has no hints to give
         return []
+
+
+# --------------------------------------------------------------------------------
+# Labels, which may change at any time.
+
+LABELS: Final = "labels.json"
+_MOST_TAGS: Final = 64
+_MOST_SIGNS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What a user wrote about a run."""
+
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+def read_labels(run: Path, config: Mapping[str, Any]) -> Labels:
+    """Return the tags and the note of a run: from its file, else `tags` and `note` of the user's config."""
+    plain = config
+    if (run / LABELS).is_file():
+        try:
+            plain = files.read_object(run / LABELS)
+        except (OSError, RunDamaged):
+            return Labels()
+    tags, note = plain.get("tags"), plain.get("note")
+    listed = [each for each in tags if isinstance(each, str)] if isinstance(tags, list) else []
+    return Labels(tuple(listed[:_MOST_TAGS]), note[:_MOST_SIGNS] if isinstance(note, str) else "")
+
+
+def write_labels(run: Path, labels: Labels) -> None:
+    """Replace the tags and the note of a run."""
+    files.write(run / LABELS, {"tags": list(labels.tags), "note": labels.note})

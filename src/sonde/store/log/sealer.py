@@ -16,8 +16,7 @@ from sonde.records import Event, Site
 from sonde.store import layout
 from sonde.store.log import attempts, retention, table
 from sonde.store.log.journal import JournalSource
-from sonde.store.log.retention import MAX_SEGMENT_BYTES, Entry, plan_windows, to_compact, to_join, to_thin
-from sonde.store.log.room import Room
+from sonde.store.log.retention import MAX_SEGMENT_BYTES, Entry, Room, plan_windows, to_compact, to_join, to_thin
 from sonde.store.log.segment import Segment
 from sonde.store.log.segment_format import Origin, write_segment
 from sonde.store.log.table import Table

@@ -21,8 +21,7 @@ from sonde.store.log import codec, retention, sites, table
 from sonde.store.log.attempts import Attempt
 from sonde.store.log.claim import Past, claim
 from sonde.store.log.codec import Kind
-from sonde.store.log.retention import MAX_SEGMENT_BYTES
-from sonde.store.log.room import Room
+from sonde.store.log.retention import MAX_SEGMENT_BYTES, Room
 from sonde.store.log.sealer import Sealer
 
 # Kept while the disk refuses them; older ones are dropped.

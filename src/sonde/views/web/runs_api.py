@@ -13,7 +13,7 @@ from starlette.routing import Route
 from sonde.analysis import find_loss, thin
 from sonde.analysis.sweep import RunRow, Spread, differing, group_rows, read_row, usual_grouping
 from sonde.errors import RunError
-from sonde.store.labels import LABELS
+from sonde.store.header import LABELS
 from sonde.store.pages.reader import notice_of_pickles
 from sonde.views.terminal.style import short
 from sonde.views.web.answers import Query, plain_route
