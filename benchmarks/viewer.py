@@ -28,7 +28,9 @@ import psutil
 from playwright.sync_api import Browser, Page, sync_playwright
 from viewer_runs import write_large, write_samples
 
-ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.browser import chromium, serving
+
 TRAINING = """
 import sys, time, torch, sonde
 torch.set_num_threads(1)
@@ -44,20 +46,6 @@ with sonde.watch(model, optimizer, run=sys.argv[1]) as session:
         session.log(loss=loss)
         time.sleep(float(sys.argv[3]))
 """
-
-
-def load(name: str) -> Any:
-    """Load a helper of the browser tests."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / "browser" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-chromium, serving = load("chromium"), load("serving")
 
 
 class Table:

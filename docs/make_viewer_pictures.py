@@ -15,10 +15,10 @@ from typing import Any
 from playwright.sync_api import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "browser"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from make_gallery import open_browser
-from serving import go, serving, settle
+from tests.browser.serving import go, serving, settle
 
 ROOT = Path(__file__).parents[1]
 MOST_BYTES = 250_000

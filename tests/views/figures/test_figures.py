@@ -485,3 +485,16 @@ def test_a_path_or_nothing_is_answered_with_what_to_hand_in(draw):
         draw("runs/first")
     with pytest.raises(OptionError, match=r"Figures are drawn from .*; got None"):
         draw(None)
+
+
+def test_a_container_of_modules_too_small_to_be_drawn_is_coloured_by_them():
+    leaves = {f"blocks.{block}.{leaf}": 10.0 - leaf for block in range(300) for leaf in range(3)}
+    figure = figures.model_tree(leaves, colour={name: 1.0 + size for name, size in leaves.items()})
+    assert len(figure.data[0].ids) < len(leaves)
+    assert "#9aa0a6" not in figure.data[0].marker.colors, "grey: not measured"
+
+
+def test_many_runs_each_have_a_colour_and_dash_of_their_own():
+    figure = figures.compare_runs({f"run {number}": [1.0, 2.0, number] for number in range(12)})
+    looks = {(trace.line.color, trace.line.dash) for trace in figure.data}
+    assert len(looks) == 12
