@@ -32,8 +32,6 @@ _reported: set[threading.Thread] = set()
 
 # Every process that tests start inherits this mark, by which those that are left are found at the end.
 MARK = "SONDE_TESTS_OF"
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ[MARK] = str(os.getpid())
 let_forks_die_with_this_process()
 
 
@@ -99,6 +97,8 @@ def pytest_configure(config):
     Hypothesis mixes numbers and words of our own sources into what it draws, so that a change anywhere, or another
     choice of tests, gave every property test other examples. New ones are what `make fuzz` is for.
     """
+    if not hasattr(config, "workerinput"):  # not in a worker of pytest-xdist, which inherits it
+        os.environ[MARK] = str(os.getpid())
     if config.getoption("--hypothesis-profile", None) == "ci":
         from hypothesis import settings
         from hypothesis.internal.conjecture import providers

@@ -55,15 +55,15 @@ def whole_lines(file: Path) -> list[str]:
     return [line.rstrip("\n") for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def kill_tree(pid: int) -> None:
-    """Kill a process, what it has started, and what has stayed in its process group."""
-    try:
-        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        tree = []
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if pid != os.getpgrp():
-            os.killpg(pid, signal.SIGKILL)
+def _tree(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return a process and what it has started; nothing if it has ended, since its number may be another's by now."""
+    if process.poll() is not None:
+        return []
+    root = psutil.Process(process.pid)
+    return [root, *root.children(recursive=True)]
+
+
+def _kill(tree: list[psutil.Process]) -> None:
     for each in tree:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
@@ -99,18 +99,23 @@ def let_forks_die_with_this_process() -> None:
 
 @contextlib.contextmanager
 def started(command: Sequence[object], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Start a process whose standard input and output are pipes; with the block, end it and all it has started."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+    """Start a process whose standard input and output are pipes; with the block, end it and all it has started.
+
+    It stays in the process group of the tests, so that whatever ends that group, such as `timeout`, ends it too.
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(list(map(str, command)), **pipes | options) as process:
+        tree: list[psutil.Process] = []
         try:
             yield process
+            tree = _tree(process)  # its children lose their parent when it ends
             if process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(ENDING_S)
         finally:
-            kill_tree(process.pid)
+            _kill(tree or _tree(process))
 
 
 def ask(process: subprocess.Popen[str], question: str | None = None) -> str:
@@ -120,7 +125,7 @@ def ask(process: subprocess.Popen[str], question: str | None = None) -> str:
         assert process.stdin is not None
         process.stdin.write(f"{question}\n")
         process.stdin.flush()
-    guard = threading.Timer(PATIENCE_S, kill_tree, [process.pid])
+    guard = threading.Timer(PATIENCE_S, lambda: _kill(_tree(process)))
     guard.daemon = True
     guard.start()
     try:
@@ -138,12 +143,12 @@ def run_to_end(
 
     `subprocess.run` kills only the process itself: the ranks of a launcher would go on, and hold its pipes.
     """
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(list(map(str, command)), **pipes | options) as process:
         try:
             out, err = process.communicate(input, timeout=PATIENCE_S)
         finally:
-            kill_tree(process.pid)
+            _kill(_tree(process))
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import psutil
-from tests.waiting import run_to_end
+from tests.waiting import run_to_end, started
 
 ROOT = Path(__file__).parents[2]
 HANGING = """
@@ -30,7 +31,10 @@ def test_a_test_that_hangs_in_c_is_named_and_nothing_of_it_is_left(tmp_path):
     (tmp_path / "test_hanging.py").write_text(HANGING)
     options = ("-o", "faulthandler_timeout=1", "-o", f"pythonpath={ROOT}", "-n", "1", "-p", "no:cacheprovider")
     command = [sys.executable, "-m", "pytest", "-q", "-c", ROOT / "pyproject.toml", f"--rootdir={tmp_path}", *options]
-    done = run_to_end([*command, tmp_path], cwd=tmp_path, text=True)
+    around = {**os.environ, "PYTEST_XDIST_WORKER": "gw0", "SONDE_TESTS_OF": "1"}  # as in a worker of another suite
+    with started([sys.executable, "-c", "input()"], env=around) as bystander:
+        done = run_to_end([*command, tmp_path], cwd=tmp_path, text=True, env=around)
+        assert bystander.poll() is None, "it belongs to the other suite"
     assert done.returncode == 1, done.stdout + done.stderr
     assert "crashed while running 'test_hanging.py::test_that_hangs'" in done.stdout
     assert "1 failed, 1 passed" in done.stdout
