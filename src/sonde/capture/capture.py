@@ -24,7 +24,7 @@ from sonde.store.pages.record import Datapoint, check_datapoint
 
 logger = logging.getLogger("sonde")
 
-WAITING_ROOM: Final = "spill"
+UNSCORED: Final = "spill"
 """Folders of this name and a rank, inside that of the pages, hold captures that wait for their scores."""
 
 
@@ -157,7 +157,7 @@ class Capture(Worker):
                 self.seal()
             if self.keep is not None and list_pages(rank_folder(path, self.rank)) and not resume:
                 raise RunExists(f"{path} holds pages already. Pass resume=True to add to them.")
-            target = path if self.keep is None else self._waiting_room(path)
+            target = path if self.keep is None else self._unscored_folder(path)
             writer = self._make_writer(target, resume=resume)
             with self._changed:  # `add` waits meanwhile, so that the order of captures stays
                 with self._taken_back_spill() as spilled:
@@ -253,7 +253,7 @@ class Capture(Worker):
                 copy_datapoints(captured, final, [each for each in captured if each in chosen])
             self.discarded += len(captured) - len(chosen)
             self._folder = None
-            shutil.rmtree(self._waiting_room(folder), ignore_errors=True)
+            shutil.rmtree(self._unscored_folder(folder), ignore_errors=True)
             return frozenset(chosen)
 
     def seal(self, timeout_s: float | None = None) -> bool:
@@ -346,8 +346,8 @@ class Capture(Worker):
             folder, page_bytes=self.page_bytes, rank=self.rank, resume=resume, sync=self._sync, clock=self._clock
         )
 
-    def _waiting_room(self, folder: Path) -> Path:
-        return folder / f"{WAITING_ROOM}_{self.rank}"
+    def _unscored_folder(self, folder: Path) -> Path:
+        return folder / f"{UNSCORED}_{self.rank}"
 
     def _finish(self, folder: Path, stall_timeout_s: float) -> None:
         writer = self._take_writer(stall_timeout_s)
@@ -367,7 +367,7 @@ class Capture(Worker):
             if self.keep is not None:
                 with self._make_writer(folder, resume=True) as final:
                     move_pages(writer.folder, final)
-                shutil.rmtree(self._waiting_room(folder), ignore_errors=True)
+                shutil.rmtree(self._unscored_folder(folder), ignore_errors=True)
         except (OSError, RunError) as error:
             if self.on_error == "raise":
                 raise
@@ -397,7 +397,7 @@ class Capture(Worker):
         self._abandoned = True
         self._folder = self._spill = None
         self._verbs = threading.RLock()
-        self._let_go()
+        self._reset_after_fork()
 
 
 def _check(name: str, value: object, *choices: str) -> None:

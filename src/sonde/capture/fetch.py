@@ -21,27 +21,27 @@ class Fetcher:
     """Fetches tensors for one thread. It waits for the device, not for the training thread."""
 
     def __init__(self) -> None:
-        self._lanes: dict[torch.device, tuple[torch.cuda.Stream, Tensor]] = {}
+        self._by_device: dict[torch.device, tuple[torch.cuda.Stream, Tensor]] = {}
 
     def fetch(self, value: Any, ready: list[torch.cuda.Event]) -> Any:
         """Return a nested value with its CUDA tensors on the host, read after the events in `ready` have happened."""
         if not ready:
             return value
 
-        def bring(leaf: Any) -> Any:
-            return self._bring(leaf) if isinstance(leaf, Tensor) and _is_plain(leaf) else leaf
+        def fetched(leaf: Any) -> Any:
+            return self._fetch(leaf) if isinstance(leaf, Tensor) and _is_plain(leaf) else leaf
 
         with noting_failure(), beside_captures(), torch.no_grad():
             for event in ready:
                 event.synchronize()
-            return map_leaves(value, bring)
+            return map_leaves(value, fetched)
 
     def __del__(self) -> None:
-        for _, staging in self._lanes.values():
+        for _, staging in self._by_device.values():
             keep_if_failed(staging)
 
-    def _bring(self, tensor: Tensor) -> Tensor:
-        stream, staging = self._lane(tensor.device)
+    def _fetch(self, tensor: Tensor) -> Tensor:
+        stream, staging = self._stream_and_buffer(tensor.device)
         with torch.cuda.stream(stream):
             source = tensor.resolve_conj().resolve_neg().contiguous()
             target = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -59,12 +59,12 @@ class Fetcher:
             arrived.synchronize()
             target[start : start + STAGING_BYTES].copy_(staged)
 
-    def _lane(self, device: torch.device) -> tuple[torch.cuda.Stream, Tensor]:
-        lane = self._lanes.get(device)
-        if lane is None:
+    def _stream_and_buffer(self, device: torch.device) -> tuple[torch.cuda.Stream, Tensor]:
+        found = self._by_device.get(device)
+        if found is None:
             stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            lane = self._lanes[device] = (stream, torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True))
-        return lane
+            found = self._by_device[device] = (stream, torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True))
+        return found
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -154,7 +154,7 @@ class Worker:
         if thread is not None:
             thread.join(timeout_s)
 
-    def _let_go(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Start afresh in a forked child: files and thread belong to its parent, and the lock may be held there."""
         self._changed = threading.Condition()
         self._queue.clear()

@@ -53,7 +53,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print strict JSON and noth
 
 
 # --------------------------------------------------------------------------------
-# Opening the run that a command line names, with an error that leads on when there is none.
+# Opening the run that a command line names; if there is none, the error suggests what to run.
 
 
 _MARKER = "run.json"
@@ -88,8 +88,8 @@ def _what_instead(path: Path) -> str:
 
     hint = instead_of(path)
     folder = path if path.is_dir() and hint.startswith("It holds") else path.parent
-    lead_on = "" if "Nearest" in hint or not folder.is_dir() or "has no" in hint else f"Run: sonde runs {folder}"
-    return " ".join(part for part in (hint, lead_on) if part)
+    command = "" if "Nearest" in hint or not folder.is_dir() or "has no" in hint else f"Run: sonde runs {folder}"
+    return " ".join(part for part in (hint, command) if part)
 
 
 def find_sites(run: Run, pattern: str | None) -> list[Site]:

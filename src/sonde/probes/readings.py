@@ -32,7 +32,7 @@ _kept_kernel = functools.cache(kernel_for)
 
 
 @dataclass(slots=True, eq=False)
-class _Shelf:
+class _DeviceArenas:
     """The arenas of one device, filled one after another."""
 
     kernel: Kernel
@@ -40,7 +40,7 @@ class _Shelf:
     used: int = 0
     """Rows taken in the last arena."""
 
-    def room(self, rows: int) -> int:
+    def reserve(self, rows: int) -> int:
         """Return the first of `rows` free rows of the last arena, which is a new one if they would not fit."""
         if not self.arenas or self.used + rows > self.arenas[-1].capacity:
             with torch.inference_mode(False):
@@ -56,7 +56,7 @@ class Tally:
 
     def __init__(self, *, histogram: bool = True) -> None:
         self._histogram = histogram
-        self._shelves: dict[torch.device, _Shelf] = {}
+        self._by_device: dict[torch.device, _DeviceArenas] = {}
         self._places: list[tuple[torch.device, int, int]] = []
 
     def __len__(self) -> int:
@@ -79,20 +79,20 @@ class Tally:
             if tensor.device.type != "meta":
                 by_device.setdefault(tensor.device, []).append(offset)
         for device, offsets in by_device.items():
-            shelf = self._shelf(device)
-            row = shelf.room(len(offsets))
+            arenas = self._arenas(device)
+            row = arenas.reserve(len(offsets))
             rows = list(range(row, row + len(offsets)))
-            shelf.kernel.measure(
-                [tensors[offset].detach() for offset in offsets], rows, shelf.arenas[-1], histogram=self._histogram
+            arenas.kernel.measure(
+                [tensors[offset].detach() for offset in offsets], rows, arenas.arenas[-1], histogram=self._histogram
             )
             for offset, row in zip(offsets, rows, strict=True):
-                self._places[first + offset] = (device, len(shelf.arenas) - 1, row)
+                self._places[first + offset] = (device, len(arenas.arenas) - 1, row)
         return list(range(first, len(self._places)))
 
     def readings(self) -> list[Reading | None]:
         """Return all readings in order, waiting for the devices; None for a tensor that has no memory to read."""
         with _own_range():
-            arrived = {device: self._fetch(shelf) for device, shelf in self._shelves.items()}
+            arrived = {device: _fetch(arenas) for device, arenas in self._by_device.items()}
         found: list[Reading | None] = []
         for device, arena, row in self._places:
             rows, bins = arrived[device][arena] if arena >= 0 else (None, None)
@@ -102,18 +102,19 @@ class Tally:
                 found.append(Reading(rows[row], bins[row] if self._histogram else None))
         return found
 
-    def _fetch(self, shelf: _Shelf) -> list[tuple[Rows, Bins]]:
-        # All are on their way before the first is waited for.
-        shipments = [shelf.kernel.ship(arena) for arena in shelf.arenas]
-        return [shipment.take() for shipment in shipments]
-
-    def _shelf(self, device: torch.device) -> _Shelf:
-        shelf = self._shelves.get(device)
-        if shelf is None:
+    def _arenas(self, device: torch.device) -> _DeviceArenas:
+        arenas = self._by_device.get(device)
+        if arenas is None:
             # The choice for the CPU costs nothing and may change with the environment; others compile.
             kernel = kernel_for(device) if device.type == "cpu" else _kept_kernel(device)
-            shelf = self._shelves[device] = _Shelf(kernel)
-        return shelf
+            arenas = self._by_device[device] = _DeviceArenas(kernel)
+        return arenas
+
+
+def _fetch(arenas: _DeviceArenas) -> list[tuple[Rows, Bins]]:
+    # All are on their way before the first is waited for.
+    shipments = [arenas.kernel.ship(arena) for arena in arenas.arenas]
+    return [shipment.take() for shipment in shipments]
 
 
 def _own_range() -> contextlib.AbstractContextManager[Any]:

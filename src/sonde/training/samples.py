@@ -1,4 +1,7 @@
-"""Store samples with a run: inputs, labels, outputs and scores, so that the viewer needs neither dataset nor code."""
+"""What an evaluation keeps of samples: captures of the debugger, and the samples themselves.
+
+Inputs, labels, outputs and scores are stored with the run, so that the viewer needs neither dataset nor code.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sonde.errors import OptionError, SondeError
 from sonde.hooks.on_call import replace_output
-from sonde.probes.maps.outputs import channel_axis, witnessed_axis
+from sonde.probes.maps.outputs import axis_from_layers, channel_axis
 from sonde.probes.rerun import as_usual, eager, recompute, untouched
 
 # --------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def _as_maps(
     layer: nn.Module, inputs: Any, features: Tensor, gradient: Tensor, batch: int, grid: tuple[int, int] | None
 ) -> tuple[Tensor, Tensor, TokenGrid | None]:
     """Give features and gradient the shape [batch, channels, *places]."""
-    if features.dim() > 3 or witnessed_axis(layer, features) == 1:
+    if features.dim() > 3 or axis_from_layers(layer, features) == 1:
         axis = channel_axis(layer, features) or 1
         return features.movedim(axis, 1), gradient.movedim(axis, 1), None
     if features.shape[0] != batch and features.shape[1] == batch:  # tokens first

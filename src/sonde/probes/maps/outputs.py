@@ -30,8 +30,8 @@ def channel_axis(module: nn.Module | None, tensor: Tensor) -> int | None:
     """Return the axis of channels or features of a batch of outputs; None if it has none (rank 0 or 1).
 
     Rank alone cannot tell `[batch, channels, length]` from `[batch, tokens, features]`. The layers inside the module
-    can: a convolution or a batch norm of that width says 1, a linear layer or a layer norm of that width says last.
-    Without a witness, rank 3 is read as tokens and higher ranks as maps.
+    can: a convolution or a batch norm of that width means axis 1, a linear layer or a layer norm of that width the
+    last one. Without such a layer, rank 3 is read as tokens and higher ranks as maps.
 
     >>> import torch
     >>> channel_axis(nn.Conv1d(3, 8, 1), torch.ones(2, 8, 5)), channel_axis(nn.Linear(3, 8), torch.ones(2, 5, 8))
@@ -40,12 +40,12 @@ def channel_axis(module: nn.Module | None, tensor: Tensor) -> int | None:
     last = tensor.dim() - 1
     if last <= 1:
         return last if last == 1 else None
-    return witnessed_axis(module, tensor) or (1 if last >= 3 else last)
+    return axis_from_layers(module, tensor) or (1 if last >= 3 else last)
 
 
-def witnessed_axis(module: nn.Module | None, tensor: Tensor) -> int | None:
-    """Return the axis of channels that the layers inside the module tell; None if none of them does."""
-    for is_first, width in _witnesses(module):
+def axis_from_layers(module: nn.Module | None, tensor: Tensor) -> int | None:
+    """Return the axis of channels according to the layers inside the module; None if none of them has its width."""
+    for is_first, width in _layer_widths(module):
         axis = 1 if is_first else tensor.dim() - 1
         if tensor.shape[axis] == width:
             return axis
@@ -57,7 +57,7 @@ def place_axes(tensor: Tensor, channels: int | None) -> tuple[int, ...]:
     return tuple(axis for axis in range(1, tensor.dim()) if axis != channels)
 
 
-def _witnesses(module: nn.Module | None) -> Iterator[tuple[bool, int]]:
+def _layer_widths(module: nn.Module | None) -> Iterator[tuple[bool, int]]:
     """Yield (channels come first, width) for the layers of a module, the last one first: it made the output."""
     for layer in reversed(list(module.modules()) if module is not None else []):
         if isinstance(layer, _CHANNELS_FIRST):
@@ -113,9 +113,9 @@ def downsample(tensor: Tensor, factor: int, module: nn.Module | None = None) -> 
 def _pooled_axes(tensor: Tensor, module: nn.Module | None) -> tuple[int, ...]:
     if tensor.dim() < 3:
         return ()
-    channels = witnessed_axis(module, tensor)
+    channels = axis_from_layers(module, tensor)
     if channels is None and tensor.dim() == 3:
-        return (1, 2)  # nothing says which axis holds features: a plain stack of maps
+        return (1, 2)  # which axis holds features is unknown: a plain stack of maps
     return place_axes(tensor, 1 if channels is None else channels)
 
 

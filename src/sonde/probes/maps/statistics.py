@@ -17,7 +17,7 @@ _ROWS: Final = ("mean", "m2", "min", "max", "abs_sum", "nonzero", "positive", "l
 
 
 def brief_statistics(tensor: Tensor) -> list[dict[str, Any]]:
-    """Return mean, standard deviation, least and greatest value and shape of every sample, as fast as can be."""
+    """Return mean, standard deviation, least and greatest value and shape of every sample, by the fastest way."""
     x = _as_float(dense(tensor))
     x_BN = x.flatten(1) if x.dim() > 1 else x.reshape(-1, 1)
     shape = [1, *tensor.shape[1:]] if tensor.dim() else []
@@ -76,7 +76,7 @@ def _measure(x_BCN: Tensor) -> Tensor:
     table = _reduce(x_BCN, none, none)
     if bool(table[0].isfinite().all()):
         return table
-    # Rare and worth a second look: leave NaN and infinities out, and count them.
+    # Rare: leave NaN and infinities out in a second pass, and count them.
     nan, inf = x_BCN.isnan(), x_BCN.isinf()
     return _reduce(x_BCN, nan.sum(-1), inf.sum(-1), left_out=nan | inf)
 
@@ -117,7 +117,7 @@ def _reduce(x: Tensor, nan: Tensor, inf: Tensor, left_out: Tensor | None = None)
 
 
 def _describe(table: Tensor, num_places: int, with_channels: bool) -> list[dict[str, Any]]:
-    """Put the channels of each sample together; whole-sample numbers need no second look at the data."""
+    """Put the channels of each sample together; whole-sample numbers need no second pass over the data."""
     row = dict(zip(_ROWS, table.numpy(), strict=True))  # [sample, channel] each
     finite = num_places - row["nan"] - row["inf"]
     known = finite > 0
