@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE_S, wait_until
 from sonde.capture import Capture, worker
 from sonde.capture import capture as capture_module
 from sonde.errors import ClosedError, OptionError, RunError, RunExists
-from sonde.store.pages import PageWriter, file, load_debug_outputs, verify_pages
+from sonde.store.pages import PageWriter, load_debug_outputs, open_page, verify_pages
 
 MIB = 1 << 20
 
@@ -362,7 +362,7 @@ def test_a_disk_that_is_full_when_a_page_is_finished_loses_nothing(tmp_path, mak
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(file, "fill_header", full)
+    monkeypatch.setattr(open_page, "fill_header", full)
     capture = make(on_error=on_error)
     capture.open(tmp_path)
     capture.add(0, {"x": torch.ones(2)})
