@@ -1,7 +1,7 @@
 // A finding: what is wrong, and, opened, how that is known and what to do about it.
 import { h } from "./dom.js";
 import { link } from "./route.js";
-import { count, percent, short } from "./words.js";
+import { count, kindWords, percent, short } from "./words.js";
 
 const RELATIONS = { ">=": "≥", "<=": "≤", "!=": "≠", "==": "=" };
 
@@ -33,7 +33,7 @@ export function findingCard(finding, run, { open = false, ontoggle = () => {}, o
       finding.evidence.length ? row("because", h("ul", {}, finding.evidence.map((each) => evidence(each, run)))) : null,
       finding.fix ? row("fix", h("span", { class: "fix" }, finding.fix)) : null,
       finding.refute ? row("refute", finding.refute) : null,
-      finding.explains.length ? row("explains", finding.explains.map((each) => each.replaceAll("_", " ")).join(", ")) : null,
+      finding.explains.length ? row("explains", finding.explains.map(kindWords).join(", ")) : null,
       finding.confidence === null ? null : row("confidence", percent(finding.confidence))));
 }
 

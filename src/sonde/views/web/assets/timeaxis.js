@@ -133,7 +133,8 @@ export function fitted(name, room) {
   if (name.length <= room) return name;
   const at = name.indexOf(" · "), head = at > 0 ? name.slice(0, at + 3) : "", left = room - head.length;
   if (left < 6) return at > 0 ? name.slice(0, at) : `…${name.slice(1 - room)}`;
-  const whole = name.slice(head.length), parts = whole.split(".");
+  const whole = name.slice(head.length).replace(/\.(w)eight$|\.(b)ias$/, ".$1$2"), parts = whole.split(".");
+  if (whole.length <= left) return head + whole;
   while (parts.length > 1 && parts.join(".").length > left) parts.shift();
   const role = parts.join("."), kept = Math.max(Math.ceil((left - 1) * 0.6), 1);
   if (role.length <= left && role.length > left / 3) return head + role;

@@ -52,3 +52,7 @@ export function bytes(size) {
   while (size >= 1000 && at < units.length - 1) { size /= 1000; at += 1; }
   return `${at ? size.toPrecision(3) : size} ${units[at]}`;
 }
+
+const ACRONYMS = Object.fromEntries(["DDP", "EMA", "FP16", "LR", "NaN", "ReLU", "RNG", "RNN"].map((word) => [word.toLowerCase(), word]));
+/** The kind of a finding as words: `nan_in_loss` is "NaN in loss". */
+export const kindWords = (kind) => kind.split("_").map((word) => ACRONYMS[word] ?? word).join(" ");

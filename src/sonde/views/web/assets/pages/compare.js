@@ -4,7 +4,7 @@ import { changes, choose, h, panel, replace } from "../dom.js";
 import { figure } from "../figure.js";
 import { link } from "../route.js";
 import { table } from "../table.js";
-import { count, lasting, plural, short } from "../words.js";
+import { count, kindWords, lasting, plural, short } from "../words.js";
 
 const EVERY_MS = 3000, MOST_BESIDE = 6;
 
@@ -48,7 +48,7 @@ export async function show(place, context) {
     const grid = table([
       { name: "name", title: "Run", cell: (row) => h("a", { class: "name", href: link("overview", { run: row.id }) }, row.name) },
       { name: "status", title: "Status", value: (row) => row.facts.status, cell: ({ facts }) => h("span", { class: `status ${facts.status}` }, facts.status) },
-      { name: "findings", title: "Findings", value: (row) => rank[row.severity] ?? 0, cell: ({ findings, severity, judged }) => (findings.length ? h("span", { class: `severity ${severity}` }, findings.slice(0, 3).map((each) => each.replaceAll("_", " ")).join(", ")) : h("span", { class: "quiet" }, judged ? "none" : "not judged")) },
+      { name: "findings", title: "Findings", value: (row) => rank[row.severity] ?? 0, cell: ({ findings, severity, judged }) => (findings.length ? h("span", { class: `severity ${severity}` }, findings.slice(0, 3).map(kindWords).join(", ")) : h("span", { class: "quiet" }, judged ? "none" : "not judged")) },
       { name: "steps", title: "Steps", number: true, value: (row) => row.facts.num_steps, cell: ({ facts }) => count(facts.num_steps) },
       { name: "time", title: "Time", number: true, value: (row) => row.facts.seconds, cell: ({ facts }) => lasting(facts.seconds) },
       { name: "speed", title: "Steps/s", number: true, value: (row) => row.facts.steps_per_second, cell: ({ facts }) => short(facts.steps_per_second) },

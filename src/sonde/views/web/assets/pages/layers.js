@@ -6,7 +6,7 @@ import { figure } from "../figure.js";
 import { heatMap } from "../heat.js";
 import { siteList } from "../sitelist.js";
 import { timeAxis } from "../timeaxis.js";
-import { count, plural, short } from "../words.js";
+import { count, kindWords, plural, short } from "../words.js";
 import { unescaped } from "./overview.js";
 
 const MOST_SHOWN = 6;
@@ -138,7 +138,7 @@ export async function show(place, context) {
   function sayFacts(about) {
     replace(siteFacts, Object.entries(about.last).map(([name, value]) => h("div", { class: "tile" }, h("b", { class: name === "nonfinite" && value ? "bad" : null }, short(value)), h("span", {}, titles[name]))));
     replace(siteWords, `${about.kind} ${about.shape.join(" × ")} ${about.dtype}, ${plural(about.readings, "reading")}, the last at step ${count(about.last_step)}, ${titles[about.shown]} ${about.trend.direction === "broken" ? "no longer finite" : about.trend.direction}`,
-      about.findings.length ? h("span", { class: "severity warning" }, `, named by ${about.findings.map((each) => each.replaceAll("_", " ")).join(", ")}`) : "");
+      about.findings.length ? h("span", { class: "severity warning" }, `, named by ${about.findings.map(kindWords).join(", ")}`) : "");
   }
 
   async function readFacts() {

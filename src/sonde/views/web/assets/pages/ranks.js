@@ -3,7 +3,7 @@ import { getJson, runPath } from "../api.js";
 import { choose, h, panel, replace } from "../dom.js";
 import { figure } from "../figure.js";
 import { table } from "../table.js";
-import { bytes, count, lasting, plural, short } from "../words.js";
+import { bytes, count, kindWords, lasting, plural, short } from "../words.js";
 
 const EVERY_MS = 2000;
 const LEVELS = { died: "bad", stuck: "bad", silent: "bad", waiting: "odd" };
@@ -51,7 +51,7 @@ export async function show(place, context) {
     const states = {};
     for (const row of answer.ranks) states[row.condition ?? "unknown"] = (states[row.condition ?? "unknown"] ?? 0) + 1;
     counted.textContent = `${plural(answer.total, "rank")}: ${Object.entries(states).map(([name, number]) => `${count(number)} ${name}`).join(", ")}`;
-    replace(found, answer.findings.map((each) => h("section", { class: `panel finding ${each.severity}`, style: { "padding-bottom": "8px" } }, h("p", {}, h("span", { class: `severity ${each.severity}` }, each.severity), " ", h("b", {}, each.kind.replaceAll("_", " "))), h("p", {}, each.cause), h("p", { class: "note" }, each.fix))));
+    replace(found, answer.findings.map((each) => h("section", { class: `panel finding ${each.severity}`, style: { "padding-bottom": "8px" } }, h("p", {}, h("span", { class: `severity ${each.severity}` }, each.severity), " ", h("b", {}, kindWords(each.kind))), h("p", {}, each.cause), h("p", { class: "note" }, each.fix))));
     grid.show(answer.ranks);
   }
 

@@ -5,7 +5,7 @@ import { choose, h, replace, search } from "../dom.js";
 import { link } from "../route.js";
 import { sweepPanel } from "../sweep.js";
 import { table } from "../table.js";
-import { ago, clock, count, plural, short } from "../words.js";
+import { ago, clock, count, kindWords, plural, short } from "../words.js";
 
 const EVERY_MS = 3000, AT_ONCE = 12, MOST_SETTINGS = 5;
 const CALM = { finished: true, live: true, interrupted: true };
@@ -100,7 +100,7 @@ export async function show(place, context) {
   function troubleCell(row) {
     if (row.children) {
       const found = Object.entries(row.group.troubles);
-      return found.length ? found.slice(0, 3).map(([kind, times], at) => [at ? ", " : "", h("span", { class: "severity warning" }, `${words(kind)} in ${times}`)]) : row.children.every((each) => of(each).judged) ? h("span", { class: "quiet" }, "none") : "";
+      return found.length ? found.slice(0, 3).map(([kind, times], at) => [at ? ", " : "", h("span", { class: "severity warning" }, `${kindWords(kind)} in ${times}`)]) : row.children.every((each) => of(each).judged) ? h("span", { class: "quiet" }, "none") : "";
     }
     if (row.problem) return h("span", { class: "bad" }, row.problem);
     const read = known.get(row.id);
@@ -108,11 +108,10 @@ export async function show(place, context) {
     if (read.problem) return h("span", { class: "bad" }, read.problem);
     const [worst, ...more] = read.troubles;
     if (!worst) return h("span", { class: "quiet" }, read.judged ? "none" : "not judged");
-    return [h("a", { class: `severity ${worst.severity}`, title: worst.cause, href: link("overview", { run: row.id, query: { open: worst.kind } }) }, words(worst.kind)),
-      more.length ? h("span", { class: "quiet", title: more.map((each) => words(each.kind)).join(", ") }, ` and ${more.length} more`) : ""];
+    return [h("a", { class: `severity ${worst.severity}`, title: worst.cause, href: link("overview", { run: row.id, query: { open: worst.kind } }) }, kindWords(worst.kind)),
+      more.length ? h("span", { class: "quiet", title: more.map((each) => kindWords(each.kind)).join(", ") }, ` and ${more.length} more`) : ""];
   }
 
-  const words = (kind) => kind.replaceAll("_", " ");
 
   function sparkCell(row) {
     const curve = of(row).spark;
@@ -152,7 +151,7 @@ export async function show(place, context) {
       const [left, right] = Number.isFinite(Number(wanted)) && typeof value === "number" ? [value, Number(wanted)] : [String(value).toLowerCase(), wanted];
       return { ">=": left >= right, "<=": left <= right, "!=": left !== right, "=": left === right, ">": left > right, "<": left < right }[relation];
     }
-    const text = `${row.name} ${row.model} ${row.status} ${(read.troubles ?? []).map((each) => `${each.kind} ${words(each.kind)}`).join(" ")} ${read.labels?.note ?? ""} ${(read.labels?.tags ?? []).join(" ")}`;
+    const text = `${row.name} ${row.model} ${row.status} ${(read.troubles ?? []).map((each) => `${each.kind} ${kindWords(each.kind)}`).join(" ")} ${read.labels?.note ?? ""} ${(read.labels?.tags ?? []).join(" ")}`;
     return text.toLowerCase().includes(word);
   }
 
