@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from tests.waiting import PATIENCE_S
+from torch import nn
 
+import sonde
 from sonde.core import schema
 from sonde.record.blocks import continue_block, to_block
 from sonde.record.packer import Packer
@@ -199,3 +201,15 @@ def test_the_worker_refuses_more_than_it_can_hold(monkeypatch):
     assert not accepted[-1]
     gate.set()
     assert worker.close(PATIENCE_S)
+
+
+def test_the_first_step_of_a_deep_model_takes_its_updates_at_once(tmp_path, monkeypatch):
+    def see_one(packer, *args):
+        raise AssertionError("parameters are taken one by one")
+
+    monkeypatch.setattr(Packer, "_see_change", see_one)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(80)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", budget=None, on_error="raise"):
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()

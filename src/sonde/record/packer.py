@@ -79,7 +79,8 @@ class Packer:
         self._ended = False
         # Sites that were asked about last, and the places of their rows, on the device and on the host.
         self._flagged: tuple[tuple[int, ...], Tensor, Tensor] | None = None
-        self._opened: Outputs | None = None
+        self._opened: tuple[Outputs, Hold] | None = None
+        """What writes outputs by itself, and where it does."""
         self._waiting: list[Packet] = []
         self._device_numbers: dict[torch.device, DeviceNumbers] = {}
         self._lock = threading.RLock()
@@ -142,9 +143,9 @@ class Packer:
         """Let `outputs` write the rows of this step for a device, until they are shipped."""
         with self._lock:
             chain = self._holds.get(queue_of(device))
-            if chain:
+            if chain and self._opened != (outputs, chain[0]):
                 chain[0].kernel.open_outputs(outputs, chain[0].arena, chain[0].base)
-                self._opened = outputs
+                self._opened = (outputs, chain[0])
 
     def see_many(self, tensors: Sequence[Tensor], sites: Sequence[int]) -> None:
         """Summarise many tensors of one device in one pass."""
@@ -331,7 +332,8 @@ class Packer:
         if self.before_shipping is not None and self._packet.stepped:
             self.before_shipping()
         if self._opened is not None:
-            self._opened.close()
+            self._opened[0].close()
+            self._opened = None
         packet = self._packet
         if packet.is_empty() and not (self._holds or packet.late or self._starved or reopened):
             packet.step, packet.stepped, packet.skipped = next_step, False, False

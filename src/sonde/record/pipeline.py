@@ -89,7 +89,9 @@ class Pipeline:
             self.worker.send,
             clock=clock,
             histogram=plan.histogram,
-            expected_sites=3 * len(parameters) + len(modules),
+            # Values, gradients and updates; the diagnosis looks at the rows of weights besides. With too few rows the
+            # first step would need a second arena, and parameters would be taken one by one.
+            expected_sites=(5 if plan.diagnose else 3) * len(parameters) + len(modules),
             first_step=0 if steps_before is None else steps_before + 1,
         )
         self._table = ParameterTable(parameters, self.packer)
