@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import runpy
 import signal
 import sys
 import threading
@@ -89,6 +90,22 @@ def pytest_runtest_logreport(report):
     """Name a failed test at once: a run that is cut off never comes to its summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s)", file=sys.__stdout__, flush=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Fail where a test module imports what Sonde lacks: the collector of doctests skips it, and none of it would run.
+
+    A package that is not installed is a reason to skip.
+    """
+    report = yield
+    if report.skipped and "unable to import module" in str(report.longrepr) and collector.path.name.startswith("test_"):
+        try:
+            runpy.run_path(str(collector.path))
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] in ("sonde", "tests"):
+                report.outcome, report.longrepr = "failed", f"{collector.path}: {error}"
+    return report
 
 
 def pytest_configure(config):
