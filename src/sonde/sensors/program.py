@@ -167,7 +167,7 @@ def _seedings() -> list[_Seeding]:
 
 
 def _torch_mark() -> int:
-    return hash(torch.get_rng_state().numpy().tobytes())
+    return hash(np.asarray(torch.get_rng_state()).tobytes())  # always on the CPU
 
 
 def _numpy_mark() -> int:
@@ -201,6 +201,7 @@ class ProgramCalls(Sensor):
         self._found: list[tuple[weakref.ref[LRScheduler], int]] = []
         """Schedulers that were there when the session began, and how often each had been stepped."""
         self._knows_scheduler = context.watched.helpers.scheduler is not None
+        self._averaged_calls = 0
         self._reset: set[str] = set()
         """Names of parameters that were initialised anew; a few are enough."""
         self._rated: set[int] = set()
@@ -517,7 +518,10 @@ class ProgramCalls(Sensor):
         """Note an evaluation of averaged weights, and whether batch norms have the statistics of the model itself."""
         average = args[0]
         by_formula = any(getattr(average, name, None) is not None for name in ("avg_fn", "multi_avg_fn"))
-        if average.training or by_formula or average.use_buffers or not int(average.n_averaged):
+        if average.training or by_formula or average.use_buffers or self._averaged_calls >= _COMPARED:
+            return
+        self._averaged_calls += 1  # comparing may wait for a device, so only the first few evaluations are looked at
+        if not int(average.n_averaged):
             return
         norms = _statistics(average)
         own = [_statistics(model) for model in self.context.watched.models.values()]
@@ -699,7 +703,8 @@ def _fits_but_differs(pairs: list[tuple[Tensor, Tensor | None]]) -> bool:
         # Constants, such as the zeros of a fresh bias, are equal in any two models.
         told = [(one, own) for one, own in fitting if one.is_floating_point() and one.device.type != "meta"]
         told = [(one, own) for one, own in told[: 4 * _COMPARED] if bool((one != one.flatten()[:1]).any())]
-        return bool(told) and not any(torch.equal(one.cpu(), own.cpu().to(one.dtype)) for one, own in told[:_COMPARED])
+        same = (torch.equal(one.to("cpu"), own.to("cpu", one.dtype)) for one, own in told[:_COMPARED])
+        return bool(told) and not any(same)
 
 
 def _order(sampler: Any) -> tuple[int, int] | None:
