@@ -79,7 +79,7 @@ class StepFeed(Sink, Generic[Label]):
             self._complete()
         if self._pending is None:
             self._pending = LiveStep(block.step)
-        step, sites = self._pending, block.sites.tolist()
+        step, sites = self._pending, list(map(int, block.sites))
         step.skipped = step.skipped or block.skipped
         step.has_stepped = step.has_stepped or not self._at_step.isdisjoint(sites)
         step.rows |= {

@@ -189,12 +189,14 @@ def _changed_later(case: Case, verb: str, what: str) -> Found | None:
     for call in case.facts.calls(verb):
         names, lost = str(call.data.get("names")), call.data.get("lost")
         if call.count > 1 and case.step >= call.steps[0] + LATE_STEPS and isinstance(lost, int):
+            listed = names.split(", ")
+            more = f" and {lost - len(listed)} more" if lost > len(listed) else ""
             return Found(
                 severity="warning",
                 step=call.steps[0],
-                sites=("optimizer", *names.split(", ")),
+                sites=("optimizer", *listed),
                 evidence=(above("trainable parameters that no optimizer holds", lost, 1),),
-                cause=f"{names}{f' and {lost - 3} more' if lost > 3 else ''} {what} in the course of training, before "
+                cause=f"{names}{more} {what} in the course of training, before "
                 f"the end of step {call.steps[0] + 1}, and no optimizer holds them.",
                 fix="Add them to the optimizer with add_param_group, or make a new optimizer after the change.",
             )
