@@ -656,11 +656,14 @@ def _users_variables() -> Iterator[dict[str, Any]]:
     while frame is not None and found < _MAX_SCOPES:
         if is_users(frame.f_code.co_filename) and not _INSPECTING.intersection(frame.f_code.co_names):
             found += 1
-            variables = frame.f_locals
+            variables: Mapping[str, Any] = frame.f_locals
             yield dict(variables)
             # Python up to 3.12 keeps the copy that it makes for us, and all it refers to, as long as the function runs.
-            alone = isinstance(variables, dict) and sys.getrefcount(variables) <= _OWN_REFERENCES
-            if alone and frame.f_code.co_flags & CO_OPTIMIZED:
+            if (
+                isinstance(variables, dict)
+                and sys.getrefcount(variables) <= _OWN_REFERENCES
+                and frame.f_code.co_flags & CO_OPTIMIZED
+            ):
                 variables.clear()
         frame = frame.f_back
 
