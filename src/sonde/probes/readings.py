@@ -92,7 +92,7 @@ class Tally:
     def readings(self) -> list[Reading | None]:
         """Return all readings in order, waiting for the devices; None for a tensor that has no memory to read."""
         with _own_range():
-            arrived = {device: _fetch(arenas) for device, arenas in self._by_device.items()}
+            arrived = {device: self._fetch(arenas) for device, arenas in self._by_device.items()}
         found: list[Reading | None] = []
         for device, arena, row in self._places:
             rows, bins = arrived[device][arena] if arena >= 0 else (None, None)
@@ -102,6 +102,11 @@ class Tally:
                 found.append(Reading(rows[row], bins[row] if self._histogram else None))
         return found
 
+    def _fetch(self, arenas: _DeviceArenas) -> list[tuple[Rows, Bins]]:
+        # All are on their way before the first is waited for.
+        shipments = [arenas.kernel.ship(arena) for arena in arenas.arenas]
+        return [shipment.take() for shipment in shipments]
+
     def _arenas(self, device: torch.device) -> _DeviceArenas:
         arenas = self._by_device.get(device)
         if arenas is None:
@@ -109,12 +114,6 @@ class Tally:
             kernel = kernel_for(device) if device.type == "cpu" else _kept_kernel(device)
             arenas = self._by_device[device] = _DeviceArenas(kernel)
         return arenas
-
-
-def _fetch(arenas: _DeviceArenas) -> list[tuple[Rows, Bins]]:
-    # All are on their way before the first is waited for.
-    shipments = [arenas.kernel.ship(arena) for arena in arenas.arenas]
-    return [shipment.take() for shipment in shipments]
 
 
 def _own_range() -> contextlib.AbstractContextManager[Any]:
