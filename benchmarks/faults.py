@@ -78,8 +78,9 @@ class Watch:
         self.log.propagate = False
 
     def __call__(self, model: Any, optimizer: Any = None, **helpers: Any) -> sonde.Session:
-        self.close()  # a program that resumes attaches again
-        session = sonde.watch(model, optimizer, run=self.folder / "run", diagnose=True, **helpers)
+        self.close()  # a program that resumes attaches again, and so does one that trains several models in turn
+        run = "run" if helpers.get("resume") or not self.sessions else f"run-{len(self.sessions)}"
+        session = sonde.watch(model, optimizer, run=self.folder / run, diagnose=True, **helpers)
         session.subscribe(self.tape)
         self.sessions.append(session)
         return session

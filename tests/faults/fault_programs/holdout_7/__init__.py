@@ -1,0 +1,1 @@
+"""Seventh hold-out: faults from public issues and fixes, each with its address, and healthy programs after public examples."""
