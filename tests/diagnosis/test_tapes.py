@@ -1365,3 +1365,23 @@ def test_a_question_is_asked_once_for_each_tape(tmp_path):
     case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), cross_entropy)
     assert ask(case) is ask(case) is None
     assert asked == [case.taped]
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_split_of_rows_is_no_leak(tmp_path, split):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rows = slice(0, 12) if split else slice(0, SAMPLES)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", diagnose=True) as session:
+        for step in range(24):
+            optimizer.zero_grad()
+            chosen = model(ROWS)[torch.arange(SAMPLES)[rows]] if split else model(ROWS)
+            F.cross_entropy(chosen, LABELS[rows]).backward()
+            optimizer.step()
+            if step % 4 == 3:
+                model.eval()
+                with torch.no_grad():
+                    session.log(val_loss=F.cross_entropy(model(ROWS)[12:], LABELS[12:]))
+                model.train()
+    leaks = [each for each in session.findings if each.kind == "data_leakage" and each.severity != "info"]
+    assert bool(leaks) is not split

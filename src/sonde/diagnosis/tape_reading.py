@@ -109,6 +109,11 @@ class TapeReading:
         return tuple(dict.fromkeys(root for mark in last for root in references(mark.data.get("roots"))))
 
     @functools.cached_property
+    def differentiated(self) -> frozenset[int]:
+        """All that a backward pass or `torch.autograd.grad` was called on, parts of a loss included."""
+        return frozenset(root for mark in self.tape.backwards() for root in references(mark.data.get("roots")))
+
+    @functools.cached_property
     def needed(self) -> frozenset[int]:
         """All values that what is minimised depends on."""
         return frozenset(self.tape.ancestors(self.roots))

@@ -151,7 +151,18 @@ def _credits(reading: TapeReading) -> Iterator[tuple[int, Numbers]]:
                 continue
             numbers = None if reading.tape.values[weight].requires_grad else reading.numbers.of(weight)
             if numbers is not None and numbers.size == content.size and (numbers > 0).any() and (numbers < 0).any():
-                yield likely, numbers.reshape(content.shape)
+                yield likely, _before_minus(reading, weight) * numbers.reshape(content.shape)
+
+
+def _before_minus(reading: TapeReading, weight: int) -> int:
+    """Return -1 if a weight is another one negated, as in `-advantage * ratio`, else 1."""
+    sign = 1
+    while (op := reading.tape.producer(weight)) is not None and op.kind == "neg":
+        before = op.input("self")
+        if before is None:
+            break
+        weight, sign = before, -sign
+    return sign
 
 
 def _outputs(reading: TapeReading) -> Iterator[int]:

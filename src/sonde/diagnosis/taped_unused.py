@@ -9,6 +9,7 @@ import numpy as np
 
 from sonde.core import signals
 from sonde.core.tape import Call, Op, Value, number
+from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, fact, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, RESHAPING, TapeReading
 from sonde.diagnosis.taped_numbers import Numbers
@@ -46,11 +47,7 @@ def _is_dropped(reading: TapeReading, op: Op) -> bool:
     if op.phase not in ("forward", "between") or not op.grad_enabled or op.writes or not op.outs:
         return False
     first = reading.tape.values[op.outs[0]]
-    return (
-        first.id in reading.learnt
-        and first.id not in reading.roots
-        and not any(_has_use(reading, out) for out in op.outs)
-    )
+    return first.id in reading.learnt and not any(_has_use(reading, out) for out in op.outs)
 
 
 _KEEPS_RESULT: Final = frozenset(
@@ -61,13 +58,13 @@ _KEEPS_RESULT: Final = frozenset(
 
 
 def _has_use(reading: TapeReading, value: int, after: int = 0) -> bool:
-    """Return whether anything uses a value, or writes to it; that autograd keeps it does not count."""
+    """Return whether anything uses, differentiates or writes to a value; that autograd keeps it does not count."""
     tape, maker = reading.tape, reading.tape.producer(value)
     uses = [op for op in tape.consumers(value) if op.index >= after]
     kept = [op for op in uses if op.kind == "detach" and not tape.consumers(op.outs[0])]
     if maker is not None and maker.kind in _KEEPS_RESULT and len(kept) == 1:
         uses = [op for op in uses if op not in kept]
-    return bool(uses or tape.becomes(value))
+    return bool(uses or tape.becomes(value)) or value in reading.differentiated
 
 
 def _goes_on(reading: TapeReading, op: Op) -> bool:
@@ -145,7 +142,7 @@ def _is_call_dropped(reading: TapeReading, call: Call) -> bool:
     returned = {value for root in tape.root_calls() if root is not call for value in root.outs.values()}
     learns = any(tape.values[out].requires_grad for out in outs) and returned.isdisjoint(outs)
     # A call may use its own results: an LSTM cell computes the hidden state of the new cell state.
-    return learns and not any(_has_use(reading, out, call.last) or out in reading.roots for out in outs)
+    return learns and not any(_has_use(reading, out, call.last) for out in outs)
 
 
 # --------------------------------------------------------------------------------
@@ -250,6 +247,24 @@ def left_out_samples(reading: TapeReading) -> Found | None:
                 fix="Compare the outputs of all samples with their targets; check the dimension of the index.",
             )
     return None
+
+
+def learns_from_chosen_rows(case: Case) -> bool:
+    """Return whether only some rows of the model's output reach the loss, as where the nodes of a graph are split."""
+    return case.taped is not None and case.taped.once(f"{__name__}.chosen_rows", _are_rows_chosen)
+
+
+def _are_rows_chosen(reading: TapeReading) -> bool:
+    for out in reading.tape.outputs_of_root():
+        shape = reading.tape.values[out].shape
+        uses = [op for op in reading.tape.consumers(out) if _leads_to_loss(reading, op)]
+        taken = [reading.tape.values[op.outs[0]].shape for op in uses if op.kind in _TAKES_ROWS]
+        if shape[:1] >= (MIN_ROWS,) and uses and len(taken) == len(uses):
+            return all(each[1:] == shape[1:] and each[:1] < shape[:1] for each in taken)
+    return False
+
+
+_TAKES_ROWS: Final = ("index", "index_select", "slice")
 
 
 def _rows(op: Op, count: int) -> set[int] | None:

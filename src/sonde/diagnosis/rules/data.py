@@ -11,6 +11,7 @@ from sonde.diagnosis.outlook import anomaly_severity, began_badly
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.symptoms import BADLY_SCALED
 from sonde.diagnosis.taped_targets import within_input
+from sonde.diagnosis.taped_unused import learns_from_chosen_rows
 from sonde.diagnosis.track import Track
 from sonde.records import Evidence, Phase
 
@@ -304,6 +305,8 @@ def data_leakage(case: Case) -> Found | None:
     """Evaluation runs on the training data, or the input holds the target."""
     if (taped := within_input(case)) is not None:
         return taped
+    if learns_from_chosen_rows(case):
+        return None  # the split may be one of rows: nodes of a graph are all inputs, and some of them targets
     return _same_inputs(case) or _same_rows(case)
 
 
