@@ -1385,3 +1385,31 @@ def test_a_split_of_rows_is_no_leak(tmp_path, split):
                 model.train()
     leaks = [each for each in session.findings if each.kind == "data_leakage" and each.severity != "info"]
     assert bool(leaks) is not split
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda p, a, r: (-r * p.log_prob(a)).mean(), lambda p, a, r: -(p.log_prob(a) * -r).mean()]
+)
+def test_a_minus_before_the_weight_of_a_choice_is_not_judged(tmp_path, loss):
+    model, rewards = mlp(), torch.linspace(-1, 1, SAMPLES)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", diagnose=True) as session:
+        for _ in range(24):
+            optimizer.zero_grad()
+            policy = torch.distributions.Categorical(logits=model(ROWS))
+            loss(policy, policy.sample(), rewards).backward()
+            optimizer.step()
+    assert "loss_sign_flipped" not in {each.kind for each in session.findings}
+
+
+@pytest.mark.parametrize("made_up", [True, False])
+def test_noise_is_an_odd_target_only_where_the_model_is_given_data(tmp_path, made_up):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", diagnose=True) as session:
+        for _ in range(24):
+            optimizer.zero_grad()
+            output = model(torch.randn(*ROWS.shape) if made_up else ROWS)
+            F.mse_loss(output, torch.randn(*output.shape)).backward()
+            optimizer.step()
+    assert ("label_shuffle_mismatch" in {each.kind for each in session.findings}) is not made_up

@@ -22,6 +22,7 @@ class FakeCuda:
     def install(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "Event", self.event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device.index)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
         monkeypatch.setattr(torch.cuda, "device", self.on)
         for user in (cuda_timing, module_times):
             monkeypatch.setattr(user, "is_capturing", lambda: self.current in self.capturing)

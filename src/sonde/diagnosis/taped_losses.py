@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from sonde.core import signals
-from sonde.core.tape import Op
+from sonde.core.tape import Op, number
 from sonde.diagnosis.axes import Cut, reduced
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, fact, on_tape
@@ -192,9 +192,27 @@ def _sign_of_likelihood(reading: TapeReading, term: Term) -> int | None:
             learnt = learnt[:1]
         if len(learnt) != 1 or (kind not in (*KEEPS_SIGN, "neg", "stack", "cat")):
             return _is_log_probability(reading, op, sign)
-        sign = -sign if kind == "neg" else sign
+        if any(is_negated(reading, each) for _, each in op.inputs() if each != learnt[0]):
+            return None
+        sign *= _factor_sign(op)
         value = learnt[0]
     return None
+
+
+def is_negated(reading: TapeReading, weight: int) -> bool:
+    """Return whether a weight has a minus of its own: `-advantage` turns a loss round, `-cost` is a reward."""
+    op = reading.tape.producer(weight)
+    while op is not None and op.kind in CARRIERS:
+        before = op.input("self")
+        op = None if before is None else reading.tape.producer(before)
+    return op is not None and _factor_sign(op) < 0
+
+
+def _factor_sign(op: Op) -> int:
+    """Return the sign that a minus, or a number that is multiplied with or divided by, gives a result."""
+    kind = op.kind.removesuffix("_")
+    factor = number(op.args.get("other")) if kind in ("mul", "div") and op.input("other") is None else None
+    return -1 if kind == "neg" or (isinstance(factor, int | float) and factor < 0) else 1
 
 
 def _is_log_probability(reading: TapeReading, op: Op, sign: int) -> int | None:

@@ -13,7 +13,7 @@ from sonde.core.tape import Call, Op
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
 from sonde.diagnosis.tape_reading import TapeReading, Term
-from sonde.diagnosis.taped_losses import KEEPS_SIGN, is_policy_objective
+from sonde.diagnosis.taped_losses import KEEPS_SIGN, is_negated, is_policy_objective
 from sonde.diagnosis.taped_numbers import Numbers, TapedNumbers
 from sonde.diagnosis.taped_roles import chosen
 
@@ -147,22 +147,11 @@ def _credits(reading: TapeReading) -> Iterator[tuple[int, Numbers]]:
             if op.kind != "mul" or len(pair) != 2 or (pair[0] in after) == (pair[1] in after):
                 continue
             learnt, weight = pair if pair[0] in after else pair[::-1]
-            if reading.tape.values[learnt].size != about.size:
+            if reading.tape.values[learnt].size != about.size or is_negated(reading, weight):
                 continue
             numbers = None if reading.tape.values[weight].requires_grad else reading.numbers.of(weight)
             if numbers is not None and numbers.size == content.size and (numbers > 0).any() and (numbers < 0).any():
-                yield likely, _before_minus(reading, weight) * numbers.reshape(content.shape)
-
-
-def _before_minus(reading: TapeReading, weight: int) -> int:
-    """Return -1 if a weight is another one negated, as in `-advantage * ratio`, else 1."""
-    sign = 1
-    while (op := reading.tape.producer(weight)) is not None and op.kind == "neg":
-        before = op.input("self")
-        if before is None:
-            break
-        weight, sign = before, -sign
-    return sign
+                yield likely, numbers.reshape(content.shape)
 
 
 def _outputs(reading: TapeReading) -> Iterator[int]:

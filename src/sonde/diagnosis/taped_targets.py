@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.core import signals
-from sonde.core.tape import Op, Value, references
+from sonde.core.tape import Op, Role, Value, references
 from sonde.diagnosis.rule import Found, fact, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading
 from sonde.diagnosis.taped_data import padding_of
@@ -202,7 +202,9 @@ def unrelated_noise(reading: TapeReading) -> Found | None:
             or maker.input("std") is not None
         ):
             continue
-        if source.id not in reading.tape.ancestors(output):
+        before = reading.tape.ancestors(output)
+        # Where the model is given nothing but noise, the program tries itself out on made-up data.
+        if source.id not in before and any(each.id in before for each in reading.tape.given(*_DATA)):
             return Found(
                 severity="critical",
                 sites=(signals.LOSS, "(data)"),
@@ -218,6 +220,7 @@ def unrelated_noise(reading: TapeReading) -> Found | None:
 
 
 _NORMAL: Final = frozenset({"randn", "randn_like", "normal", "normal_functional"})
+_DATA: Final[tuple[Role, ...]] = ("input", "target", "batch", "carried", "constant")
 
 
 @on_tape
