@@ -114,10 +114,11 @@ class _Pass:
     """A pass over the data of a loader."""
 
     entry: _Entry
-    step: int
     order: tuple[int, int] | None = None
     """What a DistributedSampler seeds its order by."""
     batches: int = 0
+    steps: int = 0
+    """Steps that the program took between a batch of this pass and the next batch of any."""
 
 
 @dataclass(slots=True, eq=False)
@@ -192,6 +193,8 @@ class ProgramCalls(Sensor):
         self._stepped: dict[int, weakref.ref[Optimizer]] = {}
         self._snapshots: list[_Snapshot] = []
         self._passes: dict[int, _Pass] = {}
+        self._last_fetch: tuple[_Pass, int] | None = None
+        """The pass that the last batch came from, and the step then."""
         self._orders: dict[_Entry, tuple[int, int]] = {}
         self._copies: list[_Copy] = []
         self._seedings = _seedings()
@@ -490,21 +493,31 @@ class ProgramCalls(Sensor):
         if entry.count == 1:
             told = {name: about.get(name) for name in _OF_LOADER}
             self._set(entry, **told, hidden=_hidden_samples(loader.dataset))
-        self._passes[id(result)] = _Pass(entry, self._now, _order(loader.sampler))
+        self._passes[id(result)] = _Pass(entry, _order(loader.sampler))
         if self.context.watched.helpers.loader is None and entry.data.get("trained") == 1:
             self.context.book.add(loader=loader_facts(loader))
 
     def _batch_fetched(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         found = self._passes.get(id(args[0]))
         if found is not None:
+            self._count_steps()
             found.batches += 1
+            self._last_fetch = (found, self._now)
+
+    def _count_steps(self) -> None:
+        """Count the steps since the last batch for the pass that it came from: in an evaluation there are none."""
+        if self._last_fetch is not None:
+            of, step = self._last_fetch
+            of.steps += self._now - step
+            self._last_fetch = (of, self._now)
 
     def _end_pass(self, ended: _Pass) -> None:
         """Note how far a pass came, if the program trained in it."""
-        data, steps = ended.entry.data, self._now - ended.step
-        if not steps or not ended.batches:
+        self._count_steps()
+        data = ended.entry.data
+        if not ended.steps or not ended.batches:
             return
-        if ended.order is not None and steps >= _LEAST_STEPS:
+        if ended.order is not None and ended.steps >= _LEAST_STEPS:
             same = self._orders.get(ended.entry) == ended.order
             self._orders[ended.entry] = ended.order
             data["same_order"] = int(data.get("same_order") or 1) + 1 if same else 1

@@ -28,6 +28,7 @@ def findings(folder, *, set_epoch, epochs=3, size=32, sampler_class=DistributedS
     loader = DataLoader(set_of, batch_size=size, sampler=sampler)
     model = perceptron()
     optimizer = SGD(model.parameters(), lr=0.1)
+    passes = []
     with sonde.watch(model, optimizer, run=folder / "run", on_error="raise", tape=False) as session:
         next(iter(loader))  # a first look
         for epoch in range(epochs):
@@ -41,7 +42,8 @@ def findings(folder, *, set_epoch, epochs=3, size=32, sampler_class=DistributedS
                     optimizer.zero_grad()
                     session.log(loss=loss)
             if evaluate:
-                for _ in DataLoader(set_of, batch_size=64, sampler=others):
+                passes.append(iter(DataLoader(set_of, batch_size=64, sampler=others)))  # kept: no other gets its id
+                for _ in passes[-1]:
                     pass
     return session.findings
 
