@@ -160,7 +160,11 @@ def stages(folder=None):
 
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 7)).to(device())
-    stage = PipelineStage(model, dist.get_rank(), dist.get_world_size(), device())
+    # Without an example torch calls the model on memory that nobody has filled, to learn the shapes; that may hold NaN.
+    example = batch(0, torch.float32)[0].chunk(2)[0]
+    passed_on = example.clone().requires_grad_()
+    given = passed_on if dist.get_rank() else example
+    stage = PipelineStage(model, dist.get_rank(), dist.get_world_size(), device(), given, passed_on)
     schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     session = None if folder is None else sonde.watch(model, optimizer, run=folder, on_error="raise")
