@@ -92,7 +92,22 @@ async function go() {
   replace(main, place);
   main.dataset.ready = "true";
   main.setAttribute("aria-busy", "false");
-  window.scrollTo(0, history.state?.top ?? 0); // where it was left, on the way back
+  scrollBack(history.state?.top ?? 0, signal);
+}
+
+let isScrollingBack = false;
+
+/** Scroll to where a page was left. Its figures may still be coming, so try again as it grows, until the reader moves. */
+function scrollBack(top, signal) {
+  clearTimeout(resting);
+  const grown = new ResizeObserver(() => { window.scrollTo(0, top); isScrollingBack = window.scrollY < top - 1; if (!isScrollingBack) end(); });
+  const end = () => { grown.disconnect(); isScrollingBack = false; };
+  window.scrollTo(0, top);
+  isScrollingBack = window.scrollY < top - 1;
+  if (!isScrollingBack) return;
+  grown.observe(main);
+  for (const kind of ["wheel", "touchstart", "pointerdown", "keydown"]) window.addEventListener(kind, end, { once: true, passive: true, signal });
+  signal.addEventListener("abort", end, { once: true });
 }
 
 const HEADINGS = { RunNotFound: "There is no such run", NotInCopy: "Not in this copy", NoAnswer: "No answer" };
@@ -108,6 +123,7 @@ function problem(error) {
 let resting = 0;
 window.addEventListener("scroll", () => {
   clearTimeout(resting);
+  if (isScrollingBack) return;
   resting = setTimeout(() => { if (main.dataset.ready) history.replaceState({ top: window.scrollY }, ""); }, 120);
 }, { passive: true });
 
