@@ -97,14 +97,21 @@ async function go() {
 
 let isScrollingBack = false;
 
-/** Scroll to where a page was left. Its figures may still be coming, so try again as it grows, until the reader moves. */
+const SETTLING_MS = 5000;
+
+/** Scroll to where a page was left, and again while its figures come and its height changes, until the reader moves. */
 function scrollBack(top, signal) {
   clearTimeout(resting);
-  const grown = new ResizeObserver(() => { window.scrollTo(0, top); isScrollingBack = window.scrollY < top - 1; if (!isScrollingBack) end(); });
-  const end = () => { grown.disconnect(); isScrollingBack = false; };
   window.scrollTo(0, top);
-  isScrollingBack = window.scrollY < top - 1;
+  isScrollingBack = top > 0;
   if (!isScrollingBack) return;
+  const began = performance.now();
+  const grown = new ResizeObserver(() => {
+    window.scrollTo(0, top);
+    if (window.scrollY >= top - 1 && performance.now() - began > SETTLING_MS) end();
+  });
+  const end = () => { grown.disconnect(); isScrollingBack = false; };
+  setTimeout(() => { if (!signal.aborted && window.scrollY >= top - 1) end(); }, SETTLING_MS);
   grown.observe(main);
   for (const kind of ["wheel", "touchstart", "pointerdown", "keydown"]) window.addEventListener(kind, end, { once: true, passive: true, signal });
   signal.addEventListener("abort", end, { once: true });
