@@ -14,6 +14,8 @@ def test_the_self_check_names_packages_kernels_and_hooks(sonde):
     packages = {each["name"]: each for each in facts["packages"]}
     assert packages["numpy"]["installed"]
     assert packages["torch"]["extra"] == "torch"
+    assert len(packages) == len(facts["packages"])
+    assert "cockpit-for-pytorch" not in packages  # the benchmarks' own
     assert [each["part"] for each in facts["kernels"]] == [
         "statistics on the CPU",
         "module outputs",

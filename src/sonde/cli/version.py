@@ -29,7 +29,7 @@ Verbose = Annotated[
 _REQUIREMENT = re.compile(
     r"(?P<name>[\w.-]+)(?:>=(?P<lowest>[\d.]+))?[^;]*(?:;.*extra == ['\"](?P<extra>[\w-]+)['\"])?"
 )
-_NOT_FOR_USERS = ("bench", "dev", "docs", "frameworks", "release")
+_NOT_FOR_USERS = ("bench", "compare", "dev", "docs", "frameworks", "release")
 
 
 def version(verbose: Verbose = False, json: AsJson = False) -> None:
@@ -69,12 +69,11 @@ def _packages() -> list[dict[str, str | None]]:
         lines = metadata.requires("sonde") or []
     except metadata.PackageNotFoundError:  # run from a source tree that was not installed
         return []
-    found = [match.groupdict() for line in lines if (match := _REQUIREMENT.match(line))]
-    return [
-        {**each, "installed": _installed(each["name"])}
-        for each in found
-        if each["name"] != "sonde" and each["extra"] not in _NOT_FOR_USERS
-    ]
+    found: dict[str, dict[str, str | None]] = {}
+    for match in filter(None, map(_REQUIREMENT.match, lines)):
+        if match["name"] != "sonde" and match["extra"] not in _NOT_FOR_USERS:
+            found.setdefault(match["name"], {**match.groupdict(), "installed": _installed(match["name"])})
+    return list(found.values())
 
 
 def _installed(name: str) -> str | None:
