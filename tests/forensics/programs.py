@@ -601,7 +601,30 @@ def masked_mean_of_nothing(watch):
             optimizer.step()
 
 
+@program("nan_in_loss", "loss_fn", "std", "std_of_one_element")
+def weights_scaled_by_the_spread_of_one(watch):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = batches(3)
+    data[1] = (data[1][0][:1], data[1][1][:1])  # the last batch of an epoch
+    with watch(model, optimizer), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of it
+        for x, gain in data:
+            gain = (gain - gain.mean()) / (gain.std() + 1e-8)  # BAD weights_scaled_by_the_spread_of_one
+            loss = -(model(x) * gain).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
 # ---------------------------------------------------------------------- data and weights
+
+
+@program("nan_in_data", "loader")
+def all_weights_of_a_batch_are_nan(watch):
+    data = batches(3)
+    data[1][1].fill_(float("nan"))
+    train(watch, nn.Linear(3, 1), data, loss_fn=lambda score, weight: (score * weight.float()).mean())
 
 
 @program("nan_in_data", "loader", samples=[3])

@@ -17,7 +17,7 @@ from sonde.forensics.repeat import repeat_alone
 from sonde.forensics.trace import Given, Root
 from sonde.forensics.traps import LossTail, LossTails
 from sonde.forensics.values import badness, first_indices, local_part, samples
-from sonde.hooks.source_search import find_call
+from sonde.hooks.source_search import computed_at, find_call
 from sonde.hooks.user_line import Line, users_frame
 
 
@@ -37,7 +37,25 @@ def investigate_loss(
         return Incident(_between(last, outputs, frame), last, outputs)
     origin, node = found
     operands = {name: tensor for name, tensor, _ in node.inputs if tensor is not None}
-    return Incident(_with_line(origin, node, roots, last, frame), last, outputs, operands)
+    made = _computed(origin, operands.get(origin.tensor), frame)
+    return Incident(made or _with_line(origin, node, roots, last, frame), last, outputs, operands)
+
+
+def _computed(origin: Origin, tensor: Tensor | None, frame: FrameType | None) -> Origin | None:
+    """Return the line of the loop that computed a tensor all of which is bad: then the data is not.
+
+    None if the tensor is not known, or some of it is finite, as where single samples hold NaN.
+    """
+    user = users_frame(frame)
+    if origin.stage != "data" or user is None or tensor is None or origin.count < origin.total:
+        return None
+    found = computed_at(user, tensor)
+    if found is None:
+        return None
+    line, calls = found
+    spread = next((name for name in ("std", "var") if name in calls), "") if tensor.numel() == 1 else ""
+    op = f"aten.{spread}" if spread else ""
+    return replace(origin, stage="loss", op=op, call=spread, tensor="", line=line, inputs=[], samples=[])
 
 
 def _between(kept: KeptPass | None, repeated: list[tuple[str, Tensor]], frame: FrameType | None) -> Origin:

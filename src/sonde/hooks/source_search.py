@@ -181,6 +181,37 @@ def _line(place: Place, node: Any) -> Line:
     return Line(place.code.co_filename, node.lineno, place.code.co_name)
 
 
+_ARITHMETIC: Final = frozenset({"std", "var", "log", "sqrt", "rsqrt", "pow", "div", "norm", "normalize", "softmax", "exp"})
+
+
+def computed_at(frame: FrameType, tensor: Tensor | None, last: int | None = None) -> tuple[Line, frozenset[str]] | None:
+    """Return the last line before `last` that computed a variable of the frame, and the functions called on it.
+
+    None if the variable that holds the tensor is not known, or was only read, moved or sliced.
+    """
+    if tensor is None:
+        return None
+    names = {name for name, value in frame.f_locals.items() if isinstance(value, Tensor) and _is_same(value, tensor)}
+    place = Place(frame.f_code, {}, frame.f_code.co_firstlineno, last or frame.f_lineno)
+    statements = [
+        node
+        for node in _nodes(place)
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
+        and node.value is not None
+        and names & {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _is_stored(each)}
+    ]
+    if not statements:
+        return None
+    made = max(statements, key=lambda node: node.lineno)
+    calls = frozenset(_name(each.func) for each in ast.walk(made) if isinstance(each, ast.Call))
+    operators = isinstance(made, ast.AugAssign) or any(isinstance(each, ast.BinOp) for each in ast.walk(made))
+    return (_line(place, made), calls) if operators or calls & _ARITHMETIC else None
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.device == other.device and one.data_ptr() == other.data_ptr()
+
+
 def feeding_lines(file: str, name: str, first: int = 1, last: int | None = None) -> list[Line]:
     """Return the lines between `first` and `last` that add to the variable or attribute `name`, in order."""
     found = {
