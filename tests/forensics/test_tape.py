@@ -66,6 +66,12 @@ def test_the_steps_two_three_and_twenty_are_taped_and_no_others(tmp_path):
     assert not faults(tmp_path / "run")
 
 
+def test_the_first_tape_of_a_run_is_made_whatever_the_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr("sonde.record.governor.Governor.affords", lambda self, seconds, spent: False)
+    taped(tmp_path / "run", steps=24)
+    assert sonde.open_run(tmp_path / "run").tapes() == [2]
+
+
 def test_a_loop_with_a_loader_is_split_into_batch_model_loss_backward_and_optimizer(tmp_path):
     model = nn.Sequential(nn.Linear(8, 3), nn.Softmax(-1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

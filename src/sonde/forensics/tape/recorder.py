@@ -44,6 +44,8 @@ MAX_SUSPECTED: Final = 2
 MAX_ASKED: Final = 32
 SECONDS_PER_MODULE: Final = 0.0012
 """What a tape is taken to cost before the first one: about ten operations a module, 120 us each on a slow host."""
+FIRST_SECONDS: Final = 0.1
+"""What the first tape of a run may cost whatever the budget: a run of a hundred steps would have none."""
 _MAX_SETTINGS: Final = 24
 _NOTING: Final = "taping a step"
 
@@ -163,7 +165,8 @@ class TapeRecorder:
         if reason is None or self._left[reason] <= 0:
             self._asked = None
             return None
-        if reason != "asked" and not watched.affords(self._usual_seconds, self.seconds):
+        is_first = self.seconds == 0 and self._usual_seconds <= FIRST_SECONDS
+        if reason != "asked" and not is_first and not watched.affords(self._usual_seconds, self.seconds):
             return None
         self._asked = None
         return reason
