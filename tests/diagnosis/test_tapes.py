@@ -1413,3 +1413,159 @@ def test_noise_is_an_odd_target_only_where_the_model_is_given_data(tmp_path, mad
             F.mse_loss(output, torch.randn(*output.shape)).backward()
             optimizer.step()
     assert ("label_shuffle_mismatch" in {each.kind for each in session.findings}) is not made_up
+
+
+# ---------------------------------------------------------------------- what is compared, joined and passed on
+
+
+class Seq2Seq(nn.Module):
+    """An encoder and a decoder that starts from its state."""
+
+    def __init__(self, cell_of=lambda h, c: c):
+        super().__init__()
+        self.encoder, self.decoder = (nn.LSTM(1, 8, batch_first=True) for _ in range(2))
+        self.head, self.cell_of = nn.Linear(8, 1), cell_of
+
+    def forward(self, past, known):
+        _, (h, c) = self.encoder(past.unsqueeze(-1))
+        return self.head(self.decoder(known.unsqueeze(-1), (h, self.cell_of(h, c)))[0]).squeeze(-1)
+
+
+PAST, AHEAD = torch.randn(SAMPLES, TIME), torch.randn(SAMPLES, 5)
+BOXES = torch.rand(SAMPLES, 2) * 0.6
+BOXES = torch.cat([BOXES, BOXES + 0.1 + 0.3 * torch.rand(SAMPLES, 2)], 1)
+CENTRES = torch.cat([(BOXES[:, :2] + BOXES[:, 2:]) / 2, BOXES[:, 2:] - BOXES[:, :2]], 1)
+SCHEDULE = torch.linspace(0.1, 0.9, 10)
+TEACHER = 3 * F.one_hot(LABELS, CLASSES).float()
+SILENT = SERIES * (torch.arange(TIME)[None, :, None] < torch.arange(SAMPLES)[:, None, None] % 4 + 2)
+
+
+def forecast(shifted):
+    def loss(model, past, ahead):
+        return F.mse_loss(model(past, torch.cat([past[:, -1:], ahead[:, :-1]], 1) if shifted else ahead), ahead)
+
+    return loss
+
+
+def to_corners(box):
+    return torch.cat([box[:, :2] - box[:, 2:] / 2, box[:, :2] + box[:, 2:] / 2], 1)
+
+
+def by_column(box):
+    x, y, w, h = box.unbind(1)
+    return torch.stack([x - 0.5 * w, y - 0.5 * h, x + 0.5 * w, y + 0.5 * h], 1)
+
+
+def located(convert):
+    return lambda model, x, box: F.smooth_l1_loss(convert(model(x).sigmoid()), convert(box))
+
+
+def area(model, x, box):
+    return (model(x).exp()[:, 0] - (box[:, 2:] - box[:, :2]).prod(1)).square().mean()
+
+
+def diffused(target):
+    def loss(model, x, y):
+        a, noise = SCHEDULE[torch.randint(10, (len(x),)), None], torch.randn_like(x)
+        noisy = a.sqrt() * x + (1 - a).sqrt() * noise
+        return F.mse_loss(model(noisy), {"noise": noise, "noisy": noisy, "clean": x}[target])
+
+    return loss
+
+
+def joined(positive, negative, both=1.0):
+    def loss(model, x, y):
+        query, key = F.normalize(model(x)), F.normalize(model(x + 0.1))
+        other = ~torch.eye(len(x), dtype=torch.bool)
+        similar = query @ key.T
+        scores = torch.cat([similar.diagonal()[:, None] / positive, similar[other].view(len(x), -1) / negative], 1)
+        return F.cross_entropy(scores / both, torch.zeros(len(x), dtype=torch.long))
+
+    return loss
+
+
+def distilled(order):
+    def loss(model, x, y, teacher):
+        scores, soft = model(x), F.softmax(teacher[order(len(x))], 1)
+        return F.cross_entropy(scores, y) + F.kl_div(F.log_softmax(scores, 1), soft, reduction="batchmean")
+
+    return loss
+
+
+def by_dimension(add_up):
+    def loss(model, x, y):
+        policy = torch.distributions.Normal(model(x), 1.0)
+        action = policy.rsample()
+        value = action.square().sum(1, keepdim=True)
+        return (value - 0.1 * add_up(policy.log_prob(action))).mean()
+
+    return loss
+
+
+def critic(target):
+    def loss(model, x, y):
+        return F.mse_loss(model(x), target(model(x).detach()))
+
+    return loss
+
+
+class Last(nn.Module):
+    """A recurrent layer that is read at one position."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.rnn, self.head, self.at = nn.LSTM(FEATURES, 8, batch_first=True), nn.Linear(8, CLASSES), at
+
+    def forward(self, x):
+        out, _ = self.rnn(x)
+        return self.head(out[torch.arange(len(x)), self.at(x)])
+
+
+QUESTIONS = [
+    ("data_leakage", Seq2Seq(), (PAST, AHEAD), forecast(False), forecast(True)),
+    ("box_format", mlp(outputs=4), (ROWS, BOXES), located(to_corners), area),
+    ("box_format", mlp(outputs=4), (ROWS, BOXES), located(by_column), squares),
+    ("box_format", mlp(outputs=4), (ROWS, CENTRES), area, located(to_corners)),
+    ("target_is_input", mlp(outputs=FEATURES), (ROWS, LABELS), diffused("noisy"), diffused("noise")),
+    ("target_is_input", mlp(outputs=FEATURES), (ROWS, LABELS), diffused("noisy"), diffused("clean")),
+    ("temperature_on_one_side", mlp(), (ROWS, LABELS), joined(1, 0.1), joined(0.1, 0.1)),
+    ("temperature_on_one_side", mlp(), (ROWS, LABELS), joined(0.1, 1), joined(1, 1, 0.1)),
+    (
+        "label_shuffle_mismatch",
+        mlp(),
+        (ROWS, LABELS, TEACHER),
+        distilled(lambda count: torch.arange(count).roll(1)),
+        distilled(torch.arange),
+    ),
+    ("broadcast_loss", mlp(), (ROWS, LABELS), by_dimension(lambda p: p), by_dimension(lambda p: p.sum(1, True))),
+    (
+        "broadcast_loss",
+        mlp(outputs=1),
+        (ROWS, LABELS),
+        critic(lambda q: q + torch.arange(4.0)),
+        critic(lambda q: q.expand(-1, 4)),
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(("kind", "model", "tensors", "ill", "well"), QUESTIONS)
+def test_what_is_compared_joined_or_drawn_is_named(tmp_path, kind, model, tensors, ill, well):
+    assert found(kind, taped(tmp_path / "ill", model, tensors, ill)) is not None
+    assert found(kind, taped(tmp_path / "well", model, tensors, well)) is None
+
+
+@pytest.mark.parametrize(("ill", "well"), [(lambda h, c: h, lambda h, c: c), (lambda h, c: h, lambda h, c: c * 0.5)])
+def test_a_hidden_state_in_the_place_of_a_cell_state_is_named(tmp_path, ill, well):
+    for name, cell_of in (("ill", ill), ("well", well)):
+        case = taped(tmp_path / name, Seq2Seq(cell_of), (PAST, AHEAD), forecast(True))
+        assert (found("wrong_state_returned", case) is not None) == (name == "ill")
+
+
+def test_a_state_that_is_read_after_silence_is_named(tmp_path):
+    ends = lambda x: (x != 0).any(2).sum(1) - 1  # noqa: E731
+    case = taped(tmp_path / "ill", Last(lambda x: torch.full((len(x),), TIME - 1)), (SILENT, LABELS), cross_entropy)
+    assert found("padding_dominates", case) is not None
+    assert found("padding_dominates", taped(tmp_path / "well", Last(ends), (SILENT, LABELS), cross_entropy)) is None
+    whole = taped(tmp_path / "whole", Last(lambda x: torch.full((len(x),), TIME - 1)), (SERIES, LABELS), cross_entropy)
+    assert found("padding_dominates", whole) is None

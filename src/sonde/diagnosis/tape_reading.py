@@ -163,6 +163,26 @@ class TapeReading:
             op = self.tape.producer(value)
         return self.tape.values[value]
 
+    def unscaled(self, value: int, through: frozenset[str] = CARRIERS) -> tuple[Value, float]:
+        """Return what a value is a multiple of, whatever was done to its shape since, and by which number."""
+        factor = 1.0
+        op = self.tape.producer(value)
+        while op is not None and (before := op.input("self")) is not None:
+            kind, by = op.kind.removesuffix("_"), number(op.args.get("other"))
+            if kind in ("mul", "div") and isinstance(by, int | float) and by:
+                factor *= by if kind == "mul" else 1 / by
+            elif kind == "neg":
+                factor = -factor
+            elif kind not in through:
+                break
+            value, op = before, self.tape.producer(before)
+        return self.tape.values[value], factor
+
+    def pair(self, op: Op) -> tuple[int, int] | None:
+        """Return the two tensors that an operation combines element by element."""
+        first, second = op.input("self"), op.input("other")
+        return None if first is None or second is None else (first, second)
+
     def dim(self, value: int, place: int) -> Dim:
         """Return the axes of one dimension of a value, counted from either end."""
         label = self.labels.get(value)
@@ -262,7 +282,16 @@ class TapeReading:
 
     def terms_of(self, root: int) -> list[Term]:
         """Return what is added up to one number."""
-        return self._terms(Term(root), 64)
+        return self._terms(Term(root, self.direction(root)), 64)
+
+    def direction(self, root: int) -> int:
+        """Return -1 for what backward is given a negative gradient for, which is maximised; else 1."""
+        for mark in self.tape.backwards():
+            roots, given = (references(mark.data.get(name)) for name in ("roots", "gradients"))
+            if root in roots and len(given) == len(roots):
+                content = self.numbers.of(given[roots.index(root)])
+                return -1 if content is not None and content.size and float(content.max()) < 0 else 1
+        return 1
 
     def _terms(self, term: Term, most: int) -> list[Term]:
         op = self.tape.producer(term.value)

@@ -95,7 +95,19 @@ def padding_of(reading: TapeReading) -> list[Padding]:
             continue
         candidates = {max(int(op.args.get("padding_idx", 0)), 0), 0}
         found += [tokens == each for each in candidates if _is_padding(tokens, each)]
-    return found
+    return found + [pad for value in reading.tape.inputs_of_root() if (pad := _silence(reading, value)) is not None]
+
+
+def _silence(reading: TapeReading, value: int) -> Padding | None:
+    """Return which steps of series of real numbers are padding: all zeros at the end, of different lengths."""
+    about = reading.tape.values[value]
+    content = reading.numbers.of(value) if len(about.shape) == 3 and about.dtype.startswith("float") else None
+    if content is None or min(content.shape) < 2:
+        return None
+    empty = (content == 0).all(axis=2)
+    lengths = content.shape[1] - np.flip(empty, 1).cumprod(axis=1).sum(axis=1)
+    pad: Padding = np.arange(content.shape[1]) >= lengths[:, None]
+    return pad if np.unique(lengths).size > 2 and np.array_equal(pad, empty) else None
 
 
 def _marks(reading: TapeReading, value: int, padding: list[Padding]) -> str | None:

@@ -5,6 +5,7 @@ Rules of `sonde.diagnosis.rules` call these first: an operation that is on the t
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 from sonde.core import signals
@@ -13,6 +14,7 @@ from sonde.diagnosis.axes import Cut, reduced
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, fact, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, SOFTMAXES, TapedLoss, TapeReading, Term
+from sonde.diagnosis.taped_numbers import Numbers
 
 _NEVER_NEGATIVE: Final = frozenset(
     {"cross_entropy", "nll_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"}
@@ -81,7 +83,91 @@ def _crossed(reading: TapeReading, op: Op, why: str) -> Found:
 
 
 @on_tape
-def column_meets_row(reading: TapeReading) -> Found | None:
+def wrongly_broadcast(reading: TapeReading) -> Found | None:
+    """Find shapes that broadcast between model and loss though each sample should meet its own numbers."""
+    return _column_meets_row(reading) or _stretched_output(reading) or _dimensions_apart(reading)
+
+
+def _stretched_output(reading: TapeReading) -> Found | None:
+    """Find one output of a sample that a loss of torch's compares with several targets of it."""
+    for loss in reading.losses:
+        op = reading.tape.producer(loss.value)
+        source = None if op is None or op.kind != "expand" or op.function != loss.kind else op.input("self")
+        if op is None or source is None or loss.target is None or source not in reading.learning:
+            continue
+        before, after = reading.tape.values[source].shape, reading.tape.values[loss.value].shape
+        wanted = reading.numbers.of(loss.target)
+        if len(before) != len(after) or before[:1] != after[:1] or (wanted is not None and _repeats(wanted, before)):
+            continue
+        return Found(
+            sites=(signals.LOSS,),
+            evidence=(
+                fact("numbers in the output", reading.tape.values[source].size),
+                fact("numbers that they are compared with", reading.tape.values[loss.value].size),
+            ),
+            cause=f"{loss.kind} compares an output of shape {before} with a target of shape {after}"
+            f"{reading.where(loss.op)}: one number is compared with several different targets of the same sample, and "
+            "the best it can be is their mean.",
+            fix="Give both the same shape; a log-probability of several dimensions is summed: log_prob.sum(-1, "
+            "keepdim=True).",
+            refute="Print both shapes on that line: if they are equal, this finding is wrong.",
+        )
+    return None
+
+
+def _repeats(wanted: Numbers, before: tuple[int, ...]) -> bool:
+    """Return whether a target has the same number wherever the output was stretched."""
+    places = tuple(place for place, size in enumerate(before) if size != wanted.shape[place])
+    return bool((wanted == wanted.take([0], axis=places[0])).all()) if len(places) == 1 else True
+
+
+_NORMALISER: Final = 0.9189385332046727
+"""The logarithm of the root of 2 pi, which the log-density of a normal distribution ends with."""
+
+
+def _dimensions_apart(reading: TapeReading) -> Found | None:
+    """Find log-densities of single dimensions of a drawn action that meet one number of each sample."""
+    for op in reading.forward_ops():
+        shape = reading.tape.values[op.outs[0]].shape if op.outs else ()
+        if op.function != "log_prob" or op.kind != "sub" or len(shape) < 2 or shape[-1] < 2:
+            continue
+        if op.args.get("other") != _NORMALISER or not _is_drawn(reading, op):
+            continue
+        apart = reading.tape.descendants(op.outs, through=functools.partial(_keeps_shape, reading, shape))
+        for use in sorted({use.index for value in apart for use in reading.tape.consumers(value)}):
+            meets = reading.tape.ops[use]
+            pair = reading.pair(meets)
+            others = [] if pair is None else [each for each in pair if each not in apart]
+            if (
+                meets.kind.removesuffix("_") in _PAIRWISE
+                and not meets.module
+                and any(reading.tape.values[each].shape == (*shape[:-1], 1) for each in others)
+                and not reading.needed.isdisjoint(meets.outs)
+            ):
+                return Found(
+                    sites=(signals.LOSS, signals.LOOP),
+                    evidence=(fact("dimensions of an action", shape[-1]), fact("numbers it meets", 1)),
+                    cause=f"Log-probabilities of shape {shape}, one for each dimension of an action, meet one number "
+                    f"of each sample{reading.where(meets)}: they were not added up, so each dimension is taken for an "
+                    "action of its own.",
+                    fix="Add up the dimensions: log_prob.sum(-1, keepdim=True), or use Independent(dist, 1).",
+                    refute="Print the shape of log_prob: if its last dimension is 1, this finding is wrong.",
+                )
+    return None
+
+
+def _is_drawn(reading: TapeReading, op: Op) -> bool:
+    """Return whether a log-density is that of numbers drawn in this step."""
+    given = reading.tape.ancestors(op.outs, through=lambda each: not each.is_random and not each.in_model)
+    makers = (reading.tape.producer(each) for each in given)
+    return any(maker is not None and maker.is_random for maker in makers)
+
+
+def _keeps_shape(reading: TapeReading, shape: tuple[int, ...], op: Op) -> bool:
+    return bool(op.outs) and not op.module and reading.tape.values[op.outs[0]].shape == shape
+
+
+def _column_meets_row(reading: TapeReading) -> Found | None:
     """Find a column (N, 1) that is broadcast with a row (N,) outside the model, both of them over the samples."""
     tape = reading.tape
     for op in reading.forward_ops():

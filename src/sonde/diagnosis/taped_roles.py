@@ -474,6 +474,71 @@ def _is_diagonal(reading: TapeReading, loss: TapedLoss) -> bool:
     return target is None or target.ndim != 1 or bool((target == np.arange(len(target))).any())
 
 
+_PICKS: Final = CARRIERS | {"diagonal", "masked_select"}
+
+
+@on_tape
+def scaled_in_part(reading: TapeReading) -> Found | None:
+    """Find scores of one softmax of which some are divided by a temperature and others are not."""
+    for op in reading.forward_ops():
+        parts = references(op.args.get("tensors")) if op.kind == "cat" and not op.in_model else []
+        if len(parts) < 2 or not all(reading.tape.values[each].requires_grad for each in parts):
+            continue
+        factors = {abs(reading.unscaled(each, _PICKS)[1]) for each in parts}
+        kinds = {getattr(reading.tape.producer(reading.unscaled(each, _PICKS)[0].id), "kind", "") for each in parts}
+        after = reading.tape.descendants(op.outs, through=lambda each: each.kind in _ONLY_SCALES)
+        softmax = [use for each in after for use in reading.tape.consumers(each) if use.kind in _COMPETES]
+        if len(factors) < 2 or 1.0 not in factors or not kinds <= _SIMILARITIES or not softmax:
+            continue
+        other = next(each for each in factors if each != 1.0)
+        return Found(
+            sites=(signals.LOSS,),
+            evidence=(fact("factor of some scores", other), fact("factor of the others", 1.0)),
+            cause=f"Some scores of a softmax are multiplied by {other:.3g}, and the others, which they compete with, "
+            f"are not{reading.where(op)}: the temperature acts on one side only.",
+            fix="Divide all scores by the temperature: torch.cat([positive, negatives], 1) / temperature.",
+            refute="Print both parts before they are joined: if both were divided, this finding is wrong.",
+        )
+    return None
+
+
+_ONLY_SCALES: Final = frozenset({"div", "mul", *RESHAPING})
+_COMPETES: Final = ("_log_softmax", "_softmax", "logsumexp")
+_SIMILARITIES: Final = frozenset({"mm", "bmm", "sum", "cosine_similarity", "addmm", "mv", "baddbmm", "div"})
+
+
+@on_tape
+def hidden_as_cell(reading: TapeReading) -> Found | None:
+    """Find the hidden state of one LSTM that another takes for its cell state, while the cell state is lost."""
+    made = {out: (call, place) for call in reading.tape.calls for place, out in call.outs.items()}
+    for call in reading.tape.calls:
+        cell = call.args.get("[1][1]") if call.kind in ("LSTM", "LSTMCell") else None
+        source = None if cell is None else reading.source(cell).id
+        about = made.get(source) if source is not None else None
+        if about is None or source is None or not about[0].kind.startswith("LSTM"):
+            continue
+        other, place = about
+        lost = other.outs.get("[1][1]" if other.kind == "LSTM" else "[1]")
+        if place in ("[1][0]", "[0]") and lost is not None and lost != source and not _is_needed_value(reading, lost):
+            return Found(
+                sites=(other.path, call.path, "(model)"),
+                evidence=(fact("uses of the cell state", 0),),
+                cause=f"{call.path} ({call.kind}) starts from the hidden state of {other.path} in the place of its "
+                f"cell state{reading.where(reading.tape.producer(cell) if cell is not None else None)}; the cell state "
+                f"of {other.path} is not used.",
+                fix="Return both states: h, c = h[...], c[...].",
+                refute="Compare both states that it starts from: if they differ, this finding is wrong.",
+            )
+    return None
+
+
+def _is_needed_value(reading: TapeReading, value: int) -> bool:
+    """Return whether the loss depends on a value that a module returned, other than inside that module."""
+    after = [use for use in reading.tape.consumers(value) if use.phase == "forward"]
+    inside = getattr(reading.tape.producer(value), "module", "")
+    return any(use.module != inside and not reading.needed.isdisjoint((*use.outs, *use.writes)) for use in after)
+
+
 @on_tape
 def learnt_padding(reading: TapeReading) -> Found | None:
     """Find a loss that counts the padding of sequences among its targets, where the model knows what padding is."""

@@ -9,8 +9,9 @@ import numpy as np
 
 from sonde.core import signals
 from sonde.core.tape import Op, Role, Value, references
-from sonde.diagnosis.rule import Found, fact, on_tape
+from sonde.diagnosis.rule import Found, Threshold, fact, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading
+from sonde.diagnosis.taped_contracts import arguments
 from sonde.diagnosis.taped_data import padding_of
 from sonde.diagnosis.taped_numbers import MAX_ELEMENTS, Numbers, TapedNumbers
 
@@ -230,10 +231,12 @@ def noisy_copy(reading: TapeReading) -> Found | None:
     for _, target, op in compared(reading):
         source = reading.plain(target)
         maker = reading.tape.producer(source.id)
-        if source.id not in given or maker is None or maker.kind.removesuffix("_") not in ("add", "mul"):
+        if source.id not in given or maker is None or maker.kind.removesuffix("_") not in ("add", "mul", "sub"):
             continue
         parts = [value for _, value in maker.inputs()]
-        if len(parts) == 2 and sum(_is_drawn(reading, value) for value in parts) == 1:
+        is_sum = not maker.kind.startswith("mul")
+        drawn = [_is_drawn(reading, each) or (is_sum and _is_scaled_noise(reading, each)) for each in parts]
+        if len(parts) == 2 and sum(drawn) == 1:
             return Found(
                 sites=(signals.LOSS, "(data)"),
                 evidence=(fact("numbers that are both input and target", source.size),),
@@ -244,6 +247,15 @@ def noisy_copy(reading: TapeReading) -> Found | None:
                 refute="If the model should reproduce the noise, this finding is wrong.",
             )
     return None
+
+
+def _is_scaled_noise(reading: TapeReading, value: int) -> bool:
+    """Return whether a value is noise of its own shape times something, as the schedule of a diffusion."""
+    about, op = reading.plain(value), reading.tape.producer(reading.plain(value).id)
+    if op is None or op.kind.removesuffix("_") != "mul":
+        return op is not None and op.is_random and op.kind.removesuffix("_") in _NORMAL
+    same = [each for _, each in op.inputs() if reading.tape.values[each].shape == about.shape]
+    return any(_is_scaled_noise(reading, each) for each in same)
 
 
 def _is_drawn(reading: TapeReading, value: int) -> bool:
@@ -390,6 +402,49 @@ def _reorders_outputs(reading: TapeReading, rows: int) -> bool:
     )
 
 
+SURE = Threshold(4.0, "standard errors below the agreement that the second target claims: by chance in 1 of 30,000")
+
+
+@on_tape
+def disagreeing_targets(reading: TapeReading) -> Found | None:
+    """Find classes and probabilities for the same samples that agree no better than by chance.
+
+    Probabilities claim how often they are right; rows of another order are right as often as a guess.
+    """
+    labels = [(loss.target, loss.op) for loss in reading.losses if loss.kind == "cross_entropy" and loss.target]
+    for given in arguments(reading):
+        if given.role != "target" or given.function not in ("kl_div", "cross_entropy") or len(given.shape) != 2:
+            continue
+        chances = given.numbers
+        for target, op in labels if chances is not None and chances.dtype.kind == "f" else ():
+            wanted = reading.numbers.of(target)
+            if chances is None or wanted is None or wanted.shape != chances.shape[:1] or wanted.min() < 0:
+                continue
+            guess, claimed = chances.argmax(axis=1), chances.max(axis=1)
+            right, spread = (guess == wanted).mean(), np.sqrt((claimed * (1 - claimed)).sum()) / len(wanted)
+            classes = np.arange(chances.shape[1])
+            chance = float(((guess[:, None] == classes).mean(axis=0) * (wanted[:, None] == classes).mean(axis=0)).sum())
+            error = float(np.sqrt(chance * (1 - chance) / len(wanted)))
+            if right > chance + 2 * error or claimed.mean() - right < SURE * max(float(spread), error):
+                continue
+            return Found(
+                severity="critical",
+                sites=(signals.LOSS, "(data)", signals.LOOP),
+                evidence=(
+                    fact("share of samples in which both targets agree", float(right)),
+                    fact("share by chance", chance),
+                    fact("share that the probabilities claim", float(claimed.mean())),
+                ),
+                cause=f"Two targets of the same samples do not belong together: labels{reading.where(op)} and "
+                f"probabilities{reading.where(given.op)} agree in {right:.0%} of the samples, as by chance, though the "
+                f"probabilities claim {claimed.mean():.0%}. They come from different orders of the data.",
+                fix="Compute them for the batch at hand, or look them up by the index of each sample.",
+                refute="Compare the largest probability of ten samples with their labels: if they agree, this "
+                "finding is wrong.",
+            )
+    return None
+
+
 _ORDERS: Final = frozenset({"sort", "argsort", "randperm", "topk"})
 
 
@@ -438,6 +493,37 @@ def _takes_rows(reading: TapeReading, op: Op, order: int) -> bool:
 
 
 @on_tape
+def read_ahead(reading: TapeReading) -> Found | None:
+    """Find a decoder that reads at every step the very number that it is to predict there."""
+    targets = {reading.plain(target).id: (output, op) for output, target, op in compared(reading)}
+    for call in reading.tape.calls:
+        given, steps = call.args.get("[0]"), call.outs.get("[0]")
+        state = call.args.get("[1]", call.args.get("[1][0]"))
+        if call.kind not in RECURRENT or given is None or state is None or steps is None:
+            continue
+        output, op = targets.get(reading.plain(given).id, (None, None))
+        if op is None or output is None or state not in reading.learnt or steps not in reading.tape.ancestors(output):
+            continue
+        between = {each.kind for each in reading.tape.path(steps, output)}
+        if between.isdisjoint(_ENDS_STEPS) and reading.tape.values[given].size > MIN_SAMPLES:
+            return Found(
+                severity="critical",
+                sites=(call.path, "(data)", signals.LOSS),
+                evidence=(fact("numbers that are input and target of the same step", reading.tape.values[given].size),),
+                cause=f"{call.path} ({call.kind}) starts from the state of another layer and reads at every step the "
+                f"number that it is to predict there{reading.where(op)}: the target leaks into the input, and is not "
+                "known when one forecasts.",
+                fix="Give it the values of the steps before: torch.cat([last_known, target[:, :-1]], 1).",
+                refute="Compare its input with the target of the same step: if they differ, this finding is wrong.",
+            )
+    return None
+
+
+RECURRENT: Final = ("RNN", "LSTM", "GRU")
+_ENDS_STEPS: Final = frozenset({"select", "mean", "sum", "max", "amax", "index", "index_select", "gather", "slice"})
+
+
+@on_tape
 def within_input(reading: TapeReading) -> Found | None:
     """Find a target that is one of the numbers which the model is given.
 
@@ -477,6 +563,75 @@ def _contained(reading: TapeReading, op: Op, place: int, count: int) -> Found:
         "input, and the model learns to repeat it. An index may be off by one.",
         fix="Take the target from outside the input, as from the steps after the window.",
         refute="Print an input beside its target: if the target does not occur in it, this finding is wrong.",
+    )
+
+
+@on_tape
+def corners_as_sizes(reading: TapeReading) -> Found | None:
+    """Find boxes (x0, y0, x1, y1) that are taken for (centre, size), or the other way round."""
+    for op in reading.tape.ops:
+        pair = reading.pair(op) if op.kind in ("sub", "add") and op.phase != "optimizer" else None
+        boxes = None if pair is None else _boxes(reading, *pair)
+        if boxes is None or not _leads_to(reading, op):
+            continue
+        starts, ends, is_half = boxes
+        if len(starts) < MIN_SAMPLES:
+            continue
+        if is_half and (ends > starts).all() and _leave_the_picture(starts, ends):
+            return _box_format(reading, op, "two corners", "centre and size")
+        if not is_half and op.kind == "sub" and (ends < starts).any(axis=1).mean() > 1 / 2:
+            return _box_format(reading, op, "centre and size", "two corners")
+    return None
+
+
+OUTSIDE = Threshold(0.1, "share of boxes beyond the edge of the picture: more than single annotations")
+
+
+def _leave_the_picture(centres: Numbers, sizes: Numbers) -> bool:
+    """Return whether boxes end beyond the edge of their picture; of one that is measured in pixels, beyond 0."""
+    low, high = centres - sizes / 2, centres + sizes / 2
+    beyond = (low < -0.02 * sizes.max()) | ((high > 1.02) & (sizes.max() <= 1))
+    return bool(beyond.any(axis=1).mean() > OUTSIDE)
+
+
+def _boxes(reading: TapeReading, one: int, other: int) -> tuple[Numbers, Numbers, bool] | None:
+    """Return both halves of boxes that an operation combines, and whether it takes half of the second."""
+    (first, one_factor), (second, factor) = (reading.unscaled(each, _NO_CARRIER) for each in (one, other))
+    cuts = [reading.tape.producer(each.id) for each in (first, second)]
+    sources = {cut.input("self") for cut in cuts if cut is not None and cut.kind in ("slice", "select", "unbind")}
+    source = next(iter(sources), None)
+    content = None if source is None or len(sources) > 1 else reading.numbers.of(source)
+    halves = [reading.numbers.of(each.id) for each in (first, second)]
+    if content is None or content.ndim != 2 or content.shape[1] != 4 or source in reading.learnt or one_factor != 1:
+        return None
+    if halves[0] is None or halves[1] is None:
+        return None
+    one_half, two_half = (each.reshape(len(content), -1) for each in halves if each is not None)
+    for at in range(2):
+        width = one_half.shape[1]
+        starts, ends = content[:, at : at + width], content[:, at + 2 : at + 2 + width]
+        if np.array_equal(one_half, ends) and np.array_equal(two_half, starts) and factor == 1:  # x1 - x0
+            return starts, ends, False
+        if np.array_equal(one_half, starts) and np.array_equal(two_half, ends) and factor == 0.5:
+            return starts, ends, True
+    return None
+
+
+_NO_CARRIER: Final[frozenset[str]] = frozenset()
+
+
+def _leads_to(reading: TapeReading, op: Op) -> bool:
+    return not reading.needed.isdisjoint(op.outs)
+
+
+def _box_format(reading: TapeReading, op: Op, are: str, taken: str) -> Found:
+    return Found(
+        sites=(signals.LOSS, "(data)"),
+        evidence=(fact("boxes", reading.tape.values[op.outs[0]].shape[0]),),
+        cause=f"The boxes of the targets are {are}, and are taken for {taken}{reading.where(op)}: what comes out are "
+        "not boxes of the picture.",
+        fix="Convert them first, as torchvision.ops.box_convert does, or change the format of the labels.",
+        refute="Draw ten targets on their pictures: if the boxes fit, this finding is wrong.",
     )
 
 
@@ -587,4 +742,4 @@ def _follows_recurrent(reading: TapeReading, value: int) -> bool:
         before = next((each for _, each in op.inputs()), None)
         op = None if before is None else reading.tape.producer(before)
     layer = next((module for module in reading.tape.modules if op is not None and module.path == op.module), None)
-    return layer is not None and layer.kind in ("RNN", "LSTM", "GRU") and not layer.settings.get("bidirectional")
+    return layer is not None and layer.kind in RECURRENT and not layer.settings.get("bidirectional")

@@ -181,7 +181,9 @@ def _line(place: Place, node: Any) -> Line:
     return Line(place.code.co_filename, node.lineno, place.code.co_name)
 
 
-_ARITHMETIC: Final = frozenset({"std", "var", "log", "sqrt", "rsqrt", "pow", "div", "norm", "normalize", "softmax", "exp"})
+_ARITHMETIC: Final = frozenset(
+    {"std", "var", "log", "sqrt", "rsqrt", "pow", "div", "norm", "normalize", "softmax", "exp"}
+)
 
 
 def computed_at(frame: FrameType, tensor: Tensor | None, last: int | None = None) -> tuple[Line, frozenset[str]] | None:

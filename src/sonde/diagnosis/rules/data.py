@@ -10,7 +10,7 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, began_badly
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.symptoms import BADLY_SCALED
-from sonde.diagnosis.taped_targets import within_input
+from sonde.diagnosis.taped_targets import read_ahead, within_input
 from sonde.diagnosis.taped_unused import learns_from_chosen_rows
 from sonde.diagnosis.track import Track
 from sonde.records import Evidence, Phase
@@ -303,7 +303,7 @@ ALIKE_SHARE = Threshold(0.05, "share of a batch's rows that repeat another: rows
 )
 def data_leakage(case: Case) -> Found | None:
     """Evaluation runs on the training data, or the input holds the target."""
-    if (taped := within_input(case)) is not None:
+    if (taped := within_input(case) or read_ahead(case)) is not None:
         return taped
     if learns_from_chosen_rows(case):
         return None  # the split may be one of rows: nodes of a graph are all inputs, and some of them targets

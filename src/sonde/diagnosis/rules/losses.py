@@ -17,8 +17,8 @@ from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.taped_contracts import broken
 from sonde.diagnosis.taped_losses import (
-    column_meets_row,
     wrong_axis,
+    wrongly_broadcast,
 )
 from sonde.diagnosis.track import Track, Values
 
@@ -489,7 +489,7 @@ _ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "gaussian
 )
 def broadcast_loss(case: Case) -> Found | None:
     """Output and target are broadcast against each other, so that all pairs are compared."""
-    if (taped := column_meets_row(case)) is not None:
+    if (taped := wrongly_broadcast(case)) is not None:
         return taped
     if case.facts.columns:
         return _column_meets_row(case.facts.columns[0])

@@ -6,8 +6,15 @@ from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.taped_contracts import broken, wrapped_around
-from sonde.diagnosis.taped_roles import dropped_answers, index_as_value, itself_among_pairs, swapped_arguments
-from sonde.diagnosis.taped_targets import noisy_copy, overshifted, unmasked_bootstrap
+from sonde.diagnosis.taped_roles import (
+    dropped_answers,
+    hidden_as_cell,
+    index_as_value,
+    itself_among_pairs,
+    scaled_in_part,
+    swapped_arguments,
+)
+from sonde.diagnosis.taped_targets import corners_as_sizes, noisy_copy, overshifted, unmasked_bootstrap
 from sonde.diagnosis.taped_unused import (
     dropped_result,
     ignored_mask,
@@ -198,3 +205,42 @@ def index_for_value(case: Case) -> Found | None:
     """A target is computed of the index of the largest output instead of the output itself."""
     case.need_tape()
     return index_as_value(case)
+
+
+@rule(
+    "temperature_on_one_side",
+    exact=True,
+    explains=[*NOT_TRAINED],
+    fix="Divide all scores by the temperature.",
+    refute="Print both parts before they are joined: if both were divided, this finding is wrong.",
+)
+def temperature_on_one_side(case: Case) -> Found | None:
+    """Only some of the scores that compete in a softmax are divided by the temperature."""
+    case.need_tape()
+    return scaled_in_part(case)
+
+
+@rule(
+    "wrong_state_returned",
+    exact=True,
+    explains=[*NOT_TRAINED],
+    fix="Return both states: h, c = h[...], c[...].",
+    refute="Compare both states that it starts from: if they differ, this finding is wrong.",
+)
+def wrong_state_returned(case: Case) -> Found | None:
+    """A recurrent layer starts from the hidden state of another in the place of its cell state."""
+    case.need_tape()
+    return hidden_as_cell(case)
+
+
+@rule(
+    "box_format",
+    exact=True,
+    explains=[*NOT_TRAINED],
+    fix="Convert the boxes first, or change the format of the labels.",
+    refute="Draw ten targets on their pictures: if the boxes fit, this finding is wrong.",
+)
+def box_format(case: Case) -> Found | None:
+    """Boxes of the targets have another format than the loss takes them for."""
+    case.need_tape()
+    return corners_as_sizes(case)

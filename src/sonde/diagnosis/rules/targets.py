@@ -20,7 +20,14 @@ from sonde.diagnosis.seen_loss import seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, BADLY_SCALED, NOT_FINITE, NOT_TRAINED
 from sonde.diagnosis.taped_contracts import broken
 from sonde.diagnosis.taped_roles import inverted_weights, learnt_padding, mixed_without_targets
-from sonde.diagnosis.taped_targets import crossed_rows, own_answers, read_after_padding, reordered, unrelated_noise
+from sonde.diagnosis.taped_targets import (
+    crossed_rows,
+    disagreeing_targets,
+    own_answers,
+    read_after_padding,
+    reordered,
+    unrelated_noise,
+)
 from sonde.diagnosis.track import Track
 from sonde.diagnosis.weights import first_weights, last_weights
 from sonde.records import Evidence, Severity
@@ -201,9 +208,9 @@ def label_shuffle_mismatch(case: Case) -> Found | None:
 
     Nearest neighbours have equal labels no more often than by chance, and the loss stays at that of guessing.
     """
-    taped = unrelated_noise(case) or reordered(case) or mixed_without_targets(case) or crossed_rows(case)
-    if taped is not None:
-        return replace(taped, exact=True)
+    for question in (unrelated_noise, reordered, mixed_without_targets, crossed_rows, disagreeing_targets):
+        if (taped := question(case)) is not None:
+            return replace(taped, exact=True)
     agreement = case.need_vital(signals.LOSS, signals.NEIGHBOUR_AGREEMENT)
     counts = case.need_vital(signals.LOSS, signals.LABEL_COUNTS)
     patience = MISMATCH_STEPS * (MISMATCH_WORDS if _reads_words(case) else 1)
