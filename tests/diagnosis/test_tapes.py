@@ -16,6 +16,7 @@ from sonde.core import tape as tapes
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import on_tape
 from sonde.diagnosis.rules import RULES
+from sonde.diagnosis.taped_signs import drawn_to_targets
 
 SAMPLES, TIME, FEATURES, CLASSES, WORDS = 32, 10, 6, 3, 20
 ROWS = torch.randn(SAMPLES, FEATURES)
@@ -1569,3 +1570,13 @@ def test_a_state_that_is_read_after_silence_is_named(tmp_path):
     assert found("padding_dominates", taped(tmp_path / "well", Last(ends), (SILENT, LABELS), cross_entropy)) is None
     whole = taped(tmp_path / "whole", Last(lambda x: torch.full((len(x),), TIME - 1)), (SERIES, LABELS), cross_entropy)
     assert found("padding_dominates", whole) is None
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_tape_shows_whether_a_loss_draws_outputs_to_their_targets(tmp_path, sign):
+    def dice(model, x, y):
+        found, mask = model(x).sigmoid(), F.one_hot(y, CLASSES).float()
+        return 1 - sign * ((2 * found * mask).sum(1) / (found.sum(1) + mask.sum(1) + 1)).mean()
+
+    case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), dice)
+    assert drawn_to_targets(case) is (sign == 1)

@@ -46,6 +46,22 @@ def _by_targets(reading: TapeReading) -> Found | None:
     return None
 
 
+def drawn_to_targets(case: Case) -> bool:
+    """Return whether the loss of a taped step falls as outputs move to targets of 0 and 1, and rises as they leave."""
+    return case.taped is not None and case.taped.once(f"{__name__}.drawn", _is_drawn_to_targets)
+
+
+def _is_drawn_to_targets(reading: TapeReading) -> bool:
+    if len(reading.roots) != 1:
+        return False
+    ways = [(output, mask.reshape(reading.tape.values[output].shape)) for output, mask in _marked(reading)]
+    return bool(ways) and all(_rises(reading, {output: np.where(mask == 1, -1.0, 1.0)}) for output, mask in ways)
+
+
+def _marked(reading: TapeReading) -> list[tuple[int, Numbers]]:
+    return [(output, mask) for output in _outputs(reading) for mask in _masks(reading, output)]
+
+
 def _by_credits(reading: TapeReading) -> Found | None:
     """Find a loss that makes less likely what has a positive weight, or moves scores of data below random ones."""
     for likely, weight in _credits(reading):

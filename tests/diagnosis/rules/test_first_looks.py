@@ -112,6 +112,12 @@ def test_a_score_that_falls_while_the_loss_does_not_rise_is_a_flipped_sign(name,
     assert (ask("loss_sign_flipped", case) is not None) is ill
 
 
+@pytest.mark.parametrize(("name", "ill"), [("dice", False), ("reward", True)])
+def test_a_number_that_falls_with_a_loss_of_torchs_is_a_term_of_it_unless_it_is_earned(name, ill):
+    readings = {"loss:scalar": course(1.6, 0.4), f"{name}:scalar": course(0.9, 0.2), "loss_fn:output": course(0.7, 0.2)}
+    assert (ask("loss_sign_flipped", patient(readings, model("a.weight"))) is not None) is ill
+
+
 # ---------------------------------------------------------------------- parts of a loss
 
 

@@ -21,7 +21,7 @@ from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.taped_data import variance_as_deviation as find_variance_as_deviation
 from sonde.diagnosis.taped_losses import idle_term, maximised, mixed_reductions, praised
 from sonde.diagnosis.taped_roles import averaged_first, helping_opponent, learnt_advantage, learnt_choice
-from sonde.diagnosis.taped_signs import punished_entropy, pushed_away
+from sonde.diagnosis.taped_signs import drawn_to_targets, punished_entropy, pushed_away
 from sonde.diagnosis.taped_unused import cancelled_term
 from sonde.diagnosis.track import Values
 from sonde.diagnosis.weights import first_weights
@@ -81,6 +81,8 @@ _SCORE: Final = re.compile(
     re.IGNORECASE,
 )
 _NO_SCORE: Final = re.compile("loss|error", re.IGNORECASE)
+_EARNED: Final = re.compile("return|reward", re.IGNORECASE)
+"""What a policy earns may fall however well its values are fitted."""
 
 
 @rule(
@@ -134,13 +136,23 @@ def _is_whole(ratios: Values) -> bool:
     return float(np.ptp(ratios)) <= STEADY * abs(float(np.median(ratios)))
 
 
+def _fits_targets(case: Case) -> bool:
+    """Return whether a loss of torch's falls, or a tape shows that the loss falls as outputs move to their targets.
+
+    Then a logged number that falls too, such as `dice`, is a term of the loss and not a score.
+    """
+    curve = case.curve(f"{signals.LOSS}:output")
+    return drawn_to_targets(case) or (curve is not None and judge(curve[1]).state == "improving")
+
+
 def _fallen_score(case: Case) -> tuple[Evidence, ...] | None:
     """Return evidence that a logged score, which should rise, has fallen while the loss has not risen."""
     if case.learning.state in ("worse", "broken"):
         return None
+    fits = _fits_targets(case)
     for name in case.scalars():
         curve = case.scalar(name) if _SCORE.search(name) and not _NO_SCORE.search(name) else None
-        if curve is None:
+        if curve is None or (fits and not _EARNED.search(name)):
             continue
         values = curve[1]
         start, now = float(values[:3].max()), float(np.median(values[-max(3, len(values) // 5) :]))
