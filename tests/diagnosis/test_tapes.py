@@ -1580,3 +1580,31 @@ def test_a_tape_shows_whether_a_loss_draws_outputs_to_their_targets(tmp_path, si
 
     case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), dice)
     assert drawn_to_targets(case) is (sign == 1)
+
+
+def squares_in_pictures(move=lambda mask, number: mask, shade=1.0):
+    """Return noisy pictures of squares, and their masks, each moved in some way."""
+    masks = torch.zeros(SAMPLES, 1, 20, 20)
+    for number, mask in enumerate(masks):
+        top, left, size = number % 9 + 1, number * 5 % 4 + 1, 4 + number % 5
+        mask[0, top : top + size, left : left + size] = 1
+    pictures = shade * masks + 0.2 * torch.randn(masks.shape)
+    return pictures, torch.stack([move(mask, number) for number, mask in enumerate(masks)])
+
+
+@pytest.mark.parametrize(
+    ("data", "ill"),
+    [
+        (squares_in_pictures(lambda mask, number: mask.roll((number % 7 - 3, 4 - number % 9), (1, 2))), True),
+        (squares_in_pictures(lambda mask, number: mask.flip(2) if number % 2 else mask), True),
+        (squares_in_pictures(), False),
+        (squares_in_pictures(shade=-1.0), False),
+        (squares_in_pictures(lambda mask, number: mask.roll((1, -1), (1, 2))), False),  # as annotations are
+        (squares_in_pictures(lambda mask, number: mask.roll(number, 1), shade=0.0), False),  # nothing to be seen
+    ],
+    ids=["cropped apart", "flipped apart", "aligned", "dark", "rough", "invisible"],
+)
+def test_masks_that_do_not_lie_on_their_pictures_are_named(tmp_path, data, ill):
+    model = nn.Conv2d(1, 1, 5, padding=2)
+    case = taped(tmp_path / "run", model, data, lambda model, x, y: F.binary_cross_entropy_with_logits(model(x), y))
+    assert (found("label_shuffle_mismatch", case) is not None) is ill

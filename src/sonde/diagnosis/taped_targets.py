@@ -445,6 +445,89 @@ def disagreeing_targets(reading: TapeReading) -> Found | None:
     return None
 
 
+LOCATED = Threshold(4.0, "standard errors by which edges of a mask fit those of its picture better than noise")
+SHARP = Threshold(0.3, "correlation of these edges where they fit best: what a mask marks can be seen in its picture")
+STAYS = Threshold(0.75, "share of masks that fit where they lie, each at least as well as this share of its best fit")
+_MOST_PICTURES: Final = 16
+_LARGEST: Final = 1 << 16
+
+
+@on_tape
+def misaligned(reading: TapeReading) -> Found | None:
+    """Find masks that fit their own pictures, but moved or mirrored, as where both are cropped or flipped apart."""
+    for _, target, op in compared(reading):
+        masks = _masks_of(reading, target)
+        if masks is None:
+            continue
+        before = reading.tape.ancestors(target)
+        for value in reading.tape.inputs_of_root():
+            shape = reading.tape.values[value].shape
+            if len(shape) != 4 or (shape[0], *shape[2:]) != masks.shape or value in before:
+                continue
+            pictures = reading.numbers.of(value)
+            found = None if pictures is None or pictures.dtype.kind != "f" else _displaced(pictures, masks)
+            if found is not None:
+                return Found(
+                    severity="critical",
+                    sites=("(data)", "loader", signals.LOSS),
+                    evidence=(
+                        fact("share of masks that fit best where they lie", found[0]),
+                        fact("correlation of their edges with the picture where they lie", found[1]),
+                        fact("correlation moved or mirrored", found[2]),
+                    ),
+                    cause=f"Pictures and masks do not lie on each other{reading.where(op)}: {1 - found[0]:.0%} of the "
+                    "masks fit their pictures better if they are moved or mirrored. Both were cropped or flipped "
+                    "apart, so labels do not belong to their pixels.",
+                    fix="Draw the random crop or flip once, and apply it to picture and mask.",
+                    refute="Draw ten masks over their pictures: if they fit, this finding is wrong.",
+                )
+    return None
+
+
+def _masks_of(reading: TapeReading, target: int) -> Numbers | None:
+    """Return targets that mark some pixels of each picture, as 0 and 1."""
+    content = reading.numbers.of(target)
+    if content is None or content.ndim not in (3, 4) or (content.ndim == 4 and content.shape[1] != 1):
+        return None
+    marks: Numbers = (content.reshape(len(content), *content.shape[-2:]) > 0).astype(np.float64)
+    is_binary = content.dtype.kind in "iub" or np.unique(content).size == 2
+    is_usable = len(marks) >= MIN_SAMPLES and min(marks.shape[1:]) >= MIN_SAMPLES and marks[0].size <= _LARGEST
+    return marks if is_binary and is_usable and 0 < marks.mean() < 1 else None
+
+
+def _displaced(pictures: Numbers, masks: Numbers) -> tuple[float, float, float] | None:
+    """Return the share of masks that fit where they lie, how well they do, and how well where they fit best."""
+    chosen = np.flatnonzero(masks.any(axis=(1, 2)) & ~masks.all(axis=(1, 2)))[:_MOST_PICTURES]
+    if len(chosen) < MIN_SAMPLES:
+        return None
+    pictures, masks = np.asarray(pictures[chosen], np.float64), masks[chosen]
+    edges, marks = _edges(pictures.mean(axis=1)), _edges(masks)
+    own = _fits_at(edges, marks)
+    near = np.max([np.roll(own, (row, column), (1, 2))[:, 0, 0] for row in (-1, 0, 1) for column in (-1, 0, 1)], axis=0)
+    mirrored = [_fits_at(edges, each)[:, 0, 0] for each in (marks[:, ::-1], marks[:, :, ::-1])]
+    best = np.maximum(own.max(axis=(1, 2)), np.max(mirrored, axis=0))
+    noise = np.random.default_rng(0).permuted(edges.reshape(len(edges), -1), axis=1).reshape(edges.shape)
+    gain = best - _fits_at(noise, marks).max(axis=(1, 2))
+    stays = float((near >= STAYS * best).mean())
+    is_located = gain.mean() > LOCATED * gain.std() / np.sqrt(len(gain)) and best.mean() > SHARP
+    return (stays, float(own[:, 0, 0].mean()), float(best.mean())) if is_located and stays < STAYS else None
+
+
+def _edges(pictures: Numbers) -> Numbers:
+    rows, columns = np.gradient(pictures, axis=(1, 2))
+    found: Numbers = np.hypot(rows, columns)
+    return found
+
+
+def _fits_at(pictures: Numbers, masks: Numbers) -> Numbers:
+    """Return the correlation of each picture with its mask, moved by every number of rows and columns."""
+    one, two = (each - each.mean(axis=(1, 2), keepdims=True) for each in (pictures, masks))
+    scale = np.sqrt(np.square(one).sum(axis=(1, 2)) * np.square(two).sum(axis=(1, 2))) + 1e-12
+    product = np.fft.ifft2(np.fft.fft2(one) * np.conj(np.fft.fft2(two))).real
+    found: Numbers = product / scale[:, None, None]
+    return found
+
+
 _ORDERS: Final = frozenset({"sort", "argsort", "randperm", "topk"})
 
 

@@ -23,6 +23,7 @@ from sonde.diagnosis.taped_roles import inverted_weights, learnt_padding, mixed_
 from sonde.diagnosis.taped_targets import (
     crossed_rows,
     disagreeing_targets,
+    misaligned,
     own_answers,
     read_after_padding,
     reordered,
@@ -208,7 +209,7 @@ def label_shuffle_mismatch(case: Case) -> Found | None:
 
     Nearest neighbours have equal labels no more often than by chance, and the loss stays at that of guessing.
     """
-    for question in (unrelated_noise, reordered, mixed_without_targets, crossed_rows, disagreeing_targets):
+    for question in (unrelated_noise, reordered, mixed_without_targets, crossed_rows, disagreeing_targets, misaligned):
         if (taped := question(case)) is not None:
             return replace(taped, exact=True)
     agreement = case.need_vital(signals.LOSS, signals.NEIGHBOUR_AGREEMENT)
@@ -376,7 +377,7 @@ VALID_LOOKS = Threshold(5, "persistence: batches sampled")
 @rule(
     "padding_dominates",
     needs=[signals.COUNTED_PADDING, signals.VALID_TARGETS, "facts.losses"],
-    explains=[*NOT_TRAINED],
+    explains=[*NOT_TRAINED, "input_ignored", "optimizer_step_noop"],
     fix="Pass the label of padding to the loss as ignore_index; bucket samples by length, or pack sequences into rows.",
     refute="Count the targets that are padding in a few batches: if they are less than half, this finding is wrong.",
     since=COUNTED_LOOKS,
@@ -384,7 +385,7 @@ VALID_LOOKS = Threshold(5, "persistence: batches sampled")
 def padding_dominates(case: Case) -> Found | None:
     """Batches are mostly padding, which counts in the loss, hides what was read, or wastes the work."""
     if (taped := read_after_padding(case) or learnt_padding(case)) is not None:
-        return taped
+        return replace(taped, exact=True)
     counted = case.vital(signals.LOSS, signals.COUNTED_PADDING)
     if counted is not None and len(counted) >= COUNTED_LOOKS:
         share = float(np.median(counted.numbers()))
