@@ -1608,3 +1608,86 @@ def test_masks_that_do_not_lie_on_their_pictures_are_named(tmp_path, data, ill):
     model = nn.Conv2d(1, 1, 5, padding=2)
     case = taped(tmp_path / "run", model, data, lambda model, x, y: F.binary_cross_entropy_with_logits(model(x), y))
     assert (found("label_shuffle_mismatch", case) is not None) is ill
+
+
+# ---------------------------------------------------------------------- weights, lengths and masks
+
+RARE = (torch.arange(SAMPLES) % 8 == 0).float()
+FRAMES, SPOKEN = torch.randn(SAMPLES, TIME, FEATURES), torch.arange(4).repeat(SAMPLES, 1) + 1
+
+
+def rare(weight):
+    weight = torch.tensor([weight])
+    return lambda model, x, y: F.binary_cross_entropy_with_logits(model(x)[:, 0], y, pos_weight=weight)
+
+
+def ignoring(index):
+    return lambda model, x, y: F.cross_entropy(model(x), y, ignore_index=index)
+
+
+def aligned(frames):
+    def loss(model, x, y):
+        scores = F.log_softmax(model(x[:, :frames]), -1).transpose(0, 1)
+        sizes = torch.full((len(x),), frames), torch.full((len(x),), y.shape[1])
+        return F.ctc_loss(scores, y, *sizes, zero_infinity=True)
+
+    return loss
+
+
+def counted(rate, **options):
+    return lambda model, x, y: F.poisson_nll_loss(rate(model(x)[:, 0]), y.float(), **options)
+
+
+def bootstrap(flag):
+    def loss(model, x, y):
+        with torch.no_grad():
+            target = y.float() + 0.9 * flag((torch.arange(len(x)) % 8 == 0).float()) * model(x + 1).amax(1)
+        return F.smooth_l1_loss(model(x).gather(1, y[:, None])[:, 0], target)
+
+    return loss
+
+
+def all_at_once(loader):
+    return [tuple(loader.dataset.tensors)] * 4
+
+
+WEIGHTS = [
+    ("class_imbalance_collapse", mlp(), (ROWS, RARE), rare(1 / 7), rare(7.0)),
+    ("class_imbalance_collapse", mlp(), (ROWS, RARE), rare(1 / 7), rare(0.5)),  # chosen by hand
+    ("class_imbalance_collapse", mlp(), (ROWS, 1 - RARE), rare(7.0), rare(1 / 7)),
+    ("samples_left_out", mlp(), (ROWS, LABELS), ignoring(0), ignoring(-1)),
+    ("samples_left_out", mlp(outputs=6), (FRAMES, SPOKEN), aligned(3), aligned(TIME)),
+    ("output_range_mismatch", mlp(), (ROWS, LABELS), counted(torch.exp), counted(torch.exp, log_input=False)),
+    ("output_range_mismatch", mlp(), (ROWS, LABELS), counted(F.softplus), counted(lambda score: score)),
+    ("terminal_bootstrapped", mlp(), (ROWS, LABELS), bootstrap(lambda done: done), bootstrap(lambda done: 1 - done)),
+]
+
+
+@pytest.mark.parametrize(("kind", "model", "tensors", "ill", "well"), WEIGHTS)
+def test_weights_lengths_and_flags_that_do_not_fit_the_data_are_named(tmp_path, kind, model, tensors, ill, well):
+    assert found(kind, taped(tmp_path / "ill", model, tensors, ill, all_at_once)) is not None
+    assert found(kind, taped(tmp_path / "well", model, tensors, well, all_at_once)) is None
+
+
+class Attends(nn.Module):
+    """Attention over tokens with a mask that is added to the scores."""
+
+    def __init__(self, mask_of, fused):
+        super().__init__()
+        self.table, self.head, self.mask_of, self.fused = nn.Embedding(WORDS, 8), nn.Linear(8, CLASSES), mask_of, fused
+
+    def forward(self, tokens):
+        x, mask = self.table(tokens), self.mask_of(tokens != 0)[:, None, None, :]
+        if self.fused:
+            mixed = F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], attn_mask=mask)[:, 0]
+        else:
+            mixed = torch.softmax((x @ x.transpose(1, 2))[:, None] + mask, -1)[:, 0] @ x
+        return self.head(mixed.mean(1))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("low", [-1e4, -1e9])
+def test_a_mask_that_is_added_the_wrong_way_round_is_named(tmp_path, fused, low):
+    ill, well = Attends(lambda keep: keep.float() * low, fused), Attends(lambda keep: (1.0 - keep.float()) * low, fused)
+    assert found("mask_inverted", taped(tmp_path / "ill", ill, (PADDED, LABELS), cross_entropy)) is not None
+    assert found("mask_inverted", taped(tmp_path / "well", well, (PADDED, LABELS), cross_entropy)) is None

@@ -365,6 +365,57 @@ def _is_blank(given: Argument) -> Broken | None:
     return Broken(f"the number of the blank, {blank}, as a label {count} times", counts)
 
 
+def _is_too_long(given: Argument) -> Broken | None:
+    """Find labels that are longer than the outputs that they are aligned with, repeated ones with a blank between."""
+    frames, sizes = (_lengths(given, name) for name in ("input_lengths", "target_lengths"))
+    content = given.numbers
+    if frames is None or sizes is None or content is None or frames.shape != sizes.shape:
+        return None
+    rows = list(content) if content.ndim == 2 else np.split(content, np.cumsum(sizes)[:-1])
+    needed = np.array([size + (np.diff(row[:size]) == 0).sum() for row, size in zip(rows, sizes, strict=False)])
+    count = int((needed > frames[: len(needed)]).sum())
+    if not count:
+        return None
+    counts = (fact("samples whose labels do not fit", count), fact("samples", len(frames)))
+    return Broken(f"{count} of {len(frames)} samples with fewer outputs than labels", counts)
+
+
+def _lengths(given: Argument, name: str) -> Numbers | None:
+    value = given.op.input(name)
+    found = given.reading.numbers.of(value) if value is not None else given.op.args.get(name)
+    return None if found is None else np.asarray(found, dtype=np.int64).reshape(-1)
+
+
+IGNORED = Threshold(0.05, "share of samples with the label that is ignored: more than single bad labels")
+
+
+def _ignores_a_class(given: Argument) -> Broken | None:
+    """Find a class of samples that ignore_index leaves out; in sequences and pictures it stands for padding."""
+    ignored, numbers = number(given.op.args.get("ignore_index", -100)), given.numbers
+    source = given.reading.source(given.value)
+    classes = None if given.other is None or given.classes is None else given.reading.tape.values[given.other].shape
+    if numbers is None or numbers.ndim != 1 or len(source.shape) != 1 or classes is None or given.classes is None:
+        return None
+    share = float((numbers == ignored).mean())
+    if not 0 <= ignored < classes[given.classes] or share < IGNORED or np.unique(numbers).size < 2:
+        return None
+    return Broken(f"ignore_index={ignored}, which is the label of {share:.0%} of the samples",
+                  (above("share of the samples that are ignored", share, IGNORED),))  # fmt: skip
+
+
+def _is_positive(given: Argument) -> Broken | None:
+    """Find rates where the loss expects their logarithm: it takes the exponential of its input."""
+    ops = [
+        each for each in given.reading.forward_ops() if (each.function, each.line) == (given.op.function, given.op.line)
+    ]
+    taken = any(op.kind == "exp" and given.reading.plain(op.args["self"]["v"]).id == given.reading.plain(given.value).id
+                for op in ops)  # fmt: skip
+    op = given.maker
+    if not taken or op is None or op.kind not in ("exp", "softplus", "relu", "sigmoid") or op in ops:
+        return None
+    return Broken(f"what {NAMES.get(op.kind, op.kind)} returned", (fact("exponentials in a row", 2),), op)
+
+
 def _adds_up_to_more(given: Argument) -> Broken | None:
     """Find labels that may be true together where classes exclude each other."""
     numbers, op = given.numbers, None
@@ -492,6 +543,20 @@ CONTRACTS: Final = (
              check=_is_blank, harm="such a label cannot be distinguished from silence.",
              fix="Count labels from 1 and leave 0 to the blank, or set blank to a number that no label has.",
              refute="Print (targets == blank).sum() within the target lengths: if it is 0, this finding is wrong."),
+    Contract(kind="samples_left_out", functions=_of("ctc_loss"), role="target", expects="no more labels than outputs",
+             check=_is_too_long, harm="no alignment exists, so their loss is infinite, or 0 with zero_infinity.",
+             fix="Use a smaller stride, repeat frames, or drop these samples; check the unit of input_lengths.",
+             refute="Compare input_lengths with target_lengths: if none is smaller, this finding is wrong."),
+    Contract(kind="samples_left_out", functions=_OF_CLASSES | _of("nll_loss"), role="target",
+             expects="a label for every sample that counts", check=_ignores_a_class,
+             harm="no sample of this class is learnt from.",
+             fix="Remove ignore_index, or set it to a number that is not a class.",
+             refute="Train on samples of this class alone: if the loss is not NaN or 0, this finding is wrong."),
+    Contract(kind="output_range_mismatch", functions=_of("poisson_nll_loss"), role="input",
+             expects="the logarithm of a rate (log_input=True)", check=_is_positive,
+             harm="the exponential is taken twice, so rates grow out of reach.",
+             fix="Return the scores of the last layer, or pass log_input=False.",
+             refute="Print log_input: if it is False, this finding is wrong."),
     Contract(kind="output_range_mismatch", functions=_OF_CLASSES | _of("binary_cross_entropy"), role="target",
              expects="probabilities that add up to 1", check=_adds_up_to_more, severity="critical",
              harm="the outputs add up to 1, so labels that are not exclusive cannot be high together.",

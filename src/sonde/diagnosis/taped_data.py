@@ -36,21 +36,45 @@ def inverted_mask(reading: TapeReading) -> Found | None:
 
 def _shuts_out(reading: TapeReading, op: Op, padding: list[Padding]) -> str:
     """Return what a mask does to attention scores if it shuts out tokens, not padding."""
-    mask, shut = _low_mask(reading, op)
-    if mask is None or _marks(reading, mask, padding) != shut or not _feeds_softmax(reading, op):
+    shut = _shut_places(reading, op)
+    keys = [] if shut is None else [(_by_key(shut, pad.shape), pad) for pad in padding]
+    if not any(found is not None and np.array_equal(found, ~pad) for found, pad in keys):
+        return ""
+    if "scaled_dot_product" not in op.kind and not _feeds_softmax(reading, op):
         return ""
     return "shuts out the scores of real tokens, and keeps those of padding"
 
 
-def _low_mask(reading: TapeReading, op: Op) -> tuple[int | None, str]:
-    """Return a mask by which scores are replaced by a very low number, and what it is true for if it is wrong."""
-    if op.kind.removesuffix("_") == "masked_fill" and _is_very_low(reading, op, "value"):
-        return op.input("mask"), "tokens"
-    if op.kind == "where" and _is_very_low(reading, op, "other"):
-        return op.input("condition"), "padding"
-    if op.kind == "where" and _is_very_low(reading, op, "self"):
-        return op.input("condition"), "tokens"
-    return None, ""
+def _shut_places(reading: TapeReading, op: Op) -> NDArray[Any] | None:
+    """Return where scores are replaced by a very low number, or such a number is added to them."""
+    kind = op.kind.removesuffix("_")
+    if kind == "masked_fill" and _is_very_low(reading, op, "value"):
+        return _content(reading, op.input("mask"), turned=False)
+    if kind == "where" and (_is_very_low(reading, op, "other") or _is_very_low(reading, op, "self")):
+        return _content(reading, op.input("condition"), turned=_is_very_low(reading, op, "other"))
+    names = ("attn_mask", "attn_bias") if "scaled_dot_product" in kind else ("self", "other") if kind == "add" else ()
+    for value in (op.input(name) for name in names):
+        is_data = value is not None and value not in reading.learnt and reading.tape.values[value].size > 1
+        added = reading.numbers.of(value) if is_data and value is not None else None
+        if added is not None and added.dtype.kind == "f" and ((added == 0) | (added <= VERY_LOW)).all():
+            return np.asarray(added <= VERY_LOW)
+    return None
+
+
+def _content(reading: TapeReading, value: int | None, *, turned: bool) -> NDArray[Any] | None:
+    content = None if value is None else reading.numbers.of(value)
+    if content is None or content.dtype != np.bool_:
+        return None
+    return ~content if turned else content
+
+
+def _by_key(shut: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
+    """Return a mask of scores as one row of keys for each sample; its first head and query stand for the others."""
+    rows, keys = shape
+    if not shut.ndim or shut.shape[-1] != keys or len(shut) % rows:
+        return None
+    found: NDArray[Any] = shut.reshape(rows, -1, keys)[:, 0]
+    return found
 
 
 def _is_very_low(reading: TapeReading, op: Op, name: str) -> bool:

@@ -415,6 +415,34 @@ def inverted_weights(reading: TapeReading) -> Found | None:
                 "rare classes count even less than without weights. The inverse was meant.",
                 fix="Use weights that fall with the frequency: weight = total / (classes * counts).",
             )
+    return _inverted_pos_weight(reading)
+
+
+def _inverted_pos_weight(reading: TapeReading) -> Found | None:
+    """Find a weight below 1 of positives that are rare, or above 1 of positives that are frequent."""
+    for loss in reading.losses:
+        given = loss.op.input("pos_weight")
+        weights = None if given is None else reading.numbers.of(given)
+        targets = None if loss.target is None else reading.numbers.of(loss.target)
+        if weights is None or targets is None or len(targets) < MANY or not np.isin(targets, (0, 1)).all():
+            continue
+        share = targets.reshape(-1, weights.size).mean(axis=0) if targets.size % weights.size == 0 else targets.mean()
+        share = np.clip(share, 1e-6, 1 - 1e-6)
+        is_uneven = (share <= 1 / 4) | (share >= 3 / 4)
+        # A weight of another size was chosen by hand.
+        odd = is_uneven & (np.abs(np.log(np.maximum(weights, 1e-9) * (1 - share) / share)) < np.log(2))
+        if odd.any():
+            at = int(np.argmax(odd))
+            return Found(
+                sites=(signals.LOSS,),
+                evidence=(
+                    fact("weight of positives", float(np.ravel(weights)[at])),
+                    fact("share of positives", float(np.ravel(share)[at])),
+                ),
+                cause=f"pos_weight is the wrong way round{reading.where(loss.op)}: positives are "
+                f"{np.ravel(share)[at]:.0%} of the targets, and have a weight of {np.ravel(weights)[at]:.3g}.",
+                fix="Use negatives / positives: pos_weight = (len(y) - y.sum()) / y.sum().",
+            )
     return None
 
 

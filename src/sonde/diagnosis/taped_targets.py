@@ -9,7 +9,7 @@ import numpy as np
 
 from sonde.core import signals
 from sonde.core.tape import Op, Role, Value, references
-from sonde.diagnosis.rule import Found, Threshold, fact, on_tape
+from sonde.diagnosis.rule import Found, Threshold, below, fact, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading
 from sonde.diagnosis.taped_contracts import arguments
 from sonde.diagnosis.taped_data import padding_of
@@ -732,6 +732,8 @@ def unmasked_bootstrap(reading: TapeReading) -> Found | None:
     for _, target, op in compared(reading):
         if not _is_bootstrap(reading, target):
             continue
+        if (found := _bootstrapped_ends(reading, target)) is not None:
+            return found
         count = reading.tape.values[target].shape[:1]
         for value in reading.tape.values:
             if value.shape[:1] == count and value.size == count[0] and _is_idle_flag(reading, value):
@@ -746,6 +748,32 @@ def unmasked_bootstrap(reading: TapeReading) -> Found | None:
                     fix="Multiply the value of the next state by (1 - done).",
                     refute="If the environment never ends, or the unused flags mean something else, this finding is "
                     "wrong.",
+                )
+    return None
+
+
+ENDS = Threshold(0.35, "share of samples whose next state counts: an episode of three steps has two such states")
+
+
+def _bootstrapped_ends(reading: TapeReading, target: int) -> Found | None:
+    """Find a value of the next state that is multiplied by the flag of an end, not by that of going on."""
+    through = frozenset({*RESHAPING, "mul", "add", "sub"})
+    for value in reading.tape.ancestors(target, through=lambda op: not op.in_model and op.kind in through):
+        op = reading.tape.producer(value)
+        flags = [] if op is None or op.kind != "mul" else [reading.numbers.of(each) for _, each in op.inputs()]
+        for content in flags:
+            if content is None or content.size < 2 * MIN_SAMPLES or not np.isin(content, (0, 1)).all():
+                continue
+            share = float(content.mean())
+            if 0 < share < ENDS and op is not None:
+                return Found(
+                    sites=(signals.LOSS, signals.LOOP, "(data)"),
+                    evidence=(below("share of samples whose next state counts", share, ENDS),),
+                    cause=f"The value of the next state is multiplied by a flag that is 1 for {share:.0%} of the "
+                    f"samples{reading.where(op)}: it counts at the ends of episodes, where there is none, and not "
+                    "within them. The flag is the wrong way round.",
+                    fix="Multiply by (1 - done).",
+                    refute="Print the flag: if 1 means that the episode goes on, this finding is wrong.",
                 )
     return None
 

@@ -177,7 +177,7 @@ _TORCH_SAYS = "all elements of input should be between 0 and 1"
 @rule(
     "logits_into_prob_loss",
     needs=[signals.ZERO_SHARE, "facts.losses"],
-    explains=[*ANY_STATISTIC, "loss_sign_flipped"],
+    explains=[*ANY_STATISTIC, "loss_sign_flipped", "output_range_mismatch"],
     severity="critical",
     exact=True,
     fix=(

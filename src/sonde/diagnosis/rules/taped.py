@@ -125,7 +125,7 @@ def mask_not_applied(case: Case) -> Found | None:
 def samples_left_out(case: Case) -> Found | None:
     """Only some samples of a batch reach the loss."""
     case.need_tape()
-    return left_out_samples(case)
+    return left_out_samples(case) or broken(case, "samples_left_out")
 
 
 @rule(
