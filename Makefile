@@ -13,6 +13,7 @@ NATIVE := $(wildcard src/sonde/stats/native/*.[ch])
 MUTATIONS ?= 1000
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, and each would compile Sonde again
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-frameworks slow fuzz lint docs bench bench-faults compare wheel wheel-test compat view gallery clean

@@ -116,6 +116,10 @@ def pytest_configure(config):
     """
     if not hasattr(config, "workerinput"):  # not in a worker of pytest-xdist, which inherits it
         os.environ[MARK] = str(os.getpid())
+    # Sonde is a plugin of pytest, which rewrites the assertions of all of a plugin's modules: seconds for each worker.
+    rewriting = getattr(config.pluginmanager, "rewrite_hook", None)
+    if hasattr(rewriting, "_must_rewrite"):
+        rewriting._must_rewrite.discard("sonde")
     if config.getoption("--hypothesis-profile", None) == "ci":
         from hypothesis import settings
         from hypothesis.internal.conjecture import providers
