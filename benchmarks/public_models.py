@@ -329,8 +329,8 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "parameters + gradients": {"what": PARAMETERS, "diagnose": False},
     "every=10": {"every": 10},
 }
-GOVERNED = ("bare", "as it comes", "every=10")
-"""Variants that run for `--steps`: the governor needs time to settle."""
+GOVERNED = ("bare", "bare again", "as it comes", "every=10", "budget=None")
+"""Variants that run for `--steps`: the governor needs time to settle, and steps are taped and judged now and then."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ Sink     whatever takes sites, blocks and events: the store, a live monitor, a t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Final, Literal, Protocol, Self, get_args
 
 import numpy as np
@@ -84,12 +84,12 @@ class Site:
 
     def to_json(self) -> dict[str, Any]:
         """Return the site as JSON-ready values, leaving out what has its default."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        plain["shape"], plain["aliases"] = list(self.shape), list(self.aliases)
-        always = ("id", "name", "quantity")
-        return {
-            name: value for name, value in plain.items() if name in always or value not in ("", 0, None, [], "train")
-        }
+        plain: dict[str, Any] = {"id": self.id, "name": self.name, "quantity": self.quantity}
+        for name, usual in _USUAL_SITE:
+            value = getattr(self, name)
+            if value != usual:
+                plain[name] = list(value) if type(value) is tuple else value
+        return plain
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> Self:
@@ -98,6 +98,10 @@ class Site:
         for name in ("shape", "aliases"):
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
+
+
+_USUAL_SITE: Final = tuple((each.name, each.default) for each in fields(Site) if each.default is not MISSING)
+"""The fields of a site that are stored only where they have another value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

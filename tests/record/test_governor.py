@@ -103,8 +103,8 @@ def test_the_first_steps_are_recorded_in_full_only_as_far_as_they_can_afford_it(
     assert machine.levels[:2] == [EVERYTHING, EVERYTHING]
     assert EVERYTHING in machine.levels[2:]
     assert NOTHING in machine.levels[2:]
-    assert machine.share(since=0) < 0.25  # two steps in full whatever they cost, then 15 % in all
-    assert set(Machine(0.05, bare=0.03, cost=(0, 0.001, 0.002, 0.004)).run(FULL_STEPS).levels) == {EVERYTHING}
+    assert machine.share(since=0) < 0.25  # two steps in full whatever they cost, then 10 % in all
+    assert set(Machine(0.05, bare=0.03, cost=(0, 0.001, 0.0015, 0.0025)).run(FULL_STEPS).levels) == {EVERYTHING}
 
 
 @pytest.mark.parametrize("scale", [0.5, 1, 3, 20])

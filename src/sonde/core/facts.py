@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, Self, get_type_hints
 
@@ -288,7 +288,8 @@ class Facts:
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON-ready values."""
-        return asdict(self)
+        ready: dict[str, Any] = msgspec.to_builtins(self, enc_hook=files.plain)
+        return ready
 
     @classmethod
     def from_json(cls, plain: Any) -> Self:
@@ -297,7 +298,8 @@ class Facts:
         >>> Facts.from_json(Facts(scaler=True).to_json()).scaler
         True
         """
-        # While a run is recorded the values come from the program itself, which may use types of numpy's.
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(plain, cls)
         given = files.plain(plain) if isinstance(plain, dict) else {}
         known = {}
         for name, hint in _hints(cls).items():

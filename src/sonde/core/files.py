@@ -12,8 +12,12 @@ import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from datetime import date, datetime, timedelta
+from datetime import time as clock_time
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, Literal, TypeVar
+from uuid import UUID
 
 import msgspec
 import numpy as np
@@ -175,6 +179,8 @@ Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Finite = Annotated[float, msgspec.Meta(gt=-1e300, lt=1e300)]
 """A number that is finite: JSON's own numbers have no limits."""
 _AS_IT_IS: Final = frozenset((str, int, bool, type(None)))
+_FOR_PLAIN: Final = (bytes, bytearray, memoryview, datetime, date, clock_time, timedelta, UUID, Decimal)
+"""Types that msgspec would write in a form of its own."""
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
 
 T = TypeVar("T")
@@ -215,7 +221,19 @@ def plain(value: Any, *, nonfinite: Literal["text", "null"] = "text") -> Any:
 def dumps(value: Any, indent: int | None = None) -> bytes:
     """Return `value` as strict JSON."""
     separators = (",", ":") if indent is None else None
-    return json.dumps(plain(value), allow_nan=False, indent=indent, separators=separators).encode()
+    try:  # compiled code: this runs beside the training
+        ready = msgspec.to_builtins(value, builtin_types=_FOR_PLAIN, str_keys=True, enc_hook=_ordinary)
+        return json.dumps(ready, allow_nan=False, indent=indent, separators=separators).encode()
+    except (TypeError, ValueError):  # a number that is not finite, or a type that `plain` describes
+        return json.dumps(plain(value), allow_nan=False, indent=indent, separators=separators).encode()
+
+
+def _ordinary(value: Any) -> Any:
+    """Return a value of an unknown type as msgspec knows it."""
+    for kind in (str, bool, int):
+        if isinstance(value, kind):
+            return kind(value)
+    return plain(value)
 
 
 def text(value: Any, indent: int | None = None) -> str:

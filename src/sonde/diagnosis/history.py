@@ -6,7 +6,7 @@ are kept.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +117,13 @@ class Curve:
             self.steps[:half], self.values[:half] = self.steps[:half:2], self.values[:half:2]
 
 
+def _places(sites: NDArray[np.integer[Any]], wanted: NDArray[np.int64]) -> list[int]:
+    """Return the places of those `wanted` that are among `sites`, which are in order and not empty."""
+    places = np.minimum(np.searchsorted(sites, wanted), len(sites) - 1)
+    found: list[int] = places[sites[places] == wanted].tolist()
+    return found
+
+
 class History:
     """Everything the rules may look back on."""
 
@@ -163,13 +170,13 @@ class History:
         # Grow by halves, so that sites that turn up one by one do not move everything each time.
         highest = int(block.sites[-1]) + 1
         capacity = max(64, 1 << (highest - 1).bit_length())
-        length = int(np.clip(BUDGET_BYTES // (capacity * _ROW_BYTES) - HEAD, MIN_RECENT, MAX_RECENT))
+        length = min(max(BUDGET_BYTES // (capacity * _ROW_BYTES) - HEAD, MIN_RECENT), MAX_RECENT)
         if self.head.used < HEAD or block.step == self.head.steps[(self.head.start + HEAD - 1) % HEAD]:
             self.head.put(block, capacity, HEAD)
         self.recent.put(block, capacity, length)
-        for at in np.flatnonzero(np.isin(block.sites, self._followed())).tolist():
+        for at in _places(block.sites, self._followed()):
             self.curves[int(block.sites[at])].put(block.step, _mean(block.rows[at]))
-        for at in np.flatnonzero(np.isin(block.sites, self._kept_sites)).tolist() if len(self._kept_sites) else ():
+        for at in _places(block.sites, self._kept_sites):
             self.latest[int(block.sites[at])] = (block.step, block.rows[at].copy())
 
     def _followed(self) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections import deque
@@ -52,6 +53,7 @@ class Monitor:
         own_time: Callable[[], float] = time.thread_time,
         run: Path | None = None,
     ) -> None:
+        importlib.import_module("numpy.ma")  # np.median imports it at its first use, which would be beside the training
         self._report = report
         self._doctor = doctor or Doctor()
         self._case = Case()

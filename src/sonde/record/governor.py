@@ -1,7 +1,7 @@
 """Keep what recording costs within a share of the training's own time, by recording less often.
 
 Every step has a level: 0 records nothing, 1 parameters, gradients and updates, 2 also module outputs, 3 also what only
-the diagnosis needs. The first steps are of level 3 as long as that adds no more than 15 % to them, and so is the first
+the diagnosis needs. The first steps are of level 3 as long as that adds no more than 10 % to them, and so is the first
 second of recording tiny models. Then a few steps of each level are compared: what a level costs is how much longer its
 steps take than those of level 0, and at least the time that Sonde's own clocks and its worker thread measured. From
 that follows how often each level can be afforded. What the diagnosis needs is thinned first, then outputs, and
@@ -30,7 +30,7 @@ LEVELS: Final = (NOTHING, PARAMETERS, OUTPUTS, EVERYTHING)
 
 FULL_STEPS: Final = 24
 """Steps at the start that are recorded in full as far as `EARLY_SHARE` allows: most faults of a loop show there."""
-EARLY_SHARE: Final = 0.15
+EARLY_SHARE: Final = 0.10
 """What recording may add to the first steps. The first two are always recorded in full, whatever they cost."""
 ONCE: Final = 0.2
 """The part of the budget that is set aside for occasional work after the first steps, such as taping a step."""

@@ -108,20 +108,17 @@ class Packer:
         shape = held.shape or (tuple(tensor.shape) if tensor is not None else ())
         dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else ""
         return self._book.number(
-            Site(
-                id=-1,
-                name=name,
-                quantity=quantity,
-                phase=phase,
-                call=call,
-                part=part,
-                kind=kind,
-                shape=shape,
-                dtype=dtype,
-                aliases=aliases,
-                same_as=same_as,
-                placement=held.placement,
-            )
+            name,
+            quantity,
+            phase,
+            call,
+            part,
+            kind=kind,
+            shape=shape,
+            dtype=dtype,
+            aliases=aliases,
+            same_as=same_as,
+            placement=held.placement,
         )
 
     def see(self, site: int, tensor: Tensor) -> None:
@@ -367,11 +364,13 @@ class Packer:
 
     def _send_all(self) -> None:
         packets, self._waiting = self._waiting, []
-        for numbers in self._device_numbers.values() if packets else ():
-            numbers.seal()
-        if packets and not self._send(packets):
-            for packet in packets:
-                self._take_back(packet)
+        try:
+            for numbers in self._device_numbers.values() if packets else ():
+                numbers.seal()
+        finally:  # a device that failed keeps its numbers; events, such as the error that it raised, still get through
+            if packets and not self._send(packets):
+                for packet in packets:
+                    self._take_back(packet)
 
     def _account(self, packet: Packet) -> None:
         """Count what was lost, thin out while the worker lags, and recover when it has caught up."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ class SiteBook:
         self._unsent: list[Site] = []
         self._histograms = bytearray()  # a flag per site
         for site in known:
-            self._ids[_identity(site)] = site.id
+            self._ids[site.name, site.quantity, site.phase, site.call, site.part] = site.id
             self._append(site)
 
     def __len__(self) -> int:
@@ -38,17 +39,19 @@ class SiteBook:
     def __getitem__(self, site: int) -> Site:
         return self._sites[site]
 
-    def number(self, site: Site) -> int:
-        """Return the id of a site like this one, giving it the next number if it is new."""
+    def number(self, name: str, quantity: Quantity, phase: Phase, call: int, part: str, **about: Any) -> int:
+        """Return the id of a site, giving it the next number if it is new; `about` is what else a site may say."""
+        identity = name, quantity, phase, call, part
         with self._lock:
-            known = self._ids.get(_identity(site))
+            known = self._ids.get(identity)
             if known is not None:
                 return known
-            numbered = replace(site, id=len(self._sites))
-            self._ids[_identity(site)] = numbered.id
-            self._append(numbered)
-            self._unsent.append(numbered)
-            return numbered.id
+            assert quantity in QUANTITIES
+            number = self._ids[identity] = len(self._sites)
+            site = Site(id=number, name=name, quantity=quantity, phase=phase, call=call, part=part, **about)
+            self._append(site)
+            self._unsent.append(site)
+            return number
 
     def _append(self, site: Site) -> None:
         self._sites.append(site)
@@ -67,11 +70,6 @@ class SiteBook:
     def have_histograms(self, sites: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Return the same for many sites."""
         return np.frombuffer(bytes(self._histograms), dtype=np.bool_)[sites]
-
-
-def _identity(site: Site) -> _Identity:
-    assert site.quantity in QUANTITIES
-    return site.name, site.quantity, site.phase, site.call, site.part
 
 
 @dataclass(slots=True, eq=False)

@@ -563,8 +563,11 @@ class ProgramCalls(Sensor):
 
     def _look_at_parameters(self) -> None:
         """Note parameters that were replaced or unfrozen since the session began and that no optimizer holds."""
-        names = self.context.book.names
-        found = list(named_parameters(self.context.watched.models))
+        names, models = self.context.book.names, self.context.watched.models
+        trainable = {id(each) for model in models.values() for each in model.parameters() if each.requires_grad}
+        if trainable <= self._trainable and trainable <= names.keys():
+            return  # names take ten times as long
+        found = list(named_parameters(models))
         new = [(name, each) for name, each, _ in found if each.requires_grad and id(each) not in names]
         thawed = [
             (name, each)

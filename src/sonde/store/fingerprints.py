@@ -65,10 +65,12 @@ class FingerprintWriter:
 
     def take_block(self, block: Block) -> None:
         """Write the fingerprints of a step."""
-        if block.step % _stride(block.step) or (self._file is None and not self._several()):
+        if block.step % _stride(block.step):
             return
         if block.sites.tobytes() != self._seen:
             self._arrange(block)
+        if not self._order or (self._file is None and not self._several()):
+            return
         hashes = {name: _hash(block.rows[order]) for name, order in self._order.items()}
         if not any(hashes.values()):
             return
