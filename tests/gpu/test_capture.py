@@ -80,7 +80,7 @@ def test_captures_hold_no_more_device_memory_than_stated(tmp_path):
     """While nothing can be written, captures wait up to their bound; more are dropped and counted."""
     size, bound = 1 << 20, 5 << 20
     options = {"page_bytes": 1 << 26, "max_pending_bytes": bound, "on_full": "drop", "save_dtype": torch.float16}
-    with Capture(sync=False, on_error="raise", **options) as capture:
+    with Capture(sync=False, **options) as capture:
         value = torch.randn(size // 4, device="cuda")
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()

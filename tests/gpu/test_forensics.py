@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 import warnings
 from pathlib import Path
 
@@ -230,16 +231,18 @@ class Deep(nn.Module):
 
 
 def waits_of(function):
-    """Return how often a function makes the host wait for the device, as torch counts."""
+    """Return how often a function makes this thread wait for the device, as torch counts."""
+    caught, here = [], threading.get_ident()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("warn")
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings():
             warnings.simplefilter("always")
+            warnings.showwarning = lambda message, *_, **__: caught.append((threading.get_ident(), str(message)))
             function()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing" in str(each.message) for each in caught)
+    return sum(thread == here and "synchronizing" in message for thread, message in caught)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

@@ -438,7 +438,7 @@ def test_a_side_stream_and_a_busy_default_stream(watched):
     with watched(model, optimizer) as seen, torch.cuda.stream(side):
         for _ in range(5):
             with torch.cuda.stream(torch.cuda.default_stream()):
-                torch.cuda._sleep(50_000_000)
+                torch.cuda._sleep(400_000_000)  # the five together last longer than the slow first steps
             text_loss(model).backward()
             gradients.append(model.head.weight.grad.clone())
             optimizer.step()
