@@ -19,6 +19,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from sonde.pytorch_debugging import debug_training_session
 
 STEPS = 30
+PROFILED = 8
+"""Steps where a profiler records each: what is asked of them does not need more."""
 QUIET = {"enable_anomaly_detection": False, "enable_memory_tracking": False}
 
 
@@ -36,9 +38,9 @@ class Logger:
         self.said.append(("error", message))
 
 
-def train(model, *, factors=None, bad_input=None, optimizer=None, after=lambda step: None, clip=None):
+def train(model, *, steps=STEPS, factors=None, bad_input=None, optimizer=None, after=lambda step: None, clip=None):
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.01)
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         x, y = batch(step)
         x = x * math.nan if step == bad_input else x
         optimizer.zero_grad()
@@ -193,7 +195,7 @@ def test_profiler_stacks_are_on_unless_an_anomaly_scope_is_open():
         with debug_training_session(
             model, log_dir="logs", enable_memory_tracking=False, enable_profiling=True, **flags
         ):
-            train(model)
+            train(model, steps=PROFILED)
         latest = max(Path("logs").glob("profile_*.json"), key=lambda path: path.name)
         return any(event.get("cat") == "python_function" for event in json.loads(latest.read_text())["traceEvents"])
 
@@ -204,7 +206,7 @@ def test_profiler_stacks_are_on_unless_an_anomaly_scope_is_open():
 def test_a_profile_has_stacks_though_anomaly_detection_could_be_used_elsewhere(make):
     debugger = make(enable_anomaly_detection=True, enable_profiling=True)
     with debugger.profiling(output_file="profile.json"):
-        train(small_model())
+        train(small_model(), steps=PROFILED)
     events = json.loads(Path("profile.json").read_text())["traceEvents"]
     assert any(event.get("cat") == "python_function" for event in events)
 
@@ -214,7 +216,7 @@ def test_the_values_that_adam_and_sonde_read_are_not_blamed_on_the_user(make, an
     monkeypatch.setenv("SONDE_KERNEL", kernel)
     debugger, model = make(enable_profiling=True), small_model()
     with debugger.anomaly_detection(enabled=anomaly), debugger.profiling():
-        train(model, optimizer=torch.optim.Adam(model.parameters(), foreach=False))
+        train(model, steps=PROFILED, optimizer=torch.optim.Adam(model.parameters(), foreach=False))
     assert not [text for text in debugger.last_profile["verdict"] if "a step" in text and "called" in text]
 
 
@@ -222,14 +224,14 @@ def test_values_that_the_user_reads_are_named_with_and_without_stacks(make):
     debugger, model = make(enable_profiling=True), small_model()
     for anomaly in (False, True):
         with debugger.anomaly_detection(enabled=anomaly), debugger.profiling():
-            train(model, after=lambda step: [torch.ones(1).item() for _ in range(6)])
+            train(model, steps=PROFILED, after=lambda step: [torch.ones(1).item() for _ in range(6)])
         assert any(".item() called 6 times a step" in text for text in debugger.last_profile["verdict"])
 
 
 def test_the_report_has_what_the_profile_found(make):
     debugger, model = make(enable_profiling=True), small_model()
     with debugger.profiling():
-        train(model)
+        train(model, steps=PROFILED)
     report = json.loads(debugger.save_debug_report("report.json").read_text())
     operators = report["profile"]["slowest_operators"]
     assert any("addmm" in name for name in operators)
