@@ -19,8 +19,11 @@ from sonde.records import Phase
 from sonde.schedule import first
 from sonde.sensors.sensor import Context, Sensor
 
-_DROPOUT: Final = OverridableFunction(functional, "dropout")
+_DROPOUTS: Final = [OverridableFunction(functional, f"dropout{dims}") for dims in ("", "1d", "2d", "3d")]
 _ARGUMENTS: Final = ("input", "p", "training", "inplace")
+_ATTENTION: Final = OverridableFunction(functional, "scaled_dot_product_attention")
+_DROPS_AT: Final = 4
+"""The place of `dropout_p` among its arguments."""
 
 
 def has_modes(module: nn.Module) -> bool:
@@ -55,19 +58,31 @@ class Modes(Sensor):
 
 
 class Dropping(Sensor):
-    """`torch.nn.functional.dropout` that drops values while gradients are off, whatever the mode of the modules."""
+    """Functions of torch that drop values while gradients are off, whatever the mode of the modules."""
 
     produces = (DROPPED,)
-    cost = "a test of the arguments at each call of the function"
+    cost = "a test of the arguments at each call of these functions"
 
     def listen(self) -> Iterator[Handle]:
-        """Listen to the function."""
-        yield _DROPOUT.listen(after=self.context.watched.guard.wrap("dropout", self._see))
+        """Listen to the functions."""
+        wrap = self.context.watched.guard.wrap
+        for each in _DROPOUTS:
+            yield each.listen(after=wrap("dropout", self._see))
+        yield _ATTENTION.listen(after=wrap("dropout", self._see_attention))
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         # The modules of torch hand over all four arguments by place; their mode is seen where they are called.
         if torch.is_grad_enabled() or len(args) == len(_ARGUMENTS) or is_capturing():
             return
         given = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
-        if given.get("training", True) is True and given.get("p", 0.5) > 0 and self.context.watched.is_due("eval"):
+        if given.get("training", True) is True and given.get("p", 0.5) > 0:
+            self._note()
+
+    def _see_attention(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        share = args[_DROPS_AT] if len(args) > _DROPS_AT else kwargs.get("dropout_p", 0.0)
+        if not torch.is_grad_enabled() and not is_capturing() and share > 0:
+            self._note()
+
+    def _note(self) -> None:
+        if self.context.watched.is_due("eval"):
             self.signals.put(LOOP, DROPPED, 1.0, phase="eval")

@@ -28,11 +28,12 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from sonde.core.facts import PROGRAM_EVENT, CallFacts, Facts, Plain
-from sonde.hooks.guard import Handle
+from sonde.hooks.guard import Guarded, Handle, is_capturing
 from sonde.hooks.names import named_parameters, unwrap
 from sonde.hooks.on_step import after_step
 from sonde.hooks.replace_function import LOADING, ReplacedFunction
 from sonde.hooks.user_line import current_line, is_users
+from sonde.sensors.copies import Copies, within
 from sonde.sensors.facts import loader_facts, scheduler_facts
 from sonde.sensors.sensor import Context, PassInputs, Sensor, Step, StepEnd
 
@@ -131,6 +132,24 @@ class _Copy:
     entry: _Entry
 
 
+@dataclass(slots=True, eq=False)
+class _Schedule:
+    """A scheduler that was there when the session began, or was made since."""
+
+    scheduler: weakref.ref[LRScheduler]
+    count: int
+    entry: _Entry
+    is_heard: bool
+    """Whether a step of it would be seen: its class does not replace torch's method."""
+    has_stepped: bool = False
+
+    def is_idle(self) -> bool:
+        """Return whether it has never been stepped. One that no longer exists was not if none of its steps was seen."""
+        present = self.scheduler()
+        same = self.is_heard if present is None else present.last_epoch == self.count
+        return same and not self.has_stepped
+
+
 class _Seeding:
     """The seeds of one random generator, and whether training goes on from the same state after each."""
 
@@ -201,14 +220,17 @@ class ProgramCalls(Sensor):
         self._models: dict[int, str] = {}
         self._trainable: set[int] = set()
         self._loads_own = False
-        self._found: list[tuple[weakref.ref[LRScheduler], int]] = []
-        """Schedulers that were there when the session began, and how often each had been stepped."""
+        self._schedulers: list[_Schedule] = []
         self._knows_scheduler = context.watched.helpers.scheduler is not None
         self._averaged_calls = 0
         self._reset: set[str] = set()
         """Names of parameters that were initialised anew; a few are enough."""
         self._rated: set[int] = set()
         """Optimizers that have stepped, by id."""
+        self._copies_of_weights = Copies()
+        self._look_at_weights: Guarded = context.watched.guard.wrap("copies of weights", self._see_weights)
+        self._looked = -1
+        """The last step at the beginning of which copies of weights were looked at."""
 
     # ------------------------------------------------------------------ the timeline
 
@@ -255,10 +277,9 @@ class ProgramCalls(Sensor):
         self._look_for_second_names()
         for each in list(self._passes.values()):
             self._end_pass(each)
-        for ref, count in self._found:
-            scheduler = ref()
-            if scheduler is not None and scheduler.last_epoch == count:
-                self._note_scheduler("scheduler.idle", scheduler, line="")
+        for entry in [schedule.entry for schedule in self._schedulers if schedule.is_idle()]:
+            self._note("scheduler.idle", entry.about, line=entry.line, kind=entry.data["kind"])
+        self._look_at_weights(True)
         if self._entries:
             self._state()
 
@@ -292,10 +313,13 @@ class ProgramCalls(Sensor):
 
     def _look_at_variables(self, variables: dict[str, Any]) -> None:
         models = [unwrap(model) for model in self.context.watched.models.values()]
-        for name, value in variables.items():
-            if isinstance(value, LRScheduler):
+        known = {id(each.scheduler()) for each in self._schedulers}
+        for _, value in within(variables):
+            if isinstance(value, LRScheduler) and id(value) not in known:
+                known.add(id(value))
                 self._note_scheduler("scheduler.found", value, line="")
-            elif isinstance(value, dict):
+        for name, value in variables.items():
+            if isinstance(value, dict):
                 for key, given in _states(name, value):
                     prefix = next((found for model in models if (found := _unloaded_prefix(given, model))), None)
                     if prefix is not None:
@@ -311,7 +335,7 @@ class ProgramCalls(Sensor):
         for each in _NEW_SCHEDULERS:
             yield each.listen(before=begin, end=end, after=wrap(name, self._scheduler_made))
         yield _LOAD_MODULE.listen(before=wrap(name, self._begin_load), after=wrap(name, self._loaded))
-        yield _MODULE_STATE.listen(after=wrap(name, self._state_taken))
+        yield _MODULE_STATE.listen(before=wrap(name, self._begin_state), after=wrap(name, self._state_taken))
         yield _OPTIMIZER_STATE.listen(after=wrap(name, self._optimizer_state_taken))
         yield _SAVE.listen(before=wrap(name, self._saved))
         for seeding in self._seedings:
@@ -351,6 +375,9 @@ class ProgramCalls(Sensor):
         self._inside -= 1
 
     def _scheduler_stepped(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if args:
+            for each in self._schedulers:
+                each.has_stepped |= each.scheduler() is args[0]
         if not self._inside and args:
             self._note_scheduler("scheduler.step", args[0])
 
@@ -367,8 +394,6 @@ class ProgramCalls(Sensor):
         if verb == "scheduler.step" and id(optimizer) in self._names and not self._knows_scheduler:
             self._knows_scheduler = True  # its settings count its steps, and facts are stated whole
             self.context.book.add(scheduler=scheduler_facts(scheduler, self._names))
-        if verb == "scheduler.found":
-            self._found.append((weakref.ref(scheduler), int(scheduler.last_epoch)))
         entry = self._note(
             verb,
             self._names.get(id(optimizer), ""),
@@ -379,6 +404,9 @@ class ProgramCalls(Sensor):
             total=total if isinstance(total, int) else None,
         )
         entry.data.setdefault("counted", int(scheduler.last_epoch))
+        if verb != "scheduler.step" and len(self._schedulers) < _MAX_HELD:
+            heard = type(scheduler).step.__module__ == lr_scheduler.__name__
+            self._schedulers.append(_Schedule(weakref.ref(scheduler), int(scheduler.last_epoch), entry, heard))
 
     def _shares_groups(self, optimizer: Any) -> bool:
         """Return whether an optimizer is a wrapper around one that has stepped, whose groups it shares."""
@@ -420,9 +448,11 @@ class ProgramCalls(Sensor):
         if not self.context.steps and len(given) > unexpected:
             self._entries = {key: each for key, each in self._entries.items() if each.verb != "checkpoint.found"}
         snapshot = self._snapshot_in(given)
+        known = self._models.get(id(module), "")
         self._note(
             "load_state_dict",
-            self._models.get(id(module), ""),
+            known,
+            name=known or _variable_of(module),
             kind=type(module).__name__,
             given=len(given),
             matched=len(given) - unexpected,
@@ -431,6 +461,21 @@ class ProgramCalls(Sensor):
             taken=None if snapshot is None else snapshot.step,
             taken_at="" if snapshot is None else snapshot.entry.line,
         )
+
+    def _begin_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a state that is handed to `state_dict`, which writes over it, where `load_state_dict` is meant."""
+        into = args[1] if len(args) > 1 else kwargs.get("destination")
+        if (
+            isinstance(into, Mapping)
+            and into
+            and not kwargs.get("prefix")
+            and len(args) < 3
+            and isinstance(args[0], nn.Module)
+        ):
+            own = dict(args[0].named_parameters())
+            if own and all(isinstance(into.get(name), Tensor) and into[name] is not each for name, each in own.items()):
+                known = self._models.get(id(args[0]), "")
+                self._note("state_dict.into", known, name=known or _variable_of(args[0]), given=len(into))
 
     def _state_taken(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if kwargs.get("destination") is not None or len(args) != 1 or id(args[0]) not in self._models:
@@ -474,6 +519,10 @@ class ProgramCalls(Sensor):
         """Compare the random state of the first training pass after a seed with that after the seed before."""
         if not inputs.is_first:
             return
+        steps = self.context.steps
+        if steps != self._looked and (not steps & (steps - 1) or not (steps - 1) & (steps - 2)) and not is_capturing():
+            self._looked = steps
+            self._look_at_weights()
         for seeding in self._seedings:
             entry = seeding.entry
             if entry is not None and not seeding.trained:
@@ -544,6 +593,18 @@ class ProgramCalls(Sensor):
         if norms:
             self._note("averaged.call", "", norms=len(norms), copied=copied)
 
+    def _see_weights(self, last: bool = False) -> None:
+        """Read what happens to copies of the weights; steps in a row show it, a few of which are enough."""
+        found = self._copies_of_weights
+        if last:
+            found.read()
+        else:
+            found.look(self.context.steps, _users_variables(), self.context.owners)
+        for path, copy in found.found.items():
+            if copy.changed or copy.rewritten:
+                entry = self._entries.get(("copy", path, "")) or self._note("copy", path, line="")
+                self._set(entry, **copy.facts())
+
     def _initialised(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a parameter is initialised anew that an optimizer has stepped before."""
         tensor = args[0] if args else kwargs.get("tensor")
@@ -604,6 +665,12 @@ class ProgramCalls(Sensor):
     def _is_shared(variables: dict[str, Any], one: str, other: str) -> bool:
         first, second = variables[one], variables[other]
         return first is second or next(first.parameters(), one) is next(second.parameters(), other)
+
+
+def _variable_of(module: nn.Module) -> str:
+    """Return the name of the variable, or of the attribute of one, that holds a module; nothing if there is none."""
+    found = (name for variables in _users_variables() for name, value in within(variables) if value is module)
+    return next(found, "")
 
 
 def _line() -> str:

@@ -14,7 +14,7 @@ import torch
 from programs import classify, data, perceptron
 from torch import nn
 from torch.optim import SGD
-from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, StepLR
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -118,6 +118,57 @@ def test_a_scheduler_that_nobody_passed_in_and_nobody_steps(tmp_path, ill):
     assert (forget_the_scheduler(tmp_path, ill) is not None) is ill
 
 
+def train_two(folder, *, step_second, made, steps=40):
+    """Train with two optimizers, whose schedulers are gone when the session ends; they are `made` before or within."""
+    model = perceptron()
+    first, second = SGD(model[0].parameters(), lr=0.1), SGD(model[2:].parameters(), lr=0.1)
+    session = None
+
+    def fit():
+        nonlocal session
+        schedulers = [ExponentialLR(each, 0.99) for each in (first, second)] if made == "before" else []
+        session = watched(folder, model, [first, second])
+        schedulers = schedulers or [ExponentialLR(each, 0.99) for each in (first, second)]
+        for number in range(steps):
+            loss = classify(model(X[:16]), Y[:16])
+            first.zero_grad()
+            second.zero_grad()
+            loss.backward()
+            first.step()
+            second.step()
+            if number % 4 == 3:
+                schedulers[0].step()
+                if step_second:
+                    schedulers[1].step()
+
+    fit()
+    gc.collect()
+    session.close()
+    return found(session, "scheduler_never_called")
+
+
+@pytest.mark.parametrize("made", ["before", "within"])
+@pytest.mark.parametrize("ill", [True, False])
+def test_the_scheduler_of_one_of_two_optimizers_is_forgotten(tmp_path, ill, made):
+    finding = train_two(tmp_path, step_second=not ill, made=made)
+    assert (finding is not None) is ill
+
+
+def schedule_in_turn(folder):
+    model, optimizer = made()
+    warm_up, decay = ExponentialLR(optimizer, 1.01), ExponentialLR(optimizer, 0.99)
+    scheduler = SequentialLR(optimizer, [warm_up, decay], milestones=[1000])
+    with watched(folder, model, optimizer) as session:
+        for _ in range(32):
+            step(model, optimizer, session)
+            scheduler.step()
+    return decay, found(session, "scheduler_never_called")
+
+
+def test_a_scheduler_whose_turn_has_not_come_is_not_forgotten(tmp_path):
+    assert schedule_in_turn(tmp_path)[1] is None
+
+
 @pytest.mark.parametrize("ill", [True, False])
 def test_a_checkpoint_that_brings_its_rate_back(tmp_path, ill):
     model, optimizer = made(lr=1e-7)
@@ -193,6 +244,26 @@ def keep_weights(folder, use, ill):
 @pytest.mark.parametrize("ill", [True, False])
 def test_weights_that_are_kept_without_a_copy(tmp_path, ill, use):
     assert (keep_weights(tmp_path, use, ill) is not None) is ill
+
+
+@pytest.mark.filterwarnings("ignore:Positional args are being deprecated")
+@pytest.mark.parametrize("use", ["state_dict", "by name", "load_state_dict", "two parts"])
+def test_a_state_that_is_handed_to_state_dict(tmp_path, use):
+    model, optimizer = made()
+    with watched(tmp_path, model, optimizer) as session:
+        step(model, optimizer, session)
+        best = copy.deepcopy(model.state_dict())
+        step(model, optimizer, session)
+        if use == "state_dict":
+            model.state_dict(best)
+        elif use == "by name":
+            model.state_dict(destination=best)
+        elif use == "load_state_dict":
+            model.load_state_dict(best)
+        else:
+            whole = model[0].state_dict(prefix="first.")
+            model[2].state_dict(destination=whole, prefix="second.")
+    assert (found(session, "result_discarded") is not None) is (use in ("state_dict", "by name"))
 
 
 def test_states_that_are_used_at_once_need_no_copy(tmp_path):
@@ -461,3 +532,87 @@ def test_facts_are_not_stated_again_at_each_step_of_a_scheduler(tmp_path):
 def test_a_place_is_short():
     assert CallFacts(verb="seed", line="/a/b/train.py:7").place == " at train.py:7"
     assert CallFacts(verb="seed").place == ""
+
+
+# ---------------------------------------------------------------------- evaluations, adapters
+
+
+class Attending(nn.Module):
+    """Attention that drops values in training, or always."""
+
+    def __init__(self, drops):
+        super().__init__()
+        self.drops = drops
+        self.into, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        hidden = self.into(x.view(len(x), 2, 4))
+        if self.drops == "always" or (self.drops == "in training" and self.training):
+            hidden = nn.functional.scaled_dot_product_attention(hidden, hidden, hidden, dropout_p=0.2)
+        elif self.drops == "channels":
+            hidden = nn.functional.dropout1d(hidden, 0.2)
+        else:
+            hidden = nn.functional.scaled_dot_product_attention(hidden, hidden, hidden, None, 0.0)
+        return self.out(hidden.mean(1))
+
+
+@pytest.mark.parametrize(
+    ("drops", "ill"), [("always", True), ("channels", True), ("in training", False), ("never", False)]
+)
+def test_attention_that_drops_values_in_evaluation(tmp_path, drops, ill):
+    model = Attending(drops)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(3):
+            step(model, optimizer, session)
+            model.eval()
+            with torch.no_grad():
+                model(X[16:])
+            model.train()
+    assert (found(session, "dropout_ignores_mode") is not None) is ill
+
+
+class Adapted(nn.Module):
+    """A pretrained layer, adapters beside or behind it, and a head."""
+
+    def __init__(self, form, rank=2):
+        super().__init__()
+        self.base, self.head, self.form = nn.Linear(8, 16), nn.Linear(16, 3), form
+        if form == "beside":
+            self.down, self.up = nn.Parameter(torch.randn(rank, 8)), nn.Parameter(torch.zeros(16, rank))
+        else:
+            self.down, self.up = nn.Linear(16, rank), nn.Linear(rank, 16)
+            nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        hidden = self.base(x)
+        if self.form == "beside":
+            hidden = hidden + x @ self.down.T @ self.up.T
+        else:
+            hidden = hidden + self.up(self.down(hidden).relu())
+        return self.head(hidden.relu())
+
+
+def freeze(model, what):
+    for name, each in model.named_parameters():
+        adapts = name.startswith(("up", "down"))
+        each.requires_grad_(name.startswith("head") or (adapts and what == "base"))
+        if adapts and what == "trained adapters":
+            nn.init.normal_(each)
+
+
+@pytest.mark.parametrize("form", ["beside", "behind"])
+@pytest.mark.parametrize("handed", ["all", "trainable"])
+@pytest.mark.parametrize("what", ["base and adapters", "base", "trained adapters"])
+def test_adapters_that_are_frozen_before_they_learnt(tmp_path, what, handed, form):
+    part = Adapted(form)
+    freeze(part, what)
+    model = nn.Sequential(part)
+    given = [each for each in model.parameters() if handed == "all" or each.requires_grad]
+    optimizer = SGD(given, lr=0.1)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(6):
+            step(model, optimizer, session)
+    finding = found(session, "frozen_by_mistake")
+    zeros = finding is not None and "all values 0" in finding.cause
+    assert zeros is (what == "base and adapters")

@@ -349,7 +349,8 @@ _OF_TORCH = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "
     "dropout_ignores_mode",
     needs=[signals.DROPPED, signals.TRAINING],
     exact=True,
-    fix="Write F.dropout(x, p, training=self.training), or use nn.Dropout, which follows the mode.",
+    fix="Write F.dropout(x, p, training=self.training), or dropout_p=p if self.training else 0.0 for attention, or use "
+    "nn.Dropout, which follows the mode.",
     refute=(
         "Call the model twice on the same input in eval() mode: if the outputs are equal, or sampling is intended, "
         "this "
@@ -377,7 +378,8 @@ def dropout_ignores_mode(case: Case) -> Found | None:
             above("evaluations in which values were dropped", len(later), 1, f"{dropped.key} mean"),
             below("training flag of the model meanwhile", 0, 0, f"{MODEL}:vital.training@eval mean"),
         ),
-        cause="The model is in evaluation mode, but dropout is active: F.dropout is called without training=....",
+        cause="The model is in evaluation mode, but dropout is active: a function drops values without asking "
+        "self.training.",
     )
 
 

@@ -25,9 +25,9 @@ from sonde.diagnosis.rule import Found, Threshold, above, by_number, fact, few, 
 from sonde.diagnosis.rules.loop import DOUBLE_STEPS
 from sonde.diagnosis.symptoms import NOT_TRAINED
 from sonde.diagnosis.taped_data import idle_setting
-from sonde.diagnosis.taped_flow import discarded_average, discarded_term, lost_in_choice, reaches_nothing, stale_buffers
+from sonde.diagnosis.taped_flow import discarded_term, lost_in_choice, reaches_nothing
 from sonde.diagnosis.taped_losses import cut_off
-from sonde.diagnosis.taped_roles import sampled_without_gradient, swapped_average, unheld_leaf
+from sonde.diagnosis.taped_roles import sampled_without_gradient, unheld_leaf
 from sonde.records import Evidence, Severity
 
 
@@ -331,6 +331,8 @@ def frozen_by_mistake(case: Case) -> Found | None:
     frozen = [name for name in dict.fromkeys(names) if not case.parameters[name].trainable]
     frozen = [name for name in frozen if case.track(f"{name}:gradient") is None]  # it was unfrozen later
     free = [name for name in dict.fromkeys(names) if case.parameters[name].trainable]
+    if idle := _idle_branches(case, free):
+        return _frozen_at_zero(idle)
     reason = _reason(case, frozen, free) if frozen else None
     if reason is None:
         return None
@@ -346,6 +348,48 @@ def frozen_by_mistake(case: Case) -> Found | None:
         ),
         cause=f"{few(reason.names)} {reason.words}: requires_grad is False, so the optimizer skips "
         + by_number(reason.names, "it.", "them."),
+    )
+
+
+def _idle_branches(case: Case, free: list[str]) -> list[str]:
+    """Return frozen matrices of zeros whose branch adds nothing: adapters that wait to be trained.
+
+    They are layers of their own, or one of a low-rank pair beside a frozen matrix. Of several adapters those that are
+    not chosen are frozen, too, so one that is trained speaks against it.
+    """
+    frozen = [name for name, each in case.parameters.items() if not each.trainable]
+    zero = [name for name in frozen if case.parameters[name].zero and len(case.parameters[name].shape) > 1]
+    zero = [name for name in zero if case.track(f"{name}:gradient") is None and not _was_filled(case, name)]
+    if not zero or any(case.parameters[name].zero for name in free) or _has_adapters(case, frozen, free):
+        return []
+    ran_modules = ran(case)
+    holders = {module_of(name) for name in zero}
+    pairs = [name for name in frozen if module_of(name) in holders]
+    low_rank = _has_adapters(case, frozen, pairs)
+    return [
+        name
+        for name in zero
+        if runner_of(case, name) in ran_modules
+        and (case.parameters[name].kind.startswith(_LAYERS) or (low_rank and len(case.parameters[name].shape) == 2))
+    ]
+
+
+def _was_filled(case: Case, name: str) -> bool:
+    """Return whether a parameter has got other values since the session began."""
+    track = case.track(f"{name}:parameter")
+    return bool(case.facts.calls("load_state_dict")) if track is None else bool(track.stat("abs_max")[-1] != 0)
+
+
+def _frozen_at_zero(names: list[str]) -> Found:
+    return Found(
+        severity="warning",
+        step=0,
+        sites=tuple(names),
+        evidence=(above("frozen matrices that are all zeros", len(names), 1),),
+        cause=f"{few(names)} {by_number(names, 'is', 'are')} frozen with all values 0, so "
+        f"{by_number(names, 'its branch adds', 'their branches add')} nothing and cannot learn: requires_grad "
+        "is False.",
+        refute="Remove the branch: if the output of the same batch changes, this finding is wrong.",
     )
 
 
@@ -553,55 +597,6 @@ def _drift(case: Case, one: str, two: str) -> tuple[Evidence, ...]:
     norms = [float(statistics.norm(track.rows[-1])) for track in tracks if track is not None]
     apart = abs(norms[0] - norms[1]) / max(norms[0], norms[1], np.finfo(float).tiny)
     return (fact("difference of their norms over the larger, now", apart, f"{one}:parameter norm"),)
-
-
-@rule(
-    "ema_not_updated",
-    needs=["parameter", "update", "facts.parameters"],
-    exact=True,
-    fix="Use a decay below 1 (0.999), and check that average.lerp_(weight, 1 - decay) gets the current weights.",
-    refute="Compare the copy with its initial values: if they differ, this finding is wrong.",
-    since=UNUSED_STEPS,
-)
-def ema_not_updated(case: Case) -> Found | None:
-    """A moving average of the weights is written to but never changes.
-
-    A copy that is not written to is intended, such as a fixed teacher.
-    """
-    if (taped := discarded_average(case) or swapped_average(case) or stale_buffers(case)) is not None:
-        return taped
-    copies = [each for each in case.need_facts().parameters if each.equal_to and not each.owners and not each.trainable]
-    copies = [each for each in copies if _is_rewritten(case, each.name)]
-    updates = case.of("update") if copies else ()
-    moved = {track.name for track in updates if float(statistics.norm(track.rows[-1])) > 0}
-    stuck = [each for each in copies if moved.intersection(each.equal_to)]
-    if not stuck:
-        return None
-    names = [each.name for each in stuck]
-    track = case.track(f"{names[0]}:parameter")
-    return Found(
-        step=1,
-        sites=tuple(names),
-        evidence=(
-            above("times it was written to", 0 if track is None else len(track) - 1, UNUSED_STEPS),
-            fact("change since the start", 0.0, f"{names[0]}:parameter norm"),
-            fact("copies like this", len(names)),
-        ),
-        cause=f"{few(names)} "
-        + by_number(
-            names,
-            "is written to after every step but never changes",
-            "are written to after every step but never change",
-        )
-        + ", while the weights that are averaged do: the average has a decay of 1.",
-    )
-
-
-def _is_rewritten(case: Case, name: str) -> bool:
-    track = case.track(f"{name}:parameter")
-    if track is None or len(track) <= UNUSED_STEPS:
-        return False
-    return not np.any(np.diff(track.rows, axis=0))
 
 
 @rule(

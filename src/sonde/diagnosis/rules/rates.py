@@ -263,11 +263,10 @@ _PER_STEP: Final = frozenset({"OneCycleLR", "CyclicLR"})
 def scheduler_never_called(case: Case) -> Found | None:
     """The schedule does not reach the optimizer: the scheduler is never stepped, drives another one, or restarts."""
     found = _drives_another(case) or _writes_to_a_copy(case) or _steps_by_epoch(case) or _made_again(case)
+    found = found or _never_stepped(case)
     if found is not None:
         return found
     counter = case.scalar("scheduler.last_epoch")
-    if counter is None and case.facts.calls("scheduler.idle"):
-        return _never_stepped(case)
     if counter is None:
         raise NotMeasured("scheduler.last_epoch")
     steps, counts = counter
@@ -289,21 +288,21 @@ def scheduler_never_called(case: Case) -> Found | None:
 
 
 def _never_stepped(case: Case) -> Found | None:
-    """Find a scheduler among the program's variables whose counter is at the end what it was at the beginning."""
-    rate = case.learning_rate()
-    others = case.facts.calls("scheduler.step")
-    if others or case.num_steps < SCHEDULER_IDLE_STEPS or (rate is not None and rate[1].max() != rate[1].min()):
-        return None
+    """Find a scheduler of an optimizer that steps, where no scheduler of it was ever stepped."""
+    driven = {call.about for call in case.facts.calls("scheduler.step")}
     for call in case.facts.calls("scheduler.idle"):
-        if call.about:
+        rate = case.learning_rate(call.about or "optimizer")
+        moves = rate is not None and rate[1].max() != rate[1].min()
+        if call.about and call.about not in driven and case.num_steps >= SCHEDULER_IDLE_STEPS and not moves:
             return Found(
                 step=1,
-                sites=("scheduler",),
+                sites=("scheduler", call.about),
                 evidence=(
                     fact("calls of scheduler.step()", 0),
                     above("optimizer steps", case.num_steps, SCHEDULER_IDLE_STEPS),
                 ),
-                cause=f"{call.data.get('kind')} is never stepped: the rate stays at its initial value.",
+                cause=f"{call.data.get('kind')}{call.place} is never stepped: the rate of {call.about} stays at its "
+                "initial value.",
             )
     return None
 

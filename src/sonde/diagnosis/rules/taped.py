@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, rule
+from sonde.diagnosis.rule import Found, fact, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.taped_contracts import broken, wrapped_around
 from sonde.diagnosis.taped_roles import (
@@ -91,13 +91,24 @@ def terminal_bootstrapped(case: Case) -> Found | None:
 
 @rule(
     "result_discarded",
+    needs=["facts.program"],
     exact=True,
     explains=[*NOT_TRAINED, "unused_parameters"],
     fix="Assign the result, or use the in-place variant.",
     refute="Remove the line: if the loss of the same batch changes, this finding is wrong.",
 )
 def result_discarded(case: Case) -> Found | None:
-    """A result is computed and dropped, and the step goes on without it."""
+    """A result is computed and dropped, and the program goes on without it."""
+    for call in case.facts.calls("state_dict.into"):
+        return Found(
+            step=call.steps[-1],
+            sites=(str(call.data.get("name") or "(model)"), "(loop)"),
+            evidence=(fact("tensors in the state that was handed over", int(call.data.get("given") or 0)),),
+            cause=f"state_dict(state){call.place} does not load the state: it writes the present weights over it, and "
+            "the model keeps them.",
+            fix="Write load_state_dict(state).",
+            refute="Compare a weight before and after that line: if it changes, this finding is wrong.",
+        )
     case.need_tape()
     return dropped_result(case)
 

@@ -1,0 +1,212 @@
+"""Copies of weights beside a model: each fault, and healthy programs that look alike."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from programs import classify, data, perceptron
+from torch import nn
+from torch.optim import SGD
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import sonde
+
+X, Y = data(samples=96)
+
+
+def watched(folder, model, optimizer, **options):
+    return sonde.watch(model, optimizer, run=folder / "run", on_error="raise", tape=False, **options)
+
+
+def train(folder, model, follow, *, steps=130, optimizer=None, watch=None):
+    """Train a model and let `follow(step)` update what is beside it after each step; return findings by kind."""
+    optimizer = optimizer or SGD(model.parameters(), lr=0.2)
+    with watched(folder, watch or model, optimizer) as session:
+        for number in range(steps):
+            at = torch.arange(16) + number % 5 * 16
+            loss = classify(model(X[at]), Y[at])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            follow(number)
+    return {each.kind: each for each in session.findings if each.severity != "info"}
+
+
+@torch.no_grad()
+def mix(copies, weights, share):
+    for slow, fast in zip(copies, weights, strict=True):
+        slow.mul_(share).add_(fast, alpha=1 - share)
+
+
+class Average:
+    """A moving average of weights, kept as a module, as a dictionary or as a list."""
+
+    def __init__(self, model, form):
+        self.model = model
+        self.shadow = copy.deepcopy(model).requires_grad_(False)
+        if form == "dict":
+            self.shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
+        elif form == "list":
+            self.shadow = [each.detach().clone() for each in model.parameters()]
+
+    def update(self, share):
+        weights = dict(self.model.named_parameters())
+        if isinstance(self.shadow, dict):
+            for name, each in weights.items():
+                self.shadow[name] = share * self.shadow[name] + (1 - share) * each.detach()
+        else:
+            mix(self.shadow if isinstance(self.shadow, list) else self.shadow.parameters(), weights.values(), share)
+
+
+SHARES = {
+    "constant": lambda step: 0.99,
+    "rising": lambda step: min(0.999, (1 + step) / (10 + step)),
+    "copied at first": lambda step: 0.0 if step < 40 else 0.95,
+    "now and then": lambda step: 1.0 if step % 10 else 0.0,
+}
+
+
+def average(folder, share, form):
+    model = perceptron()
+    ema = Average(model, form)
+
+    def follow(step):
+        if share(step) < 1 or form == "module":
+            ema.update(share(step))
+
+    return train(folder, model, follow)
+
+
+@pytest.mark.parametrize("form", ["module", "dict", "list"])
+def test_an_average_that_keeps_nothing_of_itself(tmp_path, form):
+    finding = average(tmp_path, lambda step: 0.01, form)["ema_not_updated"]
+    assert finding.sites[0] == "ema.shadow"
+    assert "keeps 0.01 of itself" in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("share", "form"), [("constant", "dict"), ("constant", "list"), *((each, "module") for each in SHARES)]
+)
+def test_an_average_that_is_one(tmp_path, share, form):
+    assert "ema_not_updated" not in average(tmp_path, SHARES[share], form)
+
+
+def test_an_average_whose_decay_is_one(tmp_path):
+    finding = average(tmp_path, lambda step: 1.0, "module")["ema_not_updated"]
+    assert "keeps its values" in finding.cause
+
+
+@pytest.mark.parametrize("name", ["ema", "actor"])
+def test_weights_that_are_copied_after_every_step(tmp_path, name):
+    found = (copy_as_average if name == "ema" else copy_as_actor)(tmp_path)
+    assert ("ema_not_updated" in found) is (name == "ema")
+
+
+def copy_as_average(folder):
+    model = perceptron()
+    ema = copy.deepcopy(model)
+    return train(folder, model, lambda step: ema.load_state_dict(model.state_dict()))
+
+
+def copy_as_actor(folder):
+    model = perceptron()
+    actor = copy.deepcopy(model)
+    return train(folder, model, lambda step: actor.load_state_dict(model.state_dict()))
+
+
+def load_target(folder, source):
+    model = perceptron()
+    target_net = copy.deepcopy(model)
+
+    def follow(step):
+        if source != "never" and step % 5 == 4:
+            target_net.load_state_dict((target_net if source == "itself" else model).state_dict())
+
+    return train(folder, model, follow, steps=32)
+
+
+@pytest.mark.parametrize("source", ["itself", "model", "never"])
+def test_a_target_that_loads_itself(tmp_path, source):
+    found = load_target(tmp_path, source)
+    assert ("ema_not_updated" in found) is (source == "itself")
+    assert source != "itself" or found["ema_not_updated"].sites[0] == "target_net"
+
+
+class Critics(nn.Module):
+    """Two critics, and a target network for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.q1, self.q2 = perceptron(), perceptron()
+        for each in self.q2.parameters():
+            nn.init.normal_(each, std=0.2)
+        self.target1, self.target2 = copy.deepcopy(self.q1), copy.deepcopy(self.q2)
+
+    def forward(self, x):
+        return self.q1(x) + self.q2(x)
+
+
+def follow_critics(folder, second):
+    model = Critics()
+    learnt = [*model.q1.parameters(), *model.q2.parameters()]
+
+    def follow(step):
+        mix(model.target1.parameters(), model.q1.parameters(), 0.9)
+        mix(model.target2.parameters(), getattr(model, second).parameters(), 0.9)
+
+    return train(folder, model, follow, steps=10, optimizer=SGD(learnt, lr=0.05))
+
+
+@pytest.mark.parametrize("second", ["q1", "q2"])
+def test_a_target_that_follows_the_other_critic(tmp_path, second):
+    found = follow_critics(tmp_path, second)
+    assert ("ema_not_updated" in found) is (second == "q1")
+    assert second != "q1" or "q2, but takes the weights of model.q1" in found["ema_not_updated"].cause
+
+
+class Agent(nn.Module):
+    """A network and its target, whose difference is minimised."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = perceptron()
+        self.target = copy.deepcopy(self.net)
+        self.cuts = True
+
+    def forward(self, x):
+        with torch.set_grad_enabled(not self.cuts):
+            other = self.target(x.flip(0))
+        return self.net(x) - 0.5 * other
+
+
+def train_agent(folder, cuts):
+    agent = Agent()
+    agent.cuts = cuts
+
+    def follow(step):
+        if cuts:
+            mix(agent.target.parameters(), agent.net.parameters(), 0.95)
+
+    return train(folder, agent, follow, steps=12)
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+def test_a_target_that_the_optimizer_trains(tmp_path, cuts):
+    found = train_agent(tmp_path, cuts)
+    assert ("ema_not_updated" in found) is not cuts
+    assert cuts or "learns by itself" in found["ema_not_updated"].cause
+
+
+@pytest.mark.parametrize("decay", [0.99, None])
+def test_torchs_own_averages(tmp_path, decay):
+    model = perceptron()
+    averaged = AveragedModel(model, multi_avg_fn=None if decay is None else get_ema_multi_avg_fn(decay))
+    assert "ema_not_updated" not in train(tmp_path, model, lambda step: averaged.update_parameters(model))
+
+
+def test_a_frozen_teacher(tmp_path):
+    model = perceptron()
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    assert "ema_not_updated" not in train(tmp_path, model, lambda step: teacher(X[:2]), steps=40)
