@@ -616,3 +616,40 @@ def test_adapters_that_are_frozen_before_they_learnt(tmp_path, what, handed, for
     finding = found(session, "frozen_by_mistake")
     zeros = finding is not None and "all values 0" in finding.cause
     assert zeros is (what == "base and adapters")
+
+
+@torch.no_grad()
+def evaluate(model, how):
+    if how == "uncertain":
+        model.eval()
+        model[1].train()
+    elif how != "as in training":
+        model.train(how == "statistics first")
+        model(X[:48])
+        model.eval()
+    model(X[48:])
+
+
+@pytest.mark.parametrize(
+    ("between", "last", "ill"),
+    [
+        ("as in training", "as in training", True),
+        ("as in training", "right", True),
+        ("right", "right", False),
+        ("statistics first", "right", False),
+        ("uncertain", "right", False),
+        (None, "as in training", False),
+    ],
+)
+def test_evaluations_in_training_mode_before_one_that_is_right(tmp_path, between, last, ill):
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(3):
+            model.train()
+            for _ in range(4):
+                step(model, optimizer, session)
+            if between is not None:
+                evaluate(model, between)
+        evaluate(model.train(), last)
+    assert (found(session, "train_mode_in_eval") is not None) is ill

@@ -39,8 +39,8 @@ class Mode:
         return self.kind.startswith(NORMS)
 
 
-def modes(case: Case, phase: Phase) -> list[Mode]:
-    """Return the modes of the modules that ran in a phase and behave differently in training.
+def modes(case: Case, phase: Phase, before: int | None = None) -> list[Mode]:
+    """Return the modes of the modules that ran in a phase and behave differently in training, up to a step.
 
     Raises:
         NotMeasured: No module's mode is known.
@@ -53,7 +53,9 @@ def modes(case: Case, phase: Phase) -> list[Mode]:
     known: dict[str, tuple[float, int]] = {}
     for site in sites:
         curve = case.curve(site.key) if site.phase == phase else None
-        if curve is not None:
+        if curve is not None and before is not None:
+            curve = (curve[0][curve[0] < before], curve[1][curve[0] < before])
+        if curve is not None and len(curve[0]):
             steps, values = curve
             held = len(values) - 1
             while held > 0 and values[held - 1] == values[-1]:
@@ -152,16 +154,12 @@ def train_mode_in_eval(case: Case) -> Found | None:
     case.wait_for_tape()
     if (found := noisy_teacher(case)) is not None:
         return found
-    taped = case.taped
-    on = [mode for mode in modes(case, "eval") if mode.training == 1 and mode.root in (1, None)]
-    on = [mode for mode in on if taped is None or not taped.makes_targets(mode.name)]
-    if not on or (on[0].root is None and not any(mode.is_norm for mode in on)):
+    found = _evaluated_in_training(case, None)
+    if found is None:  # the last evaluation, after training, may well be another function than those before
+        found = _evaluated_in_training(case, case.step)
+    if found is None:
         return None
-    since = min(mode.since for mode in on)
-    # A single pass may be a dry run before training.
-    passes = _passes(case, on[0].name, since)
-    if passes < 2:
-        return None
+    on, since, passes = found
     names = [mode.name for mode in on]
     norms = [mode.name for mode in on if mode.is_norm]
     return Found(
@@ -182,9 +180,21 @@ def train_mode_in_eval(case: Case) -> Found | None:
     )
 
 
-def _passes(case: Case, name: str, since: int) -> float:
-    track = case.track(f"{name}:output@eval")
-    return 0.0 if track is None else float(track.since(since).rows[:, schema.SEEN].sum())
+def _evaluated_in_training(case: Case, before: int | None) -> tuple[list[Mode], int, float] | None:
+    """Return the modules that were last evaluated in training mode, since when, and in how many passes."""
+    taped = case.taped
+    on = [mode for mode in modes(case, "eval", before) if mode.training == 1 and mode.root in (1, None)]
+    on = [mode for mode in on if taped is None or not taped.makes_targets(mode.name)]
+    if not on or (on[0].root is None and not any(mode.is_norm for mode in on)):
+        return None
+    since = min(mode.since for mode in on)
+    track = case.track(f"{on[0].name}:output@eval")
+    steps = np.zeros(0) if track is None else track.steps
+    during = (steps >= since) & (steps < (np.inf if before is None else before))
+    # A single pass may be a dry run before training.
+    passes = 0.0 if track is None else float(track.rows[during][:, schema.SEEN].sum())
+    rounds = int(during.sum())
+    return (on, since, passes) if passes >= 2 and (before is None or rounds >= 2) else None
 
 
 FEW_PER_CHANNEL = Threshold(8, "values per channel: of fewer, the variance is off by half")
