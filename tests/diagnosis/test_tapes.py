@@ -908,6 +908,8 @@ HEALTHY |= {
     "an activation": (Forgetful("relu", keeps=True), (ROWS, LABELS), cross_entropy),
     "a masked copy": (Forgetful("mask", keeps=True), (ROWS, LABELS), cross_entropy),
     "a state that is passed on": (Forgetful("state", keeps=True), (SERIES, LABELS), cross_entropy),
+    "a pass that learns the shapes": (
+        mlp(), (ROWS, LABELS), lambda model, x, y: (model(x.detach()), F.cross_entropy(model(x), y))[1]),
     "losses that are added": (mlp(), (SERIES, LABELS), by_steps(adds=True)),
     "a mean over the features": (Forgetful("rows", keeps=True), (ROWS, LABELS), cross_entropy),
     "a time": (Clocked(reads=True), (ROWS, LABELS), lambda model, x, y: F.cross_entropy(model(x, y), y)),

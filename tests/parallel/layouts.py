@@ -160,22 +160,22 @@ def stages(folder=None):
 
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 7)).to(device())
-    # Without an example torch calls the model on memory that nobody has filled, to learn the shapes; that may hold NaN.
-    example = batch(0, torch.float32)[0].chunk(2)[0]
-    passed_on = example.clone().requires_grad_()
-    given = passed_on if dist.get_rank() else example
-    stage = PipelineStage(model, dist.get_rank(), dist.get_world_size(), device(), given, passed_on)
+    stage = PipelineStage(model, dist.get_rank(), dist.get_world_size(), device())
     schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     session = None if folder is None else sonde.watch(model, optimizer, run=folder, on_error="raise")
+    # Torch calls each stage on memory that nobody has filled to learn its shapes, again after an evaluation. In
+    # deterministic mode that memory is filled with NaN.
+    torch.use_deterministic_algorithms(True)
     for step in range(STEPS):
         x, _ = batch(step, torch.float32)
+        given, wanted = ((x,), {}) if stage.is_first else ((), {"target": x})
         optimizer.zero_grad()
-        if stage.is_first:
-            schedule.step(x)
-        else:
-            schedule.step(target=x)
+        schedule.step(*given, **wanted)
         optimizer.step()
+        if step == 1:
+            schedule.eval(*given, **wanted)
+    torch.use_deterministic_algorithms(False)
     if session is not None:
         session.close()
     return hashlib.sha256(b"".join(each.detach().cpu().numpy().tobytes() for each in model.parameters())).hexdigest()

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sonde
 from sonde.testing import tiny_mlp
@@ -307,3 +308,103 @@ def test_what_comes_after_a_flush_is_merged_into_the_same_step(watched):
     note = run.at(1)[run.site("note:scalar")]
     assert (note.count, note.mean) == (2, 2.0)
     assert run.series("0.weight:gradient", "count").values.tolist() == [8 * 16]
+
+
+def unfilled(*shape):
+    """Return what memory that nobody has filled may hold."""
+    values = torch.full(shape, 1e30)
+    values.view(-1)[::3] = math.nan
+    return values.requires_grad_()
+
+
+def dry_pass(model):
+    model(unfilled(10, 8))
+
+
+def fake_pass(model):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model(torch.empty(10, 8))
+
+
+def gradient_of_the_inputs(model):
+    """Do as a pipeline does that learns the shapes of its stages."""
+    inputs = unfilled(10, 8)
+    torch.autograd.grad(F.cross_entropy(model(inputs), torch.zeros(10).long()), inputs)
+
+
+@pytest.mark.parametrize(
+    ("dry", "at"), [(dry_pass, 0), (fake_pass, 0), (gradient_of_the_inputs, 0), (gradient_of_the_inputs, 2)]
+)
+def test_a_pass_that_nothing_comes_of_is_neither_recorded_nor_judged(watched, dry, at):
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watched(model, optimizer) as seen:
+        if at:
+            train(model, optimizer, at, seen)
+        seen.log(mine=1.0)
+        dry(model)
+        with torch.no_grad():
+            model(torch.randn(3, 8))
+        dry(model)
+        train(model, optimizer, 3, seen)
+    run = sonde.open_run(seen.session.path)
+    assert not [finding.kind for finding in (*run.findings, *sonde.diagnose(run).findings) if "nan" in finding.kind]
+    for site in ("(model):input[0]", "0:output", "2:output", "loss_fn:input.input"):
+        assert len({reading.count for reading in seen[site].values()}) == 1, site
+        assert not any(reading.nonfinite for reading in seen[site].values()), site
+    assert not [site.key for site in run.sites if site.call], "the first call of a step is the one that trains"
+    assert [reading.count for reading in seen["2:output@eval"].values()] == [12.0], "evaluations stay"
+    assert list(seen["mine:scalar"]) == [at]
+
+
+def test_a_batch_that_the_program_skips_is_judged(watched):
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def skips_what_is_not_finite(x):
+        return F.cross_entropy(model(x), torch.zeros(10).long()).isfinite()
+
+    with watched(model, optimizer) as seen:
+        assert not skips_what_is_not_finite(unfilled(10, 8).detach())
+        train(model, optimizer, 3, seen)
+    assert "nan_in_data" in {finding.kind for finding in sonde.diagnose(seen.session.path).findings}
+
+
+def test_passes_that_every_step_takes_the_gradient_of_the_inputs_of_are_recorded(watched):
+    """As for adversarial examples."""
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def attacked(x):
+        x = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(F.cross_entropy(model(x), x[:, :4].argmax(1)), x)
+        return (x + 0.1 * gradient.sign()).detach()
+
+    with watched(model, optimizer) as seen:
+        for _ in range(4):
+            x = torch.randn(10, 8)
+            optimizer.zero_grad()
+            F.cross_entropy(model(attacked(x)), x[:, :4].argmax(1)).backward()
+            optimizer.step()
+    assert list(seen["0:output"]) == [1, 2, 3, 4]
+    assert list(seen["0:output#1"]) == [2, 3, 4], "the first time it could not be known"
+
+
+@pytest.mark.parametrize(("by_hand", "steps"), [(False, 8), (True, 4)], ids=["as it comes", "by hand"])
+def test_two_critic_steps_for_each_generator_step_are_two_steps_unless_counted_by_hand(watched, by_hand, steps):
+    models = {"critic": tiny_mlp(), "generator": nn.Linear(8, 8)}
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in models.values()]
+    with watched(models, optimizers, steps_by_hand=by_hand) as seen:
+        for _ in range(4):
+            for turn in (0, 0, 1):
+                optimizers[turn].zero_grad()
+                score = models["critic"](models["generator"](torch.randn(4, 8))).mean()
+                (-score if turn else score).backward()
+                optimizers[turn].step()
+            if by_hand:
+                seen.session.step()
+        assert seen.session.current_step == steps
+        assert seen.session.optimizer_steps == {"optimizer": 8, "optimizer2": 4}
+    updates = {name: sorted(seen[f"{name}:update"]) for name in ("critic.0.weight", "generator.weight")}
+    assert updates["critic.0.weight"] == list(range(1, steps + 1))
+    assert len(updates["generator.weight"]) == 4

@@ -122,8 +122,9 @@ def _dropped_call(reading: TapeReading) -> Found | None:
     for call in reading.tape.calls:
         calls.setdefault(call.path, []).append(call)
     for path, made in calls.items():
-        dropped = [call for call in made if call.outs and _is_call_dropped(reading, call)]
         used = [call for call in made if not reading.needed.isdisjoint(call.outs.values())]
+        dropped = [call for call in made if call.outs and _is_call_dropped(reading, call)]
+        dropped = [call for call in dropped if not _is_repeated(reading, call, used)]
         if dropped and used and not path.startswith("<"):
             line = reading.tape.lines[dropped[0].line] if dropped[0].line >= 0 else None
             return Found(
@@ -143,6 +144,12 @@ def _is_call_dropped(reading: TapeReading, call: Call) -> bool:
     learns = any(tape.values[out].requires_grad for out in outs) and returned.isdisjoint(outs)
     # A call may use its own results: an LSTM cell computes the hidden state of the new cell state.
     return learns and not any(_has_use(reading, out, call.last) for out in outs)
+
+
+def _is_repeated(reading: TapeReading, call: Call, used: list[Call]) -> bool:
+    """Return whether a call that is used gets the same data: what this one computed is not lost."""
+    data = [{reading.plain(value).id for value in each.args.values()} for each in (call, *used)]
+    return bool(data[0]) and data[0] in data[1:]
 
 
 # --------------------------------------------------------------------------------

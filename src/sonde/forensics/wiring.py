@@ -72,6 +72,7 @@ class Forensics:
         self._before_step = guard.wrap("looking at gradients", self.watcher.before_step)
         self._after_step = guard.wrap("looking at updates", self.watcher.after_step)
         self.after_skip = guard.wrap("looking at skipped steps", self.watcher.after_skip)
+        self.forget_passes = self.watcher.keeper.forget
         self._finish = guard.wrap("letting go of kept passes", self.watcher.finish)
         self._flag_site = -1
         self._handles: list[Handle] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sonde.hooks.guard import UNGUARDED, Guard, Guarded, Handle, guard_of, keep
 from sonde.hooks.replace_function import BACKWARD
+from sonde.hooks.unpack import MAX_PARTS, unpack
 
 _on_accumulated: Callable[[Tensor, Callable[[Tensor], None]], RemovableHandle]
 _on_accumulated = Tensor.register_post_accumulate_grad_hook
@@ -54,6 +56,32 @@ def on_accumulated(parameter: Tensor, callback: Guarded) -> Handle:
 def replace_gradient(tensor: Tensor, gradient: Tensor) -> Handle:
     """Put a gradient in place of whatever reaches a tensor. Only for computations that Sonde repeats itself."""
     return _on_gradient(tensor, lambda _: gradient)
+
+
+class OutputGraph:
+    """The graph behind what a module returned: whether it still exists, and whether a gradient has come to it.
+
+    The graph holds a hook, and this only a weak reference to it: what is watched is kept by the program alone.
+    """
+
+    def __init__(self, output: Any) -> None:
+        self.has_gradient = False
+        found = unpack(output)
+        made = [tensor for _, tensor in found if tensor.requires_grad and not tensor.is_leaf]
+        self._is_unknown = not made or len(found) == MAX_PARTS
+        self._hooks = [] if self._is_unknown else [self._listen(tensor) for tensor in made]
+
+    @property
+    def exists(self) -> bool:
+        """Whether a gradient may still reach parameters through it; True if that is unknown."""
+        return self._is_unknown or any(hook() is not None for hook in self._hooks)
+
+    def _listen(self, tensor: Tensor) -> weakref.ref[Any]:
+        def note(_: Tensor | None) -> None:
+            self.has_gradient = True
+
+        _on_gradient(tensor, note)
+        return weakref.ref(note)
 
 
 def _tensors(given: Any) -> tuple[Any, ...]:

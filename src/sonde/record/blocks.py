@@ -22,6 +22,9 @@ def to_block(packet: Packet, book: SiteBook, *, histogram: bool) -> Block | None
     numbers += [number for late in packet.late for number in late()]
     parts: list[_Part] = [arrived, _from_numbers(numbers), _from_readings(packet)]
     sites, rows, bins, binned = _merge(parts)
+    if packet.is_unused:
+        kept = book.are_kept(sites)
+        sites, rows, bins, binned = sites[kept], rows[kept], bins[kept], binned[kept]
     if not len(sites):
         return None
     for chosen, scale in packet.unscale:

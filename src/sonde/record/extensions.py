@@ -39,6 +39,9 @@ class Observer(PassObserver, StepObserver, Protocol):
     def end_dozed_step(self) -> None:
         """Handle the end of a step that is only counted."""
 
+    def forget_passes(self) -> None:
+        """Forget the passes of the present step: nothing came of them."""
+
     def pause(self, paused: bool) -> None:
         """Stop looking at steps until it is called with False."""
 
@@ -62,6 +65,9 @@ class Incidents(Protocol):
 
     def after_skip(self) -> None:
         """Handle a step that a gradient scaler has skipped."""
+
+    def forget_passes(self) -> None:
+        """Forget the passes of the present step: nothing came of them."""
 
     def save_bundle(self, reason: str) -> Path:
         """Save what is needed to repeat the present step."""

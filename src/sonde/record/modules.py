@@ -8,6 +8,9 @@ Which call is which:
 - A forward that runs inside a backward is a checkpoint being recomputed. It has been seen already and is left out.
 - From the beginning of a training pass that is not recorded to the end of its step nothing is listened to. Evaluations
   come between steps, so they are seen whether or not the steps around them are.
+- A training pass that nothing came of is forgotten when the same model runs again: its graph is gone and no gradient
+  has reached a parameter. So it is with passes before the first step that reach no loss (summaries, warm-up calls) and
+  with those that only a gradient of the inputs was taken of, as a pipeline does to learn shapes from empty tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from torch import Tensor, nn
 from sonde.hooks.autograd_graph import layouts_behind
 from sonde.hooks.guard import Guard, backward_id, is_capturing
 from sonde.hooks.names import is_wrapper, named_modules, unwrap
-from sonde.hooks.on_backward import Reach, on_gradient
+from sonde.hooks.on_backward import OutputGraph, Reach, on_gradient
 from sonde.hooks.on_call import ModuleCalls
 from sonde.hooks.unpack import plain_values, unpack
 from sonde.parallel.placements import WHOLE, Holding, data_of, holding_of_output
@@ -63,6 +66,14 @@ class PassObserver(Protocol):
     looked_at: dict[int, bool | None]
     """Keys of modules. None: report every call. A mode: in training, report only calls made in the other mode."""
 
+    @property
+    def has_loss(self) -> bool:
+        """Whether a loss was computed in the present step."""
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether a backward pass has begun in the present step; `torch.autograd.grad` does not count."""
+
     def begin_pass(self, entry: WatchedModule, call: int, args: tuple[Any, ...], phase: Phase, due: bool) -> None:
         """Handle the beginning of a pass at this module."""
 
@@ -79,6 +90,8 @@ class PassObserver(Protocol):
 _PHASES: Final[dict[Phase, int]] = {"train": 0, "eval": 1}
 _FEW_MODULES: Final = 16
 """Turning hooks off and on again takes longer than hooks at so many modules."""
+_MAX_FORGOTTEN: Final = 16
+"""How often passes are forgotten: a program may run its model a thousand times before the first step."""
 
 
 class _Pass(threading.local):
@@ -98,6 +111,51 @@ class _Pass(threading.local):
         """The numbers of calls, and the last recorded output: a container may return its child's tensor."""
 
 
+class _UnusedPasses:
+    """The training passes of the present step, until a gradient reaches a parameter."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._graphs: list[tuple[int, OutputGraph]] = []
+        self._passes_before = 0
+        self._steps = 0
+        self._last = -2
+        """The step in which nothing came of a pass but a gradient of its inputs."""
+        self._left = _MAX_FORGOTTEN
+
+    def add(self, key: int, output: Any) -> None:
+        """Take what a pass returned."""
+        if self._left:
+            self._graphs.append((key, OutputGraph(output)))
+
+    def end_step(self) -> None:
+        """Begin the next step."""
+        self._graphs.clear()
+        self._steps += 1
+        self._reach.settle()
+        self._passes_before = self._reach.passes
+
+    def are_forgotten(self, key: int, observer: PassObserver | None) -> bool:
+        """Return whether nothing came of the passes so far, now that a pass of one of their models begins."""
+        graphs = self._graphs
+        if not graphs or not any(each == key for each, _ in graphs) or any(graph.exists for _, graph in graphs):
+            return False
+        self._reach.settle()
+        gradients = [graph.has_gradient for _, graph in graphs]
+        graphs.clear()
+        # A parameter that the program has put in place of another is not known.
+        if self._reach.passes != self._passes_before or observer is None or observer.has_backward:
+            return False
+        if all(gradients):
+            # Where it is so in every step, as with adversarial examples, it is a part of the loop.
+            is_habit, self._last = self._last == self._steps - 1, self._steps
+            is_dry = not is_habit
+        else:
+            is_dry = not self._steps and not observer.has_loss
+        self._left -= is_dry
+        return is_dry
+
+
 class ModuleTap:
     """Reports the outputs of wanted modules to the recorder, in those passes that `before_pass` says yes to."""
 
@@ -114,6 +172,7 @@ class ModuleTap:
         before_pass: Callable[[Phase], int],
         doze: Doze,
         after_pass: Callable[[Phase], None],
+        forget_passes: Callable[[], None],
         observer: PassObserver | None = None,
     ) -> None:
         self.gradient_sites: list[int] = []
@@ -127,6 +186,8 @@ class ModuleTap:
         self._before_pass = before_pass
         self._doze = doze
         self._after_pass = after_pass
+        self._forget_passes = forget_passes
+        self._unused = _UnusedPasses(reach)
         self._observer = observer
         self._wrappers = {entry.key for entry in watched if is_wrapper(entry.module)}
         self._pass = _Pass()
@@ -174,6 +235,7 @@ class ModuleTap:
 
     def end_step(self) -> None:
         """Begin to number calls from 0 again, and to listen."""
+        self._unused.end_step()
         here = self._pass
         here.outputs.clear_calls(_PHASES["train"])
         here.outputs.end_pass()
@@ -238,6 +300,9 @@ class ModuleTap:
     def _begin_pass(self, here: _Pass, outermost: int) -> None:
         here.outermost = None
         here.phase = "train" if torch.is_grad_enabled() else "eval"
+        if here.phase == "train" and self._unused.are_forgotten(outermost, self._observer):
+            here.outputs.clear_calls(_PHASES["train"])
+            self._forget_passes()
         level = self._before_pass(here.phase)
         here.recording, here.observed = level >= OUTPUTS, level >= EVERYTHING
         if self._outputs_in_c is not None and not self._is_in_use:
@@ -284,6 +349,8 @@ class ModuleTap:
             if observer is not None and (observer.is_tracing or _is_observed(entry, here.phase, observer.looked_at)):
                 observer.leave(entry, call, here.phase, args, output)
         if here.outermost == key or here.outermost is None:
+            if here.recording and here.phase == "train":
+                self._unused.add(key, output)
             self._end_pass(here, entry, call, kwargs)
 
     def _end_pass(self, here: _Pass, entry: WatchedModule, call: int, kwargs: dict[str, Any]) -> None:

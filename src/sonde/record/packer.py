@@ -313,6 +313,14 @@ class Packer:
             self._ship(self._packet.step, reopened=self._packet.stepped)
             self._send_all()
 
+    def forget_passes(self) -> None:
+        """Drop what the training passes of the present step have recorded so far: nothing came of them."""
+        with self._lock:
+            if not self._packet.stepped:
+                self._packet.is_unused = True
+                self._ship(self._packet.step)
+                self._packet.is_unused = False  # if there was nothing to send
+
     def ship_rest(self) -> None:
         """Send values that arrived after the last step ended (a last evaluation) as a part of that step."""
         with self._lock:

@@ -67,6 +67,11 @@ class SiteBook:
         """Return whether readings of a site carry a histogram when histograms are on."""
         return bool(self._histograms[site])
 
+    def are_kept(self, sites: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Return which sites do not belong to training passes: evaluations and logged numbers."""
+        chosen = (self._sites[site] for site in sites)
+        return np.array([site.phase == "eval" or site.quantity == "scalar" for site in chosen], np.bool_)
+
     def have_histograms(self, sites: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Return the same for many sites."""
         return np.frombuffer(bytes(self._histograms), dtype=np.bool_)[sites]
@@ -105,6 +110,8 @@ class Packet:
     skipped: bool = False
     stepped: bool = False
     """The step has ended; what still comes in before the next training pass begins is about it."""
+    is_unused: bool = False
+    """Nothing came of the training passes in it: only evaluations and logged numbers are kept."""
 
     def is_empty(self) -> bool:
         """Return whether there is nothing to send."""

@@ -210,6 +210,7 @@ class Pipeline:
             reach=self._reach,
             before_pass=self._before_pass,
             after_pass=self._after_pass,
+            forget_passes=self._forget_passes,
             observer=self._observer,
             doze=self._doze,
         )
@@ -351,6 +352,13 @@ class Pipeline:
     def _after_pass(self, phase: Phase) -> None:
         if phase == "train":
             self._mark("backward")
+
+    def _forget_passes(self) -> None:
+        self.packer.forget_passes()
+        if self._observer is not None:
+            self._observer.forget_passes()
+        if self.forensics is not None:
+            self.forensics.forget_passes()
 
     def _mark_phase(self, phase: str) -> None:
         if self.step_vitals is not None:

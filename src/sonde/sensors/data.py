@@ -129,6 +129,12 @@ class RowMarks(Sensor):
                 marks = marks_of(values, self._factors)
                 self.signals.see(model, SEEN_ROWS, _are_among(marks, known).float().mean(), phase="eval")
 
+    def on_forgotten(self) -> None:
+        """Forget the rows, unless there are some of earlier steps among them."""
+        if not self.context.steps:
+            for kept in (self._marks, self._count, self._counted, self._passes):
+                kept.clear()
+
     def _mark_batch(self, model: str, marks: Tensor | None, values: Tensor) -> None:
         passes = self._passes[model] = self._passes.get(model, 0) + 1
         if passes <= MARKED_BATCHES:

@@ -77,6 +77,8 @@ class Sensors:
         )
         self._has_others = False
         """Whether a backward pass of another model has been seen."""
+        self.has_backward = False
+        """Whether a backward pass has begun in the present step."""
         self._spans: Spans | None = Spans()
         self._sizes: dict[str, tuple[int, int]] = {}
         self._forwards = self._forwards_by_hand = self._passes_before = 0
@@ -110,6 +112,7 @@ class Sensors:
         self._on_enter = self._all("on_traced_enter")
         self._on_traced = self._all("on_traced_call")
         self._on_pass_end = self._all("on_pass_end")
+        self._on_forgotten = self._all("on_forgotten")
         self._on_losses = self._all("on_loss")
         self._on_backward = self._all("on_backward")
         self._on_graph = self._all("on_graph")
@@ -287,7 +290,17 @@ class Sensors:
         if self.is_tracing:
             self._on_pass_end()
 
+    def forget_passes(self) -> None:
+        """Forget the passes of the present step: nothing came of them."""
+        self._begin_count()
+        self._on_forgotten()
+
     # ------------------------------------------------------------------ losses and backward passes
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether a loss was computed in the present step."""
+        return self._losses.seen_in_step
 
     def _on_loss(self, call: LossCall) -> None:
         self._on_losses(call)
@@ -305,6 +318,7 @@ class Sensors:
         # A checkpoint that is recomputed runs a backward pass inside the one that counts.
         if backward_id() != -1 or is_capturing():
             return
+        self.has_backward = True
         if self._watched.is_dozing():
             if self._watched.keeps_loss() and not self._has_others:
                 self._step_loss.before_backward(roots, gradients)
@@ -383,15 +397,19 @@ class Sensors:
         if due:
             self._choose_samples()
             self._end_round()
-        self._forwards = self._forwards_by_hand = 0
+        self._begin_count()
         self._passes_before = self._watched.reach.passes
-        self._losses.end_step()
-        self._belonging.end_step()
         if self._context.finished:
             self._sensors = [each for each in self._sensors if each not in self._context.finished]
             self._context.finished.clear()
             self._choose_moments()
         self._state()
+
+    def _begin_count(self) -> None:
+        self.has_backward = False
+        self._forwards = self._forwards_by_hand = 0
+        self._losses.end_step()
+        self._belonging.end_step()
 
     def _step_end(self, *, due: bool) -> StepEnd:
         # A model whose parts are called by hand has no pass of its own.

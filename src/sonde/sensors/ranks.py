@@ -57,6 +57,10 @@ class Reductions(Sensor):
         else:
             self._inner += 1
 
+    def on_forgotten(self) -> None:
+        """Count anew."""
+        self._reduced = self._wrapped = self._inner = 0
+
     def on_step_end(self, end: StepEnd) -> None:
         """Write the counts."""
         if end.due and (self._wrapped or self._inner):

@@ -229,6 +229,9 @@ class Sensor:
     def on_pass_end(self) -> None:
         """Handle the end of a pass."""
 
+    def on_forgotten(self) -> None:
+        """Forget what the passes of the present step have shown: nothing came of them."""
+
     def on_loss(self, call: LossCall) -> None:
         """Handle a training call of a loss."""
 
