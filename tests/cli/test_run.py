@@ -130,6 +130,21 @@ def test_only_what_is_trained_is_watched(both):
     assert run.steps[-1] == 20
 
 
+def test_a_script_that_continues_from_a_checkpoint_counts_on(fork, tmp_path):
+    ended = [fork(tmp_path, "sonde", "run", SCRIPTS / "continued.py")[0] for _ in range(2)]
+    again = ("--run", "runs/continued-2", "-o", "resume=true")
+    ended += fork(tmp_path, "sonde", "run", *again, SCRIPTS / "continued.py")
+    assert [each.code for each in ended] == [0, 0, 0], ended[-1].err
+    first, second = (sonde.open_run(tmp_path / "runs" / f"continued-{number}") for number in (1, 2))
+    assert first.steps.tolist() == [0, 1, 2, 3]
+    assert second.steps.tolist() == [3, 4, 5, 6, 7, 8, 9], "the state of the checkpoint, then three steps twice"
+    assert second.series("loss").steps.tolist() == [4, 5, 6, 7, 8, 9]
+    assert "3 steps recorded in runs/continued-1, " in ended[0].err
+    assert "3 steps recorded in runs/continued-2 after step 3, " in ended[1].err
+    assert "3 steps recorded in runs/continued-2 after step 6, " in ended[2].err
+    assert "nothing wrong found" in ended[2].err
+
+
 def test_each_training_of_a_script_gets_a_run(both):
     _, _, runs = both("folds.py")
     assert [each.name for each in runs] == ["folds-1", "folds-2", "folds-3"]

@@ -29,6 +29,7 @@ from sonde.hooks.names import unwrap
 from sonde.hooks.replace_function import MODULE_CALL, NEW_OPTIMIZER, ReplacedFunction
 from sonde.integrations.updates_by_hand import UpdatesByHand
 from sonde.parallel.ranks import this_rank
+from sonde.record.kinds import steps_counted
 
 if TYPE_CHECKING:
     from sonde.session import Session
@@ -44,6 +45,8 @@ class _Training:
     """A session that was started here."""
 
     session: Session
+    steps_before: int = 0
+    """How many steps the training had taken before, by its optimizer's own count or the run's."""
     steps_then: int = 0
     """Its step when another training began."""
 
@@ -234,7 +237,12 @@ class Discovery:
             **self._options,
         )
         session.is_automatic = True
-        self._trainings.append(_Training(session))
+        # A script that continues from a checkpoint in a new run counts on; a run that is resumed knows its step itself.
+        steps = session.current_step - 1
+        if steps < 0:
+            steps = int(steps_counted(optimizers[0]) or 0) if optimizers else 0
+            session._skip_to(steps)
+        self._trainings.append(_Training(session, steps))
         self._is_first_rank = this_rank() == 0  # later the process group may be gone
         if len(self._trainings) == 1:
             self._on_start()
@@ -243,7 +251,7 @@ class Discovery:
         """Close recordings that have not gone on since the last training began: they keep their models in memory."""
         for training in self._trainings:
             step = training.session.current_step
-            if step == training.steps_then and step:
+            if step == training.steps_then and step > training.steps_before:
                 training.session.close()
             training.steps_then = step
 
@@ -263,7 +271,9 @@ class Discovery:
             session = training.session
             grave = [each for each in session.findings if each.severity != "info"]
             found = plural(len(grave), "finding") if grave else "nothing wrong found"
-            _print(f"sonde: {plural(session.current_step, 'step')} recorded in {files.short(session.path)}, {found}")
+            steps = plural(session.current_step - training.steps_before, "step")
+            after = f" after step {training.steps_before}" if training.steps_before else ""
+            _print(f"sonde: {steps} recorded in {files.short(session.path)}{after}, {found}")
             for finding in grave:
                 console.print(finding_card(finding, look))
             _print(f"Run: sonde diagnose {files.short(session.path)}")
