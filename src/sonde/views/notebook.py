@@ -49,7 +49,7 @@ class RunView:
     @property
     def command(self) -> str:
         """The command that opens this run in the viewer."""
-        return f"sonde view {shlex.quote(str(self._run.path))}"
+        return f"sonde view {shlex.quote(self._run.address)}"
 
     def _repr_html_(self) -> str:
         self._run.refresh()

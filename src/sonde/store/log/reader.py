@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.core import statistics, tape
+from sonde.core import files, statistics, tape
 from sonde.core.schema import Bins
 from sonde.core.tape import Tape
 from sonde.errors import OptionError, RunDamaged
@@ -78,7 +78,8 @@ class Run:
             raise OptionError(f"{self.path} has no rank {rank}; it has {_some(known)}.")
 
     def __repr__(self) -> str:
-        return f"<Run {self.address} ({self.status}, {int((self.steps > 0).sum())} steps, {len(self.sites)} sites)>"
+        here = files.short(self.path) if self.address == str(self.path) else self.address
+        return f"<Run {here} ({self.status}, {int((self.steps > 0).sum())} steps, {len(self.sites)} sites)>"
 
     # ------------------------------------------------------------------ the run as a whole
 
