@@ -1439,7 +1439,7 @@ BOXES = torch.rand(SAMPLES, 2) * 0.6
 BOXES = torch.cat([BOXES, BOXES + 0.1 + 0.3 * torch.rand(SAMPLES, 2)], 1)
 CENTRES = torch.cat([(BOXES[:, :2] + BOXES[:, 2:]) / 2, BOXES[:, 2:] - BOXES[:, :2]], 1)
 SCHEDULE = torch.linspace(0.1, 0.9, 10)
-TEACHER = 3 * F.one_hot(LABELS, CLASSES).float()
+ANSWERS = 3 * F.one_hot(LABELS, CLASSES).float()
 SILENT = SERIES * (torch.arange(TIME)[None, :, None] < torch.arange(SAMPLES)[:, None, None] % 4 + 2)
 
 
@@ -1512,7 +1512,7 @@ def critic(target):
     return loss
 
 
-class Last(nn.Module):
+class ReadAt(nn.Module):
     """A recurrent layer that is read at one position."""
 
     def __init__(self, at):
@@ -1536,7 +1536,7 @@ QUESTIONS = [
     (
         "label_shuffle_mismatch",
         mlp(),
-        (ROWS, LABELS, TEACHER),
+        (ROWS, LABELS, ANSWERS),
         distilled(lambda count: torch.arange(count).roll(1)),
         distilled(torch.arange),
     ),
@@ -1567,10 +1567,10 @@ def test_a_hidden_state_in_the_place_of_a_cell_state_is_named(tmp_path, ill, wel
 
 def test_a_state_that_is_read_after_silence_is_named(tmp_path):
     ends = lambda x: (x != 0).any(2).sum(1) - 1  # noqa: E731
-    case = taped(tmp_path / "ill", Last(lambda x: torch.full((len(x),), TIME - 1)), (SILENT, LABELS), cross_entropy)
+    case = taped(tmp_path / "ill", ReadAt(lambda x: torch.full((len(x),), TIME - 1)), (SILENT, LABELS), cross_entropy)
     assert found("padding_dominates", case) is not None
-    assert found("padding_dominates", taped(tmp_path / "well", Last(ends), (SILENT, LABELS), cross_entropy)) is None
-    whole = taped(tmp_path / "whole", Last(lambda x: torch.full((len(x),), TIME - 1)), (SERIES, LABELS), cross_entropy)
+    assert found("padding_dominates", taped(tmp_path / "well", ReadAt(ends), (SILENT, LABELS), cross_entropy)) is None
+    whole = taped(tmp_path / "whole", ReadAt(lambda x: torch.full((len(x),), TIME - 1)), (SERIES, LABELS), cross_entropy)
     assert found("padding_dominates", whole) is None
 
 
