@@ -1693,3 +1693,25 @@ def test_a_mask_that_is_added_the_wrong_way_round_is_named(tmp_path, fused, low)
     ill, well = Attends(lambda keep: keep.float() * low, fused), Attends(lambda keep: (1.0 - keep.float()) * low, fused)
     assert found("mask_inverted", taped(tmp_path / "ill", ill, (PADDED, LABELS), cross_entropy)) is not None
     assert found("mask_inverted", taped(tmp_path / "well", well, (PADDED, LABELS), cross_entropy)) is None
+
+
+@pytest.mark.parametrize(("sign", "ill"), [(1.0, True), (-1.0, False)])
+def test_a_generator_that_helps_its_judge_is_named_though_they_are_trained_in_turn(tmp_path, sign, ill):
+    pair = nn.ModuleDict({"maker": mlp(outputs=FEATURES), "judge": mlp(outputs=1)})
+    optimizers = {name: torch.optim.SGD(each.parameters(), 0.01) for name, each in pair.items()}
+    one = torch.tensor(1.0)
+    with sonde.watch(pair, optimizers["maker"], run=tmp_path / "run", budget=None):
+        for _ in range(8):
+            for _ in range(3):
+                optimizers["judge"].zero_grad()
+                pair["judge"](ROWS).mean().backward(-one)
+                pair["judge"](pair["maker"](torch.randn(8, FEATURES)).detach()).mean().backward(one)
+                optimizers["judge"].step()
+            optimizers["maker"].zero_grad()
+            pair["judge"](pair["maker"](torch.randn(8, FEATURES))).mean().backward(sign * one)
+            optimizers["maker"].step()
+    case = Case()
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    assert len(case.rounds) == 2
+    assert (found("loss_sign_flipped", case) is not None) is ill

@@ -31,6 +31,7 @@ _UNEVEN: Final = 0.05
 _ONCE: Final = frozenset(map(signals.part_of, (signals.NEIGHBOUR_AGREEMENT, signals.DISTINCT_ROWS, signals.BATCH_MARK)))
 MAX_EVENTS: Final = 1000
 TAPE_STEPS: Final = 25
+MAX_ROUNDS: Final = 3
 """Steps after which the first tapes are there, if there are any."""
 PANEL_STEPS: Final = 64
 """How many of the last steps layers are compared over."""
@@ -54,6 +55,8 @@ class Case:
         """Whether not every step is recorded any more, to keep within the budget."""
         self.taped: TapeReading | None = None
         """The last whole step that was taped, if there is one."""
+        self.rounds: list[TapeReading] = []
+        """The last taped step of every kind, the latest first: a loop may train two models in turn."""
         self.expects_tapes = False
         """Whether steps of the run are taped as far as that can be afforded."""
         self.examinations: dict[int, Examination] = {}
@@ -129,6 +132,8 @@ class Case:
             return
         self.history.version += 1
         self.taped = TapeReading(tape)
+        others = [each for each in self.rounds if each.losses_at != self.taped.losses_at]
+        self.rounds = [self.taped, *others[: MAX_ROUNDS - 1]]
 
     def wait_for_tape(self) -> None:
         """Leave a judgement that a tape may refute to the time when there is one, in the first steps of a run.

@@ -64,7 +64,7 @@ class Found:
 
 
 def on_tape(find: Callable[[TapeReading], Found | None]) -> Callable[[Case], Found | None]:
-    """Make a question about a case of one about the last taped step; without a tape the answer is None.
+    """Make a question about a case of one about the last taped step of every kind; without a tape the answer is None.
 
     The answer is found once for each tape, however often rules look at a run.
     """
@@ -72,7 +72,8 @@ def on_tape(find: Callable[[TapeReading], Found | None]) -> Callable[[Case], Fou
 
     @functools.wraps(find)
     def ask(case: Case) -> Found | None:
-        return None if case.taped is None else case.taped.once(name, lambda reading: _dated(find(reading), reading))
+        answers = (each.once(name, lambda reading: _dated(find(reading), reading)) for each in case.rounds)
+        return next((answer for answer in answers if answer is not None), None)
 
     return ask
 

@@ -109,6 +109,12 @@ class TapeReading:
         return tuple(dict.fromkeys(root for mark in last for root in references(mark.data.get("roots"))))
 
     @functools.cached_property
+    def losses_at(self) -> frozenset[str]:
+        """The lines that computed what is minimised, by which kinds of rounds of a loop are told apart."""
+        lines = {str(self.tape.line_of(self.tape.producer(root))) for root in self.roots}
+        return frozenset(lines)
+
+    @functools.cached_property
     def differentiated(self) -> frozenset[int]:
         """All that a backward pass or `torch.autograd.grad` was called on, parts of a loss included."""
         return frozenset(root for mark in self.tape.backwards() for root in references(mark.data.get("roots")))

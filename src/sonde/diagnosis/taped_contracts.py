@@ -242,7 +242,8 @@ def calls_of(reading: TapeReading, functions: frozenset[str]) -> Iterator[Functi
 
 def broken(case: Case, kind: str) -> Found | None:
     """Find an argument of a loss that breaks a contract of the table."""
-    return None if case.taped is None else case.taped.once("broken", _first_broken).get(kind)
+    answers = (each.once("broken", _first_broken).get(kind) for each in case.rounds)
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def _first_broken(reading: TapeReading) -> dict[str, Found]:

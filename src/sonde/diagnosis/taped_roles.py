@@ -9,6 +9,7 @@ import numpy as np
 
 from sonde.core import signals
 from sonde.core.tape import Call, Op, Value, number, references
+from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, fact, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading, Term
 from sonde.diagnosis.taped_contracts import calls_of
@@ -319,49 +320,56 @@ def _added(one: dict[int, float], other: dict[int, float]) -> dict[int, float]:
 # Opponents.
 
 
-@on_tape
-def helping_opponent(reading: TapeReading) -> Found | None:
+def helping_opponent(case: Case) -> Found | None:
     """Find a generator whose loss moves the scores of its samples the same way as the loss of its opponent."""
-    if len(reading.tape.optimizers) < 2:
-        return None
-    for made, judged in _games(reading):
-        op = reading.tape.producer(next(iter(made.outs.values())))
-        pulls = [_pull(reading, call) for call in (made, judged)]
-        if None not in pulls and pulls[0] == pulls[1] != 0:
-            return Found(
-                severity="critical",
-                sites=(signals.LOSS, made.path),
-                evidence=(fact("direction in which both losses move the score", float(pulls[0] or 0)),),
-                cause="The loss of the generator moves the scores of its samples in the same direction as that of the "
-                f"discriminator{reading.where(op)}: the labels or the sign of one of them are swapped, so the "
-                "generator learns to be recognised.",
-                fix="In the generator's loss use the label of real data for its samples.",
-            )
+    steps = [each.tape.step for each in case.rounds]
+    return case.rounds[0].once(f"games {steps}", lambda _: _helping_opponent(case.rounds)) if steps else None
+
+
+def _helping_opponent(rounds: list[TapeReading]) -> Found | None:
+    """Compare the two in one round of the loop, or in rounds that take turns."""
+    for reading, made, makers in ((each, *game) for each in rounds for game in _games(each)):
+        for other in rounds:
+            for judged in _judgements(other, made.path, makers):
+                pulls = _pull(reading, made), _pull(other, judged)
+                if None in pulls or pulls[0] != pulls[1] or pulls[0] == 0:
+                    continue
+                op = reading.tape.producer(next(iter(made.outs.values())))
+                return Found(
+                    severity="critical",
+                    step=reading.tape.step,
+                    sites=tuple(dict.fromkeys((signals.LOSS, made.path, *(name.split(".")[0] for name in makers)))),
+                    evidence=(fact("direction in which both losses move the score", float(pulls[0] or 0)),),
+                    cause="The loss of the generator moves the scores of its samples in the same direction as that of "
+                    f"the discriminator{reading.where(op)}: the labels or the sign of one of them are swapped, so the "
+                    "generator learns to be recognised.",
+                    fix="In the generator's loss use the label of real data for its samples, or the other sign.",
+                )
     return None
 
 
-def _games(reading: TapeReading) -> Iterator[tuple[Call, Call]]:
-    """Yield calls of one judge: on samples with a gradient to their maker, and on detached samples of that maker."""
+def _games(reading: TapeReading) -> Iterator[tuple[Call, list[str]]]:
+    """Yield calls of a judge on samples with a gradient to their maker, which is trained alone; and its parameters."""
     tape = reading.tape
-    trained = {
-        optimizer.name: {value for group in optimizer.groups for value in group.parameters}
-        for optimizer in tape.optimizers
-    }
-    calls = [call for call in tape.root_calls() if len(call.args) == 1 and len(call.outs) == 1]
-    for made in calls:
+    trained = [{value for group in each.groups for value in group.parameters} for each in tape.optimizers]
+    for made in tape.root_calls():
+        if len(made.args) != 1 or len(made.outs) != 1:
+            continue
         (given,) = made.args.values()
         inside = {value for op in tape.ops[made.first : made.last] for _, value in op.inputs()}
         makers = {value.id for value in tape.gradient_sources(given) if value.role == "parameter"}
-        if not makers or not any(makers & held and not inside & held for held in trained.values()):
+        if makers and any(makers & held and not inside & held for held in trained):
+            yield made, sorted(_names(reading, makers))
+
+
+def _judgements(reading: TapeReading, path: str, makers: list[str]) -> Iterator[Call]:
+    """Yield calls of a judge on samples of a maker that no gradient goes back to."""
+    for call in reading.tape.root_calls():
+        given = next(iter(call.args.values()), None)
+        if call.path != path or len(call.args) != 1 or len(call.outs) != 1 or given is None:
             continue
-        for judged in calls:
-            (other,) = judged.args.values()
-            if (
-                judged.path == made.path
-                and not tape.values[other].requires_grad
-                and _made_of(reading, other) & _names(reading, makers)
-            ):
-                yield made, judged
+        if not reading.tape.values[given].requires_grad and _made_of(reading, given) & set(makers):
+            yield call
 
 
 def _names(reading: TapeReading, values: set[int]) -> set[str]:
@@ -388,7 +396,8 @@ def _pull(reading: TapeReading, call: Call) -> int | None:
         if loss is None or loss.size != 1 or not np.isfinite(loss).all():
             return None
         found.append(float(loss.reshape(())))
-    return 1 if found[0] > found[1] > found[2] else -1 if found[0] < found[1] < found[2] else 0
+    falls = 1 if found[0] > found[1] > found[2] else -1 if found[0] < found[1] < found[2] else 0
+    return falls * reading.direction(roots[0])
 
 
 # --------------------------------------------------------------------------------
