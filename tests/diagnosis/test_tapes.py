@@ -1570,8 +1570,8 @@ def test_a_state_that_is_read_after_silence_is_named(tmp_path):
     case = taped(tmp_path / "ill", ReadAt(lambda x: torch.full((len(x),), TIME - 1)), (SILENT, LABELS), cross_entropy)
     assert found("padding_dominates", case) is not None
     assert found("padding_dominates", taped(tmp_path / "well", ReadAt(ends), (SILENT, LABELS), cross_entropy)) is None
-    whole = taped(tmp_path / "whole", ReadAt(lambda x: torch.full((len(x),), TIME - 1)), (SERIES, LABELS), cross_entropy)
-    assert found("padding_dominates", whole) is None
+    model = ReadAt(lambda x: torch.full((len(x),), TIME - 1))
+    assert found("padding_dominates", taped(tmp_path / "whole", model, (SERIES, LABELS), cross_entropy)) is None
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -1700,13 +1700,16 @@ def test_a_generator_that_helps_its_judge_is_named_though_they_are_trained_in_tu
     pair = nn.ModuleDict({"maker": mlp(outputs=FEATURES), "judge": mlp(outputs=1)})
     optimizers = {name: torch.optim.SGD(each.parameters(), 0.01) for name, each in pair.items()}
     one = torch.tensor(1.0)
-    with sonde.watch(pair, optimizers["maker"], run=tmp_path / "run", budget=None):
-        for _ in range(8):
+    with sonde.watch(pair, optimizers["maker"], run=tmp_path / "run", budget=None) as session:
+        for _ in range(4):
+            session.tape()  # is due at the second step from here
             for _ in range(3):
                 optimizers["judge"].zero_grad()
                 pair["judge"](ROWS).mean().backward(-one)
                 pair["judge"](pair["maker"](torch.randn(8, FEATURES)).detach()).mean().backward(one)
                 optimizers["judge"].step()
+            session.tape()
+            optimizers["judge"].step()  # without gradients: the next round is that of the maker
             optimizers["maker"].zero_grad()
             pair["judge"](pair["maker"](torch.randn(8, FEATURES))).mean().backward(sign * one)
             optimizers["maker"].step()
