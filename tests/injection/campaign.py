@@ -44,7 +44,7 @@ EDGES = re.compile(
 what `sonde.hooks.stack_room` is for. Checking options comes before anything is known of `on_error`."""
 MACHINERY = re.compile(
     r"hooks\.(guard|stack_room)\.|hooks\.on_call\.(ModuleCalls\.remove|_Pair\.|_Switch\.|_put_together)"
-    r"|hooks\.on_operation\.OperationObserver\.|hooks\.replace_function\.|forensics\.tape\.recorder\._Taping\.end:"
+    r"|hooks\.on_operation\.(OperationObserver\.|_take_out:)|hooks\.replace_function\.|forensics\.tape\.recorder\._Taping\.end:"
     r"|record\.(heart\.Heart|rank_watch\.RankWatch)\.close:|store\.log\.sealer\.Sealer\.close:"
 )
 """What removes hooks and ends threads is tried twice, so there is no way out if it fails for ever: it fails once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 UNLIKE: Final = 3
@@ -23,6 +24,7 @@ def likeness(name: str) -> int:
     return 2 if "loss" in lowered else UNLIKE
 
 
+@lru_cache(maxsize=256)
 def is_loss_name(name: str) -> bool:
     """Return whether a number with this name may be a loss of the training.
 

@@ -6,7 +6,7 @@ are kept.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ BUDGET_BYTES: Final = 96 << 20
 MAX_POINTS: Final = 4096
 """Points of a long curve; when they are used up, every other one of the older half goes."""
 _ROW_BYTES: Final = schema.NUM_COLUMNS * 8
+_MOST_WANTED: Final = 64  # kinds of blocks: recorded steps, those with logged numbers only, evaluations
+_Places = list[tuple[int, int]]
+"""Places in a block, each with its site."""
 
 
 class Stretch:
@@ -117,13 +120,6 @@ class Curve:
             self.steps[:half], self.values[:half] = self.steps[:half:2], self.values[:half:2]
 
 
-def _places(sites: NDArray[np.integer[Any]], wanted: NDArray[np.int64]) -> list[int]:
-    """Return the places of those `wanted` that are among `sites`, which are in order and not empty."""
-    places = np.minimum(np.searchsorted(sites, wanted), len(sites) - 1)
-    found: list[int] = places[sites[places] == wanted].tolist()
-    return found
-
-
 class History:
     """Everything the rules may look back on."""
 
@@ -131,10 +127,10 @@ class History:
         self.head = Stretch(HEAD)
         self.recent = Stretch(MAX_RECENT)
         self.curves: dict[int, Curve] = {}
-        self._curve_sites = np.zeros(0, np.int64)
         self.latest: dict[int, tuple[int, Rows]] = {}
         """By site: its last reading, however long ago, of sites that are read once or seldom."""
-        self._kept_sites = np.zeros(0, np.int64)
+        self._kept: set[int] = set()
+        self._wanted: dict[tuple[int, int, bytes], tuple[_Places, _Places]] = {}
         self.first_bad: dict[int, int] = {}
         """By site: the first step in which NaN or a positive infinity was read there. Negative infinities are masks."""
         self.first_step: int | None = None
@@ -155,7 +151,7 @@ class History:
 
     def keep(self, site: int) -> None:
         """Keep the last reading of a site permanently."""
-        self._kept_sites = np.append(self._kept_sites, site)
+        self._kept.add(site)
 
     def put(self, block: Block) -> None:
         """Take a block."""
@@ -174,15 +170,25 @@ class History:
         if self.head.used < HEAD or block.step == self.head.steps[(self.head.start + HEAD - 1) % HEAD]:
             self.head.put(block, capacity, HEAD)
         self.recent.put(block, capacity, length)
-        for at in _places(block.sites, self._followed()):
-            self.curves[int(block.sites[at])].put(block.step, _mean(block.rows[at]))
-        for at in _places(block.sites, self._kept_sites):
-            self.latest[int(block.sites[at])] = (block.step, block.rows[at].copy())
+        followed, kept = self._wanted_in(block.sites)
+        for at, site in followed:
+            self.curves[site].put(block.step, _mean(block.rows[at]))
+        for at, site in kept:
+            self.latest[site] = (block.step, block.rows[at].copy())
 
-    def _followed(self) -> NDArray[np.int64]:
-        if len(self._curve_sites) != len(self.curves):
-            self._curve_sites = np.array(sorted(self.curves), np.int64)
-        return self._curve_sites
+    def _wanted_in(self, sites: NDArray[np.uint32]) -> tuple[_Places, _Places]:
+        """Return where the sites are that have a long curve, and those whose last reading is kept."""
+        key = (len(self.curves), len(self._kept), sites.tobytes())
+        found = self._wanted.get(key)
+        if found is None:
+            if len(self._wanted) >= _MOST_WANTED:
+                self._wanted.clear()
+            numbers = list(enumerate(sites.tolist()))
+            found = self._wanted[key] = (
+                [(at, site) for at, site in numbers if site in self.curves],
+                [(at, site) for at, site in numbers if site in self._kept],
+            )
+        return found
 
     def _note_bad(self, block: Block) -> None:
         bad = (block.rows[:, schema.NAN] > 0) | (block.rows[:, schema.POS_INF] > 0)

@@ -128,7 +128,13 @@ class OperationObserver:
         self._guard.meter.span.is_paused = False
         if self._is_paused:  # it is not on the stack now
             torch._C._push_on_torch_dispatch_stack(mode)
-        _take_out(mode)
+            self._is_paused = False
+        try:
+            _take_out(mode)
+        except BaseException:
+            self._mode = mode
+            self._guard.attached.add(self)  # to be removed once more
+            raise
 
 
 def _has_compiled() -> bool:

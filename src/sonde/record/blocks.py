@@ -17,10 +17,11 @@ _Part = tuple[NDArray[np.uint32], Rows, Bins, NDArray[np.bool_]]
 
 def to_block(packet: Packet, book: SiteBook, *, histogram: bool) -> Block | None:
     """Wait for the packet's rows and return them as a block, or None if it holds no reading."""
-    arrived = _from_arenas(packet, book, histogram)
+    parts = [_from_arenas(packet, book, histogram)] if packet.holds else []
     numbers = [*packet.numbers, *((site, arrive()) for site, arrive in packet.arriving)]
     numbers += [number for late in packet.late for number in late()]
-    parts: list[_Part] = [arrived, _from_numbers(numbers), _from_readings(packet)]
+    parts += [_from_numbers(numbers)] if numbers else []
+    parts += [_from_readings(packet)] if packet.readings else []
     sites, rows, bins, binned = _merge(parts)
     if packet.is_unused:
         kept = book.are_kept(sites)
@@ -59,7 +60,7 @@ def continue_block(before: Block, block: Block) -> tuple[Block, Block]:
 def _merge(parts: list[_Part]) -> _Part:
     """Sort by site, and merge what is about the same one."""
     sites, rows, bins, binned = _join(parts)
-    if (sites[1:] > sites[:-1]).all():
+    if len(sites) < 2 or (sites[1:] > sites[:-1]).all():
         return sites, rows, bins, binned
     order = np.argsort(sites, kind="stable")
     sites, rows, bins, binned = sites[order], rows[order], bins[order], binned[order]
@@ -92,16 +93,12 @@ def _from_arenas(packet: Packet, book: SiteBook, histogram: bool) -> _Part:
 
 
 def _from_numbers(numbers: list[tuple[int, float]]) -> _Part:
-    if not numbers:
-        return _empty()
     sites = np.array([site for site, _ in numbers], dtype=np.uint32)
     rows = schema.rows_of_values(np.array([value for _, value in numbers]))
     return sites, rows, np.zeros((len(sites), schema.NUM_BINS), np.uint64), np.zeros(len(sites), np.bool_)
 
 
 def _from_readings(packet: Packet) -> _Part:
-    if not packet.readings:
-        return _empty()
     sites = np.array([site for site, _, _ in packet.readings], dtype=np.uint32)
     rows = np.stack([row for _, row, _ in packet.readings])
     return sites, rows, np.stack([bins for _, _, bins in packet.readings]), np.ones(len(sites), np.bool_)

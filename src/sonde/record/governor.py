@@ -464,7 +464,9 @@ class Governor:
         if not self._dozing_pays or not self._dozed:
             return looked_at
         counted = self._dozed_steps / max(1, self._dozed_steps + self._looked_at)
-        return looked_at + counted * min(0.0, statistics.median(self._dozed) - looked_at)
+        # What was logged in a step that is only counted is written like that of any other.
+        dozed = statistics.median(self._dozed) * self._running_share() + (self._worker_seconds(NOTHING) or 0.0)
+        return looked_at + counted * min(0.0, dozed - looked_at)
 
     def _share(self, strides: Strides, bare: float) -> float:
         due = self._due_steps / max(1, self._steps)
