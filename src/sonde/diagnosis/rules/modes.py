@@ -154,12 +154,11 @@ def train_mode_in_eval(case: Case) -> Found | None:
     case.wait_for_tape()
     if (found := noisy_teacher(case)) is not None:
         return found
-    found = _evaluated_in_training(case, None)
-    if found is None:  # the last evaluation, after training, may well be another function than those before
-        found = _evaluated_in_training(case, case.step)
-    if found is None:
+    # The last evaluation, after training, may well be another function than those before.
+    evaluated = _evaluated_in_training(case, None) or _evaluated_in_training(case, case.step)
+    if evaluated is None:
         return None
-    on, since, passes = found
+    on, since, passes = evaluated
     names = [mode.name for mode in on]
     norms = [mode.name for mode in on if mode.is_norm]
     return Found(
