@@ -66,8 +66,8 @@ STEPS_TAKEN: Final = "steps_taken"
 """How many steps the optimizer itself has taken, in a run in which several step, or in which they step inside the
 backward pass. Elsewhere this is the number of the step."""
 REPLACED: Final = "replaced"
-"""How many optimizers of these parameters the program has dropped after they had stepped, each for a new one. Written
-in the first step of each new one."""
+"""How many optimizers of these parameters the program has dropped after they had stepped, each for a new one that goes
+on with the same weights. Written in the first step of each new one, also where other weights came with it."""
 CLIP_NORM: Final = "clip_norm"
 """The norm of the gradients before clipping, as `clip_grad_norm_` measured it."""
 CLIP_MAX: Final = "clip_max"

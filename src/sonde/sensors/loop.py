@@ -64,6 +64,10 @@ class OptimizerSteps(Sensor):
         super().__init__(context)
         self._names: set[str] = set()
         self._replaced: dict[str, int] = {}
+        self._renewed: dict[str, int] = {}
+        """How many of the new optimizers came with other weights, as for the next fold."""
+        self._versions: dict[str, int] = {}
+        """By optimizer: the version of its first parameter after its last step."""
         self._steps = self._turns = self._passes = 0
 
     def on_gradients(self, step: Step) -> None:
@@ -71,6 +75,9 @@ class OptimizerSteps(Sensor):
         passes = self.context.watched.reach.passes
         self._turns += passes != self._passes
         self._passes = passes
+        if step.replaced != self._replaced.get(step.name, 0):
+            new = _version(step) != self._versions.get(step.name)
+            self._renewed[step.name] = self._renewed.get(step.name, 0) + new
 
     def on_step(self, step: Step) -> None:
         """Write how often an optimizer has stepped."""
@@ -78,7 +85,8 @@ class OptimizerSteps(Sensor):
         self._steps += 1
         if step.replaced != self._replaced.get(step.name, 0):
             self._replaced[step.name] = step.replaced
-            self.signals.put(step.name, REPLACED, step.replaced)
+            self.signals.put(step.name, REPLACED, step.replaced - self._renewed.get(step.name, 0))
+        self._versions[step.name] = _version(step)
         if step.due and (len(self._names) > 1 or isinstance(step.optimizer, InBackward)):
             self.signals.put(step.name, STEPS_TAKEN, step.number)
 
@@ -87,6 +95,13 @@ class OptimizerSteps(Sensor):
         if end.due and self._steps > 1:
             self.signals.put(LOOP, TURNS, self._turns)
         self._steps = self._turns = 0
+
+
+def _version(step: Step) -> int:
+    """Return how often the first parameter of an optimizer was written to; 0 if that is not known."""
+    groups = getattr(step.optimizer, "param_groups", None) or [{}]
+    first = next(iter(groups[0].get("params", ())), None)
+    return first._version if isinstance(first, Tensor) and not first.is_inference() else 0
 
 
 class Written(Sensor):

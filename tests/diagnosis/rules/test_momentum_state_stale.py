@@ -58,3 +58,23 @@ def test_an_optimizer_that_joins_in_late_is_not_taken_for_one_that_forgot(tmp_pa
                     torch.nn.functional.cross_entropy(each(x), y).backward()
                     optimizer.step()
     assert "momentum_state_stale" not in kinds(session.findings)
+
+
+@pytest.mark.parametrize("weights", ["go on", "loaded", "drawn"])
+def test_a_new_optimizer_for_other_weights_has_lost_nothing(tmp_path, weights):
+    model = perceptron()
+    initial = {name: each.clone() for name, each in model.state_dict().items()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    x, y = data()
+    with sonde.watch(model, optimizer, run=tmp_path / "run", tape=False) as session:
+        for _fold in range(4):
+            if weights == "loaded":
+                model.load_state_dict(initial)
+            elif weights == "drawn":
+                model.apply(lambda each: each.reset_parameters() if hasattr(each, "reset_parameters") else None)
+            optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+            for _ in range(8):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    assert ("momentum_state_stale" in kinds(session.findings, notes=False)) is (weights == "go on")
