@@ -35,7 +35,7 @@ from sonde.hooks.replace_function import LOADING, ReplacedFunction
 from sonde.hooks.user_line import current_line, is_users
 from sonde.sensors.copies import Copies, within
 from sonde.sensors.facts import loader_facts, scheduler_facts
-from sonde.sensors.sensor import Context, PassInputs, Sensor, Step, StepEnd
+from sonde.sensors.sensor import Clip, Context, PassInputs, Sensor, Step, StepEnd
 
 MAX_ENTRIES: Final = 64
 MAX_STEPS: Final = 64
@@ -118,6 +118,8 @@ class _Pass:
     order: tuple[int, int] | None = None
     """What a DistributedSampler seeds its order by."""
     batches: int = 0
+    asked: int = 0
+    """How many batches were asked for; the last question of a pass gets none."""
     steps: int = 0
     """Steps that the program took between a batch of this pass and the next batch of any."""
 
@@ -223,6 +225,9 @@ class ProgramCalls(Sensor):
         self._schedulers: list[_Schedule] = []
         self._knows_scheduler = context.watched.helpers.scheduler is not None
         self._averaged_calls = 0
+        self._clips = 0
+        """How often some gradient was clipped."""
+        self._empty_clips = 0
         self._reset: set[str] = set()
         """Names of parameters that were initialised anew; a few are enough."""
         self._rated: set[int] = set()
@@ -342,7 +347,7 @@ class ProgramCalls(Sensor):
             begin_seed, end_seed = partial(self._begin_seed, seeding), partial(self._seeded, seeding)
             yield seeding.function.listen(before=wrap(name, begin_seed), after=wrap(name, end_seed))
         yield _PASS.listen(after=wrap(name, self._pass_begun))
-        yield LOADING.listen(after=wrap(name, self._batch_fetched))
+        yield LOADING.listen(before=wrap(name, self._batch_asked), after=wrap(name, self._batch_fetched))
         for each in _INITIALISING:
             yield each.listen(before=wrap(name, self._initialised))
         yield _AVERAGED_CALL.listen(before=wrap(name, self._averaged_called))
@@ -367,6 +372,15 @@ class ProgramCalls(Sensor):
         if known is None or known() is not optimizer:
             self._stepped = {key: ref for key, ref in self._stepped.items() if ref() is not None}
             self._stepped[id(optimizer)] = weakref.ref(optimizer)
+
+    def on_clip(self, clip: Clip) -> None:
+        """Note a call that found nothing to clip, as with a generator of parameters that is used up."""
+        clipped = list(clip.parameters)
+        if any(each.grad is not None for each in clipped):
+            self._clips += 1
+        elif self._clips <= 1 and self._empty_clips < MAX_STEPS:  # a generator is used up by its first use
+            self._empty_clips += 1
+            self._note("clip.nothing", "", parameters=len(clipped))
 
     def _begin(self, args: Any, kwargs: Any) -> None:
         self._inside += 1
@@ -458,6 +472,7 @@ class ProgramCalls(Sensor):
             matched=len(given) - unexpected,
             missing=len(getattr(result, "missing_keys", ())),
             own=self._loads_own,
+            renamed=_renamed(given, dict(_own_tensors(module)), result) if unexpected else 0,
             taken=None if snapshot is None else snapshot.step,
             taken_at="" if snapshot is None else snapshot.entry.line,
         )
@@ -545,6 +560,15 @@ class ProgramCalls(Sensor):
         self._passes[id(result)] = _Pass(entry, _order(loader.sampler))
         if self.context.watched.helpers.loader is None and entry.data.get("trained") == 1:
             self.context.book.add(loader=loader_facts(loader))
+
+    def _batch_asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that an iterator that has come to its end is asked for more."""
+        found = self._passes.get(id(args[0]))
+        if found is not None:
+            found.asked += 1
+            again = found.asked - found.batches - 2  # this one has no answer yet, and one came to the end
+            if again >= 0:
+                self._set(found.entry, asked_again=again + 1)
 
     def _batch_fetched(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         found = self._passes.get(id(args[0]))
@@ -779,6 +803,13 @@ def _unloaded_prefix(given: Mapping[str, Tensor], module: nn.Module) -> str | No
         if _fits_but_differs([(tensor, own.get(prefix + name)) for name, tensor in given.items()]):
             return f"-{prefix}"
     return None
+
+
+def _renamed(given: Mapping[str, Any], own: dict[str, Tensor], result: Any) -> int:
+    """Return how many tensors a model did not take that fit ones it lacks, but for the first part of their names."""
+    lacking = {name.partition(".")[2]: own[name].shape for name in getattr(result, "missing_keys", ()) if name in own}
+    left = ((name.partition(".")[2], given[name]) for name in getattr(result, "unexpected_keys", ()))
+    return sum("." in tail and lacking.get(tail) == getattr(each, "shape", ()) for tail, each in left)
 
 
 def _fits_but_differs(pairs: list[tuple[Tensor, Tensor | None]]) -> bool:

@@ -653,3 +653,78 @@ def test_evaluations_in_training_mode_before_one_that_is_right(tmp_path, between
                 evaluate(model, between)
         evaluate(model.train(), last)
     assert (found(session, "train_mode_in_eval") is not None) is ill
+
+
+# ---------------------------------------------------------------------- things that are used up
+
+
+def clip(folder, given):
+    model, optimizer = made()
+    other = perceptron()
+    used_up = model.parameters()
+    with watched(folder, model, optimizer) as session:
+        for _ in range(6):
+            loss = classify(model(X[:16]), Y[:16])
+            optimizer.zero_grad()
+            loss.backward()
+            if given == "both":
+                nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+            chosen = {"used up": used_up, "other": other.parameters()}.get(given, model.parameters())
+            nn.utils.clip_grad_norm_(chosen, 1.0)
+            optimizer.step()
+            session.log(loss=loss)
+    return found(session, "clip_after_step")
+
+
+@pytest.mark.filterwarnings("ignore:.*empty generator")
+@pytest.mark.parametrize(("given", "ill"), [("used up", True), ("other", True), ("own", False), ("both", False)])
+def test_clipping_that_is_given_nothing_to_clip(tmp_path, given, ill):
+    finding = clip(tmp_path, given)
+    assert (finding is not None) is ill
+    assert not ill or "test_program.py:" in finding.cause
+
+
+@pytest.mark.parametrize("kind", ["used up", "made anew", "restarted", "loader"])
+def test_an_iterator_that_is_used_up(tmp_path, kind):
+    model, optimizer = made()
+    loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
+    with watched(tmp_path, model, optimizer) as session:
+        batches = iter(loader)
+        for _epoch in range(4):
+            if kind == "restarted":
+                for _ in range(5):
+                    try:
+                        x, y = next(batches)
+                    except StopIteration:
+                        batches = iter(loader)
+                        x, y = next(batches)
+                    step(model, optimizer, session, x, y)
+                continue
+            for x, y in batches if kind == "used up" else iter(loader) if kind == "made anew" else loader:
+                step(model, optimizer, session, x, y)
+    assert (found(session, "batches_never_seen") is not None) is (kind == "used up")
+
+
+class Wrapped(nn.Module):
+    """A backbone under a name of its own, and a head."""
+
+    def __init__(self, classes=3):
+        super().__init__()
+        self.backbone, self.head = perceptron(), nn.Linear(3, classes)
+
+    def forward(self, x):
+        return self.head(self.backbone(x))
+
+
+@pytest.mark.parametrize(("part", "ill"), [("encoder", True), ("backbone", False)])
+def test_a_checkpoint_whose_backbone_has_another_name(tmp_path, part, ill):
+    model = Wrapped()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    given = {name.replace("backbone", part): torch.randn_like(each) for name, each in model.state_dict().items()}
+    given["old_head.weight"] = given.pop("head.weight")  # a head that is meant to be new
+    with watched(tmp_path, model, optimizer) as session:
+        model.load_state_dict(given, strict=False)
+        step(model, optimizer, session)
+    finding = found(session, "checkpoint_not_loaded")
+    assert (finding is not None) is ill
+    assert not ill or "6 of them have the names and shapes" in finding.cause

@@ -20,12 +20,13 @@ from sonde.records import Severity
 
 APPLIED_OVER_LIMIT = Threshold(1.05, "norm over limit: clipped gradients exceed it by no more than rounding")
 CLIP_STEPS = Threshold(3, "persistence: steps in which clipping came at the wrong moment")
+MOST_CLIPS = Threshold(50, "calls after which clipping nothing needs no share of the steps")
 CLIP_MOST = Threshold(0.8, "share of steps: nearly all that could show it")
 
 
 @rule(
     "clip_after_step",
-    needs=[signals.CLIP_MAX, signals.CLIP_NORM, "gradient"],
+    needs=[signals.CLIP_MAX, signals.CLIP_NORM, "gradient", "facts.program"],
     explains=[*NOT_FINITE, "exploding_gradient", "lr_too_high"],
     exact=True,
     fix="Call clip_grad_norm_ between loss.backward() and optimizer.step().",
@@ -36,7 +37,9 @@ CLIP_MOST = Threshold(0.8, "share of steps: nearly all that could show it")
     since=CLIP_STEPS + 1,
 )
 def clip_after_step(case: Case) -> Found | None:
-    """Gradients are clipped after the step has used them, or before the backward pass."""
+    """Gradients are clipped after the step has used them, before the backward pass, or not at all."""
+    if (nothing := _nothing_to_clip(case)) is not None:
+        return nothing
     norms = case.vitals(signals.CLIP_NORM)
     gradients = case.panel("gradient")
     if not norms or not gradients.sites:
@@ -46,6 +49,30 @@ def clip_after_step(case: Case) -> Found | None:
     applied = np.sqrt(np.nansum(gradients.stat("norm") ** 2, axis=1))
     by_step = dict(zip(gradients.steps.tolist(), applied.tolist(), strict=True))
     return _too_late(case, norms[0].last(32), by_step) or _too_early(case, norms[0].last(32), by_step)
+
+
+def _nothing_to_clip(case: Case) -> Found | None:
+    """Find clipping that was never given a parameter with a gradient."""
+    for call in case.facts.calls("clip.nothing"):
+        given, steps = int(call.data.get("parameters") or 0), len(set(call.steps))
+        norms = case.vitals(signals.CLIP_NORM)
+        often = call.count >= min(CLIP_MOST * (case.step - 1), MOST_CLIPS)
+        if steps >= CLIP_STEPS and often and sum(len(track) for track in norms) <= 1:
+            return Found(
+                step=call.steps[0] + 1,
+                sites=("optimizer", "(loop)"),
+                evidence=(above("steps that clipped nothing", steps, CLIP_STEPS), fact("parameters given", given)),
+                cause=f"clip_grad_norm_(){call.place} gets "
+                + (
+                    "no parameter at all: a generator is used up after its first use."
+                    if not given
+                    else "parameters without any gradient: they are not those that are trained."
+                )
+                + " Gradients are applied unclipped.",
+                fix="Pass model.parameters() in each call, or keep a list: params = list(model.parameters()).",
+                refute="Print what clip_grad_norm_ returns: if it is not 0, this finding is wrong.",
+            )
+    return None
 
 
 def _too_late(case: Case, norms: Track, applied: dict[int, float]) -> Found | None:

@@ -27,6 +27,9 @@ def _number(call: CallFacts, name: str) -> int:
 # ---------------------------------------------------------------------- checkpoints
 
 
+RENAMED_TENSORS = Threshold(2, "tensors: a single one may fit by chance")
+
+
 @rule(
     "checkpoint_not_loaded",
     needs=["facts.program"],
@@ -39,7 +42,7 @@ def _number(call: CallFacts, name: str) -> int:
     lasting=True,
 )
 def checkpoint_not_loaded(case: Case) -> Found | None:
-    """A checkpoint was loaded, but none of its weights came into the model."""
+    """A checkpoint was loaded, but its weights did not come into the model."""
     for call in case.facts.calls("load_state_dict"):
         given, matched = _number(call, "given"), _number(call, "matched")
         if given and not matched:
@@ -49,6 +52,21 @@ def checkpoint_not_loaded(case: Case) -> Found | None:
                 evidence=(fact("tensors given to load_state_dict", given), below("of them loaded", 0, 0)),
                 cause=f"load_state_dict(strict=False){call.place} loaded none of the {given} tensors it was given: no "
                 f"key of the state is a name in {call.data.get('kind')}.",
+                values={"prefix": "module."},
+            )
+        renamed = _number(call, "renamed")
+        if renamed >= RENAMED_TENSORS and 2 * renamed >= given - matched:
+            return Found(
+                step=call.steps[0] if call.steps else 0,
+                sites=(call.about or "(model)",),
+                evidence=(
+                    fact("tensors given to load_state_dict", given),
+                    fact("of them loaded", matched),
+                    above("left ones that fit but for the first part of their names", renamed, RENAMED_TENSORS),
+                ),
+                cause=f"load_state_dict(strict=False){call.place} left {given - matched} of {given} tensors out: "
+                f"{renamed} of them have the names and shapes of ones that {call.data.get('kind')} lacks, but for the "
+                "first part of the name.",
                 values={"prefix": "module."},
             )
     for call in case.facts.calls("checkpoint.found"):
@@ -264,6 +282,7 @@ def seed_reset_in_loop(case: Case) -> Found | None:
 
 # ---------------------------------------------------------------------- passes over the data
 
+ASKED_AGAIN = Threshold(2, "times that an iterator was asked for a batch after its end")
 CUT_PASSES = Threshold(2, "passes over the data that stopped at the same batch")
 
 
@@ -281,6 +300,9 @@ def batches_never_seen(case: Case) -> Found | None:
     for call in case.facts.calls("loader.pass"):
         length, most, trained = (_number(call, name) for name in ("length", "most", "trained"))
         fixed = call.data.get("sampler") == "SequentialSampler"
+        again = _number(call, "asked_again")
+        if again >= ASKED_AGAIN:
+            return _used_up(call, again)
         if call.data.get("length") == 0 and _number(call, "dataset_length") and call.data.get("drop_last"):
             return _all_dropped(call)
         if fixed and trained >= CUT_PASSES and 0 < most == _number(call, "least") < length:
@@ -296,6 +318,18 @@ def batches_never_seen(case: Case) -> Found | None:
                 "always the same: the other samples are never seen.",
             )
     return None
+
+
+def _used_up(call: CallFacts, again: int) -> Found:
+    return Found(
+        step=call.steps[0],
+        sites=("loader", "(loop)"),
+        evidence=(above("times that it was asked for a batch after its end", again, ASKED_AGAIN),),
+        cause=f"The iterator made of the loader{call.place} is used up and asked again {again} times: it gives no "
+        "batch any more, so these loops do nothing.",
+        fix="Write iter(loader) again for each pass, or loop over the loader itself: for batch in loader.",
+        refute="Count the batches of the second pass: if there are some, this finding is wrong.",
+    )
 
 
 def _all_dropped(call: CallFacts) -> Found:
