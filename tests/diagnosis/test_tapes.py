@@ -1718,3 +1718,86 @@ def test_a_generator_that_helps_its_judge_is_named_though_they_are_trained_in_tu
         case.take_tape(tapes.read(folder))
     assert len(case.rounds) == 2
     assert (found("loss_sign_flipped", case) is not None) is ill
+
+
+class Encoder(nn.Module):
+    """A mean, a logarithm of a variance, and what is decoded of a draw."""
+
+    def __init__(self, size=16):
+        super().__init__()
+        self.mean, self.variance, self.decoder = nn.Linear(size, 3), nn.Linear(size, 3), nn.Linear(3, size)
+
+    def forward(self, x):
+        mean, variance = self.mean(x), self.variance(x)
+        return self.decoder(mean + torch.randn_like(mean) * (0.5 * variance).exp()), mean, variance
+
+
+WIDE = torch.randn(SAMPLES, 16)
+
+
+def bound(of_code, of_data=1.0, reduction="mean", over=torch.sum):
+    def loss(model, x):
+        back, mean, variance = model(x)
+        code = -0.5 * over(1 + variance - mean.pow(2) - variance.exp(), 1).mean()
+        fit = F.mse_loss(back, x, reduction=reduction)
+        return of_data * (fit / len(x) if reduction == "sum" else fit) + of_code * code
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "ill"),
+    [
+        (bound(1.0), True),
+        (bound(1.0, of_data=16.0), False),
+        (bound(0.01), False),
+        (bound(1.0, reduction="sum"), False),
+        (bound(1.0, over=torch.mean), False),
+    ],
+)
+def test_a_divergence_that_outweighs_an_averaged_reconstruction_is_named(tmp_path, loss, ill):
+    case = taped(tmp_path / "run", Encoder(), (WIDE,), loss)
+    assert (found("aux_loss_dominates", case) is not None) is ill
+
+
+@pytest.mark.parametrize("dim", [None, 1])
+def test_a_penalty_on_the_gradient_of_the_whole_batch_is_named(tmp_path, dim):
+    def loss(model, x):
+        x = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return model(x).mean() + (gradient.norm(2, dim=dim) - 1).square().mean()
+
+    case = taped(tmp_path / "run", mlp(nn.Tanh(), outputs=1), (ROWS,), loss)
+    assert (found("batch_axis_mixed", case) is not None) is (dim is None)
+    assert found("result_discarded", case) is None
+
+
+@pytest.mark.parametrize(("maximize", "sign"), [(True, 1), (False, 1), (True, -1)])
+def test_an_optimizer_that_maximises_a_loss_is_named(tmp_path, maximize, sign):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, maximize=maximize)
+    with sonde.watch(model, optimizer, run=tmp_path / "run"):
+        for _ in range(4):
+            optimizer.zero_grad()
+            (sign * cross_entropy(model, ROWS, LABELS)).backward()
+            optimizer.step()
+    case = Case()
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    assert (found("loss_sign_flipped", case) is not None) is (maximize and sign > 0)
+
+
+def test_masks_are_compared_with_the_pictures_of_their_own_batch(tmp_path):
+    model = nn.Conv2d(1, 1, 5, padding=2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    batches = list(zip(*(each.split(8) for each in squares_in_pictures()), strict=True))
+    with sonde.watch(model, optimizer, run=tmp_path / "run"):
+        for _ in range(4):
+            optimizer.zero_grad()
+            for pictures, masks in batches:  # accumulated
+                F.binary_cross_entropy_with_logits(model(pictures), masks).backward()
+            optimizer.step()
+    case = Case()
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    assert found("label_shuffle_mismatch", case) is None

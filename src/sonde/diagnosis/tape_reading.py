@@ -75,6 +75,8 @@ class Term:
     """1 or -1: whether it is minimised or maximised."""
     divided: bool = False
     """Whether it was divided by a number on the way."""
+    factor: float = 1.0
+    """The number that it was multiplied by on the way, without its sign."""
 
 
 class TapeReading:
@@ -312,8 +314,12 @@ class TapeReading:
         if kind in ("neg", "rsub"):
             return self._terms(replace(within, sign=-term.sign), most - 1)
         if kind in ("mul", "div") and second is None:
-            sign = term.sign * _sign(op.args.get("other", 1))
-            return self._terms(replace(within, sign=sign, divided=term.divided or kind == "div"), most - 1)
+            sign, by = term.sign * _sign(op.args.get("other", 1)), number(op.args.get("other", 1))
+            size = abs(by) if isinstance(by, int | float) and by else 1.0
+            factor = term.factor * (size if kind == "mul" else 1 / size)
+            return self._terms(
+                replace(within, sign=sign, divided=term.divided or kind == "div", factor=factor), most - 1
+            )
         return self._terms(within, most - 1) if kind in CARRIERS else [term]
 
     def holds(self, term: Term) -> list[TapedLoss]:

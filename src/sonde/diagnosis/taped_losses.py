@@ -12,7 +12,7 @@ from sonde.core import signals
 from sonde.core.tape import Op, number
 from sonde.diagnosis.axes import Cut, reduced
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, fact, on_tape
+from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, SOFTMAXES, TapedLoss, TapeReading, Term
 from sonde.diagnosis.taped_numbers import Numbers
 
@@ -211,8 +211,10 @@ def maximised(reading: TapeReading) -> Found | None:
     """Find that every loss of torch's within what is minimised has a minus before it, and that nothing else is."""
     if len(reading.tape.optimizers) != 1:
         return None
+    groups = [group for each in reading.tape.optimizers for group in each.groups]
+    turn = -1 if groups and all(group.settings.get("maximize") for group in groups) else 1
     signs = [
-        (term.sign, loss)
+        (turn * term.sign, loss)
         for term in reading.terms
         for loss in reading.holds(term)
         if loss.kind in _NEVER_NEGATIVE and _is_plain(reading, loss)
@@ -225,7 +227,10 @@ def maximised(reading: TapeReading) -> Found | None:
     return Found(
         sites=(signals.LOSS,),
         evidence=(fact("losses with a minus before them", len(signs)), fact("losses without", 0)),
-        cause=f"The negative of {loss.kind} is minimised{reading.where(loss.op)}: training makes the loss larger.",
+        cause=f"{'The optimizer maximises what backward() was called on, and so' if turn < 0 else 'The negative of'} "
+        f"{loss.kind}{' is maximised' if turn < 0 else ' is minimised'}{reading.where(loss.op)}: training makes the "
+        "loss larger.",
+        fix="Remove maximize=True from the optimizer." if turn < 0 else "",
     )
 
 
@@ -339,6 +344,68 @@ def mixed_reductions(reading: TapeReading) -> Found | None:
     )
 
 
+OUTWEIGHED = Threshold(
+    8.0, "weight of a divergence over that of the reconstruction, for each sample: a beta of 8 is large"
+)
+_LIKELIHOODS: Final = ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
+
+
+@on_tape
+def averaged_against_summed(reading: TapeReading) -> Found | None:
+    """Find a reconstruction that is averaged over its numbers beside a divergence that is summed over its own."""
+    rows = reading.count_samples()
+    terms = [term for term in reading.terms if reading.tape.values[term.value].requires_grad]
+    fits = [
+        (term, loss)
+        for term in terms
+        for loss in reading.holds(term)
+        if loss.kind in _LIKELIHOODS and loss.op.args.get("reduction", 1) == 1 and loss.target is not None
+    ]
+    summed = [term for term in terms if _is_summed_divergence(reading, term)]
+    for (fit, loss), term in ((one, two) for one in fits for two in summed):
+        size = reading.tape.values[loss.value].size // max(rows, 1)
+        # The half of the divergence may stand before it or within it.
+        weight = size * min(1.0, 2 * term.factor) / max(fit.factor, 1e-12)
+        if rows > 1 and term.factor >= 1 / 2 and weight >= OUTWEIGHED:
+            return Found(
+                severity="warning",
+                sites=(signals.LOSS, signals.LOOP),
+                evidence=(
+                    above("weight of the divergence over that of the reconstruction", weight, OUTWEIGHED),
+                    fact("numbers of a sample that are averaged", size),
+                ),
+                cause=f"The reconstruction is averaged over the {size} numbers of a sample{reading.where(loss.op)}, "
+                f"and the divergence is summed over its dimensions{reading.where(reading.origin(term.value))}: it "
+                f"weighs {weight:.0f} times as much as in the bound, so that codes are driven to say nothing.",
+                fix=f"Sum both: multiply the reconstruction by {size}, or divide its sum by the batch size.",
+                refute="Print the divergence after an epoch: if it is not near 0, this finding is wrong.",
+            )
+    return None
+
+
+def _is_summed_divergence(reading: TapeReading, term: Term) -> bool:
+    """Return whether a term averages over samples what was summed over exp(v), v and squares of learnt numbers."""
+    inside = reading.tape.ancestors(term.value, through=lambda op: not op.in_model and op.kind not in CUTS)
+    makers = [op for each in inside if (op := reading.tape.producer(each)) is not None and not op.in_model]
+    exponents = [op.input("self") for op in makers if op.kind == "exp"]
+    squares = any(op.kind in ("pow", "square") or (op.kind == "mul" and len(set(_both(op))) == 1) for op in makers)
+    used = {reading.plain(each).id for op in makers if op.kind in ("add", "sub", "rsub") for each in _both(op)}
+    is_own = any(each is not None and reading.plain(each).id in used for each in exponents)
+    sums = [op for op in makers if op.kind == "sum" and 0 not in _reduced_by(reading, op)]
+    return squares and is_own and bool(sums) and reading.over_samples(term) == "mean"
+
+
+CUTS: Final = frozenset({"normal_", "randn_like", "detach"})
+
+
+def _reduced_by(reading: TapeReading, op: Op) -> set[int]:
+    return reduced(op, len(reading.tape.values[_both(op)[0]].shape))
+
+
+def _both(op: Op) -> list[int]:
+    return [value for _, value in op.inputs()]
+
+
 @on_tape
 def idle_term(reading: TapeReading) -> Found | None:
     """Find a term that depends on trained parameters, or compares something, but through which no gradient passes."""
@@ -412,7 +479,29 @@ def mixed_axes(reading: TapeReading) -> Found | None:
         op = reading.tape.ops[conflict.op]
         if any(out in reading.needed for out in (*op.outs, *op.writes)):
             return _mismatched(reading, op, conflict.size)
-    return _one_for_all(reading) or _by_statistics_of_samples(reading) or _over_the_batch(reading)
+    questions = (_one_for_all, _by_statistics_of_samples, _over_the_batch, _length_of_all)
+    return next((found for ask in questions if (found := ask(reading)) is not None), None)
+
+
+def _length_of_all(reading: TapeReading) -> Found | None:
+    """Find a penalty that draws the length of the gradient of a whole batch to 1, not that of each sample."""
+    for op in reading.forward_ops():
+        value = op.input("self") if op.kind in ("linalg_vector_norm", "norm") and not op.in_model else None
+        maker = None if value is None else reading.tape.producer(reading.plain(value).id)
+        if value is None or maker is None or maker.phase != "backward" or reading.tape.values[op.outs[0]].size != 1:
+            continue
+        shape = reading.tape.values[value].shape
+        uses = [use for use in reading.tape.consumers(op.outs[0]) if use.kind == "sub" and use.args.get("other") == 1]
+        if len(shape) > 1 and shape[0] > 1 and uses and not uses[0].module:
+            return Found(
+                sites=(signals.LOSS,),
+                evidence=(fact("samples whose gradients have one length together", shape[0]),),
+                cause=f"One length is taken of the gradients of all {shape[0]} samples{reading.where(op)} and drawn to "
+                "1: the gradient of a single sample becomes far smaller.",
+                fix="Take the length of each sample: gradient.flatten(1).norm(2, dim=1).",
+                refute="Print the shape of the length: if it has a number for each sample, this finding is wrong.",
+            )
+    return None
 
 
 def _over_the_batch(reading: TapeReading) -> Found | None:

@@ -411,15 +411,19 @@ def disagreeing_targets(reading: TapeReading) -> Found | None:
 
     Probabilities claim how often they are right; rows of another order are right as often as a guess.
     """
-    labels = [(loss.target, loss.op) for loss in reading.losses if loss.kind == "cross_entropy" and loss.target]
+    labels = [loss for loss in reading.losses if loss.kind == "cross_entropy" and loss.target is not None]
+    answers = set(reading.tape.outputs_of_root())
     for given in arguments(reading):
         if given.role != "target" or given.function not in ("kl_div", "cross_entropy") or len(given.shape) != 2:
             continue
         chances = given.numbers
-        for target, op in labels if chances is not None and chances.dtype.kind == "f" else ():
-            wanted = reading.numbers.of(target)
+        own = set() if given.other is None else answers & reading.tape.ancestors(given.other)
+        for loss in labels if chances is not None and chances.dtype.kind == "f" else ():
+            op, wanted = loss.op, None if loss.target is None else reading.numbers.of(loss.target)
             if chances is None or wanted is None or wanted.shape != chances.shape[:1] or wanted.min() < 0:
                 continue
+            if not own or own != answers & reading.tape.ancestors(loss.value):
+                continue  # of other samples
             guess, claimed = chances.argmax(axis=1), chances.max(axis=1)
             right, spread = (guess == wanted).mean(), np.sqrt((claimed * (1 - claimed)).sum()) / len(wanted)
             classes = np.arange(chances.shape[1])
@@ -455,15 +459,15 @@ _LARGEST: Final = 1 << 16
 @on_tape
 def misaligned(reading: TapeReading) -> Found | None:
     """Find masks that fit their own pictures, but moved or mirrored, as where both are cropped or flipped apart."""
-    for _, target, op in compared(reading):
+    for output, target, op in compared(reading):
         masks = _masks_of(reading, target)
         if masks is None:
             continue
-        before = reading.tape.ancestors(target)
+        before, used = reading.tape.ancestors(target), reading.tape.ancestors(output)
         for value in reading.tape.inputs_of_root():
             shape = reading.tape.values[value].shape
-            if len(shape) != 4 or (shape[0], *shape[2:]) != masks.shape or value in before:
-                continue
+            if len(shape) != 4 or (shape[0], *shape[2:]) != masks.shape or value in before or value not in used:
+                continue  # of another of the batches of a step
             pictures = reading.numbers.of(value)
             found = None if pictures is None or pictures.dtype.kind != "f" else _displaced(pictures, masks)
             if found is not None:

@@ -87,6 +87,15 @@ def test_a_change_that_makes_nothing_better_refutes_what_it_would_cure(skills, i
     assert ("lr_too_low" in doctor.refuted) == is_refuted
 
 
+@pytest.mark.parametrize(("after", "best", "is_refuted"), [(2.2, 10.0, True), (2.2, 1.0, False), (2.4, 10.0, False)])
+def test_updates_that_stop_short_of_the_lowest_loss_refute_a_rate_that_is_too_high(after, best, is_refuted):
+    case, doctor = patient({"loss:scalar": FLAT}), Doctor()
+    update = result("descent", {"start": 2.3, "loss.1": after, "best_factor": best, "without_gradient": 0.0})
+    case.take_examination(Examination(step=2, results=(update,)))
+    doctor.look(case)
+    assert ("lr_too_high" in doctor.refuted) is is_refuted
+
+
 def test_a_finding_that_is_refuted_is_dropped_unless_it_is_exact():
     for exact in (False, True):
         rule = Rule(kind="lr_too_low", find=lambda case: Found(cause="low", sites=()), exact=exact)

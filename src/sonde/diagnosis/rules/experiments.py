@@ -179,7 +179,29 @@ def lr_too_high(case: Case) -> Found | Refuted | None:
         return _tried(
             slower, MOMENTUM, "Momentum makes steps far too long.", f"Use momentum=0.9.{line}", ("optimizer",)
         )
-    return _no_better(case, *{name for each in fits(case) for name in _rates(each, higher=False)})
+    names = {name for each in fits(case) for name in _rates(each, higher=False)}
+    return _no_better(case, *names) or _shorter_than_best(case)
+
+
+STILL_SHORT = Threshold(
+    3.0, "times its length at which an update lowers the loss of its batch most: it stops well short"
+)
+
+
+def _shorter_than_best(case: Case) -> Refuted | None:
+    """Return a refutation if every update lowers the loss of its own batch, and a longer one would lower it more."""
+    found = [(step, result) for step, result in case.results("descent") if result.number("best_factor") is not None]
+    for _, result in found:
+        before, after = result.number("start"), result.number("loss.1")
+        if before is None or after is None or after >= before or (result.number("best_factor") or 0) < STILL_SHORT:
+            return None
+    if not found:
+        return None
+    step, result = found[-1]
+    return Refuted(
+        f"The update of step {step} takes the loss of its batch from {result.number('start'):.4g} to "
+        f"{result.number('loss.1'):.4g}, and {result.number('best_factor'):g} times as long it would be lowest."
+    )
 
 
 @opinion("lr_too_low")

@@ -19,7 +19,7 @@ from sonde.diagnosis.rules.losses import LOSS_LOOKS
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.taped_data import variance_as_deviation as find_variance_as_deviation
-from sonde.diagnosis.taped_losses import idle_term, maximised, mixed_reductions, praised
+from sonde.diagnosis.taped_losses import averaged_against_summed, idle_term, maximised, mixed_reductions, praised
 from sonde.diagnosis.taped_roles import averaged_first, helping_opponent, learnt_advantage, learnt_choice
 from sonde.diagnosis.taped_signs import drawn_to_targets, punished_entropy, pushed_away
 from sonde.diagnosis.taped_unused import cancelled_term
@@ -219,6 +219,8 @@ def aux_loss_dominates(case: Case) -> Found | None:
 
     The total is many times the loss within it and falls, while that loss stays at the level of a guess.
     """
+    if (taped := averaged_against_summed(case)) is not None:
+        return replace(taped, exact=True)
     ratios, loss = root_ratios(case), case.curve(f"{signals.LOSS}:output")
     if ratios is None or loss is None:
         raise NotMeasured("what backward() was called on, and a loss function of torch")
