@@ -9,6 +9,7 @@ called `watch`.
 from __future__ import annotations
 
 import random
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -45,6 +46,7 @@ _MAX_HELD: Final = 64
 _MAX_PASSES: Final = 16
 _MAX_SCOPES: Final = 8
 _COMPARED: Final = 8
+_EPOCHS: Final = re.compile(r"(n|nb|num|max|total)_?(train_?)?epochs?|(train_?)?epochs|epochs?_(num|count|total)")
 _OF_LOADER: Final = ("dataset_kind", "dataset_length", "batch_size", "length", "sampler", "drop_last")
 _MAX_FIELDS: Final = 16
 _INSPECTING: Final = frozenset({"locals", "vars", "eval", "exec", "f_locals", "currentframe", "_getframe"})
@@ -418,6 +420,9 @@ class ProgramCalls(Sensor):
             total=total if isinstance(total, int) else None,
         )
         entry.data.setdefault("counted", int(scheduler.last_epoch))
+        if verb == "scheduler.step" and entry.count == 1:
+            length = getattr(scheduler, "T_max", None)
+            self._set(entry, length=length if isinstance(length, int) else None, epochs=_planned_epochs())
         if verb != "scheduler.step" and len(self._schedulers) < _MAX_HELD:
             heard = type(scheduler).step.__module__ == lr_scheduler.__name__
             self._schedulers.append(_Schedule(weakref.ref(scheduler), int(scheduler.last_epoch), entry, heard))
@@ -695,6 +700,17 @@ def _variable_of(module: nn.Module) -> str:
     """Return the name of the variable, or of the attribute of one, that holds a module; nothing if there is none."""
     found = (name for variables in _users_variables() for name, value in within(variables) if value is module)
     return next(found, "")
+
+
+def _planned_epochs() -> int | None:
+    """Return the number of epochs that a variable or a setting of the program says it will train."""
+    found = (
+        value
+        for variables in _users_variables()
+        for path, value in within(variables)
+        if isinstance(value, int) and _EPOCHS.fullmatch(re.split(r"\W+", path.strip("']"))[-1].lower())
+    )
+    return next((each for each in found if each > 1), None)
 
 
 def _line() -> str:

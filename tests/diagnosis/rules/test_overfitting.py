@@ -2,23 +2,37 @@ from __future__ import annotations
 
 from patients import asked, patient
 
-from sonde.core.facts import Facts, LossFacts
+from sonde.core.facts import PROGRAM_EVENT, CallFacts, Facts, LossFacts
 from sonde.diagnosis.rules.outcomes import overfitting
+from sonde.records import Event
 
 
-def run(last):
+def run(last, *calls):
     losses = [2.0 - 0.018 * step for step in range(100)]
     best = [1.5, 1.2, 1.0]
     later = [1.0 + (last - 1.0) * (at + 1) / 7 for at in range(7)]
     values = [None] * 100
     values[9::10] = best + later
-    return asked(overfitting, patient({"loss:scalar": losses, "val_loss:scalar": values}))
+    done = {"program": Facts(program=calls).to_json()["program"]}
+    events = [Event(event_type=PROGRAM_EVENT, message="", timestamp=0.0, data=done)]
+    return asked(overfitting, patient({"loss:scalar": losses, "val_loss:scalar": values}, events=events))
 
 
 def test_a_validation_loss_that_rises_while_training_goes_on_is_found():
     assert run(2.0).severity == "warning"
     assert run(2.0).step == 30
     assert run(1.3).severity == "info"
+
+
+def load(*steps, about="(model)", own=False):
+    return CallFacts(verb="load_state_dict", about=about, count=len(steps), steps=steps, data={"own": own})
+
+
+def test_weights_that_are_loaded_after_the_last_step_undo_it():
+    assert run(2.0, load(100)).severity == "info"
+    assert run(2.0, load(30)).severity == "warning"
+    assert run(2.0, load(100, own=True)).severity == "warning"
+    assert run(2.0, load(100, about="")).severity == "warning"
 
 
 def test_a_validation_loss_that_keeps_falling_is_not():

@@ -14,7 +14,7 @@ import torch
 from programs import classify, data, perceptron
 from torch import nn
 from torch.optim import SGD
-from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, OneCycleLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -88,6 +88,37 @@ def test_a_schedule_for_batches_that_is_stepped_by_the_epoch(tmp_path, every, to
             if number % every == 0:
                 scheduler.step()
     assert (found(session, "scheduler_never_called") is not None) is ill
+
+
+class Settings:
+    """What a program was told."""
+
+    def __init__(self, epochs):
+        self.num_epochs = epochs
+
+
+def anneal(folder, unit, *, per_batch, plan=6, batches=4):
+    settings = Settings(plan)
+    model, optimizer = made()
+    length = {"epochs": plan, "batches": plan * batches, "cycle": 5}[unit]
+    scheduler = CosineAnnealingLR(optimizer, T_max=length)
+    with watched(folder, model, optimizer) as session:
+        for _epoch in range(settings.num_epochs):
+            for _ in range(batches):
+                step(model, optimizer, session)
+                if per_batch:
+                    scheduler.step()
+            if not per_batch:
+                scheduler.step()
+    return {each.kind for each in session.findings if each.severity != "info"}
+
+
+@pytest.mark.parametrize("per_batch", [True, False])
+@pytest.mark.parametrize("unit", ["epochs", "batches", "cycle"])
+def test_a_cosine_counts_what_it_is_stepped_by(tmp_path, unit, per_batch):
+    kinds = anneal(tmp_path, unit, per_batch=per_batch)
+    assert ("lr_schedule_collapse" in kinds) is (unit == "epochs" and per_batch)
+    assert ("scheduler_never_called" in kinds) is (unit == "batches" and not per_batch)
 
 
 @pytest.mark.parametrize("ill", [True, False])

@@ -316,6 +316,7 @@ Steps = NDArray[np.int64]
 
 @rule(
     "overfitting",
+    needs=["facts.program"],
     fix="Stop at the best evaluation, add weight decay, dropout or augmentation, or get more data.",
     refute="Evaluate on new samples: if their loss does not rise, this finding is wrong.",
     since=OVERFIT_EVALS + 2,
@@ -342,7 +343,7 @@ def overfitting(case: Case) -> Found | None:
         return None
     ratio = float(values[-1] / values[best])
     return Found(
-        severity="warning" if ratio >= OVERFIT_GRAVE else "info",
+        severity="warning" if ratio >= OVERFIT_GRAVE and not _is_undone(case) else "info",
         step=int(steps[best]),
         sites=("(model)",),
         evidence=(
@@ -352,6 +353,12 @@ def overfitting(case: Case) -> Found | None:
         ),
         cause=f"The model overfits since step {int(steps[best])}: better on training data, worse on validation data.",
     )
+
+
+def _is_undone(case: Case) -> bool:
+    """Return whether the model loaded other weights than its present ones after the last step, as the best ones."""
+    loads = case.facts.calls("load_state_dict")
+    return any(call.about and not call.data.get("own") and call.steps and call.steps[-1] >= case.step for call in loads)
 
 
 def _memorised(case: Case, name: str, steps: Steps, values: Values) -> Found | None:
@@ -364,7 +371,7 @@ def _memorised(case: Case, name: str, steps: Steps, values: Values) -> Found | N
     if not (ratio <= MEMORISED and level >= NOT_MORE * chance):
         return None
     return Found(
-        severity="warning",
+        severity="info" if _is_undone(case) else "warning",
         step=int(steps[int(np.argmin(values))]),
         sites=("(model)",),
         evidence=(

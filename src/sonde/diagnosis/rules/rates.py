@@ -164,6 +164,7 @@ LR_COLLAPSED = Threshold(1e-3, "rate over its highest: below it lie only the las
 LR_COLLAPSED_STEPS = Threshold(6, "persistence: steps")
 LR_COLLAPSED_SHARE = Threshold(0.1, "share of the run: five times the end of a cosine")
 LR_USEFUL_STEPS = Threshold(300, "steps until then: a schedule this short was made for epochs, not batches")
+SCHEDULE_MOST = Threshold(0.9, "calls of scheduler.step() per step: once per batch")
 LR_CUTS = Threshold(3, "persistence: cuts of the rate at equal distances")
 _PLATEAU_OF_A_LOSS = (
     "it waits for a number that rises (mode='max') and gets one that falls, such as the loss.",
@@ -173,13 +174,16 @@ _PLATEAU_OF_A_LOSS = (
 
 @rule(
     "lr_schedule_collapse",
+    needs=["facts.program"],
     explains=["lr_too_low"],
     fix="Call scheduler.step() once per epoch, outside the batch loop, or give the schedule its length in steps.",
     refute="Print the learning rate of the last epoch you planned: if it should be this low, this finding is wrong.",
     since=LR_COLLAPSED_STEPS,
 )
 def lr_schedule_collapse(case: Case) -> Found | None:
-    """The schedule lowers the learning rate to almost nothing early in the training."""
+    """The schedule is run through early in the training: the rate is almost nothing, or goes up and down."""
+    if (found := _counts_batches(case)) is not None:
+        return found
     rate = case.learning_rate()
     if rate is None:
         raise NotMeasured("learning rates")
@@ -212,6 +216,27 @@ def lr_schedule_collapse(case: Case) -> Found | None:
         cause=f"The schedule has lowered the learning rate to almost nothing after {useful} steps: {why}",
         fix=fix,
     )
+
+
+def _counts_batches(case: Case) -> Found | None:
+    """Find a cosine as long as the planned epochs that is stepped at every batch, so that it rises again."""
+    for call in case.facts.calls("scheduler.step"):
+        length, epochs = call.data.get("length"), call.data.get("epochs")
+        often = call.count >= SCHEDULE_MOST * case.step
+        if isinstance(length, int) and length == epochs and call.count > 2 * length and often:
+            return Found(
+                severity="warning",
+                step=length,
+                sites=("scheduler", "optimizer"),
+                evidence=(
+                    fact("epochs that are planned, and the length of the schedule", length),
+                    above("calls of scheduler.step()", call.count, 2 * length),
+                    fact("steps", case.step),
+                ),
+                cause=f"{call.data.get('kind')} is as long as the {length} epochs that are planned, but is stepped"
+                f"{call.place} at every batch: the rate goes down and up again every {2 * length} batches.",
+            )
+    return None
 
 
 def _severity(case: Case, gone: int) -> Severity:
@@ -352,13 +377,15 @@ def _writes_to_a_copy(case: Case) -> Found | None:
 
 
 def _steps_by_epoch(case: Case) -> Found | None:
-    """Find a schedule for batches (`OneCycleLR`) that is stepped once in as many steps as an epoch has."""
+    """Find a schedule for all batches that is stepped once in as many steps as an epoch has."""
     for call in case.facts.calls("scheduler.step"):
-        total, gaps = call.data.get("total"), np.diff(call.steps)
-        if call.data.get("kind") not in _PER_STEP or not isinstance(total, int) or len(gaps) < SCHEDULER_CALLS - 1:
+        total, gaps = call.data.get("total") or call.data.get("length"), np.diff(call.steps)
+        if not isinstance(total, int) or len(gaps) < SCHEDULER_CALLS - 1:
             continue
         epoch = int(gaps[0])
-        if epoch > 1 and (gaps == epoch).all() and total % epoch == 0 and total > epoch:
+        # Any other schedule may be for as many epochs; that it is for all batches is no accident.
+        fits = call.data.get("kind") in _PER_STEP or total == epoch * int(call.data.get("epochs") or 0)
+        if fits and epoch > 1 and (gaps == epoch).all() and total % epoch == 0 and total > epoch:
             return Found(
                 step=call.steps[0],
                 sites=("scheduler", "optimizer"),
@@ -368,7 +395,7 @@ def _steps_by_epoch(case: Case) -> Found | None:
                     fact("epochs that the schedule would take", total),
                 ),
                 cause=f"{call.data.get('kind')} was made for {total} batches ({total // epoch} epochs of {epoch}), but "
-                f"is stepped{call.place} once in {epoch}: the rate stays at the start of its warm-up.",
+                f"is stepped{call.place} once in {epoch}: the rate stays near its start.",
                 fix="Call scheduler.step() after every optimizer.step(), inside the loop over batches.",
             )
     return None
