@@ -114,7 +114,7 @@ def test_every_sample_that_a_copy_lists_can_be_opened_and_what_it_cannot_do_is_n
             small = "main canvas" if epoch else "text=/small: 8 . 8, not in this copy/"
             page.wait_for_selector(small)  # small captures are those of the last evaluation
     go(page, "#/run/0-run/contrast")
-    page.wait_for_selector("text=worst 10 %")
+    page.wait_for_selector("text=worst 10%")
     assert page.locator("main input").count() == 0
     assert page.evaluate("sondeCopy.refused") == []
     assert offline.errors == []

@@ -161,11 +161,11 @@ class Cost:
 
     def __str__(self) -> str:
         own = 1e3 * self.step_seconds
-        parts = [f"cost {100 * self.share:.1f} % of {own:.3g} ms a step"]
+        parts = [f"cost {100 * self.share:.1f}% of {own:.3g} ms a step"]
         if self.share >= 1:  # the first steps of tiny models are recorded in full, whatever the budget
             parts = [f"cost {own * self.share:.3g} ms on a step of {own:.3g} ms"]
         if self.budget is not None:
-            parts.append(f"budget {100 * self.budget:.3g} %")
+            parts.append(f"budget {100 * self.budget:.3g}%")
         if str(self.strides):
             parts.append(str(self.strides))
         return ", ".join(parts)

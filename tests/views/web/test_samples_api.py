@@ -47,9 +47,9 @@ def test_repeats_are_averaged_and_their_spread_follows(ask):
     np.testing.assert_allclose(mean, [0.2, 0.2, 5.5, 3.65], rtol=1e-6)
     np.testing.assert_allclose(spread, np.std([[0.1, 0.2, 5, 0.3], [0.3, 0.2, 6, 7]], axis=0, ddof=1), rtol=1e-5)
     assert sorted(ask("evaluations", run="0-lr_run_0").json()["repeats"]) == ["0-lr_run_0", "0-lr_run_1"]
-    (group,) = ask("aggregated", run="0-lr_run_0", metric="loss", beside="0-lr_run_1").json()["groups"]
-    assert group["name"] == "lr"
-    assert [point["count"] for point in group["points"]] == [2, 2]
+    drawn = ask("score-figure", run="0-lr_run_0", metric="loss", beside="0-lr_run_1").json()["data"]
+    (mean,) = [trace for trace in drawn if trace.get("name") == "lr: mean of 2"]
+    assert [count for _, count in mean["customdata"]] == [2, 2]
 
 
 def test_filters_stack_and_agree_with_the_command_line(ask, root):

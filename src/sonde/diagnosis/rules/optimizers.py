@@ -139,7 +139,7 @@ CLIPPED_PACE = Threshold(1e-3, "update over weight of usual steps; clipped ones 
     "clip_always_active",
     needs=[signals.CLIP_MAX, signals.CLIP_NORM, "gradient", "parameter", "update", "facts.order"],
     explains=["lr_too_low"],
-    fix="Raise max_norm to about {typical:.3g} (90 % of the norms are lower), or lower the learning rate instead.",
+    fix="Raise max_norm to about {typical:.3g} (90% of the norms are lower), or lower the learning rate instead.",
     refute="Train with the limit raised a hundredfold: if the loss does not change, this finding is wrong.",
     since=CLIP_LOOKS,
 )

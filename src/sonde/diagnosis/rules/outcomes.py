@@ -278,7 +278,7 @@ SPIKES_STEPS = Threshold(40, "losses")
     "loss_spike",
     outcome=True,
     severity="info",
-    fix="Clip gradients to the norm that 90 % stay below, and look at the batches of these steps.",
+    fix="Clip gradients to the norm that 90% stay below, and look at the batches of these steps.",
     refute="Repeat the step from a checkpoint: if the loss does not spike, its batch is not the reason.",
     since=SPIKES_STEPS,
 )

@@ -33,7 +33,7 @@ _BAND: Final = "rgba(120, 140, 160, 0.25)"
 
 
 def draw_scores(lines: list[dict[str, Any]], groups: list[dict[str, Any]], metric: str) -> Any:
-    """Draw the lines and groups that `aggregated` returns."""
+    """Draw the scores of runs over epochs, and the mean of repeats with a band of one deviation."""
     title = "Scores over epochs"
     if not any(line["points"] for line in lines):
         return empty(title, "No evaluation has this score.")

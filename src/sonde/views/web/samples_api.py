@@ -52,7 +52,6 @@ def routes(library: Library) -> list[Route]:
         "score-ids": api.ids,
         "score-mask": api.mask,
         "samples": api.samples,
-        "aggregated": api.aggregated,
         "score-figure": api.figure,
         "common-failures": api.common,
         "contrast": api.contrast,
@@ -146,11 +145,6 @@ class _Api:
         return as_json(
             {"total": len(rows), "of": len(table.ids), "metric": metric, "rows": listed, "problems": problems}
         )
-
-    def aggregated(self, opened: OpenRun, query: Query) -> Response:
-        """Return the scores of whole evaluations over epochs, run by run, and repeats averaged with their spread."""
-        lines = self._lines(opened, query)
-        return as_json({"lines": lines, "groups": _grouped(lines)})
 
     def figure(self, opened: OpenRun, query: Query) -> Response:
         """Draw the scores of whole evaluations over epochs."""

@@ -15,7 +15,7 @@ export const count = (value) => (value === null || value === undefined ? "–" :
 
 export const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 
-export const percent = (share) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`);
+export const percent = (share) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)}%`);
 
 /** Seconds as a length of time. */
 export function lasting(seconds) {

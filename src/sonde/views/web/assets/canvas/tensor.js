@@ -228,7 +228,7 @@ function planes(options, body) {
     };
     const word = isAttention ? "Head" : "Channel";
     const rest = shape.map((length, at) => ({ length, at })).filter(({ length, at }) => length > 1 && at !== view.y && at !== view.x && (at !== view.c || isLarge));
-    const over = image ? percentSlider("Over the image", "opacity", 0, 100, (value) => (value ? `${value} %` : "off")) : null;
+    const over = image ? percentSlider("Over the image", "opacity", 0, 100, (value) => (value ? `${value}%` : "off")) : null;
     const options = h("details", { class: "options", open: view.open || null, ontoggle: () => { view.open = options.open; } }, h("summary", {}, "View"), h("div", { class: "controls small" },
       several ? [choose("Rows", dims, String(view.y), (value) => pick("y", Number(value))), choose("Columns", dims, String(view.x), (value) => pick("x", Number(value)))] : null,
       several && rank > 2 ? choose(`${word}s`, dims, String(view.c), (value) => pick("c", Number(value))) : null,
@@ -240,7 +240,7 @@ function planes(options, body) {
       ranked.length && view.map !== "rgb" ? choose("Order", [["ranked", "most active first"], ["plain", "in order"]], view.order, (value) => change({ order: value })) : null,
       laid ? over : null,
       beside ? choose("Runs", [["beside", "side by side"], ["difference", "difference"], ["wipe", "wipe"]], view.mode, (value) => change({ mode: value })) : null,
-      beside && view.mode === "wipe" ? percentSlider("Wipe", "wipe", 0, 100, (value) => `${value} %`) : null);
+      beside && view.mode === "wipe" ? percentSlider("Wipe", "wipe", 0, 100, (value) => `${value}%`) : null);
   }
 
   function percentSlider(label, key, low, high, say) {

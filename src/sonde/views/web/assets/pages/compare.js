@@ -74,7 +74,7 @@ export async function show(place, context) {
     const site = (id, key) => h("a", { class: "mono", href: link("layers", { run: ids[0], query: { site: [key], other: id } }) }, key);
     const words = (id, found, tolerance) => {
       if (!found.sites) return "They have no site in common.";
-      if (!found.first) return `${tolerance ? `Never by more than ${100 * tolerance} %` : "Nowhere"}: ${plural(found.sites, "site")} at ${plural(found.steps, "step")} read the same${found.complete ? "" : "; later steps were not compared"}.`;
+      if (!found.first) return `${tolerance ? `Never by more than ${100 * tolerance}%` : "Nowhere"}: ${plural(found.sites, "site")} at ${plural(found.steps, "step")} read the same${found.complete ? "" : "; later steps were not compared"}.`;
       const more = found.count > 1 ? `, and ${count(found.count - 1)} more at that step` : "";
       return [`Step ${count(found.first.step)}, `, site(id, found.first.site), ` first: ${short(found.first.left)} against ${short(found.first.right)}${more}.`];
     };
@@ -87,7 +87,7 @@ export async function show(place, context) {
     replace(parting, panel("Where they diverge", partings.map((each) => h("dl", { class: "facts" },
       h("dt", {}, "runs"), h("dd", {}, h("b", {}, of), " and ", h("b", {}, each.name)),
       h("dt", {}, "first differ"), h("dd", { "data-parting": each.exact.first?.site ?? "" }, words(each.run, each.exact, 0)),
-      h("dt", {}, `differ by ${100 * each.tolerance} %`), h("dd", {}, words(each.run, each.apart, each.tolerance)))), more ? h("p", { class: "note" }, `${plural(more, "more run")} not compared reading by reading.`) : null));
+      h("dt", {}, `differ by ${100 * each.tolerance}%`), h("dd", {}, words(each.run, each.apart, each.tolerance)))), more ? h("p", { class: "note" }, `${plural(more, "more run")} not compared reading by reading.`) : null));
   }
 
   async function drawLayers() {

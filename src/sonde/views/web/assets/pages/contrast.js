@@ -36,8 +36,8 @@ export async function show(place, context) {
   place.append(top, problem, said, h("div", { class: "split wide table" }, panel("What separates them, clearest first", h("div", { class: "window" }, rows)), h("div", { class: "stack" }, picture, examples)));
 
   function drawTop() {
-    const percent = h("output", {}, `worst ${state.percentile} %`);
-    const slider = h("input", { type: "range", min: 1, max: 50, value: state.percentile, "aria-label": "Percentile of failures", oninput: () => { percent.textContent = `worst ${slider.value} %`; }, onchange: () => change({ percentile: Number(slider.value), where: "" }) });
+    const percent = h("output", {}, `worst ${state.percentile}%`);
+    const slider = h("input", { type: "range", min: 1, max: 50, value: state.percentile, "aria-label": "Percentile of failures", oninput: () => { percent.textContent = `worst ${slider.value}%`; }, onchange: () => change({ percentile: Number(slider.value), where: "" }) });
     const field = h("input", { type: "text", value: state.where, placeholder: "label != prediction", "aria-label": "Failed where", spellcheck: "false", onchange: () => change({ where: field.value.trim() }) });
     replace(top, h("h1", {}, "Good against failed"),
       isCopy ? null : choose("Epoch", usable.map((each) => [each.name, each.words]), state.evaluation, (value) => change({ evaluation: value })),
@@ -87,7 +87,7 @@ export async function show(place, context) {
     state.at = rank;
     if (keeps) keep();
     const body = each.failed_values ? strips(each) : h("p", { class: "quiet" }, "Only the clearest are drawn value by value.");
-    replace(picture, panel(each.words, body, h("p", { class: "note" }, `Effect ${short(each.effect)}: a failed sample has ${each.effect > 0 ? "more" : "less"} of it than a good one in ${Math.floor(50 + 50 * Math.abs(each.effect))} % of pairs.`)));
+    replace(picture, panel(each.words, body, h("p", { class: "note" }, `Effect ${short(each.effect)}: a failed sample has ${each.effect > 0 ? "more" : "less"} of it than a good one in ${Math.floor(50 + 50 * Math.abs(each.effect))}% of pairs.`)));
     return picture;
   }
 

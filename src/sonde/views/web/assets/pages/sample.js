@@ -66,7 +66,7 @@ export async function show(place, context) {
     const first = info.scores.filter((each) => each.name === info.metric), others = info.scores.filter((each) => each.name !== info.metric);
     replace(scores, [...first, ...others].slice(0, MOST_SCORES).map((each) => {
       const history = info.epochs.map((one) => one.scores[each.name]);
-      const standing = each.percentile === null ? "no number" : `higher than ${Math.floor(each.percentile)} % of samples`;
+      const standing = each.percentile === null ? "no number" : `higher than ${Math.floor(each.percentile)}% of samples`;
       return h("div", { class: "tile wide" }, h("b", {}, each.value === null ? "nan" : short(each.value), against[each.name] === undefined ? null : h("span", { class: "quiet" }, ` beside ${short(against[each.name])}`)),
         h("span", {}, `${each.name} (${each.direction > 0 ? "more" : "less"} is better), ${standing}`), history.length > 1 ? h("span", { class: "trail" }, `by epoch: ${history.map(short).join(" → ")}`) : null);
     }));

@@ -234,8 +234,8 @@ export async function show(place, context) {
 
   async function drawCommon() {
     if (!state.with.length) return replace(common);
-    const slider = h("input", { type: "range", min: 1, max: 95, value: state.percentile, "aria-label": "Percentile of failures", oninput: () => { said.textContent = `worst ${slider.value} %`; later(() => change({ percentile: Number(slider.value) })); } });
-    const said = h("output", {}, `worst ${state.percentile} %`);
+    const slider = h("input", { type: "range", min: 1, max: 95, value: state.percentile, "aria-label": "Percentile of failures", oninput: () => { said.textContent = `worst ${slider.value}%`; later(() => change({ percentile: Number(slider.value) })); } });
+    const said = h("output", {}, `worst ${state.percentile}%`);
     let found;
     try {
       found = await getJson(runPath(run, "common-failures"), ask({ percentile: state.percentile }), signal);
