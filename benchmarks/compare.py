@@ -1,10 +1,10 @@
 """Compare Sonde with other ways to look into a training: cost, diagnosis, storage and reading.
 
-    python benchmarks/compare.py [--quick] [--parts cost diagnosis storage] [--write]
+    python benchmarks/compare.py [--quick] [--parts cost diagnosis storage] [--programs GPT-like MLP CNN] [--write]
 
 Prints the tables of docs/comparison.md. `--write` keeps the raw numbers in benchmarks/comparison.json and puts the
-tables into the page. Packages that are not installed are left out. Figures mean something on a quiet machine only: the
-load is measured at the start and the end and stands with them.
+tables into the page. Packages that are not installed are left out. Wall-clock times mean something on a quiet machine
+only: the load is measured at the start and the end and stands with them. Processor times suffer less.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ AS_IT_COMES = "Sonde, as it comes (diagnosis, budget 5 %), after 24 steps"
 EVERY_STEP = "Sonde, every step (diagnosis, no budget), after 24 steps"
 COCKPIT = "Cockpit, its cheapest configuration"
 FIRST_STEPS = 26  # in the first 24 more is looked at: see docs/decisions/0015
+BUDGETED = 5  # times as many steps where a budget decides what is recorded in each
+COCKPIT_BYTES = 1 << 30  # its gradients of every sample; it holds several copies of them
 
 
 @contextlib.contextmanager
@@ -76,14 +78,16 @@ def installed(package: str | None) -> bool:
         return False
 
 
-def measure_cost(*, quick: bool) -> dict[str, Any]:
+def measure_cost(*, quick: bool, programs: list[str]) -> dict[str, Any]:
     """Return, for each program, the ratio of each variant's step to the bare step: median and quartiles over rounds."""
     installed_ones = {name: watcher for name, (package, watcher) in VARIANTS.items() if installed(package)}
     found: dict[str, Any] = {}
-    for program, (make, rounds, steps) in PROGRAMS.items():
+    for program in programs:
+        make, rounds, steps = PROGRAMS[program]
         chosen = {name: watcher for name, watcher in installed_ones.items() if name != COCKPIT or can_watch(make)}
         warm_up = dict.fromkeys(chosen, 1) | dict.fromkeys((AS_IT_COMES, EVERY_STEP), FIRST_STEPS)
-        timings = interleave(make, chosen, rounds=2 if quick else rounds, steps=steps, warm_up=warm_up)
+        counts = dict.fromkeys(chosen, steps) | {AS_IT_COMES: steps * BUDGETED}
+        timings = interleave(make, chosen, rounds=2 if quick else rounds, steps=counts, warm_up=warm_up)
         base = timings["bare loop"]
         found[program] = {
             name: {
@@ -99,8 +103,12 @@ def measure_cost(*, quick: bool) -> dict[str, Any]:
 
 
 def can_watch(make: Callable[[], Program]) -> bool:
-    """Return whether Cockpit can watch a program: it has no per-sample gradients of some layers."""
+    """Return whether Cockpit can watch a program: it has no gradients per sample of some layers, or they are large."""
     program = make()
+    size = sum(parameter.nbytes for parameter in program.model.parameters()) * len(program.batch()[0])
+    if size > COCKPIT_BYTES:
+        print(f"Cockpit's gradients of {type(program.model).__name__} take {size / 2**30:.1f} GiB", file=sys.stderr)
+        return False
     try:
         with warnings.catch_warnings(), cockpit(program, Path()):
             warnings.simplefilter("ignore")
@@ -111,7 +119,7 @@ def can_watch(make: Callable[[], Program]) -> bool:
     return True
 
 
-def measure_diagnosis(*, quick: bool) -> dict[str, Any]:
+def measure_diagnosis(*, quick: bool, **_: Any) -> dict[str, Any]:
     """Return the scores of Sonde and of other tools' rules on a set of the public fault benchmark."""
     only = "holdout_1" if quick else "holdout_5"
     command = [sys.executable, str(HERE / "faults.py"), "--json", "--only", only, "--jobs", str(os.cpu_count())]
@@ -119,11 +127,15 @@ def measure_diagnosis(*, quick: bool) -> dict[str, Any]:
     return {"programs": only, "scores": json.loads(answer)["scores"]}
 
 
-MEASURES = {"cost": measure_cost, "diagnosis": measure_diagnosis, "storage": measure_storage}
+def measure_files(*, quick: bool, **_: Any) -> dict[str, Any]:
+    return measure_storage(quick=quick)
+
+
+MEASURES = {"cost": measure_cost, "diagnosis": measure_diagnosis, "storage": measure_files}
 
 
 def cost_table(found: dict[str, Any]) -> str:
-    heads = " | ".join(f"{program}, {one['bare loop']['ms']:.0f} ms | processor" for program, one in found.items())
+    heads = " | ".join(f"{program}: processor time | wall-clock" for program in found)
     lines = [f"| step | {heads} |", "|---|" + "--:|" * 2 * len(found)]
     names = dict.fromkeys(name for one in found.values() for name in one)
     for name in names:
@@ -132,10 +144,10 @@ def cost_table(found: dict[str, Any]) -> str:
         cells = []
         for program in found:
             if name in found[program]:
-                middle, low, high = found[program][name]["ratio"]
-                cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f}) | {found[program][name]['cpu_ratio'][0]:.2f}")
+                middle, low, high = found[program][name]["cpu_ratio"]
+                cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f}) | {found[program][name]['ratio'][0]:.2f}")
             else:
-                cells.append("cannot | ")
+                cells.append("not possible | ")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -178,6 +190,8 @@ def sentence(machine: dict[str, Any]) -> str:
 def write(found: dict[str, Any]) -> None:
     """Keep the raw numbers, and put each table that was measured into its place on the page."""
     before = json.loads(RAW.read_text()) if RAW.exists() else {}
+    if "cost" in found:  # programs that were not measured now stay
+        found["cost"] = {**before.get("cost", {}), **found["cost"]}
     RAW.write_text(json.dumps({**before, **found}, indent=1) + "\n")
     page = PAGE.read_text()
     for part, value in found.items():
@@ -193,12 +207,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds, one set of faults")
     parser.add_argument("--parts", nargs="+", choices=MEASURES, default=list(MEASURES))
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="for the cost")
     parser.add_argument("--write", action="store_true", help="keep the numbers and fill in the page")
     options = parser.parse_args()
     found = {}
     for part in options.parts:
         machine = describe_machine()
-        found[part] = MEASURES[part](quick=options.quick)
+        found[part] = MEASURES[part](quick=options.quick, programs=options.programs)
         found[part]["machine"] = {**machine, "load_at_end": os.getloadavg()[0], "quick": options.quick}
         print(f"\n## {part}\n")
         shown = {name: value for name, value in found[part].items() if name != "machine"}

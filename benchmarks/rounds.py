@@ -29,13 +29,14 @@ def interleave(
     variants: dict[str, Watcher],
     *,
     rounds: int,
-    steps: int,
+    steps: int | dict[str, int],
     warm_up: int | dict[str, int] = 2,
 ) -> dict[str, Timing]:
     """Time every variant on the same program. A step's time is the mean of its steps within a round.
 
-    `warm_up` steps of each round are not counted; a dictionary gives variants a number of their own.
+    `warm_up` steps of each round are not counted; dictionaries give variants numbers of their own.
     """
+    counts = steps if isinstance(steps, dict) else dict.fromkeys(variants, steps)
     warm_ups = warm_up if isinstance(warm_up, dict) else dict.fromkeys(variants, warm_up)
     program = make()
     timings = {name: Timing() for name in variants}
@@ -43,7 +44,7 @@ def interleave(
         for round_number in range(rounds):
             for name, watcher in variants.items():
                 folder = Path(scratch) / f"{round_number}-{abs(hash(name))}"
-                _one(program, watcher, folder, timings[name], steps, warm_ups.get(name, 2))
+                _one(program, watcher, folder, timings[name], counts[name], warm_ups.get(name, 2))
                 clear(folder)
     return timings
 

@@ -126,7 +126,11 @@ def cockpit(program: Program, folder: Path) -> Iterator[Callable[[torch.Tensor],
     from cockpit import Cockpit
     from cockpit.utils.configuration import configuration
 
-    model = extend(copy.deepcopy(program.model))
+    model = copy.deepcopy(program.model)
+    for module in model.modules():
+        if hasattr(module, "inplace"):  # which its hooks do not allow
+            module.inplace = False
+    model = extend(model)
     optimizer = type(program.optimizer)(model.parameters(), lr=program.optimizer.defaults["lr"])
     whole, single = extend(nn.CrossEntropyLoss()), nn.CrossEntropyLoss(reduction="none")
     plane = Cockpit(list(model.parameters()), quantities=configuration("economy"))
