@@ -52,7 +52,7 @@ def test_a_copy_is_not_watched(watched, tmp_path):
     assert sonde.open_run(tmp_path / "run").steps[-1] == before
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
 def test_it_can_be_traced_without_a_warning_about_us(watched):
     model, _ = watched
     x = torch.randn(2, 8)

@@ -34,7 +34,7 @@ def test_rows_that_are_asked_about_are_those_of_now():
     assert not arena.rows[0, schema.NAN : schema.NEG_INF + 1].any()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
 def test_nothing_is_measured_while_a_graph_is_captured_and_it_is_counted():
     kernel = device_kernel()
     arena = kernel.arena(2)
