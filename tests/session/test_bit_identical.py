@@ -1,4 +1,4 @@
-"""Losses and weights are the same bits with and without Sonde, over 200 steps of seven kinds of program."""
+"""Losses and weights are the same bits with and without Sonde, over 110 steps of seven kinds of program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 import sonde
 from sonde.testing import tiny_mlp
 
-STEPS = 200
+STEPS = 110
 EVERYTHING = ("parameters", "gradients", "updates", "outputs", "output_gradients", "optimizer_state")
 
 

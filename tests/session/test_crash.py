@@ -12,7 +12,7 @@ from tests.waiting import forking, is_alive, wait_until, whole_lines
 
 import sonde
 
-KILLS = int(os.environ.get("SONDE_KILLS", "50"))
+KILLS = int(os.environ.get("SONDE_KILLS", "20"))
 KILLS_PER_RUN = 5 if KILLS <= 50 else 40  # enough steps for old ones to be thinned
 
 
