@@ -1801,3 +1801,70 @@ def test_masks_are_compared_with_the_pictures_of_their_own_batch(tmp_path):
     for folder in tapes.folders(tmp_path / "run").values():
         case.take_tape(tapes.read(folder))
     assert found("label_shuffle_mismatch", case) is None
+
+
+# ---------------------------------------------------------------------- samples that a loop takes by itself
+
+
+def by_index(loader):
+    order = torch.arange(SAMPLES).roll(3)
+    for at in range(0, SAMPLES, 8):
+        yield tuple(each[order[at : at + 8]] for each in loader.dataset.tensors)
+
+
+def by_slice(loader):
+    for at in range(0, SAMPLES, 8):
+        yield tuple(each[at : at + 8] for each in loader.dataset.tensors)
+
+
+class Tagger(nn.Module):
+    """Reads words step by step and tags each of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.rnn, self.head = nn.Embedding(WORDS, 8), nn.GRU(8, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, words):
+        return self.head(self.rnn(self.table(words.t()))[0])
+
+
+TAGS = TOKENS % CLASSES
+
+
+def tagged(order):
+    return lambda model, x, y: F.cross_entropy(order(model(x)).reshape(-1, CLASSES), y.reshape(-1))
+
+
+def of_columns(model, x, y):
+    return (model(x) - y).square().mean()
+
+
+def of_pairs(model, x, y):
+    order = torch.arange(len(x)).roll(1)
+    return ((model(x) - model(x[order])).square().sum(1) * (y != y[order])).mean()
+
+
+@pytest.mark.parametrize("take", [by_index, by_slice])
+def test_rows_that_a_loop_takes_of_its_data_are_samples(tmp_path, take):
+    turned, as_is = tagged(lambda out: out.transpose(0, 1)), tagged(lambda out: out)
+    ill = taped(tmp_path / "ill", Tagger(), (TOKENS, TAGS), as_is, take)
+    assert found("batch_axis_mixed", ill) is not None
+    assert found("batch_axis_mixed", taped(tmp_path / "well", Tagger(), (TOKENS, TAGS), turned, take)) is None
+    column = taped(tmp_path / "column", mlp(outputs=1), (ROWS, ROWS[:, 0]), of_columns, take)
+    assert found("broadcast_loss", column) is not None
+    row = taped(tmp_path / "row", mlp(outputs=1), (ROWS, ROWS[:, :1]), of_columns, take)
+    assert found("broadcast_loss", row) is None
+    pairs = taped(tmp_path / "pairs", mlp(), (ROWS, LABELS), of_pairs, take)
+    assert found("batch_axis_mixed", pairs) is None
+
+
+@pytest.mark.parametrize(("table", "ill"), [(lambda alpha: alpha, True), (lambda alpha: alpha.cumprod(0), False)])
+def test_a_schedule_that_never_reaches_noise_is_named(tmp_path, table, ill):
+    levels = table(1 - torch.linspace(1e-3, 0.2, 40))
+
+    def loss(model, x, y):
+        a, noise = levels[torch.randint(40, (len(x),)), None], torch.randn_like(x)
+        return F.mse_loss(model(a.sqrt() * x + (1 - a).sqrt() * noise), noise)
+
+    case = taped(tmp_path / "run", mlp(outputs=FEATURES), (ROWS, LABELS), loss, all_at_once)
+    assert (found("schedule_not_cumulative", case) is not None) is ill

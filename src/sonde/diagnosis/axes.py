@@ -223,6 +223,8 @@ class Labels:
         self._entries = entries_of(self.tape) if count is not None else frozenset()
         self._loaded = frozenset(loaded_by(self.tape))
         given = {value.id for value in data_of(self.tape)}
+        self._counted, self._data = count is not None, given
+        self._slices: dict[tuple[object, ...], Dim] = {}
         for value in self.tape.values:
             if value.is_given and value.same_as < 0:
                 plain = tuple(self.axes.dim(size, data=value.id in given) for size in value.shape)
@@ -443,9 +445,21 @@ class Labels:
         """Keep dimensions whose size stays; others are new, as after a slice, a pooling or a padding."""
         label, value = self._given(op)
         shape = self.tape.values[op.outs[0]].shape
-        return tuple(
+        found = [
             dim if size == now else self.axes.dim(now) for dim, size, now in zip(label, value.shape, shape, strict=True)
-        )
+        ]
+        if (
+            op.kind == "slice"
+            and op.args.get("dim", 0) == 0
+            and value.shape[0] != shape[0] > 1
+            and value.id in self._data
+        ):
+            # The same rows of inputs and targets are the same samples.
+            key = (value.shape[0], op.args.get("start"), op.args.get("end"), op.args.get("step"))
+            found[0] = self._slices.setdefault(key, found[0])
+            if len(value.shape) > 1:
+                self._note_rows(op, found[0])
+        return tuple(found)
 
     def _select(self, op: Op) -> Label:
         label = list(self._given(op)[0])
@@ -552,6 +566,20 @@ class Labels:
             for place in range(len(label))
         )
 
+    def _note_rows(self, op: Op, axis: Dim) -> None:
+        """Take rows that are chosen of data outside all models for samples, where nothing else shows which they are."""
+        source = op.input("self")
+        about = None if source is None else self.tape.values[source]
+        if about is None or op.module or not about.is_given or about.id not in self._data or len(axis) != 1:
+            return
+        size, known = self.axes.sizes[self.axes.find(axis[0])], next(iter(self.axes.samples), None)
+        if self._counted or size >= about.shape[0]:
+            return
+        if known is None:
+            self.axes.samples.add(axis[0])
+        elif self.axes.sizes[known] == size:  # as many others, such as the second pictures of pairs
+            self.axes.parents[self.axes.find(axis[0])] = self.axes.find(known)
+
     def _index(self, op: Op) -> Label | None:
         label, _ = self._given(op)
         indices = op.args["indices"]
@@ -567,6 +595,8 @@ class Labels:
         chosen = references(indices[given[0]])
         if len(given) == 1 and chosen and self.tape.values[chosen[0]].dtype != "bool":
             middle = self.get(chosen[0])
+            if given == [0] and len(middle) == 1:
+                self._note_rows(op, middle[0])
         return (*label[: given[0]], *middle, *label[given[-1] + 1 :])
 
     def _likelihood(self, op: Op) -> Label:

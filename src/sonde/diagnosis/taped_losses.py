@@ -203,7 +203,10 @@ def _is_unsqueezed(reading: TapeReading, value: int) -> bool:
     while op is not None and op.kind in ("expand", "_to_copy", "clone", "detach", "alias"):
         source = op.input("self")
         op = None if source is None else reading.tape.producer(source)
-    return op is not None and op.kind in ("unsqueeze", "t", "transpose", "permute", "index")
+    if op is not None and op.kind == "index":  # rows that are taken of data keep their shape
+        source = op.input("self")
+        return source is None or len(reading.tape.values[source].shape) != len(reading.tape.values[op.outs[0]].shape)
+    return op is not None and op.kind in ("unsqueeze", "t", "transpose", "permute")
 
 
 @on_tape

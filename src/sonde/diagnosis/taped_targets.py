@@ -9,7 +9,7 @@ import numpy as np
 
 from sonde.core import signals
 from sonde.core.tape import Op, Role, Value, references
-from sonde.diagnosis.rule import Found, Threshold, below, fact, on_tape
+from sonde.diagnosis.rule import Found, Threshold, above, below, fact, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading
 from sonde.diagnosis.taped_contracts import arguments
 from sonde.diagnosis.taped_data import padding_of
@@ -247,6 +247,46 @@ def noisy_copy(reading: TapeReading) -> Found | None:
                 refute="If the model should reproduce the noise, this finding is wrong.",
             )
     return None
+
+
+KEPT = Threshold(0.7, "smallest share of the data in a noisy sample: a schedule ends where next to nothing is left")
+
+
+@on_tape
+def weak_noise(reading: TapeReading) -> Found | None:
+    """Find noisy samples, mixed by a schedule at random times, that are mostly data at every time."""
+    inputs = {reading.plain(value).id for value in reading.tape.inputs_of_root()}
+    for value in sorted(inputs):
+        op = reading.tape.producer(value)
+        parts = [] if op is None or op.kind != "add" else [each for _, each in op.inputs()]
+        noise = [each for each in parts if _is_scaled_noise(reading, each)]
+        clean = [reading.tape.producer(each) for each in parts if each not in noise]
+        if len(parts) != 2 or len(noise) != 1 or clean[0] is None or clean[0].kind != "mul":
+            continue
+        shares = [
+            each for _, each in clean[0].inputs() if reading.tape.values[each].size < reading.tape.values[value].size
+        ]
+        content = reading.numbers.of(shares[0]) if len(shares) == 1 and _is_by_time(reading, shares[0]) else None
+        if content is None or content.size < 2 * MIN_SAMPLES or np.unique(content).size < MIN_SAMPLES:
+            continue
+        if float(content.min()) > KEPT and float(content.max()) <= 1:
+            return Found(
+                sites=("(data)", signals.LOOP, signals.LOSS),
+                evidence=(above("smallest share of the data in a noisy sample", float(content.min()), KEPT),),
+                cause=f"Noisy samples hold at least {content.min():.0%} of the data at every time of the schedule"
+                f"{reading.where(op)}: its factors are those of single steps, not of all steps up to a time, so the "
+                "model never sees the noise that sampling starts from.",
+                fix="Index the product of all alphas: torch.cumprod(1 - betas, 0)[t].",
+                refute="Print the factor of the data at the last time: if it is near 0, this finding is wrong.",
+            )
+    return None
+
+
+def _is_by_time(reading: TapeReading, value: int) -> bool:
+    """Return whether a factor is looked up in a table at times that are drawn."""
+    makers = [reading.tape.producer(each) for each in reading.tape.ancestors(value)]
+    looked_up = any(op is not None and op.kind in ("index", "gather", "index_select") for op in makers)
+    return looked_up and any(op is not None and op.kind.startswith("randint") for op in makers)
 
 
 def _is_scaled_noise(reading: TapeReading, value: int) -> bool:

@@ -14,7 +14,7 @@ from sonde.diagnosis.taped_roles import (
     scaled_in_part,
     swapped_arguments,
 )
-from sonde.diagnosis.taped_targets import corners_as_sizes, noisy_copy, overshifted, unmasked_bootstrap
+from sonde.diagnosis.taped_targets import corners_as_sizes, noisy_copy, overshifted, unmasked_bootstrap, weak_noise
 from sonde.diagnosis.taped_unused import (
     dropped_result,
     ignored_mask,
@@ -255,3 +255,16 @@ def box_format(case: Case) -> Found | None:
     """Boxes of the targets have another format than the loss takes them for."""
     case.need_tape()
     return corners_as_sizes(case)
+
+
+@rule(
+    "schedule_not_cumulative",
+    exact=True,
+    explains=["underfitting"],
+    fix="Index the product of all alphas: torch.cumprod(1 - betas, 0)[t].",
+    refute="Print the factor of the data at the last time: if it is near 0, this finding is wrong.",
+)
+def schedule_not_cumulative(case: Case) -> Found | None:
+    """Noisy samples of a diffusion are mostly data at every time of its schedule."""
+    case.need_tape()
+    return weak_noise(case)
