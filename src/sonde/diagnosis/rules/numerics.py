@@ -188,11 +188,18 @@ def _first_bad(case: Case, stage: Stage, cause: str) -> Found | None:
 
 
 def _spreads(case: Case, step: int) -> bool:
-    """Return whether a bad input reached outputs, the loss or gradients; some models fill gaps in their input."""
+    """Return whether a bad input reached the loss or gradients; where those are not known, outputs.
+
+    Some models fill gaps in their input, and some passes, such as one that only finds out shapes, have no loss.
+    """
     if case.learning.state == "broken":
         return True
-    spread = (site for id_, at in case.history.first_bad.items() if at >= step and (site := case.site(id_)) is not None)
-    return any(site.quantity in ("output", "gradient", "update", "parameter") for site in spread)
+    spread = [site for id_, at in case.history.first_bad.items() if at >= step and (site := case.site(id_)) is not None]
+    if any(site.quantity in ("gradient", "update", "parameter") or site.name == signals.LOSS for site in spread):
+        return True
+    tracks = (case.track(site.key) for site in case.sites("gradient"))
+    is_known = any(track is not None and (track.steps == step).any() for track in tracks)
+    return not is_known and any(site.quantity == "output" for site in spread)
 
 
 FLOAT16_NEAR_LIMIT = Threshold(0.9 * 65504, "magnitude of an output: float16 overflows above 65504")
