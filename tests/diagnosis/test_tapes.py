@@ -1868,3 +1868,13 @@ def test_a_schedule_that_never_reaches_noise_is_named(tmp_path, table, ill):
 
     case = taped(tmp_path / "run", mlp(outputs=FEATURES), (ROWS, LABELS), loss, all_at_once)
     assert (found("schedule_not_cumulative", case) is not None) is ill
+
+
+def test_a_question_that_fails_is_reported_once_and_leaves_the_rest_of_its_rule(tmp_path, caplog):
+    @on_tape
+    def ask(reading):
+        raise IndexError("no such place")
+
+    case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), cross_entropy)
+    assert ask(case) is ask(case) is None
+    assert caplog.text.count("the question ask about a tape failed") == 1

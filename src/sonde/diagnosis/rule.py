@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -10,7 +12,10 @@ from typing import Any, Final
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.reliability import confidence_of
 from sonde.diagnosis.tape_reading import TapeReading
+from sonde.errors import RunDamaged
 from sonde.records import Evidence, Finding, Severity
+
+logger = logging.getLogger("sonde")
 
 
 class Threshold(float):
@@ -72,10 +77,20 @@ def on_tape(find: Callable[[TapeReading], Found | None]) -> Callable[[Case], Fou
 
     @functools.wraps(find)
     def ask(case: Case) -> Found | None:
-        answers = (each.once(name, lambda reading: _dated(find(reading), reading)) for each in case.rounds)
+        answers = (each.once(name, lambda reading: _answer(find, reading)) for each in case.rounds)
         return next((answer for answer in answers if answer is not None), None)
 
     return ask
+
+
+def _answer(find: Callable[[TapeReading], Found | None], reading: TapeReading) -> Found | None:
+    try:
+        return _dated(find(reading), reading)
+    except RunDamaged:
+        raise
+    except Exception:  # noqa: BLE001 - a tape of a form that was not foreseen must not silence the rest of the rule
+        logger.warning("the question %s about a tape failed.\n%s", find.__name__, traceback.format_exc().rstrip())
+        return None
 
 
 def _dated(found: Found | None, reading: TapeReading) -> Found | None:

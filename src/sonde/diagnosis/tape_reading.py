@@ -6,7 +6,7 @@ Everything here is an exact relation between the operations of one step; see `so
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,21 +147,16 @@ class TapeReading:
 
     def origin(self, value: int) -> Op | None:
         """Return the operation that computed the numbers of a value, whatever was done to their shape since."""
-        op = self.tape.producer(value)
-        while op is not None and op.kind in CARRIERS:
-            source = op.input("self")
-            if source is None:
-                return None
-            op = self.tape.producer(source)
-        return op
+        return self.tape.producer(self.source(value).id)
+
+    def makers(self, values: int | Iterable[int], through: Callable[[Op], bool] | None = None) -> list[Op]:
+        """Return the operations that made values, and all that these depend on."""
+        found = (self.tape.producer(each) for each in self.tape.ancestors(values, through=through))
+        return [op for op in found if op is not None]
 
     def source(self, value: int) -> Value:
         """Return the value whose numbers a value holds, whatever was done to their shape since."""
-        op = self.tape.producer(value)
-        while op is not None and op.kind in CARRIERS and (before := op.input("self")) is not None:
-            value = before
-            op = self.tape.producer(value)
-        return self.tape.values[value]
+        return self.plain(value, CARRIERS)
 
     def plain(self, value: int, through: frozenset[str] = RESHAPING) -> Value:
         """Return the value that another holds the numbers of, in the same order."""

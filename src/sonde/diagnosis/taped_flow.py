@@ -96,9 +96,10 @@ def _of_an_attack(reading: TapeReading) -> Found | None:
 def _uses_gradient(reading: TapeReading, roots: list[int], earlier: Mark) -> bool:
     """Return whether a loss depends on what an earlier backward pass computed, other than through the weights."""
     within = reading.tape.ancestors(roots, through=lambda op: op.phase != "optimizer")
-    makers = (reading.tape.producer(each) for each in within)
-    made = any(op is not None and op.phase == "backward" and op.index >= earlier.index for op in makers)
-    return made or any(reading.tape.values[each].role == "gradient" for each in within)
+    if any(reading.tape.values[each].role == "gradient" for each in within):
+        return True
+    makers = reading.makers(roots, lambda op: op.phase != "optimizer")
+    return any(op.phase == "backward" and op.index >= earlier.index for op in makers)
 
 
 def _share_weights(reading: TapeReading, roots: list[int], earlier: Mark) -> bool:
@@ -166,16 +167,14 @@ def _used_after(reading: TapeReading, mark: Mark) -> set[str]:
 
 
 def _cut_behind(reading: TapeReading, term: Term) -> Op | None:
-    inside = reading.tape.ancestors(term.value)
-    made = {reading.tape.values[each].made_by for each in inside}
     cuts = [
         op
-        for op in reading.tape.ops
-        if op.index in made and op.phase == "forward" and not reading.tape.is_differentiable(op)
+        for op in reading.makers(term.value)
+        if op.phase == "forward"
+        and not reading.tape.is_differentiable(op)
+        and any(reading.tape.values[each].requires_grad for _, each in op.inputs())
     ]
-    return next(
-        (op for op in reversed(cuts) if any(reading.tape.values[each].requires_grad for _, each in op.inputs())), None
-    )
+    return max(cuts, key=lambda op: op.index, default=None)
 
 
 def _named(op: Op) -> str:

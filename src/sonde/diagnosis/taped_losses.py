@@ -158,9 +158,8 @@ def _dimensions_apart(reading: TapeReading) -> Found | None:
 
 def _is_drawn(reading: TapeReading, op: Op) -> bool:
     """Return whether a log-density is that of numbers drawn in this step."""
-    given = reading.tape.ancestors(op.outs, through=lambda each: not each.is_random and not each.in_model)
-    makers = (reading.tape.producer(each) for each in given)
-    return any(maker is not None and maker.is_random for maker in makers)
+    makers = reading.makers(op.outs, lambda each: not each.is_random and not each.in_model)
+    return any(maker.is_random for maker in makers)
 
 
 def _keeps_shape(reading: TapeReading, shape: tuple[int, ...], op: Op) -> bool:
@@ -198,11 +197,11 @@ def _is_learnt_or_data(reading: TapeReading, value: int) -> bool:
     return any(each.is_given and each.role not in ("constant", "random") for each in within)
 
 
+_SAME_SHAPE: Final = frozenset({"expand", "_to_copy", "clone", "detach", "alias"})
+
+
 def _is_unsqueezed(reading: TapeReading, value: int) -> bool:
-    op = reading.tape.producer(value)
-    while op is not None and op.kind in ("expand", "_to_copy", "clone", "detach", "alias"):
-        source = op.input("self")
-        op = None if source is None else reading.tape.producer(source)
+    op = reading.tape.producer(reading.plain(value, _SAME_SHAPE).id)
     if op is not None and op.kind == "index":  # rows that are taken of data keep their shape
         source = op.input("self")
         return source is None or len(reading.tape.values[source].shape) != len(reading.tape.values[op.outs[0]].shape)
@@ -266,9 +265,8 @@ def is_policy_objective(case: Case) -> bool:
 
 
 def _is_weighed(reading: TapeReading, term: Term) -> bool:
-    inside = reading.tape.ancestors(term.value, through=lambda op: op.kind.removesuffix("_") in (*KEEPS_SIGN, "neg"))
-    makers = (reading.tape.producer(each) for each in inside)
-    return any(op is not None and op.kind == "mul" and op.input("other") is not None for op in makers)
+    makers = reading.makers(term.value, lambda op: op.kind.removesuffix("_") in (*KEEPS_SIGN, "neg"))
+    return any(op.kind == "mul" and op.input("other") is not None for op in makers)
 
 
 def _sign_of_likelihood(reading: TapeReading, term: Term) -> int | None:
@@ -295,10 +293,7 @@ def _sign_of_likelihood(reading: TapeReading, term: Term) -> int | None:
 
 def is_negated(reading: TapeReading, weight: int) -> bool:
     """Return whether a weight has a minus of its own: `-advantage` turns a loss round, `-cost` is a reward."""
-    op = reading.tape.producer(weight)
-    while op is not None and op.kind in CARRIERS:
-        before = op.input("self")
-        op = None if before is None else reading.tape.producer(before)
+    op = reading.origin(weight)
     return op is not None and _factor_sign(op) < 0
 
 
@@ -388,8 +383,8 @@ def averaged_against_summed(reading: TapeReading) -> Found | None:
 
 def _is_summed_divergence(reading: TapeReading, term: Term) -> bool:
     """Return whether a term averages over samples what was summed over exp(v), v and squares of learnt numbers."""
-    inside = reading.tape.ancestors(term.value, through=lambda op: not op.in_model and op.kind not in CUTS)
-    makers = [op for each in inside if (op := reading.tape.producer(each)) is not None and not op.in_model]
+    through = reading.makers(term.value, lambda op: not op.in_model and op.kind not in CUTS)
+    makers = [op for op in through if not op.in_model]
     exponents = [op.input("self") for op in makers if op.kind == "exp"]
     squares = any(op.kind in ("pow", "square") or (op.kind == "mul" and len(set(_both(op))) == 1) for op in makers)
     used = {reading.plain(each).id for op in makers if op.kind in ("add", "sub", "rsub") for each in _both(op)}
@@ -442,15 +437,12 @@ def _untrained(reading: TapeReading, term: Term) -> Found:
 
 def _compares(reading: TapeReading, term: Term) -> bool:
     """Return whether a term is one of torch's losses, neither side of which is trained."""
-    made = {reading.tape.values[each].made_by for each in reading.tape.ancestors(term.value)}
-    return any(op.index in made and op.function in LOSS_FUNCTIONS for op in reading.forward_ops())
+    return any(op.phase == "forward" and op.function in LOSS_FUNCTIONS for op in reading.makers(term.value))
 
 
 def _cut_in(reading: TapeReading, value: int) -> Op | None:
-    inside = reading.tape.ancestors(value)
-    makers = {reading.tape.values[each].made_by for each in inside}
-    cuts = [op for op in reading.tape.ops if op.index in makers and not reading.tape.is_differentiable(op)]
-    return cuts[-1] if cuts else None
+    cuts = [op for op in reading.makers(value) if not reading.tape.is_differentiable(op)]
+    return max(cuts, key=lambda op: op.index, default=None)
 
 
 def cut_off(case: Case, names: list[str]) -> str:

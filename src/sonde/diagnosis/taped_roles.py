@@ -102,8 +102,7 @@ def _factors(op: Op) -> Iterator[tuple[int, int]]:
 def _is_drawn_around(reading: TapeReading, value: int, others: list[int]) -> bool:
     """Return whether a value is a random draw, shifted and scaled by the very numbers that it is compared with."""
     within = reading.tape.ancestors(value, through=reading.tape.is_differentiable)
-    makers = (reading.tape.producer(each) for each in reading.tape.ancestors(value, through=lambda op: not op.in_model))
-    is_random = any(op is not None and op.is_random for op in makers)
+    is_random = any(op.is_random for op in reading.makers(value, lambda op: not op.in_model))
     sources = {reading.plain(each).id for each in others if each != value}
     return is_random and not sources.isdisjoint(within)
 
@@ -193,10 +192,8 @@ def index_as_value(reading: TapeReading) -> Found | None:
 def _is_difference(reading: TapeReading, value: int) -> bool:
     """Return whether a value is a difference, whatever was done to its scale since."""
     through = frozenset({*RESHAPING, "div", "sub", "add", "mul"})
-    makers = [
-        reading.tape.producer(each) for each in reading.tape.ancestors(value, through=lambda op: op.kind in through)
-    ]
-    return any(op is not None and op.kind == "sub" and op.input("other") is not None for op in makers)
+    makers = reading.makers(value, lambda op: op.kind in through)
+    return any(op.kind == "sub" and op.input("other") is not None for op in makers)
 
 
 # --------------------------------------------------------------------------------

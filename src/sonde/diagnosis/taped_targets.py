@@ -284,9 +284,12 @@ def weak_noise(reading: TapeReading) -> Found | None:
 
 def _is_by_time(reading: TapeReading, value: int) -> bool:
     """Return whether a factor is looked up in a table at times that are drawn."""
-    makers = [reading.tape.producer(each) for each in reading.tape.ancestors(value)]
-    looked_up = any(op is not None and op.kind in ("index", "gather", "index_select") for op in makers)
-    return looked_up and any(op is not None and op.kind.startswith("randint") for op in makers)
+    kinds = {op.kind for op in reading.makers(value)}
+    return not kinds.isdisjoint({"index", "gather", "index_select"}) and any(map(_is_whole_draw, kinds))
+
+
+def _is_whole_draw(kind: str) -> bool:
+    return kind.startswith("randint")
 
 
 def _is_scaled_noise(reading: TapeReading, value: int) -> bool:
@@ -301,9 +304,8 @@ def _is_scaled_noise(reading: TapeReading, value: int) -> bool:
 def _is_drawn(reading: TapeReading, value: int) -> bool:
     """Return whether a value is made of random draws alone."""
     within = reading.tape.ancestors(value, through=lambda op: not op.is_random)
-    makers = [reading.tape.producer(each) for each in within]
     has_data = any(reading.tape.values[each].is_given and reading.tape.values[each].size > 1 for each in within)
-    return not has_data and any(op is not None and op.is_random for op in makers)
+    return not has_data and any(op.is_random for op in reading.makers(value, lambda op: not op.is_random))
 
 
 @on_tape
@@ -351,8 +353,7 @@ _DATA_ROLES: Final = ("batch", "input", "target", "constant", "carried")
 
 def _is_modelled(reading: TapeReading, value: int) -> bool:
     """Return whether a value was computed by a network, as the value of a next state is."""
-    makers = (reading.tape.producer(each) for each in reading.tape.ancestors(value))
-    return any(op is not None and op.module for op in makers)
+    return any(op.module for op in reading.makers(value))
 
 
 def _judged(reading: TapeReading) -> Iterator[tuple[int, int, Op]]:

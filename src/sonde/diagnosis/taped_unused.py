@@ -383,11 +383,7 @@ def overwritten_data(reading: TapeReading) -> Found | None:
 def _viewed(reading: TapeReading, value: int) -> Value | None:
     """Return the value of the beginning that a value is a view of, in the same memory."""
     storage = reading.tape.values[value].storage
-    op = reading.tape.producer(value)
-    while op is not None and op.kind in (RESHAPING | CARRIERS) and (before := op.input("self")) is not None:
-        value = before
-        op = reading.tape.producer(value)
-    about = reading.tape.values[value]
+    about = reading.plain(value, RESHAPING | CARRIERS)
     return about if about.is_given and about.storage == storage else None
 
 

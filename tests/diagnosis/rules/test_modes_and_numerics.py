@@ -154,7 +154,9 @@ def test_gaps_that_the_model_fills_are_a_note():
     assert found("nan_in_data", case).severity == "info"
 
 
-@pytest.mark.parametrize(("gradient", "severity"), [([1.0] * 3, "info"), ([1.0, 1.0, NAN], "critical"), ([], "critical")])
+@pytest.mark.parametrize(
+    ("gradient", "severity"), [([1.0] * 3, "info"), ([1.0, 1.0, NAN], "critical"), ([], "critical")]
+)
 def test_an_input_of_a_pass_without_a_loss_is_a_note(gradient, severity):
     bad = [1.0, 1.0, [1.0, NAN]]
     readings = {"(model):input[0]": bad, "a:output": bad, "a.weight:gradient": gradient}
