@@ -158,13 +158,16 @@ class Copy:
     """The share of itself that it kept in the last averages."""
     last: int = 0
     """The step of the last average."""
+    still: int = 0
+    """The last step until which it had the values that it began with, while its module had others."""
     before: _Seen | None = None
+    first: Tensor | None = None
     waiting: list[_Seen] = field(default_factory=list)
     """What was seen on a device that is not waited for."""
 
     def facts(self) -> dict[str, Plain]:
         """Return what is known as plain values."""
-        names = ("holder", "of", "follows", "pairs", "changed", "rewritten", "averaged", "last")
+        names = ("holder", "of", "follows", "pairs", "changed", "rewritten", "averaged", "last", "still")
         plain: dict[str, Plain] = {name: getattr(self, name) for name in names} | {"named": is_follower(self.path)}
         return plain | ({"share": self.shares[-1], "most": max(self.shares)} if self.shares else {})
 
@@ -173,11 +176,15 @@ class Copy:
         for new in self.waiting:
             new.read()
             before, self.before = self.before, new
-            if before is None:
+            if before is None or self.first is None:
+                self.first = new.values
                 same = [name for name, values in new.sources.items() if torch.equal(values, new.values)]
                 self.of = same[0] if len(same) == 1 else ""
-            elif before.step == new.step - 1 and before.values.shape == new.values.shape:
+                continue
+            if before.step == new.step - 1 and before.values.shape == new.values.shape:
                 self._compare(before, new)
+            if self.of in new.sources and not torch.equal(new.sources[self.of], new.values):
+                self.still = new.step if torch.equal(self.first, new.values) else 0
         self.waiting = []
 
     def _compare(self, before: _Seen, new: _Seen) -> None:

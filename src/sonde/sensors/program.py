@@ -34,7 +34,7 @@ from sonde.hooks.names import named_parameters, unwrap
 from sonde.hooks.on_step import after_step
 from sonde.hooks.replace_function import LOADING, ReplacedFunction
 from sonde.hooks.user_line import current_line, is_users
-from sonde.sensors.copies import Copies, within
+from sonde.sensors.copies import Copies, is_follower, within
 from sonde.sensors.facts import loader_facts, scheduler_facts
 from sonde.sensors.sensor import Clip, Context, PassInputs, Sensor, Step, StepEnd
 
@@ -225,6 +225,8 @@ class ProgramCalls(Sensor):
         self._trainable: set[int] = set()
         self._loads_own = False
         self._schedulers: list[_Schedule] = []
+        self._scheduled: set[str] = set()
+        """Optimizers whose groups show that a scheduler was made for them, wherever it is."""
         self._knows_scheduler = context.watched.helpers.scheduler is not None
         self._averaged_calls = 0
         self._clips = 0
@@ -286,6 +288,9 @@ class ProgramCalls(Sensor):
             self._end_pass(each)
         for entry in [schedule.entry for schedule in self._schedulers if schedule.is_idle()]:
             self._note("scheduler.idle", entry.about, line=entry.line, kind=entry.data["kind"])
+        known = {entry.about for entry in self._entries.values() if entry.verb.startswith("scheduler.")}
+        for name in () if "" in known else self._scheduled - known:
+            self._note("scheduler.idle", name, line="", kind="")
         self._look_at_weights(True)
         if self._entries:
             self._state()
@@ -366,6 +371,9 @@ class ProgramCalls(Sensor):
         """Look at the rate that an optimizer begins with, and whether one was written into a copy of its groups."""
         if id(step.optimizer) not in self._rated and not self.context.steps:
             self._note_rate(step.name, step.optimizer)
+            groups = getattr(step.optimizer, "param_groups", ())
+            if any("initial_lr" in group for group in groups) and not any(step.optimizer.state.values()):
+                self._scheduled.add(step.name)
         if self._copies:
             self._look_at_copies()
 
@@ -630,7 +638,7 @@ class ProgramCalls(Sensor):
         else:
             found.look(self.context.steps, _users_variables(), self.context.owners)
         for path, copy in found.found.items():
-            if copy.changed or copy.rewritten:
+            if copy.changed or copy.rewritten or (copy.still and is_follower(path)):
                 entry = self._entries.get(("copy", path, "")) or self._note("copy", path, line="")
                 self._set(entry, **copy.facts())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import sonde
+from sonde.sensors.copies import Copies, Copy
 
 X, Y = data(samples=96)
 
@@ -134,6 +136,43 @@ def test_a_target_that_loads_itself(tmp_path, source):
     assert source != "itself" or found["ema_not_updated"].sites[0] == "target_net"
 
 
+def forget_target(folder, every):
+    model = perceptron()
+    target_net = copy.deepcopy(model)
+
+    def follow(step):
+        if step % every == every - 1:
+            target_net.load_state_dict(model.state_dict())
+
+    return train(folder, model, follow, steps=260)
+
+
+def keep_teacher(folder):
+    model = perceptron()
+    teacher = copy.deepcopy(model)
+    return train(folder, model, lambda step: teacher(X[:2]), steps=260)
+
+
+def random_target(folder):
+    model, target = perceptron(), perceptron()
+    for each in target.parameters():
+        nn.init.normal_(each, std=0.3)
+    return train(folder, model, lambda step: target(X[:2]), steps=260)
+
+
+@pytest.mark.parametrize(
+    ("program", "ill"),
+    [
+        (partial(forget_target, every=10_000), True),
+        (partial(forget_target, every=100), False),
+        (keep_teacher, False),
+        (random_target, False),
+    ],
+)
+def test_a_target_that_nothing_updates(tmp_path, program, ill):
+    assert ("ema_not_updated" in program(tmp_path)) is ill
+
+
 class Critics(nn.Module):
     """Two critics, and a target network for each."""
 
@@ -204,6 +243,25 @@ def test_torchs_own_averages(tmp_path, decay):
     model = perceptron()
     averaged = AveragedModel(model, multi_avg_fn=None if decay is None else get_ema_multi_avg_fn(decay))
     assert "ema_not_updated" not in train(tmp_path, model, lambda step: averaged.update_parameters(model))
+
+
+def test_copies_on_a_device_are_compared_at_the_end(monkeypatch):
+    model = perceptron()
+    ema = copy.deepcopy(model)
+    owners = {id(each): ("optimizer", 0) for each in model.parameters()}
+    found = Copies()
+    monkeypatch.setattr(Copy, "read", lambda self: None)  # as if the values were on a device
+    for step in range(4):
+        found.look(step, [{"model": model, "ema": ema}], owners)
+        with torch.no_grad():
+            for each in model.parameters():
+                each.add_(0.1 * torch.ones_like(each))
+        mix(ema.parameters(), model.parameters(), 0.9)
+    assert found.found["ema"].pairs == 0
+    monkeypatch.undo()
+    found.read()
+    assert (found.found["ema"].pairs, found.found["ema"].of) == (3, "model")
+    assert found.found["ema"].shares == pytest.approx([0.9] * 3, abs=1e-4)
 
 
 def test_a_frozen_teacher(tmp_path):

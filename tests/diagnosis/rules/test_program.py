@@ -185,6 +185,43 @@ def test_the_scheduler_of_one_of_two_optimizers_is_forgotten(tmp_path, ill, made
     assert (finding is not None) is ill
 
 
+@pytest.mark.parametrize(("size", "ill"), [(2, False), (3, True)])
+def test_an_epoch_that_is_not_over_needs_no_step_of_a_scheduler(tmp_path, size, ill):
+    assert (stop_early(tmp_path, size) is not None) is ill
+
+
+def stop_early(folder, size):
+    model, optimizer = made()
+    scheduler = StepLR(optimizer, 1)
+    loader = DataLoader(TensorDataset(X, Y), batch_size=size)
+    with watched(folder, model, optimizer) as session:
+        for number, (x, y) in enumerate(loader):
+            step(model, optimizer, session, x, y)
+            if number == 40:
+                break
+    return found(session, "scheduler_never_called") if scheduler.last_epoch == 0 else None
+
+
+def hide_the_scheduler(folder, *, steps_it, resumed=False):
+    model, optimizer = made()
+    if resumed:
+        StepLR(optimizer, 1000)
+        step(model, optimizer, _Quiet())  # the groups of a checkpoint tell of its scheduler
+    hidden = {"trainer": [{"configs": [ExponentialLR(optimizer, 0.99)] if not resumed else []}]}
+    with watched(folder, model, optimizer) as session:
+        for _ in range(32):
+            step(model, optimizer, session)
+            if steps_it:
+                hidden["trainer"][0]["configs"][0].step()
+    return found(session, "scheduler_never_called")
+
+
+@pytest.mark.parametrize(("steps_it", "resumed"), [(False, False), (True, False), (False, True)])
+def test_a_scheduler_that_only_its_optimizer_tells_of(tmp_path, steps_it, resumed):
+    finding = hide_the_scheduler(tmp_path, steps_it=steps_it, resumed=resumed)
+    assert (finding is not None) is not (steps_it or resumed)
+
+
 def schedule_in_turn(folder):
     model, optimizer = made()
     warm_up, decay = ExponentialLR(optimizer, 1.01), ExponentialLR(optimizer, 0.99)

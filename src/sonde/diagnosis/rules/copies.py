@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import Final
 
 import numpy as np
 
@@ -17,8 +19,11 @@ from sonde.records import Evidence
 COPY_STEPS = Threshold(10, "persistence: steps in which a copy is written to and keeps its values")
 OWN_LOADS = Threshold(2, "times that weights were loaded into themselves: once may be a test")
 COPY_PAIRS = Threshold(3, "steps in a row that were compared")
+NEVER_STEPS = Threshold(256, "steps: targets are replaced after dozens or hundreds of steps, averages in each")
 AVERAGED_SHARE = Threshold(0.8, "share of itself that an average keeps: below, it spans fewer than five steps")
 AVERAGED_STEPS = Threshold(128, "steps: averages begin with small shares, which rise within a hundred steps")
+_FOLLOWS: Final = re.compile(r"(?<![a-z])(ema|target|shadow|average)(?![a-z])")
+"""Names of what must follow; a teacher or a reference may be meant to stay as it is."""
 
 
 @rule(
@@ -112,6 +117,15 @@ def _follows_wrongly(case: Case) -> Found | None:
                 above("steps in which the optimizer changed it", changed, COPY_PAIRS),
                 fix="Give the optimizer the parameters of the network that learns only, and compute the target under "
                 "torch.no_grad().",
+            )
+        still = int(call.data.get("still") or 0)
+        if case.final and of and not changed and still >= NEVER_STEPS and _FOLLOWS.search(call.about.lower()):
+            return _copy(
+                call,
+                f"began as a copy of {of} and still has the values of the start, after {still} steps: nothing updates "
+                "it.",
+                above("steps without a change", still, NEVER_STEPS),
+                fix=f"Update it in the loop, after optimizer.step(), from {of}.",
             )
         if _averages_nothing(call, changed, averaged, pairs):
             share = float(call.data.get("share") or 0.0)

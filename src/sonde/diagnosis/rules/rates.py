@@ -315,9 +315,12 @@ def scheduler_never_called(case: Case) -> Found | None:
 def _never_stepped(case: Case) -> Found | None:
     """Find a scheduler of an optimizer that steps, where no scheduler of it was ever stepped."""
     driven = {call.about for call in case.facts.calls("scheduler.step")}
+    if _is_first_epoch(case):
+        return None
     for call in case.facts.calls("scheduler.idle"):
         rate = case.learning_rate(call.about or "optimizer")
         moves = rate is not None and rate[1].max() != rate[1].min()
+        kind = f"({call.data.get('kind')})" if call.data.get("kind") else "that was made for it"
         if call.about and call.about not in driven and case.num_steps >= SCHEDULER_IDLE_STEPS and not moves:
             return Found(
                 step=1,
@@ -326,10 +329,19 @@ def _never_stepped(case: Case) -> Found | None:
                     fact("calls of scheduler.step()", 0),
                     above("optimizer steps", case.num_steps, SCHEDULER_IDLE_STEPS),
                 ),
-                cause=f"{call.data.get('kind')}{call.place} is never stepped: the rate of {call.about} stays at its "
-                "initial value.",
+                cause=f"The scheduler of {call.about} {kind}{call.place} is never stepped: the rate stays "
+                "at its initial value.",
             )
     return None
+
+
+def _is_first_epoch(case: Case) -> bool:
+    """Return whether the only pass over the data of a loader has not come to its end."""
+    passes = [call.data for call in case.facts.calls("loader.pass") if call.data.get("trained")]
+    lengths = [(each.get("most"), each.get("length")) for each in passes]
+    return bool(lengths) and all(
+        isinstance(most, int) and isinstance(length, int) and most < length for most, length in lengths
+    )
 
 
 def _drives_another(case: Case) -> Found | None:
