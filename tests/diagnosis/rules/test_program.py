@@ -796,3 +796,22 @@ def test_a_checkpoint_whose_backbone_has_another_name(tmp_path, part, ill):
     finding = found(session, "checkpoint_not_loaded")
     assert (finding is not None) is ill
     assert not ill or "6 of them have the names and shapes" in finding.cause
+
+
+# ---------------------------------------------------------------------- folds
+
+
+@pytest.mark.parametrize("runs_second", [True, False])
+def test_the_optimizer_of_the_next_fold_need_not_step_yet(tmp_path, runs_second):
+    models = {f"fold{number}": perceptron() for number in range(2)}
+    optimizers = [SGD(each.parameters(), lr=0.1) for each in models.values()]
+    with watched(tmp_path, models, optimizers) as session:
+        for _ in range(56):
+            loss = classify(models["fold0"](X[:16]), Y[:16])
+            if runs_second:
+                loss = loss + classify(models["fold1"](X[:16]), Y[:16])
+            for each in optimizers:
+                each.zero_grad()
+            loss.backward()
+            optimizers[0].step()
+    assert (found(session, "step_not_called") is not None) is runs_second

@@ -11,7 +11,7 @@ from sonde.core import schema, signals, statistics
 from sonde.core.facts import OptimizerFacts
 from sonde.core.robust import growth, less
 from sonde.diagnosis.case import Case, NotMeasured, longest_run, run_length
-from sonde.diagnosis.ownership import held, need_optimizers, recent_rates
+from sonde.diagnosis.ownership import held, need_optimizers, ran, recent_rates, runner_of
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.taped_flow import added_gradients
@@ -152,7 +152,7 @@ NEVER_STEPPED = Threshold(5, "backward passes of a run that ended without a step
 
 @rule(
     "step_not_called",
-    needs=[signals.BACKWARDS, signals.BACKWARDS_SEEN, signals.STEPS_TAKEN, signals.WRITTEN],
+    needs=[signals.BACKWARDS, signals.BACKWARDS_SEEN, signals.STEPS_TAKEN, signals.WRITTEN, "facts.order"],
     explains=[*NOT_TRAINED],
     exact=True,
     fix="Call {optimizer}.step() after loss.backward().",
@@ -169,7 +169,10 @@ def step_not_called(case: Case) -> Found | None:
         return None
     if len(idle) == len(optimizers):
         return _nobody_steps(case, idle)
-    if case.num_steps < IDLE_STEPS:
+    # The model of the next fold or phase has not run yet, so there is nothing to step with.
+    used = ran(case) if case.facts.order else frozenset()
+    idle = [each for each in idle if not used or any(runner_of(case, name) in used for name in held(each))]
+    if case.num_steps < IDLE_STEPS or not idle:
         return None
     counted = above("steps of the other optimizers", case.num_steps, IDLE_STEPS)
     return _never_stepped(idle[0], "warning", counted)
