@@ -288,7 +288,8 @@ def _sample(tensors: list[Tensor], chosen: list[int]) -> Tensor:
 
 
 def _are_others(like: list[Tensor], own: Iterable[Tensor]) -> bool:
-    return {id(each) for each in like}.isdisjoint(map(id, own))
+    """Return whether no two tensors share memory: a state dict holds views of the very weights."""
+    return {each.data_ptr() for each in like}.isdisjoint(each.data_ptr() for each in own)
 
 
 def _are_plain(tensors: Iterable[Tensor]) -> bool:

@@ -112,6 +112,16 @@ def copy_as_average(folder):
     return train(folder, model, lambda step: ema.load_state_dict(model.state_dict()))
 
 
+def keep_views(folder):
+    model = perceptron()
+    ema_views = model.state_dict()
+    return train(folder, model, lambda step: len(ema_views))
+
+
+def test_views_of_the_weights_are_no_copies(tmp_path):
+    assert "ema_not_updated" not in keep_views(tmp_path)
+
+
 def copy_as_actor(folder):
     model = perceptron()
     actor = copy.deepcopy(model)
