@@ -1878,3 +1878,36 @@ def test_a_question_that_fails_is_reported_once_and_leaves_the_rest_of_its_rule(
     case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), cross_entropy)
     assert ask(case) is ask(case) is None
     assert caplog.text.count("the question ask about a tape failed") == 1
+
+
+class Pooled(nn.Module):
+    """Weighs the steps of a series by attention, after a norm."""
+
+    def __init__(self, dim, norm=nn.Identity):
+        super().__init__()
+        self.score, self.head, self.dim, self.norm = nn.Linear(FEATURES, 1), nn.Linear(FEATURES, CLASSES), dim, norm()
+
+    def forward(self, x):
+        weights = torch.softmax(self.score(x), self.dim)
+        return self.norm(self.head((weights * x).sum(1)))
+
+
+def test_attention_over_one_element_is_named(tmp_path):
+    ill, well = (taped(tmp_path / f"dim{dim}", Pooled(dim), (SERIES, LABELS), cross_entropy) for dim in (2, 1))
+    assert found("wrong_dim_softmax", ill) is not None
+    assert found("wrong_dim_softmax", well) is None
+    short = taped(tmp_path / "short", Pooled(1), (SERIES[:, :1].repeat(1, 1, 1), LABELS), cross_entropy)
+    assert found("wrong_dim_softmax", short) is None  # one step of data is not a wrong dimension
+
+
+@pytest.mark.parametrize(
+    ("norm", "ill"),
+    [
+        (lambda: nn.GroupNorm(CLASSES, CLASSES), True),
+        (lambda: nn.GroupNorm(1, CLASSES), False),
+        (lambda: nn.LayerNorm(CLASSES), False),
+    ],
+)
+def test_a_norm_over_a_single_number_is_named(tmp_path, norm, ill):
+    case = taped(tmp_path / "run", Pooled(1, norm), (SERIES, LABELS), cross_entropy)
+    assert (found("constant_output", case) is not None) is ill

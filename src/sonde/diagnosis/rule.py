@@ -12,7 +12,6 @@ from typing import Any, Final
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.reliability import confidence_of
 from sonde.diagnosis.tape_reading import TapeReading
-from sonde.errors import RunDamaged
 from sonde.records import Evidence, Finding, Severity
 
 logger = logging.getLogger("sonde")
@@ -86,9 +85,8 @@ def on_tape(find: Callable[[TapeReading], Found | None]) -> Callable[[Case], Fou
 def _answer(find: Callable[[TapeReading], Found | None], reading: TapeReading) -> Found | None:
     try:
         return _dated(find(reading), reading)
-    except RunDamaged:
-        raise
-    except Exception:  # noqa: BLE001 - a tape of a form that was not foreseen must not silence the rest of the rule
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        # A tape of a form that was not foreseen must not silence the rest of the rule.
         logger.warning("the question %s about a tape failed.\n%s", find.__name__, traceback.format_exc().rstrip())
         return None
 

@@ -6,6 +6,7 @@ Rules of `sonde.diagnosis.rules` call these first: an operation that is on the t
 from __future__ import annotations
 
 import functools
+from math import prod
 from typing import Final
 
 from sonde.core import signals
@@ -26,7 +27,49 @@ _PAIRWISE: Final = frozenset({"sub", "add", "mul", "div", "rsub", "pow", "maximu
 @on_tape
 def wrong_axis(reading: TapeReading) -> Found | None:
     """Find a softmax that runs over the samples, or over another axis than the classes of its loss."""
-    return _not_over_classes(reading) or _over_samples(reading)
+    return _not_over_classes(reading) or _over_samples(reading) or _over_one(reading)
+
+
+def _over_one(reading: TapeReading) -> Found | None:
+    """Find attention weights of a softmax over a dimension of size 1, which are always 1.
+
+    A loop that attends to one step first and to more later meets more in the same tape.
+    """
+    sizes: dict[tuple[str, int], set[int]] = {}
+    for op in reading.forward_ops():
+        value = op.input("self") if op.kind in SOFTMAXES else None
+        shape = () if value is None else reading.tape.values[value].shape
+        if len(shape) > 2 and value in reading.learnt:
+            sizes.setdefault((op.module, op.line), set()).add(shape[int(op.args["dim"])])
+    for op in reading.forward_ops():
+        value = op.input("self") if sizes.get((op.module, op.line)) == {1} and op.kind in SOFTMAXES else None
+        if value is not None and sum(size > 1 for size in reading.tape.values[value].shape) > 1:
+            return _crossed(reading, op, "that dimension has one element, so that all results are 1")
+    return None
+
+
+@on_tape
+def lost_in_norm(reading: TapeReading) -> Found | None:
+    """Find a norm over a single number: whatever goes in, its bias comes out."""
+    for op in reading.forward_ops():
+        value = op.input("input")
+        if op.kind not in ("native_layer_norm", "native_group_norm") or value is None or value not in reading.learnt:
+            continue
+        about = reading.tape.values[value]
+        over = op.args.get("normalized_shape") or about.shape[1:]
+        groups = int(op.args.get("group", 1)) if op.kind == "native_group_norm" else 1
+        if prod(over) // groups == 1 and about.size > 1:
+            return Found(
+                severity="critical",
+                sites=(reading.site(op, "(model)"), "(model)"),
+                evidence=(fact("numbers that are normalised together", 1),),
+                cause=f"{op.module or 'A norm'} normalises every number by itself{reading.where(op)}: a number "
+                "minus its own mean is 0, so its output is the same for all inputs, and nothing before it learns.",
+                fix="Normalise over several features; give GroupNorm fewer groups than channels.",
+                refute="Print the output for two samples: if they differ, this finding is wrong.",
+                exact=True,
+            )
+    return None
 
 
 def _not_over_classes(reading: TapeReading) -> Found | None:

@@ -10,6 +10,7 @@ from sonde.core import signals
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, is_learning_well
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
+from sonde.diagnosis.taped_losses import lost_in_norm
 from sonde.diagnosis.track import Track, Values
 from sonde.records import Severity
 
@@ -282,6 +283,8 @@ OUTPUT_STEPS = Threshold(20, "steps: a fresh model may give nearly equal answers
 )
 def constant_output(case: Case) -> Found | None:
     """The model gives the same answer to every sample."""
+    if (taped := lost_in_norm(case)) is not None:
+        return taped
     spread = case.need_vital(signals.LOSS, signals.SAMPLE_SPREAD)
     values = spread.numbers()
     if len(values) < OUTPUT_LOOKS or spread.steps[-1] < OUTPUT_STEPS:
