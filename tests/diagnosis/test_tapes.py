@@ -1049,8 +1049,8 @@ def test_a_loss_that_is_wrapped_anew_reaches_no_parameter(wraps, tmp_path):
     assert ("graph_break_detach" in [finding.kind for finding in session.findings]) is wraps
 
 
-@pytest.mark.parametrize("stores", [True, False])
-def test_an_average_that_is_computed_and_dropped_is_found(stores, tmp_path):
+@pytest.mark.parametrize("way", ["dropped", "copied", "assigned"])
+def test_an_average_that_is_computed_and_dropped_is_found(way, tmp_path):
     model = mlp()
     copy = deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -1060,10 +1060,54 @@ def test_an_average_that_is_computed_and_dropped_is_found(stores, tmp_path):
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             for slow, fast in zip(copy.parameters(), model.parameters(), strict=True):
+                if way == "assigned":
+                    slow.data = 0.9 * slow.data + 0.1 * fast.data
+                    continue
                 average = 0.9 * slow.data + 0.1 * fast.data
-                if stores:
+                if way == "copied":
                     slow.data.copy_(average)
-    assert ("ema_not_updated" in [finding.kind for finding in session.findings]) is not stores
+    assert ("ema_not_updated" in [finding.kind for finding in session.findings]) is (way == "dropped")
+
+
+def test_the_last_layer_of_a_loop_over_layers_may_pass_nothing_on(tmp_path):
+    layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3))
+    optimizer = torch.optim.SGD(layers.parameters(), 0.01)
+    with sonde.watch(layers, optimizer, run=tmp_path / "run") as session:
+        for (x,) in [*DataLoader(TensorDataset(torch.randn(48, 16)), 8)]:
+            optimizer.zero_grad()
+            for layer in layers:
+                (layer(x).square().mean() - 1).abs().backward()
+                x = layer(x.flip(0)).detach()
+            optimizer.step()
+    assert "result_discarded" not in [finding.kind for finding in session.findings]
+
+
+def test_remembering_an_earlier_token_is_a_task_of_its_own(tmp_path):
+    model = nn.ModuleDict({"words": nn.Embedding(WORDS, 16), "layer": nn.LSTM(16, 16, batch_first=True)})
+    model["out"] = nn.Linear(16, WORDS)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for (tokens,) in [*DataLoader(TensorDataset(TOKENS), 8)] * 2:
+            optimizer.zero_grad()
+            scores = model["out"](model["layer"](model["words"](tokens))[0])
+            F.cross_entropy(scores[:, 1:].flatten(0, 1), tokens[:, :-1].flatten()).backward()
+            optimizer.step()
+    assert "shifted_twice" not in [finding.kind for finding in session.findings]
+
+
+@pytest.mark.parametrize("freezes", [True, False])
+def test_the_first_loss_of_a_network_that_has_learnt_something_else_may_be_large(freezes, tmp_path):
+    model = mlp()
+    with torch.no_grad():
+        model[-1].weight.mul_(60)
+    model[0].requires_grad_(not freezes)
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 1e-3)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for x, y in [*DataLoader(TensorDataset(ROWS, LABELS), 8)] * 3:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert ("large_initial_loss" in [finding.kind for finding in session.findings]) is not freezes
 
 
 @pytest.mark.parametrize("detaches", [True, False])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import Final
 
 from sonde.core import signals
-from sonde.core.tape import Call, Mark, Op, Value, references
+from sonde.core.tape import Call, Line, Mark, Op, Value, references
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, fact, few, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, TapeReading, Term
@@ -275,7 +276,7 @@ def _dropped_mixture(reading: TapeReading, op: Op) -> str | None:
     if op.kind not in ("add", "sub", "lerp") or op.phase != "between" or op.module or op.writes:
         return None
     out = op.outs[0]
-    if tape.consumers(out) or not tape.values[out].shape:
+    if tape.consumers(out) or not tape.values[out].shape or _is_kept(tape.line_of(op)):
         return None
     within = tape.ancestors(out, through=lambda each: each.kind in _MIXING and each.phase == "between")
     leaves = [tape.values[each] for each in within if tape.values[each].shape == tape.values[out].shape]
@@ -286,6 +287,16 @@ def _dropped_mixture(reading: TapeReading, op: Op) -> str | None:
     if len(trained) != 1 or not others or any(each.role == "optimizer_state" for each in leaves):
         return None
     return next((name for each in others if (name := names.get(each.storage, each.name))), "the copy")
+
+
+def _is_kept(line: Line | None) -> bool:
+    """Return whether a line assigns to an attribute or an item (`copy.data = ...`), which no operation shows."""
+    try:
+        parsed = ast.parse("" if line is None else line.text.strip())
+    except (SyntaxError, ValueError):  # a part of a statement
+        return True
+    targets = (each for node in ast.walk(parsed) if isinstance(node, ast.Assign) for each in node.targets)
+    return any(isinstance(each, ast.Attribute | ast.Subscript) for target in targets for each in ast.walk(target))
 
 
 @on_tape

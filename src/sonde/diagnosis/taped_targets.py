@@ -121,18 +121,20 @@ def unshifted(reading: TapeReading) -> Found | None:
 
 @on_tape
 def overshifted(reading: TapeReading) -> Found | None:
-    """Find targets that lie two or more tokens ahead, or behind, while none is the next token."""
+    """Find targets that lie two or more tokens ahead, while none is the next token.
+
+    A target that lies behind is a task of its own: to remember what was given some steps ago.
+    """
     found = shifts(reading)
-    odd = [shift for shift in found if shift not in (0, 1)]
+    odd = [shift for shift in found if shift > 1]
     if not odd or 1 in found or 0 in found:
         return None
     count, op = found[odd[0]]
-    where = f"{odd[0]} tokens later" if odd[0] > 1 else f"{-odd[0]} token{'s' if odd[0] < -1 else ''} before"
     return Found(
         sites=(signals.LOSS, "loader", "(model)"),
         evidence=(fact("positions from a token to its target", odd[0]), fact("targets", count)),
-        cause=f"The target of each position is the token {where}{reading.where(op)}: labels are shifted "
-        f"{'twice, as in the data and again in the model' if odd[0] > 1 else 'the wrong way'}.",
+        cause=f"The target of each position is the token {odd[0]} tokens later{reading.where(op)}: labels are shifted "
+        "twice, as in the data and again in the model.",
         fix="Shift once: either the data yields tokens[:, 1:] as labels, or the model shifts labels that equal its "
         "inputs.",
         refute="Compare inputs[:, 1:] with the targets of the positions before: if they are equal, this finding is "

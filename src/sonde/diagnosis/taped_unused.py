@@ -125,6 +125,7 @@ def _dropped_call(reading: TapeReading) -> Found | None:
         used = [call for call in made if not reading.needed.isdisjoint(call.outs.values())]
         dropped = [call for call in made if call.outs and _is_call_dropped(reading, call)]
         dropped = [call for call in dropped if not _is_repeated(reading, call, used)]
+        dropped = [call for call in dropped if not _ends_a_loop(reading, call)]
         if dropped and used and not path.startswith("<"):
             line = reading.tape.lines[dropped[0].line] if dropped[0].line >= 0 else None
             return Found(
@@ -144,6 +145,12 @@ def _is_call_dropped(reading: TapeReading, call: Call) -> bool:
     learns = any(tape.values[out].requires_grad for out in outs) and returned.isdisjoint(outs)
     # A call may use its own results: an LSTM cell computes the hidden state of the new cell state.
     return learns and not any(_has_use(reading, out, call.last) for out in outs)
+
+
+def _ends_a_loop(reading: TapeReading, call: Call) -> bool:
+    """Return whether the same line passes on what other modules return, as a loop over layers does up to its last."""
+    others = (each for each in reading.tape.calls if each.line == call.line >= 0 and each.path != call.path)
+    return any(_has_use(reading, out, each.last) for each in others for out in each.outs.values())
 
 
 def _is_repeated(reading: TapeReading, call: Call, used: list[Call]) -> bool:

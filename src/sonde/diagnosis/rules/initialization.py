@@ -336,8 +336,11 @@ HUGE_INITIAL_LOSS_RATIO = Threshold(4.0, "the same: logits are certain of wrong 
 def large_initial_loss(case: Case) -> Found | None:
     """The loss starts far above that of guessing.
 
-    The classifier is certain of wrong answers before it has learnt anything.
+    The classifier is certain of wrong answers before it has learnt anything. One with frozen weights has learnt: it is
+    certain of the answers to another question.
     """
+    if any(not each.trainable for each in case.facts.parameters):
+        return None
     for loss in seen_losses(case, "cross_entropy", "nll_loss"):
         expected, output = _expected(loss), loss.output
         if expected is None or output is None or output.steps[0] > 1 or case.history.first_step not in (0, 1):
