@@ -1955,3 +1955,9 @@ def test_attention_over_one_element_is_named(tmp_path):
 def test_a_norm_over_a_single_number_is_named(tmp_path, norm, ill):
     case = taped(tmp_path / "run", Pooled(1, norm), (SERIES, LABELS), cross_entropy)
     assert (found("constant_output", case) is not None) is ill
+
+
+@pytest.mark.parametrize(("weight", "ill"), [(-1.0, True), (1.0, False), (0.01, False)])
+def test_a_divergence_with_the_wrong_sign_is_named(tmp_path, weight, ill):
+    case = taped(tmp_path / "run", Encoder(), (WIDE,), bound(weight, of_data=16.0))
+    assert (found("loss_sign_flipped", case) is not None) is ill

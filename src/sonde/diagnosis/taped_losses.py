@@ -425,15 +425,21 @@ def averaged_against_summed(reading: TapeReading) -> Found | None:
 
 
 def _is_summed_divergence(reading: TapeReading, term: Term) -> bool:
-    """Return whether a term averages over samples what was summed over exp(v), v and squares of learnt numbers."""
+    """Return whether a term averages over samples a divergence that was summed over its dimensions."""
+    makers = divergence(reading, term)
+    sums = [op for op in makers if op.kind == "sum" and 0 not in _reduced_by(reading, op)]
+    return bool(sums) and reading.over_samples(term) == "mean"
+
+
+def divergence(reading: TapeReading, term: Term) -> list[Op]:
+    """Return the operations of a term that is made of exp(v), v and squares of learnt numbers; none of another term."""
     through = reading.makers(term.value, lambda op: not op.in_model and op.kind not in CUTS)
     makers = [op for op in through if not op.in_model]
     exponents = [op.input("self") for op in makers if op.kind == "exp"]
     squares = any(op.kind in ("pow", "square") or (op.kind == "mul" and len(set(_both(op))) == 1) for op in makers)
     used = {reading.plain(each).id for op in makers if op.kind in ("add", "sub", "rsub") for each in _both(op)}
     is_own = any(each is not None and reading.plain(each).id in used for each in exponents)
-    sums = [op for op in makers if op.kind == "sum" and 0 not in _reduced_by(reading, op)]
-    return squares and is_own and bool(sums) and reading.over_samples(term) == "mean"
+    return makers if squares and is_own else []
 
 
 CUTS: Final = frozenset({"normal_", "randn_like", "detach"})

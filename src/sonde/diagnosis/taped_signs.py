@@ -13,7 +13,7 @@ from sonde.core.tape import Call, Op
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
 from sonde.diagnosis.tape_reading import TapeReading, Term
-from sonde.diagnosis.taped_losses import KEEPS_SIGN, is_negated, is_policy_objective
+from sonde.diagnosis.taped_losses import KEEPS_SIGN, divergence, is_negated, is_policy_objective
 from sonde.diagnosis.taped_numbers import Numbers, TapedNumbers
 from sonde.diagnosis.taped_roles import chosen
 
@@ -278,6 +278,31 @@ def _flipped(reading: TapeReading, when: str, how: str) -> Found:
         "arguments are swapped, so training goes in the wrong direction.",
         fix="Minimise one minus the score, or its negative; check the order of the arguments of the loss.",
     )
+
+
+@on_tape
+def rewarded_divergence(reading: TapeReading) -> Found | None:
+    """Find a divergence from the prior that grows smaller as means of codes leave 0: its sign is wrong."""
+    answers = set(reading.tape.outputs_of_root())
+    for term in reading.terms if len(reading.tape.optimizers) == 1 else ():
+        for op in divergence(reading, term):
+            mean = op.input("self") if op.kind == "pow" and op.args.get("exponent") == 2 else None
+            source = None if mean is None else reading.source(mean).id
+            if source is None or source not in answers or reading.tape.tensor(source) is None:
+                continue
+            content = np.asarray(reading.tape.tensor(source), dtype=np.float64)
+            losses = [TapedNumbers(reading.tape, {source: by * content}).of(term.value) for by in (0.5, 1.0, 1.5)]
+            values = [term.sign * float(each.reshape(())) for each in losses if each is not None and each.size == 1]
+            if len(values) == 3 and values[0] > values[1] > values[2]:
+                return Found(
+                    sites=(signals.LOSS,),
+                    evidence=(fact("term with half the means", values[0]), fact("with half more", values[2])),
+                    cause=f"The divergence of the codes from their prior has the wrong sign{reading.where(op)}: it "
+                    "falls as the means of codes move away from 0, so training drives them apart without end.",
+                    fix="kl = -0.5 * (1 + logvar - mu.pow(2) - logvar.exp()).sum(1).mean(), added to the loss.",
+                    refute="Print the term: if it is positive and falls, this finding is wrong.",
+                )
+    return None
 
 
 def punished_entropy(case: Case) -> Found | None:

@@ -21,7 +21,7 @@ from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.taped_data import variance_as_deviation as find_variance_as_deviation
 from sonde.diagnosis.taped_losses import averaged_against_summed, idle_term, maximised, mixed_reductions, praised
 from sonde.diagnosis.taped_roles import averaged_first, helping_opponent, learnt_advantage, learnt_choice
-from sonde.diagnosis.taped_signs import drawn_to_targets, punished_entropy, pushed_away
+from sonde.diagnosis.taped_signs import drawn_to_targets, punished_entropy, pushed_away, rewarded_divergence
 from sonde.diagnosis.taped_unused import cancelled_term
 from sonde.diagnosis.track import Values
 from sonde.diagnosis.weights import first_weights
@@ -108,8 +108,9 @@ def loss_sign_flipped(case: Case) -> Found | None:
         return taped
     if len(case.facts.optimizers) > 1:
         return None
-    if (taped := maximised(case) or praised(case) or punished_entropy(case) or pushed_away(case)) is not None:
-        return taped
+    for question in (maximised, praised, punished_entropy, rewarded_divergence, pushed_away):
+        if (taped := question(case)) is not None:
+            return taped
     ratios = root_ratios(case)
     if ratios is not None and case.loss_facts(*_NEVER_NEGATIVE) is not None and _is_whole(ratios):
         recent = ratios[-3:]
