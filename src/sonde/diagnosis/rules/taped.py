@@ -71,7 +71,7 @@ def target_is_input(case: Case) -> Found | None:
     refute="Compare inputs[:, 1:] with the targets of the positions before: if they are equal, this finding is wrong.",
 )
 def shifted_twice(case: Case) -> Found | None:
-    """The target of a position is not the next token but one further on, or before."""
+    """The target of a position is not the next token but one further on."""
     case.need_tape()
     return overshifted(case)
 
