@@ -1942,6 +1942,21 @@ def test_attention_over_one_element_is_named(tmp_path):
     assert found("wrong_dim_softmax", well) is None
     short = taped(tmp_path / "short", Pooled(1), (SERIES[:, :1].repeat(1, 1, 1), LABELS), cross_entropy)
     assert found("wrong_dim_softmax", short) is None  # one step of data is not a wrong dimension
+    single = taped(tmp_path / "single", OneKey(), (SERIES, LABELS), cross_entropy)
+    assert found("wrong_dim_softmax", single) is None
+
+
+class OneKey(nn.Module):
+    """Attends from every step to one summary of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.head = (nn.Linear(FEATURES, size) for size in (FEATURES, FEATURES, CLASSES))
+
+    def forward(self, x):
+        key = self.key(x.mean(1, keepdim=True))
+        weights = torch.softmax(self.query(x) @ key.transpose(1, 2) / FEATURES**0.5, -1)
+        return self.head((weights @ key).mean(1))
 
 
 @pytest.mark.parametrize(

@@ -33,19 +33,31 @@ def wrong_axis(reading: TapeReading) -> Found | None:
 def _over_one(reading: TapeReading) -> Found | None:
     """Find attention weights of a softmax over a dimension of size 1, which are always 1.
 
-    A loop that attends to one step first and to more later meets more in the same tape.
+    A loop that attends to one step first and to more later meets more in the same tape. Products of queries and keys
+    are left out: there may be a single key to attend to.
     """
     sizes: dict[tuple[str, int], set[int]] = {}
     for op in reading.forward_ops():
         value = op.input("self") if op.kind in SOFTMAXES else None
         shape = () if value is None else reading.tape.values[value].shape
-        if len(shape) > 2 and value in reading.learnt:
+        if len(shape) > 2 and value in reading.learnt and value is not None and not _is_of_pairs(reading, value):
             sizes.setdefault((op.module, op.line), set()).add(shape[int(op.args["dim"])])
     for op in reading.forward_ops():
         value = op.input("self") if sizes.get((op.module, op.line)) == {1} and op.kind in SOFTMAXES else None
         if value is not None and sum(size > 1 for size in reading.tape.values[value].shape) > 1:
             return _crossed(reading, op, "that dimension has one element, so that all results are 1")
     return None
+
+
+def _is_of_pairs(reading: TapeReading, value: int) -> bool:
+    """Return whether scores are products of two values, scaled, masked and reshaped since."""
+    through = frozenset({*CARRIERS, "mul", "div", "add", "masked_fill", "where"})
+    makers = reading.makers(value, lambda op: op.kind.removesuffix("_") in through and not _adds_weights(reading, op))
+    return any(op.kind in ("bmm", "baddbmm") for op in makers)
+
+
+def _adds_weights(reading: TapeReading, op: Op) -> bool:
+    return any(reading.tape.values[value].role == "parameter" for value in _both(op))
 
 
 @on_tape
