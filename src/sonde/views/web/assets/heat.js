@@ -105,7 +105,7 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
 }
 
 /** The ends of a scale: rows or cells that are far off (Tukey's outer fences) must not flatten the differences of all others. */
-function ends(values) {
+export function ends(values) {
   const known = Float32Array.from(values).filter((value) => !Number.isNaN(value)).sort();
   if (!known.length) return [0, 1];
   const at = (share) => known[Math.round(share * (known.length - 1))], middle = at(0.75) - at(0.25);
