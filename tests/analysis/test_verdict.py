@@ -1,5 +1,7 @@
 """Spikes, jumps and the verdict line: what happened is named with its step and cause, and noise is nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.analysis.made_run import START, Recipe, gaussian
@@ -7,7 +9,7 @@ from tests.analysis.made_run import START, Recipe, gaussian
 from sonde.analysis import curves_of, events_of, incidents_of, verdict_on
 from sonde.core import schema
 from sonde.diagnosis.jumps import find_rate_jumps, find_spikes
-from sonde.records import Block, Event, Site
+from sonde.records import Block, Event, Finding, Site
 from sonde.store import RunWriter, open_run
 
 
@@ -142,6 +144,17 @@ def test_converged_is_earned(tmp_path):
     assert learns.headline == "still learning (val_loss improves)"
     flat[250:254] *= 3
     assert verdict_on(write(tmp_path / "spikes", steps=300, loss=flat)).headline == "the loss is flat now"
+
+
+def test_a_loss_that_the_doctor_calls_a_plateau_is_not_called_falling(tmp_path):
+    """A slow fall within the noise is a trend to the curve, and none to the doctor: one page says one thing."""
+    slow = 3.3 * np.exp(-np.arange(600) / 40) + np.linspace(2.6, 2.3, 600)
+    run = write(tmp_path / "slow", steps=600, loss=slow + 0.1 * np.random.default_rng(0).standard_normal(600))
+    assert verdict_on(run, ()).headline == "still learning"
+    note = Finding(kind="loss_plateau", severity="info", step=400, last_step=600, cause="The loss has stopped falling.")
+    ill = verdict_on(run, [note])
+    assert (ill.tone, ill.headline, ill.metrics[0].going) == ("fine", "the loss is flat now", "flat")
+    assert verdict_on(run, [replace(note, step=200, last_step=300)]).headline == "still learning"  # it was one
 
 
 def test_each_of_several_losses_is_named(tmp_path):

@@ -18,7 +18,7 @@ from sonde.analysis.run_curves import RunCurve, curves_of, is_training_loss
 from sonde.analysis.scores import guess_direction
 from sonde.analysis.trend import describe
 from sonde.core.loss_names import UNLIKE, likeness
-from sonde.diagnosis.dynamics import MIN_POINTS, Dynamics, classify
+from sonde.diagnosis.dynamics import MIN_POINTS, classify
 from sonde.diagnosis.judgement import Health, health
 from sonde.diagnosis.second_opinion import findings_of, was_judged
 from sonde.records import Finding
@@ -88,9 +88,12 @@ def verdict_on(run: Run, findings: Sequence[Finding] | None = None, *, whole: bo
     Without `whole` norms over all layers are not read, as in `curves_of`.
     """
     curves = curves_of(run, whole=whole)
-    states = {curve.name: classify(_thinned(curve.values)) for curve in curves.of("loss") if is_training_loss(curve)}
-    shown = [_metric(curve, states.get(curve.name)) for curve in curves.of("loss", "metric") if len(curve.values)]
     findings = sorted(findings_of(run) if findings is None else findings, key=rank_of_finding)
+    losses = [curve for curve in curves.of("loss") if is_training_loss(curve)]
+    states: dict[str, str] = {curve.name: classify(_thinned(curve.values)).state for curve in losses}
+    if len(losses) == 1 and states[losses[0].name] == "converging" and _is_on_plateau(losses[0], findings):
+        states[losses[0].name] = "stalled"
+    shown = [_metric(curve, states.get(curve.name)) for curve in curves.of("loss", "metric") if len(curve.values)]
     incidents = incidents_of(run, whole=whole)
     tone, headline, cause = _headline(run, findings, ending_of(run), states, incidents, shown)
     shown.sort(key=lambda each: not each.is_training)
@@ -99,6 +102,12 @@ def verdict_on(run: Run, findings: Sequence[Finding] | None = None, *, whole: bo
     details += _incident_clauses(incidents)
     rated = health(findings) if was_judged(run) or findings else Health(None, "unknown")
     return Verdict(tone, headline, tuple(details), tuple(shown), rated)
+
+
+def _is_on_plateau(loss: RunCurve, findings: Sequence[Finding]) -> bool:
+    """Return whether the doctor found that the loss stopped falling, and has not seen it fall since."""
+    last = int(loss.steps[-1]) if len(loss.steps) else 0
+    return any(each.kind == "loss_plateau" and last - each.last_step <= each.last_step - each.step for each in findings)
 
 
 def _thinned(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -111,7 +120,7 @@ def _headline(
     run: Run,
     findings: Sequence[Finding],
     ending: Ending | None,
-    states: dict[str, Dynamics],
+    states: dict[str, str],
     incidents: Sequence[Incident],
     metrics: Sequence[MetricNow],
 ) -> tuple[Tone, str, str]:
@@ -132,27 +141,28 @@ def _headline(
 
 
 def _learning(
-    states: dict[str, Dynamics], incidents: Sequence[Incident], metrics: Sequence[MetricNow]
+    states: dict[str, str], incidents: Sequence[Incident], metrics: Sequence[MetricNow]
 ) -> tuple[Tone, str]:
     if not states:
         return "unknown", "no loss was logged"
-    if any(state.state == "non-finite" for state in states.values()):
+    if "non-finite" in states.values():
         return "bad", "the loss is no longer finite"
     if len(states) > 1:
         return "fine", f"nothing wrong was found; {len(states)} losses"
     (state,) = states.values()
     others = [metric for metric in metrics if not metric.is_training and likeness(metric.name) < UNLIKE]
     improving = [metric.name for metric in others if metric.changes == "better"]
-    if state.state in ("converged", "plateau") and improving:
+    if state in ("converged", "plateau", "stalled") and improving:
         return "fine", f"still learning ({improving[0]} improves)"
-    if state.state == "converged" and not _is_earned(metrics, incidents):
+    if state == "converged" and not _is_earned(metrics, incidents):
         return "fine", "the loss is flat now"
-    return _STATES[state.state]
+    return _STATES[state]
 
 
 _STATES: Final[dict[str, tuple[Tone, str]]] = {
     "converging": ("fine", "still learning"),
     "converged": ("fine", "converged"),
+    "stalled": ("fine", "the loss is flat now"),
     "plateau": ("odd", "the loss has not fallen"),
     "oscillating": ("odd", "the loss oscillates"),
     "diverging": ("bad", "the loss is rising"),
@@ -167,7 +177,7 @@ def _is_earned(metrics: Sequence[MetricNow], incidents: Sequence[Incident]) -> b
     return last >= _EARNED_POINTS and not late and not any(metric.changes for metric in metrics)
 
 
-def _metric(curve: RunCurve, state: Dynamics | None) -> MetricNow:
+def _metric(curve: RunCurve, state: str | None) -> MetricNow:
     finite = np.isfinite(curve.values)
     last = float(curve.values[-1])
     direction = -1 if curve.role == "loss" else guess_direction(curve.name)
@@ -180,13 +190,13 @@ def _metric(curve: RunCurve, state: Dynamics | None) -> MetricNow:
     )
 
 
-def _going(curve: RunCurve, finite: np.ndarray[tuple[int], np.dtype[np.bool_]], state: Dynamics | None) -> str:
+def _going(curve: RunCurve, finite: np.ndarray[tuple[int], np.dtype[np.bool_]], state: str | None) -> str:
     if not finite[-1]:
         since = int(curve.steps[np.flatnonzero(finite)[-1] + 1]) if finite.any() else int(curve.steps[0])
         what = "NaN" if np.isnan(curve.values[-1]) else "infinite"
         return f"{what} since step {since:,}"
     if state is not None:
-        return _GOING.get(state.state, "")
+        return _GOING.get(state, "")
     direction = describe(curve.steps, curve.values).direction
     return direction if len(curve.steps) >= 3 and direction != "broken" else ""
 
@@ -194,6 +204,7 @@ def _going(curve: RunCurve, finite: np.ndarray[tuple[int], np.dtype[np.bool_]], 
 _GOING: Final = {
     "converging": "falling",
     "converged": "flat",
+    "stalled": "flat",
     "plateau": "flat",
     "oscillating": "oscillating",
     "diverging": "rising",
