@@ -140,9 +140,7 @@ def _headline(
     return tone, f"{stopped}{words}", ""
 
 
-def _learning(
-    states: dict[str, str], incidents: Sequence[Incident], metrics: Sequence[MetricNow]
-) -> tuple[Tone, str]:
+def _learning(states: dict[str, str], incidents: Sequence[Incident], metrics: Sequence[MetricNow]) -> tuple[Tone, str]:
     if not states:
         return "unknown", "no loss was logged"
     if "non-finite" in states.values():

@@ -160,15 +160,19 @@ class Cost:
         }
 
     def __str__(self) -> str:
-        own = 1e3 * self.step_seconds
-        parts = [f"cost {100 * self.share:.1f}% of {own:.3g} ms a step"]
+        own = self.step_seconds
+        parts = [f"cost {100 * self.share:.1f}% of {_time(own)} a step"]
         if self.share >= 1:  # the first steps of tiny models are recorded in full, whatever the budget
-            parts = [f"cost {own * self.share:.3g} ms on a step of {own:.3g} ms"]
+            parts = [f"cost {_time(own * self.share)} on a step of {_time(own)}"]
         if self.budget is not None:
             parts.append(f"budget {100 * self.budget:.3g}%")
         if str(self.strides):
             parts.append(str(self.strides))
         return ", ".join(parts)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def _usual(durations: Iterable[float]) -> float:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.made_run import BROKEN, DYING
 
-from sonde.analysis import column_edges
+from sonde.analysis import column_edges, phase_shares
 from sonde.core import schema, signals
 from sonde.errors import MissingExtra, OptionError
 from sonde.records import Block, Event, Finding, RunHeader, Site
@@ -245,9 +245,10 @@ def test_memory_is_in_a_unit_that_suits_its_peak():
     assert list(figure.data[0].y) == [1.0, 2.5]
 
 
-def run_with_phases(path):
-    """Write a run whose steps wait 10 ms for data, go forward for 20 ms and backward for 30 ms."""
+def run_with_phases(path, *, slow=0):
+    """Write a run whose steps wait 10 ms for data, go forward 20 ms, backward 30 ms; the first few 100 times that."""
     seconds = {signals.DATA_WAIT: 0.01, signals.time_of("forward"): 0.02, signals.time_of("backward"): 0.03}
+    seconds |= {signals.STEP_TIME: 0.06} if slow else {}
     sites = [
         Site(id=i, name=signals.LOOP, quantity="vital", part=signals.part_of(name)) for i, name in enumerate(seconds)
     ]
@@ -255,11 +256,20 @@ def run_with_phases(path):
     writer = RunWriter(path, header)
     writer.take_sites(sites)
     for step in range(1, 1001):
-        rows = schema.rows_of_values(np.array(list(seconds.values())) * (1 + step % 2))
-        block = {"sites": np.arange(3, dtype=np.uint32), "rows": rows, "bins": np.zeros((3, 64), np.uint64)}
-        writer.take_block(Block(step=step, time=float(step), binned=np.zeros(3, np.bool_), **block))
+        rows = schema.rows_of_values(np.array(list(seconds.values())) * (1 + step % 2) * (100 if step <= slow else 1))
+        count = len(seconds)
+        block = {"sites": np.arange(count, dtype=np.uint32), "rows": rows, "bins": np.zeros((count, 64), np.uint64)}
+        writer.take_block(Block(step=step, time=float(step), binned=np.zeros(count, np.bool_), **block))
     writer.close()
     return open_run(path)
+
+
+def test_the_mean_step_of_the_figure_is_that_of_the_overview(tmp_path):
+    run = run_with_phases(tmp_path / "run", slow=3)
+    known = phase_shares(run)
+    assert known is not None
+    assert known.mean_s < 0.1, "its first steps are left out"
+    assert f"mean {known.mean_s * 1e3:.3g} ms" in title(figures.step_phases(run))
 
 
 def test_the_phases_of_a_step_add_up_to_their_means(tmp_path):

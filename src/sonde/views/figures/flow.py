@@ -130,7 +130,8 @@ def _depth(names: list[str], values: Any, bad: Any, stat: str) -> Figure:
             figure.update_layout(yaxis2={"overlaying": "y", "range": [0, 1], "visible": False})
     ticks = at[:: -(-len(at) // _MOST_TICKS)]
     shown = labels(names, 24)
-    axis = {"tickvals": ticks, "ticktext": [shown[i] for i in ticks], "tickangle": -40 if len(at) > 6 else 0}
+    axis = {"tickvals": ticks, "ticktext": [shown[i] for i in ticks], "tickangle": -40 if len(at) > 6 else None}
+    axis["autotickangles"] = [0, -40]  # a few names lie flat where the window is wide enough
     figure.update_layout(xaxis=axis, height=440)
     figure.update_yaxes(title={"text": safe(stat_title(stat, "gradient"))}, **log_axis(values[positive]))
     return figure

@@ -349,7 +349,8 @@ def _signed(source: Run | Any, site: Site | str | None, name: str, theme: Theme)
             customdata=np.stack([low, high, std, negative], axis=1), hovertemplate=_HOVER,
         )
     )  # fmt: skip
-    note = f"at step {int(shown[-1]):,} negative elements hold {negative[-1]:.1%} of the sum of |x|"
+    note = "with signs: lowest to highest and mean ± deviation, as histograms of a run count |x|; "
+    note += f"at step {int(shown[-1]):,} negative elements hold {negative[-1]:.1%} of the sum of |x|"
     note += "; neighbouring steps together" if len(shown) < len(steps) else ""
     figure.update_layout(xaxis={"title": {"text": "step"}}, yaxis={"title": {"text": "value"}})
     return finish(figure, title, note, theme=theme)

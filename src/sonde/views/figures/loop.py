@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.analysis import column_edges, events_of
+from sonde.analysis.loop import phase_shares
 from sonde.core import signals
 from sonde.records import Event, Finding, Site
 from sonde.store import Run
@@ -69,8 +70,7 @@ def step_phases(source: Run | Mapping[str, Any], *, theme: Theme = "light") -> F
     # occur in a step took no time in it. Columns without a recorded step are left out: Plotly would draw them at zero.
     is_recorded = np.bincount(_places(steps, edges), minlength=len(edges) - 1) > 0
     heights = {line.name: _means(line, steps, edges)[is_recorded] * 1e3 for line in lines}
-    means = {line.name: float(np.nansum(line.values)) / len(steps) for line in lines}
-    whole = sum(means.values())
+    shares, mean_s = _shares(source, lines, steps)
     figure = graph_objects().Figure()
     for index, (name, height) in enumerate(heights.items()):
         colour = _PHASE_COLOURS.get(name, COLOURS[index % len(COLOURS)])
@@ -78,7 +78,7 @@ def step_phases(source: Run | Mapping[str, Any], *, theme: Theme = "light") -> F
             graph_objects().Scatter(
                 x=np.ceil(edges[:-1])[is_recorded],
                 y=height,
-                name=f"{safe(name)} {means[name] / whole:.0%}" if whole > 0 else safe(name),
+                name=f"{safe(name)} {shares[name]:.0%}" if name in shares else safe(name),
                 stackgroup="phases",
                 mode="lines",
                 line={"width": 0.5, "color": colour},
@@ -86,9 +86,18 @@ def step_phases(source: Run | Mapping[str, Any], *, theme: Theme = "light") -> F
             )
         )
     top, beyond = _top(np.nansum(list(heights.values()), axis=0))
-    note = f"mean {whole * 1e3:.3g} ms{beyond}"
+    note = f"mean {f'{mean_s:.3g} s' if mean_s >= 1 else f'{mean_s * 1e3:.3g} ms'}{beyond}"
     y_axis = {"title": {"text": "milliseconds per step"}, "range": [0, top]}
     return finish(figure, title, note, theme=theme, xaxis=step_axis(lines), yaxis=y_axis)
+
+
+def _shares(source: Any, lines: list[Line], steps: Any) -> tuple[dict[str, float], float]:
+    """Return the share of each phase and the mean step; of a run as `phase_shares` does, without its first steps."""
+    if isinstance(source, Run) and (known := phase_shares(source)) is not None:
+        return {phase.replace("_", " "): share for phase, share in known.shares.items()}, known.mean_s
+    means = {line.name: float(np.nansum(line.values)) / len(steps) for line in lines}
+    whole = sum(means.values())
+    return {name: mean / whole for name, mean in means.items()} if whole > 0 else {}, whole
 
 
 def _top(totals: Any) -> tuple[float, str]:

@@ -47,7 +47,7 @@ export function clock(time) {
 
 export function bytes(size) {
   if (size === null || size === undefined) return "–";
-  const units = ["B", "KB", "MB", "GB", "TB"];
+  const units = ["B", "kB", "MB", "GB", "TB"];
   let at = 0;
   while (size >= 1000 && at < units.length - 1) { size /= 1000; at += 1; }
   return `${at ? size.toPrecision(3) : size} ${units[at]}`;
