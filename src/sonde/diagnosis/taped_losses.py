@@ -40,7 +40,7 @@ def _over_one(reading: TapeReading) -> Found | None:
     for op in reading.forward_ops():
         value = op.input("self") if op.kind in SOFTMAXES else None
         shape = () if value is None else reading.tape.values[value].shape
-        if len(shape) > 2 and value in reading.learnt and value is not None and not _is_of_pairs(reading, value):
+        if len(shape) > 2 and value in reading.learnt and not _is_of_pairs(reading, value):
             sizes.setdefault((op.module, op.line), set()).add(shape[int(op.args["dim"])])
     for op in reading.forward_ops():
         value = op.input("self") if sizes.get((op.module, op.line)) == {1} and op.kind in SOFTMAXES else None
