@@ -28,7 +28,8 @@ from sonde.core.signals import (
 )
 from sonde.hooks.autograd_graph import name_of, walk
 from sonde.hooks.guard import Handle, Handles
-from sonde.hooks.on_backward import on_accumulated
+from sonde.hooks.on_backward import after_backward, on_accumulated
+from sonde.parallel.ranks import is_connected
 from sonde.record.kinds import InBackward
 from sonde.schedule import at, every, first
 from sonde.sensors.sensor import Backward, Clip, Context, Graph, Sensor, Step, StepEnd
@@ -286,6 +287,8 @@ class Leftovers(Sensor):
         for parameter in (each for parameters in groups.values() for each in spread(parameters)):
             self._traces[id(parameter)] = Trace(parameter)
         yield self._callbacks
+        if is_connected():
+            yield after_backward(self.context.watched.guard.wrap("Leftovers", self._after_backward))
         self.pause(paused=False)
 
     def pause(self, paused: bool) -> None:
@@ -304,6 +307,13 @@ class Leftovers(Sensor):
         for owner in self._owners.values():
             if owner.probes:
                 owner.probe()
+
+    def _after_backward(self) -> None:
+        """Note what the backward pass itself did to the gradients: where ranks train together it also reduces them."""
+        for trace in self._traces.values():
+            grad = trace.parameter.grad
+            if trace.accumulated and grad is not None:
+                trace.remember(grad)
 
     def on_clip(self, clip: Clip) -> None:
         """Note that gradients were written to without being cleared."""
