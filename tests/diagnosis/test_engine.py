@@ -90,6 +90,14 @@ def test_a_rule_that_raises_is_isolated_and_named(caplog):
     assert "the rule breaks failed" in caplog.text
 
 
+def test_a_finding_never_ends_before_it_begins():
+    """A tape may hold a step whose readings have not come yet; pages said "steps 2 to 1"."""
+    case = Case()
+    case.history.put(block(1, {0: 1.0}))
+    (found,) = Doctor([Rule(kind="taped", find=lambda case: Found(cause="planted", sites=(), step=2))]).look(case)
+    assert (found.step, found.last_step) == (2, 2)
+
+
 def test_a_damaged_file_is_named_and_is_not_the_fault_of_the_rule(caplog):
     def reads(case: Case) -> Found | None:
         raise RunDamaged("tensors.safetensors cannot be read")

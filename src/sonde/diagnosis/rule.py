@@ -185,14 +185,15 @@ class Rule:
     def finding(self, case: Case, found: Found, *, exact: bool) -> Finding:
         """Return what was found in a case as a finding of this kind."""
         severity = found.severity or self.severity
+        step = case.step if found.step is None else found.step
         return Finding(
             kind=self.kind,
             severity=severity,
             confidence=confidence_of(self.kind, severity),
             exact=exact,
             experiment=found.experiment,
-            step=case.step if found.step is None else found.step,
-            last_step=case.step,
+            step=step,
+            last_step=max(case.step, step),  # a tape may hold a step whose readings are still on their way
             sites=found.sites,
             evidence=tuple(_with_existing_series(case, each) for each in found.evidence),
             cause=found.cause,
