@@ -95,14 +95,17 @@ def test_one_far_row_does_not_flatten_the_colours_and_names_keep_block_and_role(
     overview(page, "language")
     scales, cut = page.evaluate(
         """async () => {
-            const { ends } = await import("./assets/heat.js"), { fitted } = await import("./assets/timeaxis.js");
+            const { ends } = await import("./assets/heat.js");
+            const { fitted, fittedAll } = await import("./assets/timeaxis.js");
             const even = [...Array(90).keys()].map((at) => at / 10), tiny = Array(10).fill(-3000);
             const names = [["37 · qkv.weight", 20], ["37 · attn.c_proj.weight", 15], ["37 · attn.c_proj.weight", 12],
                 ["37 · self_attention", 6], ["embed_tokens", 8]];
             return [[even, [...even, ...tiny], [2, 2, 2], [NaN], Array(99).fill(1).concat([5])].map(ends),
-                names.map(([name, room]) => fitted(name, room))];
+                [...names.map(([name, room]) => fitted(name, room)),
+                 ...fittedAll(["discriminator.conv_blocks 0", "generator.conv_blocks 0", "generator.l1 0"], 17)]];
         }"""
     )
+    halves = ["discri…v_blocks 0", "genera…v_blocks 0", "generator.l1 0"]
     alone, with_tiny, constant, nothing, one_far = scales
     assert alone == [pytest.approx(0.2, abs=0.05), pytest.approx(8.7, abs=0.05)]
     assert with_tiny[0] > -20, "a tenth of the cells, far below all others, must not take most of the colours"
@@ -110,7 +113,7 @@ def test_one_far_row_does_not_flatten_the_colours_and_names_keep_block_and_role(
     assert constant == [1.5, 2.5]
     assert nothing == [0, 1]
     assert one_far[0] < 1 < one_far[1]
-    assert cut == ["37 · qkv.weight", "37 · c_proj.w", "37 · at…oj.w", "37", "em…okens"]
+    assert cut == ["37 · qkv.weight", "37 · c_proj.w", "37 · at…oj.w", "37", "em…okens", *halves]
 
 
 def test_nan_is_called_nan_and_marked_and_the_first_bad_line_is_not_the_models(page):

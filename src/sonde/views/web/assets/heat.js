@@ -1,6 +1,6 @@
 // Layers over the shared step axis as colours, on a canvas; rows are named by block and role.
 import { h, replace } from "./dom.js";
-import { RIGHT, drawUnits, fitted, ink, lastUpTo, leftOf, sheet, steer } from "./timeaxis.js";
+import { RIGHT, drawUnits, fittedAll, ink, lastUpTo, leftOf, sheet, steer } from "./timeaxis.js";
 import { onTheme } from "./theme.js";
 import { MAPS, colour, paint as paintCells } from "./canvas/colours.js";
 import { count, short } from "./words.js";
@@ -86,7 +86,7 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
     pen.textAlign = "right";
     pen.textBaseline = "middle";
     const every = Math.max(1, Math.ceil(13 / high)), first = Math.max(0, Math.ceil(6 / high - 0.5)), room = Math.floor((left - 8) / 6.7);
-    made.names.forEach((name, row) => { if (row >= first && (row - first) % every === 0) pen.fillText(fitted(name, room), left - 6, (row + 0.5) * high); });
+    fittedAll(made.names, room).forEach((name, row) => { if (row >= first && (row - first) % every === 0) pen.fillText(name, left - 6, (row + 0.5) * high); });
   }
 
   const colours = () => (byRow() ? ", colour: each row by itself" : whole ? `, colour from ${short(whole[0])} to ${short(whole[1])}${made.log ? ", logarithmic" : ""}` : "");

@@ -132,13 +132,24 @@ export const leftOf = (width, wide = 128) => (width < 600 ? (wide > 150 ? 104 : 
 export function fitted(name, room) {
   if (name.length <= room) return name;
   const at = name.indexOf(" · "), head = at > 0 ? name.slice(0, at + 3) : "", left = room - head.length;
-  if (left < 6) return at > 0 ? name.slice(0, at) : `…${name.slice(1 - room)}`;
+  if (left < 6) return at > 0 ? bothEnds(name.slice(0, at), room) : `…${name.slice(1 - room)}`;
   const whole = name.slice(head.length).replace(/\.(w)eight$|\.(b)ias$/, ".$1$2"), parts = whole.split(".");
   if (whole.length <= left) return head + whole;
   while (parts.length > 1 && parts.join(".").length > left) parts.shift();
-  const role = parts.join("."), kept = Math.max(Math.ceil((left - 1) * 0.6), 1);
-  if (role.length <= left && role.length > left / 3) return head + role;
-  return `${head}${whole.slice(0, left - 1 - kept)}…${whole.slice(whole.length - kept)}`;
+  const role = parts.join(".");
+  return head + (role.length <= left && role.length > left / 3 ? role : bothEnds(whole, left));
+}
+
+function bothEnds(name, room) {
+  const kept = Math.max(Math.ceil((room - 1) * 0.6), 1);
+  return name.length <= room ? name : `${name.slice(0, room - 1 - kept)}…${name.slice(name.length - kept)}`;
+}
+
+/** Names cut to some signs; those of two blocks that would read the same keep both their ends. */
+export function fittedAll(names, room) {
+  const cut = names.map((name) => fitted(name, room)), blocks = new Map();
+  cut.forEach((each, at) => blocks.set(each, (blocks.get(each) ?? new Set()).add(names[at].split(" · ")[0])));
+  return cut.map((each, at) => (blocks.get(each).size > 1 ? bothEnds(names[at], room) : each));
 }
 
 /** Write the numbers of the axis below a picture, and what they are. */
