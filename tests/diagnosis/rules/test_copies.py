@@ -122,6 +122,33 @@ def test_views_of_the_weights_are_no_copies(tmp_path):
     assert "ema_not_updated" not in keep_views(tmp_path)
 
 
+def mask_weights(folder):
+    model = perceptron()
+    masks = {}
+
+    def follow(step):
+        masks.update({name: torch.ones_like(each) for name, each in model.named_parameters()})
+
+    return train(folder, model, follow, steps=12)
+
+
+def add_momentum(folder):
+    model = perceptron()
+    momentum = [torch.zeros_like(each) for each in model.parameters()]
+
+    @torch.no_grad()
+    def follow(step):
+        for slow, each in zip(momentum, model.parameters(), strict=True):
+            slow.mul_(0.5).add_(each.grad)
+
+    return train(folder, model, follow)
+
+
+@pytest.mark.parametrize("program", [mask_weights, add_momentum])
+def test_tensors_of_the_same_shapes_need_not_follow(tmp_path, program):
+    assert "ema_not_updated" not in program(tmp_path)
+
+
 def copy_as_actor(folder):
     model = perceptron()
     actor = copy.deepcopy(model)

@@ -96,7 +96,7 @@ def _follows_wrongly(case: Case) -> Found | None:
             int(call.data.get(name) or 0) for name in ("pairs", "rewritten", "changed", "averaged")
         )
         of, follows = str(call.data.get("of") or ""), str(call.data.get("follows") or "")
-        if pairs >= COPY_PAIRS and rewritten == pairs:
+        if of and pairs >= COPY_PAIRS and rewritten == pairs:
             return _copy(
                 call,
                 "is written to in every step and keeps its values, while the weights change: its decay is 1.",
