@@ -103,7 +103,8 @@ def params_not_in_optimizer(case: Case) -> Found | None:
     # A tensor that is an attribute of a module has a name, which says more than where it is used.
     if not case.facts.hidden and (taped := unheld_leaf(case)) is not None:
         return taped
-    need_optimizers(case)
+    if not _steps_in_vain(case):
+        need_optimizers(case)
     if case.facts.hidden:
         tensors = [each.name for each in case.facts.hidden if each.tensor]
         return _plain_tensors(tensors) if len(tensors) == len(case.facts.hidden) else _in_plain_list(case)
@@ -136,6 +137,19 @@ def params_not_in_optimizer(case: Case) -> Found | None:
             "get gradients, but no optimizer holds them: they never change.",
         ),
     )
+
+
+def _steps_in_vain(case: Case) -> bool:
+    """Return whether optimizers hold other parameters only, and a taped step shows that these get no gradients.
+
+    An optimizer that changes an image, through a model whose parameters nobody froze, writes to the image.
+    """
+    tape = None if case.taped is None else case.taped.tape
+    known = [each.foreign and not held(each) for each in case.need_facts().optimizers]
+    if tape is None or not known or not all(known):
+        return False
+    stepped = any(mark.kind == "optimizer_exit" for mark in tape.marks)
+    return stepped and not any(op.phase == "optimizer" and op.writes for op in tape.ops)
 
 
 def _plain_tensors(names: list[str]) -> Found:
