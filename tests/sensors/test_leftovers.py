@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from tests.sensors.watching import Watching
 from torch import nn
 
+import sonde
 from sonde.testing import tiny_mlp
 
 
@@ -437,3 +438,19 @@ def test_in_a_large_model_gradients_cleared_before_the_step_count_for_all(tmp_pa
             optimizer.zero_grad(set_to_none=False)
             optimizer.step()
     assert seen.means("optimizer:vital.no_gradient") == dict.fromkeys((1, 2, 3), 120.0)
+
+
+def test_gradients_of_zeros_that_ranks_reduce_were_not_cleared(tmp_path):
+    """The reduction writes to a gradient after it was accumulated, as clearing does; one class has no gradient."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise"):
+            for _ in range(6):
+                optimizer.zero_grad()
+                F.cross_entropy(model(torch.rand(16, 8)), torch.rand(16, 1)).backward()
+                optimizer.step()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert {finding.kind for finding in sonde.diagnose(tmp_path / "run").findings} == {"single_class_output"}
