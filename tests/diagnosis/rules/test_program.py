@@ -494,7 +494,7 @@ def test_parameters_that_are_unfrozen_and_not_trained(tmp_path, ill):
 def test_an_optimizer_of_another_network_is_found_and_one_of_a_picture_is_not(tmp_path, paints):
     model, picture = perceptron(), nn.Parameter(torch.randn(8, 8))
     optimizer = SGD([picture] if paints else nn.Linear(3, 5).parameters(), lr=0.1)
-    with watched(tmp_path, model, optimizer) as session:
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
         for _ in range(12):
             optimizer.zero_grad()
             model(picture if paints else torch.randn(8, 8)).square().mean().backward()
