@@ -1095,6 +1095,20 @@ def test_remembering_an_earlier_token_is_a_task_of_its_own(tmp_path):
     assert "shifted_twice" not in [finding.kind for finding in session.findings]
 
 
+@pytest.mark.parametrize(("dim", "ill"), [(-1, True), (0, False), (None, True)])
+def test_a_mean_of_probabilities_over_their_own_axis_is_a_constant(dim, ill, tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for x, y in [*DataLoader(TensorDataset(ROWS, LABELS), 8)] * 2:
+            optimizer.zero_grad()
+            scores = model(x)
+            balance = scores.softmax(-1).mean(dim).square().sum()
+            (F.cross_entropy(scores, y) + 0.1 * balance).backward()
+            optimizer.step()
+    assert ("term_without_gradient" in [finding.kind for finding in session.findings]) is ill
+
+
 @pytest.mark.parametrize("freezes", [True, False])
 def test_the_first_loss_of_a_network_that_has_learnt_something_else_may_be_large(freezes, tmp_path):
     model = mlp()

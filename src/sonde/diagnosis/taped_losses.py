@@ -486,6 +486,30 @@ def idle_term(reading: TapeReading) -> Found | None:
     return None
 
 
+@on_tape
+def constant_term(reading: TapeReading) -> Found | None:
+    """Find a mean or sum of probabilities over the very axis on which they add up to one: it is a constant."""
+    for op in reading.tape.ops:
+        value = op.input("self") if op.kind in ("mean", "sum") else None
+        maker = None if value is None else reading.tape.producer(value)
+        if value is None or maker is None or maker.kind not in SOFTMAXES or op.outs[0] not in reading.needed:
+            continue
+        axes = len(reading.tape.values[value].shape)
+        dim = op.args.get("dim")
+        dims = dim if isinstance(dim, list) else [] if dim is None else [dim]
+        over = {int(each) % axes for each in dims or range(axes)}
+        divides = any(use.kind == "div" and use.input("other") in op.outs for use in reading.tape.consumers(op.outs[0]))
+        if int(maker.args["dim"]) % axes in over and not divides:
+            return Found(
+                sites=(signals.LOSS, reading.site(maker, "(model)")),
+                evidence=(fact("probabilities that are added up", reading.tape.values[value].size),),
+                cause=f"A term of the loss has no effect: the {op.kind} of a softmax{reading.where(op)} runs over the "
+                "axis on which its probabilities add up to one, so it is a constant without a gradient.",
+                fix="Take it over the samples: probabilities.mean(dim=0).",
+            )
+    return None
+
+
 def _untrained(reading: TapeReading, term: Term) -> Found:
     return Found(
         sites=(signals.LOSS,),

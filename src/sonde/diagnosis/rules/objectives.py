@@ -19,7 +19,14 @@ from sonde.diagnosis.rules.losses import LOSS_LOOKS
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.taped_data import variance_as_deviation as find_variance_as_deviation
-from sonde.diagnosis.taped_losses import averaged_against_summed, idle_term, maximised, mixed_reductions, praised
+from sonde.diagnosis.taped_losses import (
+    averaged_against_summed,
+    constant_term,
+    idle_term,
+    maximised,
+    mixed_reductions,
+    praised,
+)
 from sonde.diagnosis.taped_roles import averaged_first, helping_opponent, learnt_advantage, learnt_choice
 from sonde.diagnosis.taped_signs import drawn_to_targets, punished_entropy, pushed_away, rewarded_divergence
 from sonde.diagnosis.taped_unused import cancelled_term
@@ -331,7 +338,7 @@ def _is_sum(loss: SeenLoss) -> bool:
 def term_without_gradient(case: Case) -> Found | None:
     """A term of the loss has no effect, because its gradient is cut off."""
     case.need_tape()
-    return idle_term(case) or cancelled_term(case)
+    return idle_term(case) or cancelled_term(case) or constant_term(case)
 
 
 ROOT_RATIO = Threshold(0.9, "what backward() was called on over the loss: 1 undivided, 0.5 or less if divided")
