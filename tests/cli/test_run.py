@@ -111,7 +111,7 @@ def test_a_script_that_trains_with_a_framework_is_recorded(both, framework):
     assert run.series("loss").steps.tolist() == list(range(1, steps + 1))
     assert run.status == "finished"
     assert "12 steps recorded" in recorded.err
-    assert "nothing wrong found" in recorded.err
+    assert "no findings" in recorded.err
 
 
 def test_models_are_named_by_the_variables_that_hold_them(both):
@@ -142,7 +142,7 @@ def test_a_script_that_continues_from_a_checkpoint_counts_on(fork, tmp_path):
     assert "3 steps recorded in runs/continued-1, " in ended[0].err
     assert "3 steps recorded in runs/continued-2 after step 3, " in ended[1].err
     assert "3 steps recorded in runs/continued-2 after step 6, " in ended[2].err
-    assert "nothing wrong found" in ended[2].err
+    assert "no findings" in ended[2].err
 
 
 def test_each_training_of_a_script_gets_a_run(both):

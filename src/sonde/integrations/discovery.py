@@ -270,7 +270,7 @@ class Discovery:
         for training in self._trainings:
             session = training.session
             grave = [each for each in session.findings if each.severity != "info"]
-            found = plural(len(grave), "finding") if grave else "nothing wrong found"
+            found = plural(len(grave), "finding") if grave else "no findings"
             steps = plural(session.current_step - training.steps_before, "step")
             after = f" after step {training.steps_before}" if training.steps_before else ""
             _print(f"sonde: {steps} recorded in {files.short(session.path)}{after}, {found}")

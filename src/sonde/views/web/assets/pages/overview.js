@@ -73,7 +73,7 @@ export async function show(place, context) {
     if (!changes(found, findings, judged, problems, story.found)) return;
     const open = openFindings(context, findings);
     const cards = findings.map((each) => findingCard(each, run, { open: open.includes(each.kind), ontoggle: () => keepOpen(context, found), onstep: (step) => axis.pin(step) }));
-    const none = judged ? "Nothing wrong was found while it ran." : ["Recorded without a diagnosis. To get one, run ", h("code", {}, `sonde diagnose ${shell(path)}`), "."];
+    const none = judged ? "The rules found nothing while it ran." : ["Recorded without a diagnosis. To get one, run ", h("code", {}, `sonde diagnose ${shell(path)}`), "."];
     replace(found, h("h2", {}, "Findings", h("span", { class: "note" }, " ", findings.length ? story.found : none)), cards,
       problems.map((text) => h("p", { class: "problem" }, text)));
     found.dataset.count = String(findings.length);
