@@ -118,14 +118,14 @@ def started(command: Sequence[object], **options: Any) -> Iterator[subprocess.Po
             _kill(tree or _tree(process))
 
 
-def ask(process: subprocess.Popen[str], question: str | None = None) -> str:
+def ask(process: subprocess.Popen[str], question: str | None = None, patience_s: float | None = None) -> str:
     """Send a line to a process, and return the line that it answers; kill it if none comes in time."""
     assert process.stdout is not None
     if question is not None:
         assert process.stdin is not None
         process.stdin.write(f"{question}\n")
         process.stdin.flush()
-    guard = threading.Timer(PATIENCE_S, lambda: _kill(_tree(process)))
+    guard = threading.Timer(patience_s or PATIENCE_S, lambda: _kill(_tree(process)))
     guard.daemon = True
     guard.start()
     try:

@@ -107,7 +107,6 @@ QUESTIONS = [
     "run/{id}/classes",
     "run/{id}/changes?with={twin}",
     "run/{id}/embedding",
-    "run/{id}/aggregated",
     "run/{id}/score-figure?metric=loss",
     "run/{id}/curve?site=loss",
     "run/{id}/figure/histogram?site=0.weight:gradient&kind=signed",
@@ -136,7 +135,7 @@ class Failure:
 
 
 _SAMPLES = ("verify", "query", "sample", "run/{id}/evaluations", "score", "contrast", "common", "thumb", "tensor")
-_SAMPLES += ("classes", "changes", "embedding", "aggregated", "page_of_run", "report", "logs", "parts")
+_SAMPLES += ("classes", "changes", "embedding", "page_of_run", "report", "logs", "parts")
 # Which readings a file takes part in, by a part of its path; what is not named here takes part in all of them.
 _READERS: dict[str, tuple[str, ...]] = {
     "bundles/": ("verify", "show", "story", "parts", "report"),

@@ -213,13 +213,13 @@ def hide_the_scheduler(folder, *, steps_it, resumed=False):
             step(model, optimizer, session)
             if steps_it:
                 hidden["trainer"][0]["configs"][0].step()
-    return found(session, "scheduler_never_called")
+    return [each.severity for each in session.findings if each.kind == "scheduler_never_called"]
 
 
 @pytest.mark.parametrize(("steps_it", "resumed"), [(False, False), (True, False), (False, True)])
 def test_a_scheduler_that_only_its_optimizer_tells_of(tmp_path, steps_it, resumed):
-    finding = hide_the_scheduler(tmp_path, steps_it=steps_it, resumed=resumed)
-    assert (finding is not None) is not (steps_it or resumed)
+    found = hide_the_scheduler(tmp_path, steps_it=steps_it, resumed=resumed)
+    assert found == ([] if steps_it or resumed else ["info"])  # it may be one of another library, that acts later
 
 
 def schedule_in_turn(folder):

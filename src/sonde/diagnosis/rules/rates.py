@@ -323,6 +323,8 @@ def _never_stepped(case: Case) -> Found | None:
         kind = f"({call.data.get('kind')})" if call.data.get("kind") else "that was made for it"
         if call.about and call.about not in driven and case.num_steps >= SCHEDULER_IDLE_STEPS and not moves:
             return Found(
+                # Other libraries' schedulers leave the same mark, and may act once an epoch.
+                severity="warning" if call.data.get("kind") else "info",
                 step=1,
                 sites=("scheduler", call.about),
                 evidence=(
