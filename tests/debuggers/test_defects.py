@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed
 from tests.debuggers.conftest import datapoint, image
+from tests.waiting import run_to_end
 from torch import nn
 
 from sonde.debuggers import BaseDebugger, FeatureMapDebugger, ForwardDebugger, GradCAMDebugger, SequentialDebugger
@@ -112,6 +113,38 @@ def test_defect_4_threads_do_not_see_each_other_s_captures(model, tmp_path):
     evaluate_in_threads(model, tmp_path, range(400), Raw("stem"))
     stored = load_debug_outputs(tmp_path, tensors="torch")
     assert [idx for idx in range(400) if not torch.equal(stored[idx]["d0"], expected[idx])] == []
+
+
+FINALIZERS = """
+import gc, os, threading
+import torch
+from sonde.probes.rerun import kept_random_state
+
+class Slow:
+    def __init__(self):
+        self.cycle = self
+    def __del__(self):
+        os.stat("/")  # gives up Python's lock
+
+def work():
+    for _ in range(1500):
+        Slow()
+        with kept_random_state([]):
+            torch.rand(())
+
+gc.set_threshold(11, 1, 1)
+threads = [threading.Thread(target=work) for _ in range(4)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+os._exit(0)
+"""
+
+
+def test_threads_that_keep_the_random_state_do_not_wait_for_each_other_for_ever():
+    """A collection while torch holds the lock of its generator would let another thread wait for it with Python's."""
+    assert run_to_end([sys.executable, "-c", FINALIZERS]).returncode == 0
 
 
 def test_defect_4_grad_cam_in_threads_is_that_of_the_sample(model, tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import logging
 import sys
@@ -21,6 +22,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar, cast
 
 import torch
 
+from sonde.core.forks import after_fork_in_child
 from sonde.core.outcome import is_from_a_signal, what_to_log
 from sonde.errors import NonFiniteError
 
@@ -339,6 +341,38 @@ def unobserved() -> Iterator[None]:
     finally:
         if was_paused and paused is not None:
             paused.resume(True)
+
+
+class _Uncollected:
+    """Keeps the garbage collector from running in a block, of one thread at a time.
+
+    For `torch.get_rng_state`, which holds a lock of torch's while it makes a tensor. If a collection ran then, and a
+    finalizer gave up Python's lock, another thread that asks for that state would wait for ever, with Python's lock.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._was_enabled = False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *error: object) -> None:
+        if self._was_enabled:
+            gc.enable()
+        self._lock.release()
+
+    def renew_lock(self) -> None:
+        """Forget which thread holds the lock: in a forked child that thread does not exist."""
+        if self._lock.locked() and self._was_enabled:
+            gc.enable()
+        self._lock = threading.Lock()
+
+
+UNCOLLECTED: Final = _Uncollected()
+after_fork_in_child(UNCOLLECTED.renew_lock)
 
 
 def _call_all(functions: Sequence[Callable[..., None]], *args: Any) -> None:

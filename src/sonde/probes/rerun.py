@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sonde.hooks.guard import UNCOLLECTED
+
 T = TypeVar("T")
 
 
@@ -60,10 +62,14 @@ def untouched(model: nn.Module) -> Iterator[None]:
 def kept_random_state(devices: list[int]) -> Iterator[None]:
     """Restore the random numbers of Python, numpy, torch and these CUDA devices afterwards."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
+    with UNCOLLECTED:
+        torch_state, cuda_states = torch.get_rng_state(), [torch.cuda.get_rng_state(each) for each in devices]
     try:
-        with torch.random.fork_rng(devices=devices):
-            yield
+        yield
     finally:
+        torch.set_rng_state(torch_state)
+        for device, state in zip(devices, cuda_states, strict=True):
+            torch.cuda.set_rng_state(state, device)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
 
