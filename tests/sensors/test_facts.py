@@ -12,6 +12,7 @@ from tests.sensors.watching import Watching
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from sonde.core.facts import CallFacts, Facts
 from sonde.sensors import initialization
 from sonde.testing import tiny_mlp
 
@@ -196,15 +197,24 @@ def test_order_edges_and_autocast_come_from_the_first_training_passes(tmp_path, 
 
 
 def test_settings_in_types_of_numpy_are_read_while_the_run_is_recorded():
-    from sonde.core.facts import Facts
 
     stated = {"optimizers": [{"name": "", "kind": "SGD", "groups": [{"settings": {"lr": np.float64(0.5)}}]}]}
     assert Facts.from_json(stated).optimizers[0].groups[0].settings == {"lr": 0.5}
 
 
 def test_a_field_that_does_not_fit_costs_no_other():
-    from sonde.core.facts import Facts
 
     facts = Facts.from_json({"scaler": True, "autocast": 3, "order": ["a", "b"], "parameters": [{"name": 5}], "new": 1})
     assert (facts.scaler, facts.autocast, facts.order, facts.parameters) == (True, "", ("a", "b"), ())
     assert Facts.from_json("nonsense") == Facts()
+
+
+def test_settings_of_any_type_are_stated():
+    class Name(str):
+        __slots__ = ()
+
+    given = {"scheme": Name("cosine"), "warm": np.float64(0.5), "cycles": np.int64(3), "on": np.bool_(True)}
+    plain = Facts(program=(CallFacts(verb="made", data=given),)).to_json()
+    stated = Facts.from_json(plain).program[0].data
+    assert stated == {"scheme": "cosine", "warm": 0.5, "cycles": 3, "on": True}
+    assert [type(each) for each in stated.values()] == [str, float, int, bool]

@@ -288,7 +288,7 @@ class Facts:
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON-ready values."""
-        ready: dict[str, Any] = msgspec.to_builtins(self, enc_hook=files.plain)
+        ready: dict[str, Any] = msgspec.to_builtins(self, enc_hook=files.ordinary)
         return ready
 
     @classmethod

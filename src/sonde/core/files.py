@@ -222,14 +222,14 @@ def dumps(value: Any, indent: int | None = None) -> bytes:
     """Return `value` as strict JSON."""
     separators = (",", ":") if indent is None else None
     try:  # compiled code: this runs beside the training
-        ready = msgspec.to_builtins(value, builtin_types=_FOR_PLAIN, str_keys=True, enc_hook=_ordinary)
+        ready = msgspec.to_builtins(value, builtin_types=_FOR_PLAIN, str_keys=True, enc_hook=ordinary)
         return json.dumps(ready, allow_nan=False, indent=indent, separators=separators).encode()
     except (TypeError, ValueError):  # a number that is not finite, or a type that `plain` describes
         return json.dumps(plain(value), allow_nan=False, indent=indent, separators=separators).encode()
 
 
-def _ordinary(value: Any) -> Any:
-    """Return a value of an unknown type as msgspec knows it."""
+def ordinary(value: Any) -> Any:
+    """Return a value of a type that msgspec does not know as one that it does, such as a subclass of `str` as `str`."""
     for kind in (str, bool, int):
         if isinstance(value, kind):
             return kind(value)

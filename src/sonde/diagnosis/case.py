@@ -31,8 +31,9 @@ _UNEVEN: Final = 0.05
 _ONCE: Final = frozenset(map(signals.part_of, (signals.NEIGHBOUR_AGREEMENT, signals.DISTINCT_ROWS, signals.BATCH_MARK)))
 MAX_EVENTS: Final = 1000
 TAPE_STEPS: Final = 25
-MAX_ROUNDS: Final = 3
 """Steps after which the first tapes are there, if there are any."""
+MAX_ROUNDS: Final = 3
+"""Kinds of rounds of a loop of which a tape is remembered."""
 PANEL_STEPS: Final = 64
 """How many of the last steps layers are compared over."""
 T = TypeVar("T")

@@ -112,7 +112,7 @@ class TapeReading:
 
     @functools.cached_property
     def losses_at(self) -> frozenset[str]:
-        """The lines that computed what is minimised, by which kinds of rounds of a loop are told apart."""
+        """The lines that computed what is minimised, which distinguish the kinds of rounds of a loop."""
         lines = {str(self.tape.line_of(self.tape.producer(root))) for root in self.roots}
         return frozenset(lines)
 

@@ -570,8 +570,8 @@ class ProgramCalls(Sensor):
             if each.entry is entry or len(self._passes) >= _MAX_PASSES:
                 self._end_pass(self._passes.pop(mark))
         if entry.count == 1:
-            told = {name: about.get(name) for name in _OF_LOADER}
-            self._set(entry, **told, hidden=_hidden_samples(loader.dataset))
+            stated = {name: about.get(name) for name in _OF_LOADER}
+            self._set(entry, **stated, hidden=_hidden_samples(loader.dataset))
         self._passes[id(result)] = _Pass(entry, _order(loader.sampler))
         if self.context.watched.helpers.loader is None and entry.data.get("trained") == 1:
             self.context.book.add(loader=loader_facts(loader))
@@ -844,10 +844,10 @@ def _fits_but_differs(pairs: list[tuple[Tensor, Tensor | None]]) -> bool:
         return False
     with torch.no_grad():
         # Constants, such as the zeros of a fresh bias, are equal in any two models.
-        told = [(one, own) for one, own in fitting if one.is_floating_point() and one.device.type != "meta"]
-        told = [(one, own) for one, own in told[: 4 * _COMPARED] if bool((one != one.flatten()[:1]).any())]
-        same = (torch.equal(one.to("cpu"), own.to("cpu", one.dtype)) for one, own in told[:_COMPARED])
-        return bool(told) and not any(same)
+        compared = [(one, own) for one, own in fitting if one.is_floating_point() and one.device.type != "meta"]
+        compared = [(one, own) for one, own in compared[: 4 * _COMPARED] if bool((one != one.flatten()[:1]).any())]
+        same = (torch.equal(one.to("cpu"), own.to("cpu", one.dtype)) for one, own in compared[:_COMPARED])
+        return bool(compared) and not any(same)
 
 
 def _order(sampler: Any) -> tuple[int, int] | None:
