@@ -31,7 +31,7 @@ LEVELS: Final = (NOTHING, PARAMETERS, OUTPUTS, EVERYTHING)
 FULL_STEPS: Final = 24
 """Steps at the start that are recorded in full as far as `EARLY_SHARE` allows: most faults of a loop show there."""
 EARLY_SHARE: Final = 0.10
-"""What recording may add to the first steps. The first two are always recorded in full, whatever they cost."""
+"""What recording may add to the first steps. The first three are always recorded in full."""
 ONCE: Final = 0.2
 """The part of the budget that is set aside for occasional work after the first steps, such as taping a step."""
 SHORT_STEP_S: Final = 0.01
