@@ -181,6 +181,18 @@ def test_a_packet_that_cannot_be_read_does_not_end_the_worker(caplog):
     assert sink.closed
 
 
+def test_a_job_that_fails_neither_ends_the_worker_nor_makes_a_flush_wait(monkeypatch, caplog):
+    sink = MemorySink()
+    worker = Worker(sink, ArenaPool(1), SiteBook(), histogram=True, clock=FakeClock())
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "_sinks", lambda: 1 / 0)
+        assert not worker.flush(PATIENCE_S)
+    assert worker.flush(PATIENCE_S)
+    assert worker.close(PATIENCE_S)
+    assert [event.event_type for event in sink.events] == ["fault"]
+    assert "a job of the worker failed" in caplog.text
+
+
 def test_the_worker_refuses_more_than_it_can_hold(monkeypatch):
     import threading
 

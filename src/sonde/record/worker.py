@@ -123,9 +123,9 @@ class Worker:
                 self._offer(sink, sink.flush)
             before, self._dropped = self._dropped, getattr(self._store, "dropped_blocks", 0)
             kept = before == self._dropped
-            done.set()
 
         self._jobs.put(finish)
+        self._jobs.put(done.set)  # a job of its own: whatever fails before it, nobody waits in vain
         self.start()
         return done.wait(timeout_s) and kept
 
@@ -158,6 +158,12 @@ class Worker:
             self._do(self._jobs.get())
 
     def _do(self, job: _Job) -> None:
+        try:
+            self._work(job)
+        except Exception:  # noqa: BLE001 - the edge of this thread: no job that fails may end it
+            attempt(lambda: self._report("a job of the worker", traceback.format_exc()))
+
+    def _work(self, job: _Job) -> None:
         if isinstance(job, list):
             for packet in job:
                 began = time.thread_time()
