@@ -1,6 +1,8 @@
 """Make every function of Sonde's fail that a training reaches, one at a time, and list what that did to the training.
 
-Run all of it with `python -m tests.injection.campaign`; `--sample 60` draws some. What it prints is what failed.
+Run all of it with `python -m tests.injection.campaign`; `--sample 60` draws some. What it prints is what failed. With
+`--out FILE` every verdict is appended to a file of JSON lines as it comes: a campaign that was stopped goes on from
+there, and tries again what failed. A function is named with its line, so what stands below a change is tried again too.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import dataclasses
 import itertools
 import json
 import random
@@ -154,6 +157,48 @@ def run(started: list[Zygote], todo: list[Trial], found: Reach) -> Iterator[tupl
         yield from pool.map(one, todo)
 
 
+class Verdicts:
+    """What was judged already, in a file of JSON lines; nothing is kept without one."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._code = _code()
+        lines = file.read_text().splitlines() if file is not None and file.exists() else []
+        self._known = {_trial(each): each for each in map(json.loads, lines)}
+
+    def is_sound(self, trial: Trial) -> bool:
+        """Return whether a trial ended well before."""
+        return trial in self._known and not self._known[trial]["wrong"]
+
+    def add(self, trial: Trial, answer: dict[str, Any], wrong: str) -> None:
+        """Append a verdict."""
+        verdict = {**dataclasses.asdict(trial), "wrong": wrong, "raised": answer["raised"], "code": self._code}
+        self._known[trial] = verdict
+        if self._file is not None:
+            with self._file.open("a") as file:
+                file.write(json.dumps(verdict | {"seconds": answer["seconds"]}) + "\n")
+
+    def figures(self, todo: Iterable[Trial]) -> dict[str, Any]:
+        """Return how many were tried, in how many the fault came, how many failed, and on which state of the code."""
+        known = [self._known[each] for each in todo if each in self._known]
+        return {
+            "trials": len(known),
+            "raised": sum(bool(each["raised"]) for each in known),
+            "failed": sum(bool(each["wrong"]) for each in known),
+            "code": dict(collections.Counter(each["code"] for each in known)),
+        }
+
+
+def _trial(verdict: dict[str, Any]) -> Trial:
+    return Trial(verdict["program"], verdict["target"], verdict["kind"])
+
+
+def _code() -> str:
+    """Return the commit, with a mark if Sonde was changed since."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=ZYGOTE.parent, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
 def main() -> None:
     """Run the campaign and print what failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -162,26 +207,29 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the names of functions")
     parser.add_argument("--main", action="store_true", help="functions of the training thread only")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="a file of verdicts, to which new ones are added")
     parser.add_argument("--verbose", action="store_true", help="print tracebacks")
     options = parser.parse_args()
     with zygotes(options.jobs) as started:
         found = reach(started[0])
         todo = [each for each in trials(found, options.kinds) if options.only in each.target]
         todo = [each for each in todo if not options.main or found.functions.get(each.target, ("", True))[1]]
-        if options.sample:
-            todo = random.Random(0).sample(todo, min(options.sample, len(todo)))
-        print(f"{len(found.functions)} functions, {len(todo)} trials", flush=True)
-        failed = 0
-        for number, (trial, answer, wrong) in enumerate(run(started, todo, found), 1):
+        random.Random(0).shuffle(todo)  # so that a part of the campaign is a sample of it
+        todo = todo[: options.sample or None]
+        verdicts = Verdicts(options.out)
+        left = [each for each in todo if not verdicts.is_sound(each)]
+        print(f"{len(found.functions)} functions, {len(todo)} trials, of which {len(left)} are to be run", flush=True)
+        for number, (trial, answer, wrong) in enumerate(run(started, left, found), 1):
+            verdicts.add(trial, answer, wrong)
             if not number % 100:
-                print(f"{number} trials, {failed} failed", flush=True)
+                print(f"{number} of {len(left)}: {verdicts.figures(todo)}", flush=True)
             if wrong:
-                failed += 1
                 print(f"{trial.kind} in {trial.target} ({trial.program}): {wrong}", flush=True)
                 if options.verbose:
                     print(answer["trace"], answer["log"])
-        print(f"{failed} of {len(todo)} failed")
-    sys.exit(failed > 0)
+        figures = verdicts.figures(todo)
+        print(json.dumps(figures))
+    sys.exit(figures["failed"] > 0 or figures["trials"] < len(todo))
 
 
 if __name__ == "__main__":

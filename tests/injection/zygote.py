@@ -7,7 +7,9 @@ the same bits, and what was left behind after `close()`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
+import importlib
 import io
 import json
 import logging
@@ -192,10 +194,17 @@ def obey(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def warm_up() -> None:
-    """Import here what each child would have to import: much of torch and Sonde is loaded at the first step."""
+    """Import here what each child would have to import: much of torch and Sonde is loaded at the first step.
+
+    What there is by then is kept from the garbage collector, which would write to all of it, and so copy it, in each
+    child.
+    """
     import torch
 
     import sonde
+
+    for name in ("importlib.resources.readers", "ml_dtypes", "numpy.ctypeslib", "sonde.testing"):
+        importlib.import_module(name)
 
     model = torch.nn.Linear(8, 4)
     optimizer = torch.optim.Adam(model.parameters())
@@ -207,6 +216,10 @@ def warm_up() -> None:
         optimizer.step()
         session.log(loss=0.0)
         session.flush()
+    from tests.injection import programs  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
 
 
 def in_child(order: dict[str, Any]) -> dict[str, Any]:
@@ -245,8 +258,6 @@ def main() -> None:
 
     torch.set_num_threads(1)
     warm_up()
-    from tests.injection import programs  # noqa: F401
-
     while select.select([sys.stdin], [], [])[0] and (line := sys.stdin.readline()):
         print(json.dumps(in_child(json.loads(line))), file=out, flush=True)
     os._exit(0)  # tearing torch down takes a second
