@@ -3,6 +3,7 @@
 Site     a place where something is measured: `encoder.0.weight:gradient`
 Reading  what was measured at one site in one step (or in a merged window of steps)
 Block    all readings of one step, as arrays: what travels from the recorder to the sinks
+Numbers  many steps of which only single numbers are known
 Event    something that happened, at a step
 Finding  what is wrong, where, since when, why, and what to do about it
 RunHeader  the description of a run
@@ -11,8 +12,9 @@ Sink     whatever takes sites, blocks and events: the store, a live monitor, a t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, Final, Literal, Protocol, Self, get_args
+from typing import Any, Final, Literal, Protocol, Self, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -239,6 +241,51 @@ class Block:
         return int(self.sites.nbytes + self.rows.nbytes + self.bins.nbytes + self.binned.nbytes)
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Numbers:
+    """Many steps of which nothing but the same single numbers is known, in the order in which they came.
+
+    `values[i, j]` is the number of step `steps[i]` at the site with id `sites[j]`. Sites are in rising order. No two of
+    the steps are the same.
+    """
+
+    steps: NDArray[np.int64]
+    times: NDArray[np.float64]
+    sites: NDArray[np.uint32]
+    values: NDArray[np.float64]
+    epoch: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows that summarise the numbers, `[step, site, column]`."""
+        rows = schema.rows_of_values(self.values.reshape(-1))
+        return rows.reshape(*self.values.shape, schema.NUM_COLUMNS)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the same, step by step."""
+        for index, rows in enumerate(self.rows):
+            yield self._block(index, rows)
+
+    @property
+    def last(self) -> Block:
+        """The last step."""
+        return self._block(-1, schema.rows_of_values(self.values[-1]))
+
+    def _block(self, index: int, rows: Rows) -> Block:
+        return Block(
+            step=int(self.steps[index]),
+            time=float(self.times[index]),
+            sites=self.sites,
+            rows=rows,
+            bins=np.zeros((len(rows), schema.NUM_BINS), np.uint64),
+            binned=np.zeros(len(rows), np.bool_),
+            epoch=self.epoch,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that happened: a warning, an epoch, an exception, a note of the user's."""
@@ -368,6 +415,14 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Finish. Called once, last."""
+
+
+@runtime_checkable
+class NumberSink(Protocol):
+    """A sink that takes numbers of many steps at once; any other one gets them as blocks, step by step."""
+
+    def take_numbers(self, numbers: Numbers) -> None:
+        """Take numbers of steps that come after all that were taken before."""
 
 
 class Judge(Sink, Protocol):

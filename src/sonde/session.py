@@ -28,7 +28,7 @@ from sonde.core.forks import after_fork_in_child
 from sonde.core.loss_names import is_loss_name
 from sonde.core.outcome import message_of, outcome_of
 from sonde.errors import ClosedError, OptionError, RunNotFound
-from sonde.hooks.guard import isolated, unobserved
+from sonde.hooks.guard import Guard, is_compiling, isolated, unobserved
 from sonde.record.governor import Cost
 from sonde.record.pipeline import Pipeline
 from sonde.record.printed import PrintedOutput, save_code
@@ -71,6 +71,9 @@ class Session:
         self._closed = False
         self._error_before = id(getattr(sys, "last_value", None))
         self._views: list[Any] = []
+        self._known: dict[str, int] = {}
+        """The sites of numbers that were logged before, until the session is closed."""
+        self._known_losses: set[str] = set()
         _live.add(self)
         try:
             pipeline.attach()
@@ -121,8 +124,6 @@ class Session:
         """What is wrong with the run as far as is known, most severe first; complete once the session is closed."""
         return [] if self._pipeline.judge is None else self._pipeline.judge.findings
 
-    @_otherwise(_nothing)
-    @unobserved()
     def log(self, values: Mapping[str, float | Tensor] | None = None, /, **scalars: float | Tensor) -> None:
         """Record single numbers of this step: a loss, an accuracy. A tensor is not waited for.
 
@@ -134,13 +135,42 @@ class Session:
             session.log({"loss/train": loss})
 
         """
+        # Programs call it in every step: numbers that are known and at hand are taken in a microsecond.
+        numbers = None if values is not None or Guard.paused is not None else self._plain_numbers(scalars)
+        if numbers is None:
+            self._log(values, scalars)
+        else:
+            self._pipeline.packer.put_all(numbers)
+
+    def _plain_numbers(self, scalars: dict[str, Any]) -> list[tuple[int, float]] | None:
+        """Return numbers with their sites if all were logged before and need nothing else; the rest is for `_log`."""
+        found = []
+        for name, value in scalars.items():
+            site = self._known.get(name)
+            if type(value) is Tensor and value.is_cpu and not is_compiling():
+                try:
+                    value = value.item()
+                except RuntimeError:  # it has several elements, or none that can be had
+                    return None
+            if site is None or type(value) is not float:
+                return None
+            found.append((site, value))
+        self._pipeline.packer.logged_losses.update(self._known_losses.intersection(scalars))
+        return found
+
+    @_otherwise(_nothing)
+    @unobserved()
+    def _log(self, values: Mapping[str, float | Tensor] | None, scalars: dict[str, float | Tensor]) -> None:
         self._check_open("log")
         if values is not None:
             scalars.pop("step", None)
+        packer = self._pipeline.packer
         for name, value in (mapping("log(...)", values) | scalars).items():
             if is_loss_name(name):
-                self._pipeline.packer.logged_losses.add(name)
+                packer.logged_losses.add(name)
+                self._known_losses.add(name)
             self._put_number(name, value)
+            self._known[name] = self._pipeline.scalar_site(name)
 
     @unobserved()
     def _put_number(self, name: str, value: float | Tensor) -> None:
@@ -293,6 +323,7 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        self._known.clear()
         pipeline = self._pipeline
         pipeline.guard.run_each(
             [

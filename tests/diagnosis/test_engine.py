@@ -15,13 +15,13 @@ from sonde.core import schema, signals
 from sonde.diagnosis import ranking
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.doctor import Doctor
-from sonde.diagnosis.history import HEAD, MAX_RECENT, History
+from sonde.diagnosis.history import HEAD, MAX_POINTS, MAX_RECENT, History
 from sonde.diagnosis.learning import judge
 from sonde.diagnosis.monitor import Monitor
 from sonde.diagnosis.reliability import confidence_of
 from sonde.diagnosis.rule import Found, Rule, rule
 from sonde.errors import RunDamaged
-from sonde.records import Block, Finding, Site
+from sonde.records import Block, Finding, Numbers, Site
 from sonde.store.timeline import closed_findings
 from sonde.testing import FakeClock, tiny_mlp
 
@@ -57,6 +57,30 @@ def test_history_keeps_the_first_and_the_last_steps():
     assert steps.tolist() == expected
     assert rows[:, schema.MEAN].tolist() == [float(step) for step in expected]
     assert history.num_steps == 2000
+
+
+def test_history_of_numbers_of_many_steps_is_that_of_their_blocks():
+    values = np.random.default_rng(0).normal(size=(5000, 2))
+    values[700, 1], values[900, 0] = np.nan, np.inf
+    sites = np.array([3, 70], np.uint32)
+    one, other = History(), History()
+    for history in (one, other):
+        history.follow(3)
+        history.keep(70)
+    for first in range(0, 5000, 500):
+        steps = np.arange(first + 1, first + 501)
+        numbers = Numbers(steps=steps, times=steps * 1.0, sites=sites, values=values[first : first + 500])
+        one.put_numbers(numbers)
+        for each in numbers.blocks():
+            other.put(each)
+    for site in (3, 70):
+        for ours, theirs in zip(one.rows(site), other.rows(site), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert (one.num_steps, one.step, one.first_bad) == (other.num_steps, other.step, other.first_bad)
+    assert one.latest[70][0] == other.latest[70][0]
+    assert one.curves[3].steps[-500:] == other.curves[3].steps[-500:]
+    np.testing.assert_array_equal(one.curves[3].values[-500:], other.curves[3].values[-500:])
+    assert len(one.curves[3].steps) <= MAX_POINTS
 
 
 def test_a_further_block_of_a_step_adds_to_it():

@@ -10,12 +10,14 @@ from torch import nn
 
 import sonde
 from sonde.core import schema
-from sonde.record.blocks import continue_block, to_block
-from sonde.record.packer import Packer
+from sonde.record.blocks import continue_block, gather, to_block
+from sonde.record.packer import MOST_TOGETHER, Packer
 from sonde.record.packets import ArenaPool, Packet, SiteBook
 from sonde.record.worker import Worker
-from sonde.records import Reading, Site
+from sonde.records import Numbers, Reading, RunHeader, Site
 from sonde.stats import kernel_for
+from sonde.store import RunWriter
+from sonde.store.log import codec
 from sonde.testing import FakeClock, MemorySink
 
 CPU = torch.device("cpu")
@@ -109,7 +111,95 @@ def test_logs_after_a_step_belong_to_it_and_later_ones_to_the_next(pipe):
     packer.end_step()
     packer.begin()
     packer.ship()
-    assert [(packet.step, packet.numbers) for packet in sent] == [(0, [(site, 1.0)]), (1, [(site, 2.0)])]
+    first, plain = sent  # the site was new in the first
+    assert (first.step, first.numbers) == (0, [(site, 1.0)])
+    assert [(step, numbers) for step, _, _, numbers in plain.steps] == [(1, [(site, 2.0)])]
+
+
+def test_steps_with_numbers_only_are_sent_together_and_in_order(pipe):
+    packer, _, sent = pipe
+    site = packer.site("loss", "scalar")
+    for step in range(3 * MOST_TOGETHER):
+        packer.put(site, float(step))
+        if step == 10:
+            packer.put_event("note", "an event sends what waits", {})
+        packer.end_step()
+        packer.begin()
+    packer.ship()
+    assert len(sent) <= 8
+    steps = [
+        step for each in sent for step in ([each.step] if isinstance(each, Packet) else [s[0] for s in each.steps])
+    ]
+    assert steps == list(range(3 * MOST_TOGETHER))
+
+
+def run_of(steps, after=-1):
+    """Return what the worker makes of plain steps, and the blocks that they are."""
+    found = list(gather([(step, 100.0 + step, epoch, numbers) for step, epoch, numbers in steps], after))
+    book = SiteBook([Site(id=number, name=str(number), quantity="scalar") for number in range(9)])
+    blocks = [
+        block
+        for part in found
+        for block in (part.blocks() if isinstance(part, Numbers) else [to_block(part, book, histogram=True)])
+    ]
+    return found, blocks
+
+
+def test_numbers_of_many_steps_are_the_blocks_of_each():
+    values = [1.5, float("nan"), float("inf"), -0.0, 1e-300]
+    steps = [(step, 1, [(5, value), (2, float(step))]) for step, value in enumerate(values, 1)]
+    found, blocks = run_of(steps)
+    assert [type(part) for part in found] == [Numbers]
+    book = SiteBook([Site(id=number, name=str(number), quantity="scalar") for number in range(9)])
+    for (step, epoch, numbers), block in zip(steps, blocks, strict=True):
+        truth = to_block(Packet(step, numbers=numbers, time=100.0 + step, epoch=epoch), book, histogram=True)
+        assert (block.step, block.time, block.epoch) == (truth.step, truth.time, truth.epoch)
+        for name in ("sites", "rows", "bins", "binned"):
+            np.testing.assert_array_equal(getattr(block, name), getattr(truth, name))
+        assert codec.encode_block(step, codec.pack(block)) == codec.encode_block(step, codec.pack(truth))
+    together = codec.encode_numbers(7, found[0])
+    apart = [codec.encode_block(7 + index, codec.pack(block)) for index, block in enumerate(blocks)]
+    assert together == b"".join(apart)
+
+
+def test_steps_with_other_numbers_or_of_another_epoch_are_apart():
+    one, two = [(0, 1.0)], [(0, 1.0), (3, 2.0)]
+    found, blocks = run_of([(1, 1, one), (2, 1, one), (3, 1, two), (4, 2, two), (5, 2, two)])
+    assert [part.steps.tolist() for part in found] == [[1, 2], [3], [4, 5]]
+    assert [block.epoch for block in blocks] == [1, 1, 1, 2, 2]
+
+
+def test_a_number_that_is_logged_twice_in_a_step_is_merged():
+    found, blocks = run_of([(1, None, [(0, 1.0), (0, 3.0)]), (2, None, [(0, 5.0), (0, 5.0)])])
+    assert all(isinstance(part, Packet) for part in found)
+    assert [block.rows[0, schema.MEAN] for block in blocks] == [2.0, 5.0]
+
+
+def test_a_step_that_was_taken_before_is_merged_with_that():
+    found, _ = run_of([(4, None, [(0, 1.0)]), (5, None, [(0, 1.0)])], after=4)
+    assert all(isinstance(part, Packet) for part in found)
+
+
+def test_the_store_takes_numbers_of_many_steps_as_it_takes_blocks(tmp_path):
+    header = RunHeader(schema_version=1, created=1.0, sonde_version="0")
+    numbers = Numbers(
+        steps=np.arange(3, 2003), times=np.arange(2000.0), sites=np.array([0, 1], np.uint32),
+        values=np.random.default_rng(0).normal(size=(2000, 2)),
+    )  # fmt: skip
+    for name in ("together", "apart"):
+        writer = RunWriter(tmp_path / name, header, journal_bytes=1 << 16)
+        writer.take_sites([Site(id=0, name="loss", quantity="scalar"), Site(id=1, name="lr", quantity="scalar")])
+        if name == "together":
+            writer.take_numbers(numbers)
+        else:
+            for block in numbers.blocks():
+                writer.take_block(block)
+        writer.close()
+    together, apart = (sonde.open_run(tmp_path / name) for name in ("together", "apart"))
+    for place, key in enumerate(("loss:scalar", "lr:scalar")):
+        series = together.series(key, "mean")
+        np.testing.assert_array_equal(series.values, numbers.values[:, place])
+        np.testing.assert_array_equal(series.steps, apart.series(key, "mean").steps)
 
 
 def test_an_empty_step_is_not_sent_but_counts(pipe):

@@ -261,6 +261,30 @@ def test_values_of_the_users_own_are_recorded_and_merged_within_a_step(watched):
     assert seen.sink.blocks[-1].epoch == 4
 
 
+def test_every_logged_number_is_recorded_exactly_whatever_is_recorded_besides(tmp_path):
+    model = tiny_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    logged = {"loss": [], "plain": [], "half": []}
+    with sonde.watch(model, optimizer, run=tmp_path / "run", every=50) as session:
+        for step in range(400):
+            loss = model(torch.randn(4, 8)).square().mean()
+            half = loss.detach().to(torch.bfloat16)
+            if step % 2:
+                session.log(loss=loss, plain=step / 3, half=half)  # in the step
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if not step % 2:
+                session.log(loss=loss, plain=step / 3, half=half)  # after it
+            for name, value in (("loss", loss.item()), ("plain", step / 3), ("half", half)):
+                logged[name].append(float(value))
+    run = sonde.open_run(tmp_path / "run")
+    for name, values in logged.items():
+        series = run.series(f"{name}:scalar", "mean")
+        assert series.steps.tolist() == list(range(1, 401))
+        assert series.values.tolist() == values
+
+
 def test_logging_a_tensor_keeps_no_graph_alive(watched):
     import weakref
 

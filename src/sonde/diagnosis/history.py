@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sonde.core import schema
 from sonde.core.schema import Rows
-from sonde.records import Block
+from sonde.records import Block, Numbers
 
 HEAD: Final = 24
 """Steps from the beginning that are never dropped: how the run looked at first."""
@@ -47,6 +47,19 @@ class Stretch:
         place = self._place_of(block.step)
         self.skipped[place] = self.skipped[place] or block.skipped
         self._rows[place, block.sites] = block.rows
+
+    def put_numbers(self, numbers: Numbers, rows: Rows, capacity: int, length: int) -> None:
+        """Take the last of many steps of numbers, each into a fresh place."""
+        if capacity > self._rows.shape[1] or length < self.length:
+            self._resize(capacity, min(length, self.length))
+        taken = min(len(numbers), self.length)
+        places = (self.start + self.used + np.arange(taken)) % self.length
+        self.start = (self.start + max(0, self.used + taken - self.length)) % self.length
+        self.used = min(self.used + taken, self.length)
+        self.steps[places], self.skipped[places] = numbers.steps[-taken:], False
+        self._rows[places] = 0
+        self._rows[places[:, None], numbers.sites] = rows[-taken:]
+        self._order = None
 
     @property
     def nbytes(self) -> int:
@@ -113,9 +126,13 @@ class Curve:
         if self.steps and self.steps[-1] == step:
             self.values[-1] = value
             return
-        self.steps.append(step)
-        self.values.append(value)
-        if len(self.steps) > MAX_POINTS:
+        self.extend([step], [value])
+
+    def extend(self, steps: list[int], values: list[float]) -> None:
+        """Take the values of later steps."""
+        self.steps += steps
+        self.values += values
+        while len(self.steps) > MAX_POINTS:
             half = MAX_POINTS // 2
             self.steps[:half], self.values[:half] = self.steps[:half:2], self.values[:half:2]
 
@@ -153,6 +170,35 @@ class History:
         """Keep the last reading of a site permanently."""
         self._kept.add(site)
 
+    def put_numbers(self, numbers: Numbers) -> None:
+        """Take many steps of numbers, all of them later than what was taken before."""
+        if self.head.used < HEAD or int(numbers.steps[0]) <= self.step:
+            for block in numbers.blocks():
+                self.put(block)
+            return
+        self.version += 1
+        rows = numbers.rows
+        bad = (rows[..., schema.NAN] > 0) | (rows[..., schema.POS_INF] > 0)
+        for at, which in np.argwhere(bad).tolist() if bad.any() else ():
+            self.first_bad.setdefault(int(numbers.sites[which]), int(numbers.steps[at]))
+        self.num_steps += len(numbers)
+        self.step = int(numbers.steps[-1])
+        self.recent.put_numbers(numbers, rows, *self._size(numbers.sites))
+        followed, kept = self._wanted_in(numbers.sites)
+        steps = numbers.steps.tolist()
+        for at, site in followed:
+            self.curves[site].extend(steps, numbers.values[:, at].tolist())
+        for at, site in kept:
+            self.latest[site] = (self.step, rows[-1, at].copy())
+
+    @staticmethod
+    def _size(sites: NDArray[np.uint32]) -> tuple[int, int]:
+        """Return how many sites, and how many steps, there must be room for."""
+        # Grow by halves, so that sites that turn up one by one do not move everything each time.
+        highest = int(sites[-1]) + 1
+        capacity = max(64, 1 << (highest - 1).bit_length())
+        return capacity, min(max(BUDGET_BYTES // (capacity * _ROW_BYTES) - HEAD, MIN_RECENT), MAX_RECENT)
+
     def put(self, block: Block) -> None:
         """Take a block."""
         self.version += 1
@@ -163,10 +209,7 @@ class History:
         self._note_bad(block)
         self.num_steps += block.step != self.step or self.num_steps == 0
         self.step = block.step
-        # Grow by halves, so that sites that turn up one by one do not move everything each time.
-        highest = int(block.sites[-1]) + 1
-        capacity = max(64, 1 << (highest - 1).bit_length())
-        length = min(max(BUDGET_BYTES // (capacity * _ROW_BYTES) - HEAD, MIN_RECENT), MAX_RECENT)
+        capacity, length = self._size(block.sites)
         if self.head.used < HEAD or block.step == self.head.steps[(self.head.start + HEAD - 1) % HEAD]:
             self.head.put(block, capacity, HEAD)
         self.recent.put(block, capacity, length)

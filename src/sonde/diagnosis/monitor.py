@@ -15,7 +15,7 @@ from sonde.diagnosis.case import Case
 from sonde.diagnosis.doctor import Doctor
 from sonde.diagnosis.examiner import PATIENCE, Examiner
 from sonde.diagnosis.tape_reading import Shelf
-from sonde.records import Block, Event, Finding, Site
+from sonde.records import Block, Event, Finding, Numbers, Site
 
 # How often to look: at each of the first steps, where exact relations show; then less and less.
 _EVERY: Final = ((10, 1), (200, 5), (1000, 10), (10_000, 50))
@@ -108,6 +108,17 @@ class Monitor:
             self._look_if_due(self._pending)
         self._pending = block.step
         self._case.history.put(block)
+
+    def take_numbers(self, numbers: Numbers) -> None:
+        """Take many steps; the run is judged at the last of them at most."""
+        if int(numbers.steps[0]) <= _ALWAYS[-1]:
+            for block in numbers.blocks():
+                self.take_block(block)
+            return
+        if self._pending is not None:
+            self._look_if_due(self._pending)
+        self._pending = int(numbers.steps[-1])
+        self._case.history.put_numbers(numbers)
 
     def take_event(self, event: Event) -> None:
         """Take an event."""

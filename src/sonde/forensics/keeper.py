@@ -30,7 +30,7 @@ from sonde.hooks.guard import UNCOLLECTED, UNGUARDED, Guard
 from sonde.hooks.on_backward import on_gradient
 from sonde.hooks.unpack import unpack
 from sonde.hooks.user_line import Line, current_line
-from sonde.records import Block, Event, Finding, Quantity, Site
+from sonde.records import Block, Event, Finding, Numbers, Quantity, Site
 
 # Passes without a random number of Python's or numpy's after which those generators are no longer kept.
 _PASSES_TO_TRUST: Final = 16
@@ -352,6 +352,9 @@ class Recent:
             if guarded or not block.skipped:  # else it is a gradient scaler's business
                 self._judge(block, guarded)
             self._blocks.append((block.step, block.sites, block.rows))
+
+    def take_numbers(self, numbers: Numbers) -> None:
+        """Leave logged numbers to others."""
 
     def _judge(self, block: Block, guarded: bool) -> None:
         bad = _is_bad(block.rows)

@@ -15,7 +15,7 @@ from sonde.core import schema
 from sonde.core.schema import Bins, Rows
 from sonde.hooks.guard import is_capturing
 from sonde.parallel.placements import WHOLE, Holding
-from sonde.record.packets import ArenaPool, Hold, Packet, SiteBook
+from sonde.record.packets import ArenaPool, Hold, Packet, PlainSteps, SiteBook
 from sonde.records import Event, Phase, Quantity, Site
 from sonde.stats.adapt import PLAIN_TYPES
 from sonde.stats.cuda.numbers import DeviceNumbers
@@ -26,7 +26,7 @@ from sonde.stats.protocol import Kernel, LateNumbers, queue_of
 SLACK_ROWS: Final = 64
 MAX_STRIDE: Final = 1024
 # How many steps with logged numbers only are sent together, and how long the first of them waits at most.
-MOST_TOGETHER: Final = 32
+MOST_TOGETHER: Final = 1024
 LONGEST_WAIT_S: Final = 0.25
 # Numbers and events need no arena; this many may wait in one step before more of them are dropped.
 MAX_LOOSE_ITEMS: Final = 100_000
@@ -48,7 +48,7 @@ class Packer:
         book: SiteBook,
         pool: ArenaPool,
         kernel_for: Callable[[torch.device], Kernel],
-        send: Callable[[list[Packet]], bool],
+        send: Callable[[list[Packet | PlainSteps]], bool],
         *,
         clock: Callable[[], float],
         histogram: bool,
@@ -81,7 +81,10 @@ class Packer:
         self._flagged: tuple[tuple[int, ...], Tensor, Tensor] | None = None
         self._opened: tuple[Outputs, Hold] | None = None
         """What writes outputs by itself, and where it does."""
-        self._waiting: list[Packet] = []
+        self._waiting: list[Packet | PlainSteps] = []
+        self._num_waiting = 0
+        """How many steps wait."""
+        self._waiting_since = 0.0
         self._device_numbers: dict[torch.device, DeviceNumbers] = {}
         self._lock = threading.RLock()
 
@@ -182,6 +185,12 @@ class Packer:
         with self._lock:
             if len(self._packet.numbers) < MAX_LOOSE_ITEMS:
                 self._packet.numbers.append((site, value))
+
+    def put_all(self, numbers: list[tuple[int, float]]) -> None:
+        """Take plain numbers."""
+        with self._lock:
+            if len(self._packet.numbers) < MAX_LOOSE_ITEMS:
+                self._packet.numbers += numbers
 
     def put_tensor(self, site: int, number: Tensor) -> None:
         """Take one number that is a tensor; if it lies on a CUDA device, it is brought here without waiting."""
@@ -343,6 +352,10 @@ class Packer:
         if packet.is_empty() and not (self._holds or packet.late or self._starved or reopened):
             packet.step, packet.stepped, packet.skipped = next_step, False, False
             return
+        if not (self._holds or reopened) and self._is_plain(packet):
+            self._keep_plain(packet)
+            packet.step, packet.stepped, packet.numbers = next_step, False, []
+            return
         self._packet = Packet(next_step, stepped=reopened, time=packet.time)
         holds, self._holds = self._holds, {}
         packet.holds = [hold for chain in holds.values() for hold in chain]
@@ -364,14 +377,33 @@ class Packer:
         packet.time = packet.time or self._clock()
         self._waiting.append(packet)
         # Each send wakes the worker, which takes Python's lock: steps with logged numbers only go together.
-        if packet.holds or packet.events or packet.new_sites or not packet.stepped or self._have_waited(packet.time):
+        has_waited = self._have_waited(packet.time)
+        if packet.holds or packet.events or packet.new_sites or not packet.stepped or has_waited:
+            self._send_all()
+
+    def _is_plain(self, packet: Packet) -> bool:
+        is_behind = self._starved or self._unreported or self.stride > 1
+        return packet.is_plain() and not (is_behind or self._book.has_new)
+
+    def _keep_plain(self, packet: Packet) -> None:
+        """Let a step wait that has nothing but numbers."""
+        last = self._waiting[-1] if self._waiting else None
+        if not isinstance(last, PlainSteps):
+            last = PlainSteps()
+            self._waiting.append(last)
+        last.steps.append((packet.step, packet.time, self.epoch, packet.numbers))
+        if self._have_waited(packet.time):
             self._send_all()
 
     def _have_waited(self, now: float) -> bool:
-        return len(self._waiting) >= MOST_TOGETHER or not 0 <= now - self._waiting[0].time < LONGEST_WAIT_S
+        """Count a step that waits; return whether all are to be sent."""
+        if not self._num_waiting:
+            self._waiting_since = now
+        self._num_waiting += 1
+        return self._num_waiting >= MOST_TOGETHER or not 0 <= now - self._waiting_since < LONGEST_WAIT_S
 
     def _send_all(self) -> None:
-        packets, self._waiting = self._waiting, []
+        packets, self._waiting, self._num_waiting = self._waiting, [], 0
         try:
             for numbers in self._device_numbers.values() if packets else ():
                 numbers.seal()
@@ -398,10 +430,11 @@ class Packer:
         self._unreported = 0
         return Event(event_type="steps_dropped", message=message, step=step, timestamp=self._clock(), data=data)
 
-    def _take_back(self, packet: Packet) -> None:
-        self.dropped += 1
-        self._unreported += 1
-        for hold in packet.holds:
+    def _take_back(self, packet: Packet | PlainSteps) -> None:
+        lost = len(packet.steps) if isinstance(packet, PlainSteps) else 1
+        self.dropped += lost
+        self._unreported += lost
+        for hold in packet.holds if isinstance(packet, Packet) else ():
             self._pool.give_back(hold.device, hold.arena)
 
     def _see_change(self, tensor: Tensor, shadow: Tensor, site: int, change: int) -> None:

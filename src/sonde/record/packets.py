@@ -63,6 +63,11 @@ class SiteBook:
             new, self._unsent = self._unsent, []
             return new
 
+    @property
+    def has_new(self) -> bool:
+        """Whether there are sites that were not taken yet."""
+        return bool(self._unsent)
+
     def has_histogram(self, site: int) -> bool:
         """Return whether readings of a site carry a histogram when histograms are on."""
         return bool(self._histograms[site])
@@ -75,6 +80,10 @@ class SiteBook:
     def have_histograms(self, sites: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Return the same for many sites."""
         return np.frombuffer(bytes(self._histograms), dtype=np.bool_)[sites]
+
+
+PlainStep = tuple[int, float, int | None, list[tuple[int, float]]]
+"""A step, the time at which it ended, its epoch, and numbers with their sites."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +125,19 @@ class Packet:
     def is_empty(self) -> bool:
         """Return whether there is nothing to send."""
         return not (self.holds or self.numbers or self.arriving or self.readings or self.events)
+
+    def is_plain(self) -> bool:
+        """Return whether it is a step that has ended and has nothing but numbers."""
+        others = self.events or self.readings or self.arriving or self.late or self.unscale or self.skip_flags
+        return self.stepped and not (others or self.holds or self.skipped or self.is_unused)
+
+
+@dataclass(slots=True, eq=False)
+class PlainSteps:
+    """Steps of which nothing but numbers is known: most steps where few are recorded in full, and steps are short."""
+
+    steps: list[PlainStep] = field(default_factory=list)
+    level: int = 0
 
 
 class ArenaPool:

@@ -194,6 +194,8 @@ class Pipeline:
         self.judge = extensions.judge(self.worker.publish) if extensions.judge is not None else None
         if self.judge is not None:
             self.worker.subscribe(self.judge)
+            judge = self.judge
+            self.worker.judging_seconds = lambda: judge.seconds
         self.tape = extensions.tape(watched) if extensions.tape is not None else None
         if self.tape is not None:
             self.worker.subscribe(self.tape)

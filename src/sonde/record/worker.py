@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import queue
 import statistics
 import threading
@@ -15,16 +16,16 @@ from typing import Final
 
 from sonde.core.outcome import what_to_log
 from sonde.hooks.guard import attempt
-from sonde.record.blocks import continue_block, to_block
-from sonde.record.packets import ArenaPool, Packet, SiteBook
-from sonde.records import Block, Event, Finding, Sink, Site
+from sonde.record.blocks import continue_block, gather, to_block
+from sonde.record.packets import ArenaPool, Packet, PlainSteps, SiteBook
+from sonde.records import Block, Event, Finding, Numbers, NumberSink, Sink, Site
 
 logger = logging.getLogger("sonde")
 
 # Packets without an arena (only numbers or events) are not bounded by the pool, so their number is.
-MAX_WAITING: Final = 8192
+MAX_WAITING: Final = 2048
 _STORE: Final = "writing the run"
-_Job = list[Packet] | Callable[[], None] | None
+_Job = list[Packet | PlainSteps] | Callable[[], None] | None
 
 _COSTS: Final = 64  # packets of a level whose cost is averaged
 
@@ -51,7 +52,10 @@ class Worker:
         self._last: Block | None = None
         self._reported: set[str] = set()
         self._dropped = 0
-        self._costs: dict[int, deque[tuple[int, float]]] = defaultdict(functools.partial(deque, maxlen=_COSTS))
+        self._costs: dict[int, deque[tuple[int, int, float]]] = defaultdict(functools.partial(deque, maxlen=_COSTS))
+        """By level: the first and the last step of what was sent together, and the processor time that it took."""
+        self.judging_seconds: Callable[[], float] = lambda: 0.0
+        """Returns what judging has taken in this thread, which is not the cost of a step."""
         self.busy_seconds = 0.0
         """Processor time that the thread has needed so far, in what it has finished."""
         self._thread = threading.Thread(target=self._run, name="sonde-worker", daemon=True)
@@ -61,7 +65,7 @@ class Worker:
         if self._thread.ident is None:
             self._thread.start()
 
-    def send(self, packets: list[Packet]) -> bool:
+    def send(self, packets: list[Packet | PlainSteps]) -> bool:
         """Queue packets without waiting; False if too many wait already."""
         if self._jobs.qsize() >= MAX_WAITING:
             return False
@@ -76,8 +80,9 @@ class Worker:
         costs = list(self._costs[level])
         if not costs:
             return None
-        usual = statistics.median(cost for _, cost in costs)
-        return usual if level else usual * min(1.0, len(costs) / (costs[-1][0] - costs[0][0] + 1))
+        if level:
+            return statistics.median(cost for _, _, cost in costs)
+        return math.fsum(cost for _, _, cost in costs) / max(1, costs[-1][1] - costs[0][0] + 1)
 
     def subscribe(self, sink: Sink) -> None:
         """Add a sink; it first gets the sites that are known already."""
@@ -166,11 +171,16 @@ class Worker:
     def _work(self, job: _Job) -> None:
         if isinstance(job, list):
             for packet in job:
-                began = time.thread_time()
-                self._handle(packet)
+                began, judged = time.thread_time(), self.judging_seconds()
+                if isinstance(packet, Packet):
+                    first = last = packet.step
+                    self._handle(packet)
+                else:
+                    first, last = packet.steps[0][0], packet.steps[-1][0]
+                    self._handle_plain(packet)
                 seconds = time.thread_time() - began
                 self.busy_seconds += seconds
-                self._costs[packet.level].append((packet.step, seconds))
+                self._costs[packet.level].append((first, last, seconds - (self.judging_seconds() - judged)))
         elif job is not None:
             began = time.thread_time()
             job()
@@ -189,6 +199,18 @@ class Worker:
         self._sites += packet.new_sites
         for sink in self._sinks():
             self._offer(sink, functools.partial(_deliver, sink, packet.new_sites, block, packet.events))
+
+    def _handle_plain(self, plain: PlainSteps) -> None:
+        try:
+            for part in gather(plain.steps, -1 if self._last is None else self._last.step):
+                if isinstance(part, Packet):
+                    self._handle(part)
+                    continue
+                self._last = part.last
+                for sink in self._sinks():
+                    self._offer(sink, functools.partial(_deliver_numbers, sink, part))
+        except Exception:  # noqa: BLE001 - the edge of this thread
+            self._report("packing numbers", traceback.format_exc())
 
     def _give_back(self, packet: Packet) -> None:
         for hold in packet.holds:
@@ -232,6 +254,14 @@ class Worker:
         if part != _STORE:
             fault = Event(event_type="fault", message=message, timestamp=self._clock(), data={"traceback": what})
             self._offer(self._store, functools.partial(self._store.take_event, fault))
+
+
+def _deliver_numbers(sink: Sink, numbers: Numbers) -> None:
+    if isinstance(sink, NumberSink):
+        sink.take_numbers(numbers)
+    else:
+        for block in numbers.blocks():
+            sink.take_block(block)
 
 
 def _deliver(sink: Sink, sites: list[Site], block: Block | None, events: list[Event]) -> None:

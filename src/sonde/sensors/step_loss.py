@@ -150,6 +150,8 @@ class StepLoss:
             self._is_logged = bool(logged) and (is_first or self._logged_at == step - 1)
             self._logged_at = step if logged else self._logged_at
         logged.clear()
+        if self._is_left_alone:  # for good, so that nothing is left to do when a step is sent off
+            self._packer.before_shipping = None
 
     def _site(self, name: str) -> int:
         site = self._sites.get(name)

@@ -16,12 +16,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sonde.core import files
 
 MAGIC: Final = b"SNDJ"
 VERSION: Final = 1
 HEADER: Final = struct.Struct("<4sHHqQQII")
 _UNCHECKED: Final = struct.Struct("<4sHHqQQI")  # the header up to its checksum
+_CHECKSUM: Final = struct.Struct("<I")
+HEADER_TYPE: Final = np.dtype(
+    [
+        ("magic", "S4"), ("kind", "<u2"), ("version", "<u2"), ("step", "<i8"), ("length", "<u8"),
+        ("sequence", "<u8"), ("reserved", "<u4"), ("crc", "<u4"),
+    ]
+)  # fmt: skip
+"""The header in arrays of records."""
 
 # A hostile file could hold a record header every few bytes, each naming a long payload to be checked. Past this many
 # checked bytes per byte of the file, the search for the next whole record gives up.
@@ -63,6 +74,21 @@ def encode(kind: int, step: int, sequence: int, parts: list[bytes | memoryview])
     for part in body:
         crc = zlib.crc32(part, crc)
     return b"".join([head, crc.to_bytes(4, "little"), *body])
+
+
+def encode_many(kind: int, steps: NDArray[np.int64], sequence: int, records: NDArray[Any]) -> bytes:
+    """Return many whole records of one size, whose payloads are filled in already; `head` is of `HEADER_TYPE`."""
+    head = records["head"]
+    head["magic"], head["kind"], head["version"] = MAGIC, kind, VERSION
+    head["step"], head["length"] = steps, records.dtype.itemsize - HEADER.size
+    head["sequence"] = np.arange(sequence, sequence + len(records))
+    size, before = records.dtype.itemsize, _UNCHECKED.size
+    bytes_of_all = bytearray(records.tobytes())
+    view = memoryview(bytes_of_all)
+    for at in range(0, len(view), size):
+        crc = zlib.crc32(view[at + HEADER.size : at + size], zlib.crc32(view[at : at + before]))
+        _CHECKSUM.pack_into(view, at + before, crc)
+    return bytes(bytes_of_all)
 
 
 def encode_json(kind: int, sequence: int, plain: Any) -> bytes:

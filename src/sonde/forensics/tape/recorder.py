@@ -33,7 +33,7 @@ from sonde.hooks.on_step import on_step
 from sonde.hooks.replace_function import BACKWARD, LOADING, ReplacedFunction
 from sonde.hooks.unpack import unpack
 from sonde.record.extensions import Watched
-from sonde.records import Block, Event, Finding, Site
+from sonde.records import Block, Event, Finding, Numbers, Site
 from sonde.version import VERSION
 
 EARLY: Final = (2, 3, 20)
@@ -230,6 +230,9 @@ class TapeRecorder:
 
     def take_block(self, block: Block) -> None:
         """Ignore readings."""
+
+    def take_numbers(self, numbers: Numbers) -> None:
+        """Ignore numbers."""
 
     def take_event(self, event: Event) -> None:
         """Ignore events."""

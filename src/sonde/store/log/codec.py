@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.core import schema
-from sonde.records import Block
+from sonde.records import Block, Numbers
 from sonde.store import framing
 from sonde.store.sealed import raw
 
@@ -141,6 +141,29 @@ def encode_block(sequence: int, packed: Packed) -> bytes:
     arrays = [packed.stats, hist, packed.sites] if wide else [packed.stats, packed.sites, hist]
     parts = [raw(array) for array in (*arrays, packed.hist_lo, packed.hist_len)]
     return framing.encode(Kind.BLOCK, packed.step, sequence, [fixed, *parts])
+
+
+def encode_numbers(sequence: int, numbers: Numbers) -> bytes:
+    """Return the records of many steps of numbers, one after the other: the same as of the block of each."""
+    num_rows = len(numbers.sites)
+    size = _BLOCK.size + num_rows * (schema.NUM_COLUMNS * 8 + 4 + 2)
+    kind = np.dtype(
+        [
+            ("head", framing.HEADER_TYPE),
+            ("time", "<f8"), ("epoch", "<i8"), ("span", "<i8"), ("flags", "<u4"), ("reserved", "<u4"),
+            ("num_rows", "<u8"), ("num_counts", "<u8"),
+            ("stats", "<f8", (schema.NUM_COLUMNS, num_rows)), ("sites", "<u4", (num_rows,)),
+            ("hist", "u1", (2 * num_rows + -size % 8,)),
+        ]
+    )  # fmt: skip
+    records = np.zeros(len(numbers), kind)
+    records["time"] = numbers.times
+    records["epoch"] = NO_EPOCH if numbers.epoch is None else numbers.epoch
+    records["span"] = 1
+    records["num_rows"] = num_rows
+    records["stats"] = numbers.rows.transpose(0, 2, 1)
+    records["sites"] = numbers.sites
+    return framing.encode_many(Kind.BLOCK, numbers.steps, sequence, records)
 
 
 def decode_block(step: int, payload: memoryview) -> Packed:

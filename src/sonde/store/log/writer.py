@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from sonde.core import files, schema, statistics
 from sonde.core.outcome import Outcome
 from sonde.errors import ClosedError, OptionError, RunError, RunInUse
-from sonde.records import Block, Event, Finding, RunHeader, Site
+from sonde.records import Block, Event, Finding, Numbers, RunHeader, Site
 from sonde.store import contents, framing, layout, lease, timeline
 from sonde.store.lines import Appender, LineWriter
 from sonde.store.log import codec, retention, sites, table
@@ -186,26 +186,38 @@ class RunWriter:
             RunError: They could not be written, for the first time in a row; the message names the reason.
 
         """
-        if not self._may_write():
-            return
-        _check(block)
+        if self._may_write():
+            _check(block)
+            self._take(lambda: codec.encode_block(self._sequence, codec.pack(block)), 1, block)
+
+    def take_numbers(self, numbers: Numbers) -> None:
+        """Take single numbers of many steps; once this returns they survive the death of the process.
+
+        Raises:
+            RunError: They could not be written, for the first time in a row; the message names the reason.
+
+        """
+        if self._may_write():
+            self._take(lambda: codec.encode_numbers(self._sequence, numbers), len(numbers), numbers.last)
+
+    def _take(self, encode: Callable[[], bytes], num_blocks: int, last: Block) -> None:
         if self.health == "lost":
-            self.dropped_blocks += 1
+            self.dropped_blocks += num_blocks
             return
         try:
             if self.health == "failing":
                 self._replace_lost_journal()
             self._save_sites()
-            self._append(codec.encode_block(self._sequence, codec.pack(block)))
+            self._append(encode(), num_blocks)
             if self._journal.is_lost():
                 raise FileNotFoundError("its journal was deleted")
             if self._sync == "always":
                 self._journal.sync()
         except OSError as error:
-            self.dropped_blocks += 1
+            self.dropped_blocks += num_blocks
             self._refused(error)
             return
-        self._accepted(block)
+        self._accepted(num_blocks, last)
 
     def take_event(self, event: Event) -> None:
         """Take an event. While the disk refuses, it waits."""
@@ -312,20 +324,20 @@ class RunWriter:
         if not self._room.take(len(record), lambda: self._sealer.is_busy, begins=begins):
             raise OSError(ENOSPC, f"there is no room within {self._room.budget:,} bytes (max_disk_mb)")
 
-    def _append(self, record: bytes) -> None:
-        self._take_room(record)
-        self._journal.append(record)
-        self._sequence += 1
+    def _append(self, records: bytes, count: int = 1) -> None:
+        self._take_room(records)
+        self._journal.append(records)
+        self._sequence += count
 
     def _save_sites(self) -> None:
         if self._unsaved:
             self._append(framing.encode_json(Kind.SITES, self._sequence, sites.to_json(self._unsaved)))
             self._unsaved.clear()
 
-    def _accepted(self, block: Block) -> None:
-        self._num_blocks += 1
-        self.last_step = int(block.step)
-        self._loss.see(block)
+    def _accepted(self, num_blocks: int, last: Block) -> None:
+        self._num_blocks += num_blocks
+        self.last_step = int(last.step)
+        self._loss.see(last)
         if self.health == "failing":
             self.health = "well"
             self._report_dropped()
