@@ -25,7 +25,7 @@ from sonde.core import examination, files, schema, tape
 from sonde.core.arguments import mapping, shown, whole_number, with_methods
 from sonde.core.examination import Examination
 from sonde.core.forks import after_fork_in_child
-from sonde.core.loss_names import is_loss_name
+from sonde.core.metric_names import is_loss_name
 from sonde.core.outcome import message_of, outcome_of
 from sonde.errors import ClosedError, OptionError, RunNotFound
 from sonde.hooks.guard import Guard, is_compiling, isolated, unobserved

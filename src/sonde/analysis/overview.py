@@ -10,7 +10,7 @@ from typing import Final
 
 from sonde.analysis.summary import SiteSummary, keys_of, summarise_sites, usual_stat, worst_first
 from sonde.analysis.unusual import RECENT, ModelOrder
-from sonde.core.loss_names import UNLIKE, likeness
+from sonde.core.metric_names import UNLIKE, likeness
 from sonde.records import Event, RunHeader, Site
 from sonde.store import Run
 from sonde.store.lease import Status

@@ -11,7 +11,7 @@ import numpy as np
 
 from sonde.analysis.downsample import Steps, Values
 from sonde.core import signals, statistics
-from sonde.core.loss_names import UNLIKE, is_loss_name, likeness
+from sonde.core.metric_names import UNLIKE, is_loss_name, likeness
 from sonde.records import Site
 from sonde.store import Run
 from sonde.store.series import compute

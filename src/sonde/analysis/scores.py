@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.core import files
+from sonde.core.metric_names import better_direction
 from sonde.errors import OptionError, RunDamaged, RunNotFound
 from sonde.store import DebugOutputs
 from sonde.store.layout import CAPTURES, EVALUATION_SCORES, KEPT, TEST, TEST_SCORES, VALIDATION_SCORES, epoch_of
@@ -164,7 +165,6 @@ Column = NDArray[np.float64]
 
 _START: Final = '{"aggregated":'
 _START_BYTES: Final = 64 << 10
-_LESS_IS_BETTER: Final = ("loss", "error", "perplexity", "distance", "mse", "mae", "rmse", "nll", "cer", "wer")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -290,9 +290,8 @@ def read_aggregated(evaluation: Evaluation) -> dict[str, float]:
 
 
 def guess_direction(name: str) -> int:
-    """Guess from a metric's name whether more (1) or less (-1) is better."""
-    lowered = name.lower()
-    return -1 if any(word in lowered for word in _LESS_IS_BETTER) else 1
+    """Guess from a metric's name whether more (1) or less (-1) is better; more where the name does not say."""
+    return better_direction(name) or 1
 
 
 def _mapping(plain: dict[str, Any], name: str, path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from sonde.analysis.overview import Ending, ending_of
 from sonde.analysis.run_curves import RunCurve, curves_of, is_training_loss
 from sonde.analysis.scores import guess_direction
 from sonde.analysis.trend import describe
-from sonde.core.loss_names import UNLIKE, likeness
+from sonde.core.metric_names import UNLIKE, likeness
 from sonde.diagnosis.dynamics import MIN_POINTS, classify
 from sonde.diagnosis.judgement import Health, health
 from sonde.diagnosis.second_opinion import findings_of, was_judged

@@ -14,6 +14,7 @@ from sonde.core import facts, signals
 from sonde.core.examination import Examination, Result
 from sonde.core.facts import Facts, LossFacts, ModuleFacts, ParameterFacts
 from sonde.core.heartbeat import Standing
+from sonde.core.metric_names import is_loss_name
 from sonde.core.step_times import RankTimes
 from sonde.core.tape import Tape
 from sonde.diagnosis.dynamics import Dynamics, classify
@@ -299,7 +300,7 @@ class Case:
 
     def loss_site(self) -> Site | None:
         """Return the site of the training loss."""
-        named = sorted(name for name in self.scalars() if "loss" in name.lower() and "val" not in name.lower())
+        named = sorted(name for name in self.scalars() if is_loss_name(name))
         only = [f"{named[0]}:scalar"] if len(named) == 1 else []
         keys = [*(f"{name}:scalar" for name in LOSS_NAMES), f"{signals.LOSS}:output", *only]
         known = (site for key in keys if (site := self._by_key.get(key)) is not None)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.core import schema, signals
+from sonde.core.metric_names import is_held_out
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, began_badly
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
@@ -361,7 +362,7 @@ def _same_rows(case: Case) -> Found | None:
 
 def _named(case: Case) -> list[str]:
     """Return the logged numbers whose names claim other data than that of training."""
-    return [name for name in case.scalars() if name.lower().startswith(("val", "test", "dev"))]
+    return [name for name in case.scalars() if is_held_out(name)]
 
 
 def _is_same(train: Track, evaluated: Track, at: int) -> bool:

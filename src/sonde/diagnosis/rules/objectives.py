@@ -10,6 +10,7 @@ import numpy as np
 
 from sonde.core import schema, signals
 from sonde.core.facts import LIKELIHOOD
+from sonde.core.metric_names import better_direction
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.learning import judge
 from sonde.diagnosis.outlook import chance_loss
@@ -81,13 +82,6 @@ FALLING_LOSSES = Threshold(20, "losses: fewer do not show whether the fall gets 
 # Losses that are 0 at best: minimising their negative seeks the worst.
 _NEVER_NEGATIVE = ("cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "nll_loss",
                    "binary_cross_entropy", "binary_cross_entropy_with_logits")  # fmt: skip
-# Logged numbers that should rise.
-_SCORE: Final = re.compile(
-    r"(^|[^a-z])(acc|accuracy|auc|bleu|dice|f1|hits|iou|map|psnr|r2|recall|return|returns|reward|rewards|score|ssim|top1)"
-    r"([^a-z]|$)",
-    re.IGNORECASE,
-)
-_NO_SCORE: Final = re.compile("loss|error", re.IGNORECASE)
 _EARNED: Final = re.compile("return|reward", re.IGNORECASE)
 """What a policy earns may fall however well its values are fitted."""
 
@@ -159,7 +153,7 @@ def _fallen_score(case: Case) -> tuple[Evidence, ...] | None:
         return None
     fits = _fits_targets(case)
     for name in case.scalars():
-        curve = case.scalar(name) if _SCORE.search(name) and not _NO_SCORE.search(name) else None
+        curve = case.scalar(name) if better_direction(name) > 0 else None
         if curve is None or (fits and not _EARNED.search(name)):
             continue
         values = curve[1]

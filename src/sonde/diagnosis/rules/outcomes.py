@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.core import signals
+from sonde.core.metric_names import is_held_out
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.dynamics import CERTAIN, FAR_ABOVE, REGULAR
 from sonde.diagnosis.learning import judge
@@ -388,8 +389,7 @@ def _memorised(case: Case, name: str, steps: Steps, values: Values) -> Found | N
 
 def _validation(case: Case) -> tuple[str, Steps, Values] | None:
     for name in case.scalars():
-        plain = name.lower()
-        if "loss" in plain and any(word in plain for word in ("val", "test", "dev", "eval")):
+        if "loss" in name.lower() and is_held_out(name):
             curve = case.scalar(name)
             return None if curve is None else (f"{name}:scalar", *curve)
     track = case.track(f"{signals.LOSS}:output@eval")

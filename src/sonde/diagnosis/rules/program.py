@@ -5,14 +5,12 @@ They read `Facts.program`, a timeline of calls with the user's lines, and look f
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde.core import signals
 from sonde.core.facts import CallFacts
+from sonde.core.metric_names import better_direction, is_held_out
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import NOT_TRAINED
@@ -147,9 +145,6 @@ def _shared(call: CallFacts, what: str) -> Found:
     )
 
 
-_LOWER: Final = re.compile(r"loss|err|mse|mae|rmse|perplexity|ppl|nll|wer|cer")
-_HIGHER: Final = re.compile(r"acc|f1|auc|score|iou|dice|map|bleu|r2|precision|recall|correct|reward")
-_JUDGED: Final = re.compile(r"val|valid|test|eval|dev")
 KEPT_TIMES = Threshold(3, "times that weights were kept: two records may come by chance")
 
 
@@ -168,9 +163,9 @@ def best_selected_backwards(case: Case) -> Found | None:
         if call.count < KEPT_TIMES or call.count != len(call.steps):
             continue
         for name in case.scalars():
-            if not _JUDGED.search(name.lower()) or (curve := case.scalar(name)) is None:
+            if not is_held_out(name) or (curve := case.scalar(name)) is None:
                 continue
-            worse = 1 if _LOWER.search(name.lower()) else -1 if _HIGHER.search(name.lower()) else 0
+            worse = -better_direction(name)
             kept = _kept(curve[0], call.steps)
             if worse and kept is not None and _are_records(kept, worse * curve[1]):
                 extreme = "highest" if worse > 0 else "lowest"
@@ -362,7 +357,7 @@ def metric_not_reset(case: Case) -> Found | None:
     if seen is None or len(seen[0]) < 2 * LOGGED:
         return None
     for name in case.scalars():
-        curve = case.scalar(name) if "loss" in name.lower() and not _JUDGED.search(name.lower()) else None
+        curve = case.scalar(name) if "loss" in name.lower() and not is_held_out(name) else None
         if curve is None or not LOGGED <= len(curve[0]) <= len(seen[0]) // 2 or not (curve[1] > 0).all():
             continue
         whole = np.array([_total(seen, 0, int(step)) for step in curve[0]])
