@@ -405,13 +405,16 @@ class ProgramCalls(Sensor):
             for each in self._schedulers:
                 each.has_stepped |= each.scheduler() is args[0]
         if not self._inside and args:
-            self._note_scheduler("scheduler.step", args[0])
+            entry = self._note_scheduler("scheduler.step", args[0])
+            if isinstance(args[0], lr_scheduler.ReduceLROnPlateau) and entry.count == 1:
+                given = args[1] if len(args) > 1 else kwargs.get("metrics")
+                self._set(entry, mode=str(args[0].mode), follows=_variable_of(given))
 
     def _scheduler_made(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if not self._inside and args:
             self._note_scheduler("scheduler.made", args[0])
 
-    def _note_scheduler(self, verb: str, scheduler: LRScheduler, line: str | None = None) -> None:
+    def _note_scheduler(self, verb: str, scheduler: LRScheduler, line: str | None = None) -> _Entry:
         optimizer = getattr(scheduler, "optimizer", None)
         known = self._stepped.get(id(optimizer))
         steps = (known is not None and known() is optimizer) or self._shares_groups(optimizer)
@@ -436,6 +439,7 @@ class ProgramCalls(Sensor):
         if verb != "scheduler.step" and len(self._schedulers) < _MAX_HELD:
             heard = type(scheduler).step.__module__ == lr_scheduler.__name__
             self._schedulers.append(_Schedule(weakref.ref(scheduler), int(scheduler.last_epoch), entry, heard))
+        return entry
 
     def _shares_groups(self, optimizer: Any) -> bool:
         """Return whether an optimizer is a wrapper around one that has stepped, whose groups it shares."""
@@ -706,9 +710,9 @@ class ProgramCalls(Sensor):
         return first is second or next(first.parameters(), one) is next(second.parameters(), other)
 
 
-def _variable_of(module: nn.Module) -> str:
-    """Return the name of the variable, or of the attribute of one, that holds a module; nothing if there is none."""
-    found = (name for variables in _users_variables() for name, value in within(variables) if value is module)
+def _variable_of(thing: Any) -> str:
+    """Return the name of the variable, or of the attribute of one, that holds an object; nothing if there is none."""
+    found = (name for variables in _users_variables() for name, value in within(variables) if value is thing)
     return next(found, "")
 
 

@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 from patients import asked, patient
 
-from sonde.core.facts import Facts, SchedulerFacts
+from sonde.core.facts import PROGRAM_EVENT, CallFacts, Facts, SchedulerFacts
 from sonde.diagnosis.rules.rates import lr_schedule_collapse
+from sonde.records import Event
 
 
 def run(rates):
@@ -55,3 +56,30 @@ def test_a_plateau_scheduler_that_gives_up_while_the_loss_falls_is_found():
 
     assert severity([2.3 - 0.02 * min(step, 24) for step in range(100)]) == "warning"
     assert severity([2.3 - 2.0 * min(step, 10) / 10 for step in range(100)]) == "info"  # it had learnt by then
+
+
+def stepped(count, *others, **data):
+    """Ask about a scheduler that was stepped so often in 100 steps."""
+    call = CallFacts(verb="scheduler.step", about="optimizer", count=count, steps=(1,), data=data)
+    curves = {"optimizer.group0.lr:scalar": [0.1] * 100, "loss:scalar": [1.0] * 100}
+    done = {"program": Facts(program=(call, *others)).to_json()["program"]}
+    events = [Event(event_type=PROGRAM_EVENT, message="", timestamp=0.0, data=done)]
+    return asked(lr_schedule_collapse, patient(curves, events=events))
+
+
+def loader(batches):
+    return CallFacts(verb="loader.pass", count=2, steps=(1,), data={"length": batches, "trained": 2})
+
+
+def test_a_cosine_that_falls_and_rises_within_an_epoch_is_found():
+    assert "every 20 batches" in stepped(100, loader(50), kind="CosineAnnealingLR", length=10).cause
+    assert stepped(100, loader(15), kind="CosineAnnealingLR", length=10) is None  # longer than an epoch
+    assert stepped(10, loader(50), kind="CosineAnnealingLR", length=10) is None  # once an epoch
+
+
+def test_a_plateau_scheduler_that_follows_a_score_downwards_is_found():
+    found = stepped(5, kind="ReduceLROnPlateau", mode="min", follows="val_acc")
+    assert (found.severity, "mode='max'" in found.fix) == ("warning", True)
+    assert "mode='min'" in stepped(5, kind="ReduceLROnPlateau", mode="max", follows="val_loss").fix
+    for mode, name in [("max", "val_acc"), ("min", "val_loss"), ("min", "dice_loss"), ("min", "x"), ("max", "")]:
+        assert stepped(5, kind="ReduceLROnPlateau", mode=mode, follows=name) is None

@@ -13,8 +13,15 @@ import pytest
 import torch
 from programs import classify, data, perceptron
 from torch import nn
-from torch.optim import SGD
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, OneCycleLR, SequentialLR, StepLR
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    ExponentialLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -119,6 +126,35 @@ def test_a_cosine_counts_what_it_is_stepped_by(tmp_path, unit, per_batch):
     kinds = anneal(tmp_path, unit, per_batch=per_batch)
     assert ("lr_schedule_collapse" in kinds) is (unit == "epochs" and per_batch)
     assert ("scheduler_never_called" in kinds) is (unit == "batches" and not per_batch)
+
+
+def follow_accuracy(folder, mode):
+    """Train with a rate that follows the accuracy; not in a test, whose assertions look at its variables."""
+    model, optimizer = made()
+    scheduler = ReduceLROnPlateau(optimizer, mode=mode, patience=1)
+    with watched(folder, model, optimizer) as session:
+        for epoch in range(9):
+            step(model, optimizer, session)
+            accuracy = 0.5 + 0.05 * epoch
+            scheduler.step(accuracy)
+    return found(session, "lr_schedule_collapse")
+
+
+def test_a_plateau_scheduler_that_waits_for_the_accuracy_to_fall(tmp_path):
+    assert "`accuracy`" in follow_accuracy(tmp_path / "ill", "min").cause
+    assert follow_accuracy(tmp_path / "healthy", "max") is None
+
+
+@pytest.mark.parametrize("betas", [(0.999, 0.9), (0.9, 0.999), (0.0, 0.9), (0.95, 0.95), (0.5, 0.999)])
+def test_the_betas_of_adam_in_the_wrong_order(tmp_path, betas):
+    model = perceptron()
+    optimizer = Adam(model.parameters(), betas=betas)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(4):
+            step(model, optimizer, session)
+    finding = found(session, "arguments_swapped")
+    assert (finding is not None) is (betas == (0.999, 0.9))
+    assert finding is None or "betas=(0.9, 0.999)" in finding.fix
 
 
 @pytest.mark.parametrize("ill", [True, False])

@@ -8,6 +8,7 @@ import numpy as np
 
 from sonde.core import signals
 from sonde.core.facts import CallFacts
+from sonde.core.metric_names import better_direction
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.learning import judge
 from sonde.diagnosis.outlook import chance_loss, is_failing, is_learning_well, is_near_chance
@@ -182,7 +183,7 @@ _PLATEAU_OF_A_LOSS = (
 )
 def lr_schedule_collapse(case: Case) -> Found | None:
     """The schedule is run through early in the training: the rate is almost nothing, or goes up and down."""
-    if (found := _counts_batches(case)) is not None:
+    if (found := _counts_batches(case) or _follows_a_score(case)) is not None:
         return found
     rate = case.learning_rate()
     if rate is None:
@@ -219,23 +220,50 @@ def lr_schedule_collapse(case: Case) -> Found | None:
 
 
 def _counts_batches(case: Case) -> Found | None:
-    """Find a cosine as long as the planned epochs that is stepped at every batch, so that it rises again."""
+    """Find a cosine for epochs that is stepped at every batch: it falls and rises again within one epoch."""
+    passes = [call.data.get("length") for call in case.facts.calls("loader.pass") if call.data.get("trained")]
+    epoch = max((length for length in passes if isinstance(length, int)), default=0)
     for call in case.facts.calls("scheduler.step"):
         length, epochs = call.data.get("length"), call.data.get("epochs")
         often = call.count >= SCHEDULE_MOST * case.step
-        if isinstance(length, int) and length == epochs and call.count > 2 * length and often:
+        if not isinstance(length, int) or call.count <= 2 * length or not often:
+            continue
+        if length == epochs or 0 < 2 * length <= epoch:
+            made = f"as long as the {length} epochs that are planned" if length == epochs else f"{length} calls long"
             return Found(
                 severity="warning",
                 step=length,
                 sites=("scheduler", "optimizer"),
                 evidence=(
-                    fact("epochs that are planned, and the length of the schedule", length),
+                    fact("length of the schedule", length),
                     above("calls of scheduler.step()", call.count, 2 * length),
+                    *([fact("batches in an epoch", epoch)] if epoch else []),
                     fact("steps", case.step),
                 ),
-                cause=f"{call.data.get('kind')} is as long as the {length} epochs that are planned, but is stepped"
-                f"{call.place} at every batch: the rate goes down and up again every {2 * length} batches.",
+                cause=f"{call.data.get('kind')} is {made}, but is stepped{call.place} at every batch: the rate goes "
+                f"down and up again every {2 * length} batches.",
             )
+    return None
+
+
+def _follows_a_score(case: Case) -> Found | None:
+    """Find a scheduler that waits for a number to fall and gets one that is named as a score, or the reverse."""
+    for call in case.facts.calls("scheduler.step"):
+        mode, name = call.data.get("mode"), str(call.data.get("follows") or "")
+        right = {1: "max", -1: "min"}.get(better_direction(name), mode)
+        if mode not in ("min", "max") or mode == right or call.count < LR_CUTS:
+            continue
+        better, worse = ("higher", "lower") if right == "max" else ("lower", "higher")
+        return Found(
+            severity="warning",
+            step=call.steps[0],
+            sites=("scheduler", "optimizer"),
+            evidence=(fact("calls of scheduler.step()", call.count),),
+            cause=f"ReduceLROnPlateau(mode='{mode}') is stepped{call.place} with `{name}`, which is better when it is "
+            f"{better}: it lowers the learning rate while the model improves.",
+            fix=f"Create it with mode='{right}'.",
+            refute=f"If `{name}` is better when it is {worse}, this finding is wrong.",
+        )
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, fact, rule
+from sonde.diagnosis.rule import Found, above, fact, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.taped_contracts import broken, wrapped_around
 from sonde.diagnosis.taped_roles import (
@@ -187,9 +187,30 @@ def pairs_with_itself(case: Case) -> Found | None:
     refute="Print requires_grad of both arguments: if that of the first is True, this finding is wrong.",
 )
 def arguments_swapped(case: Case) -> Found | None:
-    """A loss gets data as its input and the output of the model as its target."""
+    """Two arguments have changed places: input and target of a loss, or the two betas of Adam."""
+    if (found := _swapped_betas(case)) is not None:
+        return found
     case.need_tape()
     return swapped_arguments(case)
+
+
+def _swapped_betas(case: Case) -> Found | None:
+    """Find an Adam whose first moment averages over more steps than its second, which it needs for its bounds."""
+    for optimizer in case.facts.optimizers:
+        for group in optimizer.groups if optimizer.traits.adam else ():
+            first, second = group.settings.get("betas0"), group.settings.get("betas1")
+            # Convergence is shown for first < sqrt(second): Kingma and Ba 2015, section 4.
+            if isinstance(first, float) and isinstance(second, float) and first > second**0.5:
+                return Found(
+                    severity="warning",
+                    sites=(optimizer.name,),
+                    evidence=(above("first beta over the root of the second", first / second**0.5, 1.0),),
+                    cause=f"{optimizer.kind} has betas=({first:g}, {second:g}): its first moment averages over more "
+                    "steps than its second, so that steps are long and point to gradients of long ago.",
+                    fix=f"Swap them: betas=({second:g}, {first:g}).",
+                    refute="Train with the betas swapped: if the loss falls no faster, this finding is wrong.",
+                )
+    return None
 
 
 @rule(
