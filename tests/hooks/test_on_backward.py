@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 
 import pytest
 import torch
+from torch import nn
 
-from sonde.hooks.on_backward import before_backward
+from sonde.hooks.on_backward import OutputGraph, before_backward
 
 
 @pytest.fixture
@@ -90,3 +92,21 @@ def test_what_torch_alone_can_read_is_left_to_torch(listen, heard):
     with pytest.raises(TypeError):
         torch.autograd.backward()
     assert not heard
+
+
+def test_the_graph_of_an_output_is_watched_without_running_python():
+    model = nn.Linear(3, 2)
+    output = model(torch.randn(4, 3))
+    graph = OutputGraph({"output": output})
+    assert graph.exists
+    assert not graph.has_gradient
+    called = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_filename) if event == "call" else None)
+    try:
+        output.sum().backward()
+    finally:
+        sys.setprofile(None)
+    assert graph.has_gradient
+    assert not [each for each in called if "sonde" in each]
+    del output
+    assert not graph.exists

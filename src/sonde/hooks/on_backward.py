@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -18,6 +20,7 @@ from sonde.hooks.unpack import MAX_PARTS, unpack
 _on_accumulated: Callable[[Tensor, Callable[[Tensor], None]], RemovableHandle]
 _on_accumulated = Tensor.register_post_accumulate_grad_hook
 _on_gradient: Callable[[Tensor, Callable[[Tensor], Any]], RemovableHandle] = Tensor.register_hook
+_MANY: Final = 1 << 60
 
 
 def before_backward(callback: Guarded) -> Handle:
@@ -65,11 +68,16 @@ class OutputGraph:
     """
 
     def __init__(self, output: Any) -> None:
-        self.has_gradient = False
+        self._calls = itertools.repeat(None, _MANY)
         found = unpack(output)
         made = [tensor for _, tensor in found if tensor.requires_grad and not tensor.is_leaf]
         self._is_unknown = not made or len(found) == MAX_PARTS
         self._hooks = [] if self._is_unknown else [self._listen(tensor) for tensor in made]
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient has come."""
+        return operator.length_hint(self._calls) < _MANY
 
     @property
     def exists(self) -> bool:
@@ -77,9 +85,8 @@ class OutputGraph:
         return self._is_unknown or any(hook() is not None for hook in self._hooks)
 
     def _listen(self, tensor: Tensor) -> weakref.ref[Any]:
-        def note(_: Tensor | None) -> None:
-            self.has_gradient = True
-
+        # Not guarded: `next(calls, gradient)` is C that cannot fail, keeps no gradient and returns None.
+        note = functools.partial(next, self._calls)
         _on_gradient(tensor, note)
         return weakref.ref(note)
 
