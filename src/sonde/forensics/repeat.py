@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.errors import OptionError
+from sonde.forensics import permitted
 from sonde.forensics.bundle import Bundle, checksums
 from sonde.forensics.findings import finding_of
 from sonde.forensics.keeper import KeptPass, inputs_of
@@ -272,8 +273,8 @@ def _repeat_operation(recorded: Origin, tensors: dict[str, Tensor], identical: b
 
 
 def _forward_of(recorded: Origin, operands: dict[str, Tensor]) -> Tensor | None:
-    packet = getattr(torch.ops.aten, recorded.name, None)
-    for name in packet.overloads() if packet is not None else ():
+    packet = permitted.packet(recorded.name)
+    for name in packet.overloads() if packet is not None else ():  # type: ignore[no-untyped-call] # torch
         schema = getattr(packet, name)._schema
         given = {**recorded.scalars, **operands}
         arguments = {each.name: given.get(each.name) for each in schema.arguments if not _can_stay_out(each, given)}
@@ -312,8 +313,11 @@ def _backward_of(recorded: Origin, operands: dict[str, Tensor]) -> Tensor | None
     others = [operands["other"]] if "other" in operands else []
     exponent = recorded.scalars.get("exponent")
     arguments = [exponent] if exponent is not None else others
-    function = getattr(torch, name, None)
+    function = permitted.packet(name)
     if function is None:
         return None
-    (gradient,) = torch.autograd.grad(function(start, *arguments).sum(), start)
+    try:
+        (gradient,) = torch.autograd.grad(function(start, *arguments).sum(), start)
+    except (AttributeError, RuntimeError, TypeError):  # it takes other arguments, or returns no single tensor
+        return None
     return gradient

@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-_FORBIDDEN: Final = frozenset({"from_file", "set_", "record_stream", "_pin_memory", "save", "load"})
-"""Operations with effects outside of their tensors. A tape may come from a stranger."""
+from sonde.forensics import permitted
+
 FUSED_DROPOUT: Final = "aten.native_dropout.default"
 _BATCH_NORMS: Final = frozenset({"aten.native_batch_norm.default", "aten.cudnn_batch_norm.default"})
 DRAWN_MASKS: Final = frozenset({"aten.bernoulli_.float", "aten.bernoulli.p"})
@@ -31,13 +31,10 @@ def find(name: str) -> Callable[..., Any]:
     if name in _STAND_INS:
         return _STAND_INS[name]
     namespace, _, rest = name.partition(".")
-    operation, _, overload = rest.rpartition(".")
-    if namespace != "aten" or operation in _FORBIDDEN:
+    operation, _, kind = rest.rpartition(".")
+    found = permitted.overload(operation, kind) if namespace == "aten" else None
+    if found is None:
         raise CannotRepeat(f"the operation {name} cannot be repeated here")
-    try:
-        found: Callable[..., Any] = getattr(getattr(torch.ops.aten, operation), overload)
-    except AttributeError:
-        raise CannotRepeat(f"this version of torch has no operation {name}") from None
     return found
 
 
