@@ -115,7 +115,8 @@ class ObjectStore:
         """Return all objects below the address, by their name there."""
         with _as_os_errors():
             found = self._fs.find(self._root, detail=True)
-        return {self._name(path): _describe(info) for path, info in found.items() if info["type"] == "file"}
+        named = ((self._name(path), info) for path, info in found.items() if info["type"] == "file")
+        return {name: _describe(info) for name, info in named if is_inside(name) and not info.get("islink")}
 
     def list_level(self) -> tuple[list[str], list[str]]:
         """Return the names of the folders and of the files directly below the address."""
@@ -124,8 +125,9 @@ class ObjectStore:
                 found = self._fs.ls(self._root, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return [], []
-        folders = sorted(self._name(info["name"]) for info in found if info["type"] == "directory")
-        return folders, sorted(self._name(info["name"]) for info in found if info["type"] == "file")
+        named = [(self._name(info["name"]), info["type"]) for info in found if is_inside(self._name(info["name"]))]
+        folders = sorted(name for name, kind in named if kind == "directory")
+        return folders, sorted(name for name, kind in named if kind == "file")
 
     def get(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return the bytes of an object, or those from `start` to `end`."""
@@ -167,6 +169,15 @@ class ObjectStore:
 
     def _name(self, path: str) -> str:
         return path.rstrip("/")[len(self._root) :].lstrip("/")
+
+
+def is_inside(name: str) -> bool:
+    """Return whether a name leads to a file below the folder that it is put in; a store takes any text as a name.
+
+    >>> is_inside("a/b.json"), is_inside("a/../../b"), is_inside("/etc/passwd"), is_inside("a//b"), is_inside("")
+    (True, False, False, False, False)
+    """
+    return not {"", ".", ".."} & set(name.split("/")) and "\0" not in name
 
 
 @contextlib.contextmanager
@@ -214,7 +225,7 @@ def assemble(objects: dict[str, Stored]) -> dict[str, list[Piece]]:
         part = read_part(name)
         if part is None and not name.startswith("."):
             found.setdefault(name, []).append(Piece(0, stored.size, name))
-        elif part is not None:
+        elif part is not None and is_inside(part[0]) and part[1].end - part[1].start == stored.size:
             found.setdefault(part[0], []).append(part[1])
     return {name: _cover(pieces) for name, pieces in found.items()}
 
