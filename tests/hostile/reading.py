@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import functools
 import io
+import json
 import logging
 import re
 import sys
@@ -14,13 +16,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl
+from xml.etree import ElementTree
 
 import typer.testing
 from typer.testing import CliRunner
 
 from sonde.cli.main import app
 from sonde.errors import SondeError
-from sonde.store import open_run
+from sonde.store import open_run, verify
+from sonde.store.remote import mirror
+from sonde.store.remote.spool import push
 from sonde.views.assistant import Assistant
 from sonde.views.site.ask import Answer, Asker
 from sonde.views.terminal import Look, make_console
@@ -39,6 +44,8 @@ _COMMANDS = [
     "show {run} --json",
     "diagnose {run} --all",
     "diagnose {run} --format github",
+    "diagnose {run} --format sarif",
+    "diagnose {run} --format junit",
     "diagnose {run} --json",
     "verify {run}",
     "verify {run} --json",
@@ -60,8 +67,12 @@ _COMMANDS = [
     "report {run} --format text",
     "report {run} --format md --out -",
     "report {run} --format html --out -",
+    "report {run} --format json --out -",
     "export {run} --to csv --stat mean --out -",
     "export {run} --to json --site 0* --stat mean --out -",
+    "export {run} --to parquet --stat mean --out {scratch}/rows.parquet --force",
+    "export {run} --to tensorboard --out {scratch}/board --force",
+    "export {root} --to dataset --out {scratch}/tables",
     "fleet diagnose {root} --jobs 1 --out {scratch}/fleet",
     "fleet report {scratch}/fleet",
     "note {run}",
@@ -119,6 +130,9 @@ QUESTIONS = [
     "compare/layers?run={id}&run={twin}",
     "compare/figure?run={id}&run={twin}",
 ]
+_MARKUP = re.compile(r"<img src=x|<script>alert|</script><b>")
+_LINK = re.compile(r"(?<!\\)\]\(javascript:")
+_FENCED = re.compile(r"^(`{3,})\n.*?^\1\n", re.DOTALL | re.MULTILINE)
 _JUDGES = ("diagnose", "ranks")  # their exit code is what they found
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 
@@ -222,6 +236,7 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)  # it t
 def _command(template: list[str], place: Place) -> Iterator[Failure]:
     names = {"run": place.run, "root": place.root, "twin": place.root / place.twin, "scratch": place.scratch}
     words = [each.format_map(names) for each in template]
+    place.scratch.mkdir(exist_ok=True)
     how = f"sonde {' '.join(words)}"
     with measured() as spent:
         result = CliRunner().invoke(app, words, prog_name="sonde", env={"COLUMNS": "80", "FORCE_COLOR": None})
@@ -233,9 +248,60 @@ def _command(template: list[str], place: Place) -> Iterator[Failure]:
     if "Traceback (most recent call last)" in result.output and words[0] != "logs":  # which print the program's own
         yield Failure(how, _shortened(result.output))
     yield from _controls(how, result.output)
+    if result.exception is None or isinstance(result.exception, SystemExit):
+        yield from (Failure(how, each) for each in _misformed(words, result.stdout))
     errors = [line for line in result.stderr.splitlines() if line.strip()]
     if result.exit_code >= 2 and words[0] not in _JUDGES and len(errors) != 1:
         yield Failure(how, f"not one clear line: {errors}")
+
+
+def _misformed(words: list[str], text: str) -> Iterator[str]:
+    """Yield what another program could not read of an output, or would obey."""
+    kinds = {each for each in words if each in _FORMATS} | ({"json"} if "--json" in words else set())
+    for kind in kinds if text else ():
+        try:
+            _FORMATS[kind](text if words[0] != "tail" else f"[{','.join(text.splitlines())}]")
+        except (AssertionError, ValueError, ElementTree.ParseError) as error:
+            yield f"cannot be taken as {kind}: {error!s:.300}"
+
+
+def _strict(text: str) -> None:
+    def refuse(name: str) -> None:
+        raise ValueError(f"the bare word {name}")
+
+    json.loads(text, parse_constant=refuse)
+
+
+def _of_workflow(text: str) -> None:
+    assert all(re.match("::(error|warning|notice) ", line) for line in text.splitlines()), "a line that is not ours"
+
+
+def _without_formulas(text: str) -> None:
+    formulas = [cell for row in csv.reader(io.StringIO(text)) for cell in row if cell.startswith(("=", "+", "@"))]
+    assert not formulas, formulas
+
+
+def _without_markup(text: str) -> None:
+    found = _MARKUP.search(text)
+    assert found is None, text[found.start() - 40 : found.end() + 40]
+
+
+def _plain_markdown(text: str) -> None:
+    text = _FENCED.sub("", text)
+    _without_markup(text)
+    found = _LINK.search(text)
+    assert found is None, text[found.start() - 40 : found.end() + 40]
+
+
+_FORMATS: dict[str, Callable[[str], object]] = {
+    "json": _strict,
+    "sarif": _strict,
+    "junit": ElementTree.fromstring,
+    "github": _of_workflow,
+    "csv": _without_formulas,
+    "html": _without_markup,
+    "md": _plain_markdown,
+}
 
 
 def _controls(how: str, text: str) -> Iterator[Failure]:
@@ -285,8 +351,24 @@ def _top(place: Place) -> None:
     assert found is None, found
 
 
+def _mirrored(place: Place) -> None:
+    """Carry the run to an object store, and read it from there."""
+    address = "memory://mirror/run"
+    try:
+        push(place.run, address, patience_s=0.0)
+        run = open_run(address)
+        for site in run.sites:
+            run.series(site, "mean")
+        verify(address)
+    finally:
+        mirror.close()
+        if "fsspec" in sys.modules:
+            sys.modules["fsspec"].filesystem("memory").store.clear()
+
+
 _CALLS: dict[str, Callable[[Place], object]] = {
     "top": _top,
+    "mirror": _mirrored,
     "assistant list_runs": lambda place: Assistant(place.root).list_runs(),
     "assistant diagnose": lambda place: Assistant(place.root).diagnose(run=place.name),
     "assistant explain": lambda place: Assistant(place.root).explain("vanishing_gradient", run=place.name),

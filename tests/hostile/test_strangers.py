@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.store.making import HEADER, make_block, write_run
 from sonde.analysis.embedding import embed
 from sonde.analysis.fleet import RESULTS, read_results
 from sonde.analysis.ranks import spread_over_ranks
+from sonde.analysis.source_lines import locate
 from sonde.analysis.summary import usual_stat
 from sonde.core import files
 from sonde.errors import RunDamaged
@@ -25,6 +27,9 @@ from sonde.records import Event, Finding, Site
 from sonde.store import RunWriter, list_runs, open_run, verify
 from sonde.store.header import Labels, write_labels
 from sonde.store.logs import read_output
+from sonde.store.remote import mirror
+from sonde.store.remote.address import Stored, assemble, part_name
+from sonde.views.document import Code, Document, Section
 
 PARTS = [
     "run.json", "events.jsonl", "findings.jsonl", "telemetry/r00000/writer.json",
@@ -117,7 +122,7 @@ def test_no_text_of_a_file_reaches_a_terminal_as_it_is(tmp_path, text):
     (tmp_path / "run/logs").mkdir()
     (tmp_path / "run/logs/output.jsonl").write_text(json.dumps({"text": text}))
     (tmp_path / "run/logs/code.json").write_text(json.dumps({"files": [{"path": text, "text": text}]}))
-    wanted = ("show", "runs", "verify", "query", "tail", "export", "logs", "note")
+    wanted = ("show", "runs", "verify", "query", "tail", "export", "logs", "note", "diagnose", "report", "fleet")
     assert [str(each) for each in read_all(tmp_path, commands=wanted)] == []
 
 
@@ -153,6 +158,71 @@ def test_what_the_mutation_campaign_found_stays_mended(tmp_path):
         write_run(tmp_path / "run", range(10 * rank, 10 * rank + 3), rank=rank)
     run = open_run(tmp_path / "run")
     assert len(spread_over_ranks(run, run.sites[0], "mean", (0, 1)).steps) == 0
+
+
+@pytest.mark.parametrize("name", ["a/../../../out", "/out", "a//out", ".parts/../../../out/{part}", "./out"])
+def test_a_name_in_an_object_store_does_not_lead_out_of_the_copy_of_a_run(tmp_path, name):
+    fsspec = pytest.importorskip("fsspec")
+    from fsspec.implementations.memory import MemoryFile
+
+    write_run(tmp_path / "run", range(3))
+    store = fsspec.filesystem("memory")
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file():
+            store.pipe_file(f"/stranger/run/{path.relative_to(tmp_path / 'run')}", path.read_bytes())
+    # The file system in memory would tidy such a name up; a real store keeps it.
+    store.store[f"/stranger/run/{name.format(part='0' * 15 + '-' + '5'.zfill(15))}"] = MemoryFile(store, "", b"owned")
+    try:
+        assert open_run("memory://stranger/run").steps.tolist() == [0, 1, 2]
+        copies = mirror._root
+        assert copies is not None
+        assert not [each for each in copies.rglob("*") if each.name == "out"]
+        assert not (copies.parent / "out").exists()
+    finally:
+        store.store.clear()
+        mirror.close()
+
+
+def test_a_piece_of_a_file_in_an_object_store_cannot_claim_a_size_that_it_has_not():
+    claimed = part_name("telemetry/r00000/seg-000000.safetensors", 0, 10**15 - 1)
+    assert assemble({claimed: Stored(5, "")}) == {}
+
+
+def test_an_operation_that_a_file_names_has_no_effect_outside_of_its_tensors(tmp_path):
+    torch = pytest.importorskip("torch")
+    from sonde.forensics import repeat
+    from sonde.forensics.experiments import kernels
+    from sonde.forensics.origin import Origin
+
+    target = tmp_path / "written"
+    for op in ("aten.save.default", "save", "aten.from_file.out", "aten.compile.default"):
+        for stage in ("backward", "forward"):
+            origin = Origin(stage=stage, op=op, scalars={"exponent": str(target), "filename": str(target), "shared": 1})
+            for operand in ("self", "out"):
+                assert repeat._repeat_operation(origin, {f"operand.{operand}": torch.ones(2)}, None) is None
+    assert not target.exists()
+    refused = ("from_file.default", "_reshape_alias.default", "_sparse_coo_tensor_unsafe.default", "__dict__.clear")
+    for name in (*(f"aten.{each}" for each in refused), "prims.as_strided.default", "aten.mm.__init__", "aten.mm"):
+        with pytest.raises(kernels.CannotRepeat):
+            kernels.find(name)
+    assert kernels.find("aten.mm.default") is torch.ops.aten.mm.default
+
+
+def test_a_finding_that_is_one_long_word_is_read_in_no_time(tmp_path):
+    run = write_run(tmp_path / "run", range(3), close=False)
+    run.take_finding(
+        Finding(kind="a", severity="warning", step=1, last_step=1, cause="a" * 10**6 + "x.py:" + "9" * 5000)
+    )
+    run.close()
+    opened, began = open_run(tmp_path / "run"), time.process_time()
+    assert locate(opened, opened.findings[0]) is None
+    assert time.process_time() - began < 5
+
+
+def test_code_in_markdown_stays_code_after_a_list_and_whatever_it_holds():
+    code = Code("````\n<img src=x onerror=alert(1)>\n```")
+    written = Document("t", [Section("s", [code])]).to_markdown()
+    assert f"`````\n{code.text}\n`````\n" in written
 
 
 def test_a_packed_trace_that_is_huge_is_refused(tmp_path):

@@ -119,14 +119,10 @@ def labels_of(place: str | Path, header: RunHeader | None = None) -> dict[str, s
     above = next((name for name in reversed(folder.split("/")) if name not in _PLACELESS_FOLDERS), "")
     return {
         "run_id": hashlib.sha256(os.fsencode(text)).hexdigest()[:16],
-        "run": _text(text),
-        "project": named if isinstance(named, str) and named else _text(above),
-        "folder": _text(folder),
+        "run": files.utf8(text),
+        "project": named if isinstance(named, str) and named else files.utf8(above),
+        "folder": files.utf8(folder),
     }
-
-
-def _text(name: str) -> str:
-    return name.encode(errors="replace").decode()  # names need not be valid UTF-8; columns must be
 
 
 def describe_finding(run: Run, finding: Finding) -> dict[str, Any]:
@@ -249,8 +245,15 @@ def make_table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) ->
     }
     fields = [(name, kinds[kind]) for name, kind in columns.items()]
     return pyarrow.Table.from_pylist(
-        [{name: row.get(name) for name in columns} for row in rows], pyarrow.schema(fields)
+        [{name: _utf8(row.get(name)) for name in columns} for row in rows], pyarrow.schema(fields)
     )
+
+
+def _utf8(value: Any) -> Any:
+    """Return texts so that a column can hold them; anything else as it is."""
+    if isinstance(value, list):
+        return [_utf8(each) for each in value]
+    return files.utf8(value) if isinstance(value, str) else value
 
 
 def _write(target: Path, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.analysis import has_stat, keys_of, tag_of, usual_stat
-from sonde.core import schema
+from sonde.core import files, schema
 from sonde.errors import MissingExtra, OptionError, escaped
 from sonde.records import Site
 from sonde.store import Run
@@ -72,9 +72,13 @@ def text_writer(kind: str, file: IO[str], stats: Sequence[str]) -> Iterator[Writ
         as_json.end()
 
 
+_FORMULA: Final = ("=", "+", "-", "@")
+
+
 def _cell(value: Any) -> Any:
     if isinstance(value, str):
-        return escaped(value)  # CSV has no escapes of its own, and is often printed
+        # CSV has no escapes of its own, and is often printed. A spreadsheet would run what looks like a formula.
+        return f"'{escaped(value)}" if value.startswith(_FORMULA) else escaped(value)
     return "" if _unknown(value) else value
 
 
@@ -138,7 +142,7 @@ class _Parquet:
         # The labels are the same in all rows of a piece: as dictionaries they take no room.
         same = pyarrow.array([0] * len(rows), pyarrow.int32())
         of_run, of_site = (
-            [pyarrow.DictionaryArray.from_arrays(same, pyarrow.array([name])) for name in names]
+            [pyarrow.DictionaryArray.from_arrays(same, pyarrow.array([files.utf8(name)])) for name in names]
             for names in (self._labels, (rows.site.key, rows.site.name, rows.site.quantity))
         )
         ranks = pyarrow.array([rows.rank] * len(rows), pyarrow.int32())
@@ -275,7 +279,7 @@ def _curves(
             # A scalar that was logged as NaN was NaN; a statistic that is NaN is not known.
             known = np.ones(len(series.steps), np.bool_) if site.quantity == "scalar" else np.isfinite(series.values)
             if known.any():
-                yield tag_of(site, stat), series.steps[known], series.values[known]
+                yield files.utf8(tag_of(site, stat)), series.steps[known], series.values[known]
 
 
 def _histograms(run: Run, sites: Sequence[Site]) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.float64]]]:
@@ -288,4 +292,4 @@ def _histograms(run: Run, sites: Sequence[Site]) -> Iterator[tuple[str, NDArray[
         if not len(steps):
             continue
         starts = np.unique(np.linspace(0, len(steps), min(_MOST_HISTOGRAMS, len(steps)), endpoint=False).astype(int))
-        yield tag_of(site, "log2_magnitude"), steps[starts], np.add.reduceat(counts, starts, axis=0)
+        yield files.utf8(tag_of(site, "log2_magnitude")), steps[starts], np.add.reduceat(counts, starts, axis=0)

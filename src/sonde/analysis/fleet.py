@@ -200,7 +200,7 @@ def _on_ray(task: Task, places: Sequence[str]) -> Iterator[Line]:
 def _append(out: Path, lines: Iterator[Line]) -> Iterator[Line]:
     """Write each result as it comes, so that nothing is lost when the work is interrupted."""
     _rewrite(out)
-    with (out / RESULTS).open("a", encoding="utf-8") as file:
+    with (out / RESULTS).open("a", encoding="utf-8", errors="backslashreplace") as file:
         for line in lines:
             file.write(files.text(line) + "\n")
             file.flush()
@@ -212,7 +212,7 @@ def _rewrite(out: Path) -> None:
     """Leave one line per run: without results that were replaced, and without a line that was cut off."""
     results = read_results(out)
     with files.replacing(out / RESULTS) as file:
-        file.writelines(f"{files.text(line)}\n".encode() for line in results)
+        file.writelines(f"{files.text(line)}\n".encode("utf-8", "backslashreplace") for line in results)
 
 
 def read_results(out: Path) -> list[Line]:

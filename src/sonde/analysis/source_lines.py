@@ -14,8 +14,8 @@ from sonde.errors import SondeError
 from sonde.records import Finding
 from sonde.store import Run
 
-_CITED: Final = re.compile(r"([\w.+-]+\.py):(\d+)\b")
-"""How a finding cites a line in its text: `train.py:12`."""
+_CITED: Final = re.compile(r"(?<![\w.+-])([\w.+-]+\.py):(\d{1,9})\b")
+"""How a finding cites a line in its text: `train.py:12`. A long word is tried from its beginning only."""
 _MOST_TAPES: Final = 4
 
 

@@ -241,8 +241,13 @@ def text(value: Any, indent: int | None = None) -> str:
     return json.dumps(plain(value, nonfinite="null"), allow_nan=False, ensure_ascii=False, indent=indent)
 
 
+def utf8(text: str) -> str:
+    """Return a text that UTF-8 can hold: half a surrogate pair becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def encode(value: Any) -> bytes:
-    """Return msgspec's structures as JSON; half a surrogate pair, which UTF-8 cannot hold, becomes a question mark."""
+    """Return msgspec's structures as JSON, in text that UTF-8 can hold."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:

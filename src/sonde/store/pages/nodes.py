@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.core import files
 from sonde.store.pages import dtypes
 
 
@@ -99,7 +100,7 @@ def path_from_text(text: str) -> Path:
 def escape_key(key: object) -> str:
     """Return a key so that slashes can separate it from others, and any JSON parser takes it."""
     text = str(key).replace("%", "%25").replace("/", "%2F")
-    return text.encode("utf-8", "replace").decode()
+    return files.utf8(text)
 
 
 Path = tuple[Any, ...]

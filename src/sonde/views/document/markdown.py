@@ -11,6 +11,7 @@ from sonde.views.document.finding_text import rows_of, when, words_of
 from sonde.views.document.model import Block, Code, Curves, Document, Findings, Folded, Table, Text, Tiles, Values
 from sonde.views.terminal.style import printable, short
 
+_TICKS: Final = re.compile("`+")
 _MARKUP: Final = re.compile(r"([\\`*_\[\]|~])")
 
 
@@ -73,9 +74,9 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 
 def _code(lines: str) -> Iterator[str]:
-    # Indented, not fenced: no line of a value can end it.
-    yield from (f"    {line}" for line in lines.splitlines())
-    yield ""
+    # The fence is longer than any in the text. Without one, what comes after a list would be a part of it, not code.
+    fence = "`" * max(3, 1 + max(map(len, _TICKS.findall(lines)), default=0))
+    yield from (fence, *lines.splitlines(), fence, "")
 
 
 def _table(table: Table) -> Iterator[str]:
