@@ -17,6 +17,8 @@ MODEL: Final = "(model)"
 DOT: Final = " \N{MIDDLE DOT} "
 _MOST_OF: Final = 0.5
 """A container with more than this share of the numbered blocks needs no mention."""
+_ROLELESS: Final = ((), ("weight",), ("bias",))
+"""What follows the number of a layer in a `Sequential`: without the container's name a bare number would be left."""
 
 _Path = tuple[str, ...]
 
@@ -46,6 +48,8 @@ def short_names(names: Sequence[str], *, keep_role: bool = False) -> ShortNames:
     ('0 · mlp', '0 · qkv', '1 · mlp', '1 · qkv')
     >>> short_names(["embed.weight", "blocks.0.fc.weight", "blocks.1.fc.weight", "head.bias"]).names
     ('embed.weight', '0 · fc.weight', '1 · fc.weight', 'head.bias')
+    >>> short_names(["generator.l1", "generator.conv.0", "generator.conv.2", "critic.model.0"]).names
+    ('generator.l1', 'generator.conv 0', 'generator.conv 2', 'critic.model 0')
     """
     paths = {name: tuple(name.split(".")) if name else () for name in dict.fromkeys(names)}
     inner, prefix, suffix = _without_common([path for path in paths.values() if path], keep_role)
@@ -113,12 +117,13 @@ class _Blocks:
         # Blocks within blocks, such as the stages of a vision model.
         while self._has_blocks_inside(path, end):
             block, end = f"{block}.{path[end + 1]}", end + 2
-        container = self._name_of(path[:at])
-        return DOT.join(filter(None, (f"{container} {block}".strip(), ".".join(path[end:]))))
+        role = path[end:]
+        container = self._name_of(path[:at], has_role=role not in _ROLELESS)
+        return DOT.join(filter(None, (f"{container} {block}".strip(), ".".join(role))))
 
-    def _name_of(self, container: _Path) -> str:
-        """Return what tells a container from the others; nothing for the one that holds most blocks."""
-        if not container or self._containers[container] > _MOST_OF * self._containers.total():
+    def _name_of(self, container: _Path, *, has_role: bool) -> str:
+        """Return what tells a container from the others; nothing for the one with most of the blocks."""
+        if not container or (has_role and self._containers[container] > _MOST_OF * self._containers.total()):
             return ""
         shared = set.intersection(*(set(each) for each in self._containers))
         return ".".join(part for part in container if part not in shared) or ".".join(container)

@@ -2,10 +2,10 @@
 import { h, replace } from "./dom.js";
 import { RIGHT, drawUnits, fittedAll, ink, lastUpTo, leftOf, sheet, steer } from "./timeaxis.js";
 import { onTheme } from "./theme.js";
-import { MAPS, colour, paint as paintCells } from "./canvas/colours.js";
+import { MAPS, colour, pack, paint as paintCells } from "./canvas/colours.js";
 import { count, short } from "./words.js";
 
-const AROUND = 6, LONG_GAP = 6;
+const AROUND = 6, LONG_GAP = 6, ZERO = pack(128, 132, 138); // a logarithm has no place for zero
 const middleOf = (numbers) => [...numbers].sort((a, b) => a - b)[numbers.length >> 1];
 
 /**
@@ -17,7 +17,7 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
   const said = h("span", { class: "legend" }), heading = h("h2", {}, title ?? made.what);
   const canvas = sheet(height, paint, { signal, label: made.what });
   const element = h("section", { class: "panel figure heat", "aria-label": made.what }, h("div", { class: "head" }, heading, said, h("div", { class: "tools" }, tools)), canvas);
-  let values, whole, picture = null, pointed = null;
+  let values, whole, zeros = false, picture = null, pointed = null, pale = false;
   steer(canvas, axis, stepAt, { onclick: (event) => { const row = rowAt(event.offsetY); if (row >= 0) onrow?.(made.keys[row], axis.cursor); } });
   canvas.addEventListener("pointermove", (event) => { pointed = rowAt(event.offsetY); canvas.title = made.keys[pointed] ?? ""; tell(); });
   canvas.addEventListener("pointerleave", () => { pointed = null; tell(); });
@@ -33,7 +33,7 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
   }
 
   function paint(pen, width) {
-    if (!picture) ({ values, picture, whole } = painted(made, byRow()));
+    if (!picture) ({ values, picture, whole, zeros } = painted(made, byRow()));
     const colours = ink(), [first, last] = axis.range(), left = leftOf(width, axis.room), inner = width - left - RIGHT, floor = height - 18, rows = made.keys.length;
     const steps = made.steps, x = (step) => left + axis.share(step) * inner;
     pen.save();
@@ -41,6 +41,7 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
     pen.rect(left, 0, inner, floor);
     pen.clip();
     pen.imageSmoothingEnabled = false;
+    pale = false;
     // Columns need not be evenly spaced: each is drawn from its step to the next, pale where nothing was recorded.
     const gaps = steps.slice(1).map((step, column) => step - steps[column]), usual = gaps[0] ?? last - first;
     if (axis.unit === "step" && gaps.length && gaps.every((gap) => gap === usual)) pen.drawImage(picture, 0, 0, steps.length, rows, x(steps[0]), 0, x(steps.at(-1) + usual) - x(steps[0]), floor);
@@ -48,9 +49,11 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
       for (let column = 0; column < steps.length; column += 1) {
         const from = x(steps[column]), next = steps[column + 1] ?? last + 1, to = x(next);
         if (to < left || from > width) continue;
-        // Recording becomes rarer as a run goes on, so a gap is compared with those around it.
-        const longest = LONG_GAP * (middleOf(gaps.slice(Math.max(column - AROUND, 0), column + AROUND + 1)) ?? next - steps[column]);
-        const own = next - steps[column] > longest ? x(steps[column] + longest) - from : to - from;
+        // Recording becomes rarer or denser as a run goes on: a gap is long where it is so for both of its sides.
+        const sides = [gaps.slice(Math.max(column - AROUND, 0), column), gaps.slice(column + 1, column + 1 + AROUND)].filter((side) => side.length);
+        const longest = LONG_GAP * Math.max(...sides.map(middleOf), sides.length ? 0 : next - steps[column]);
+        const isLong = next - steps[column] > longest, own = isLong ? x(steps[column] + longest) - from : to - from;
+        pale ||= isLong;
         pen.drawImage(picture, column, 0, 1, rows, from, 0, Math.max(own, 1) + 0.5, floor);
         if (own < to - from) { pen.globalAlpha = 0.25; pen.drawImage(picture, column, 0, 1, rows, from + own, 0, to - from - own, floor); pen.globalAlpha = 1; }
       }
@@ -92,7 +95,7 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
   const colours = () => (byRow() ? ", colour: each row by itself" : whole ? `, colour from ${short(whole[0])} to ${short(whole[1])}${made.log ? ", logarithmic" : ""}` : "");
 
   function tell() {
-    if (pointed === null || pointed < 0 || axis.cursor === null || !values) return replace(said, h("span", { class: "quiet" }, `${count(made.keys.length)}${made.total > made.keys.length ? ` of ${count(made.total)}` : ""} rows${colours()}`));
+    if (pointed === null || pointed < 0 || axis.cursor === null || !values) return replace(said, h("span", { class: "quiet" }, `${count(made.keys.length)}${made.total > made.keys.length ? ` of ${count(made.total)}` : ""} rows${colours()}${zeros ? "; grey: zero" : ""}${pale ? "; pale: nothing was recorded" : ""}`));
     const column = Math.max(lastUpTo(made.steps, axis.cursor), 0), value = values[pointed * made.steps.length + column];
     const bad = made.bad.some(([row, at]) => row === pointed && at === column);
     return replace(said, h("span", { class: "entry", title: made.keys[pointed] }, `${made.names[pointed]} `, h("b", { class: bad ? "bad" : null }, Number.isNaN(value) ? (bad ? "NaN or ∞" : "not recorded") : short(value)), bad && !Number.isNaN(value) ? h("b", { class: "bad" }, ", NaN or ∞ inside") : "", h("span", { class: "quiet" }, ` at step ${count(made.steps[column])}`)));
@@ -120,11 +123,11 @@ function painted(made, byRow) {
   const known = pictures.get(made) ?? {};
   if (known[byRow]) return known[byRow];
   const raw = Uint8Array.from(atob(made.values), (sign) => sign.charCodeAt(0)), values = new Float32Array(raw.buffer);
-  const rows = made.keys.length, columns = made.steps.length, shaped = values.map((value) => (made.log ? (value ? Math.log10(Math.abs(value)) : NaN) : value));
+  const rows = made.keys.length, columns = made.steps.length, shaped = values.map((value) => (made.log ? (value ? Math.log10(Math.abs(value)) : NaN) : value)), zeros = made.log && values.some((value) => value === 0);
   const whole = ends(shaped);
   const scales = Array.from({ length: rows }, (_, row) => (byRow ? ends(shaped.subarray(row * columns, (row + 1) * columns)) : whole));
-  const picture = paintCells(document.createElement("canvas"), shaped, columns, rows, (value, at) => (Number.isNaN(value) ? 0 : colour(value, ...scales[Math.floor(at / columns)], MAPS.viridis)));
-  known[byRow] = { values, picture, whole: whole.map((end) => (made.log ? 10 ** end : end)) };
+  const picture = paintCells(document.createElement("canvas"), shaped, columns, rows, (value, at) => (Number.isNaN(value) ? (values[at] === 0 ? ZERO : 0) : colour(value, ...scales[Math.floor(at / columns)], MAPS.viridis)));
+  known[byRow] = { values, picture, zeros, whole: whole.map((end) => (made.log ? 10 ** end : end)) };
   pictures.set(made, known);
   return known[byRow];
 }

@@ -10,7 +10,7 @@ const MANY = 40; // with more sites than this, blocks begin folded
  */
 export function siteList({ chosen, select }) {
   const list = h("div", { class: "sitelist", role: "listbox", "aria-label": "Sites, up and down choose one", "aria-multiselectable": "true", tabindex: "0", onkeydown: steer });
-  let sites = [], groups = [], shared = ""; // what the names of all blocks begin with
+  let sites = [], groups = [];
 
   function steer(event) {
     const by = { ArrowDown: 1, ArrowUp: -1, PageDown: 12, PageUp: -12, Home: -sites.length, End: sites.length }[event.key];
@@ -25,13 +25,13 @@ export function siteList({ chosen, select }) {
       const before = chosen(), adds = event.shiftKey || event.ctrlKey || event.metaKey;
       if (!adds) select([site.key]);
       else select(before.includes(site.key) ? before.filter((each) => each !== site.key) : [...before, site.key]);
-    } }, headAndTail(site.short));
+    } }, headAndTail(inBlock(site)));
 
   /** A block with its sites, which are drawn when it is opened. */
   function block(members, isOpen) {
-    const name = prefixOf(members) || blockOf(members[0]), short = name.startsWith(shared) ? name.slice(shared.length) : name, inside = h("div", { role: "group", "aria-label": name, class: "block" });
+    const name = prefixOf(members) || blockOf(members[0]), inside = h("div", { role: "group", "aria-label": name, class: "block" });
     const head = h("button", { type: "button", class: "blockhead", tabindex: "-1", title: name, onclick: () => made.fold(head.getAttribute("aria-expanded") === "true") },
-      headAndTail(short), h("span", { class: "quiet" }, plural(members.length, "site")));
+      headAndTail(headOf(members)), h("span", { class: "quiet" }, plural(members.length, "site")));
     const made = { members, elements: [head, inside], fold(closes) {
       head.setAttribute("aria-expanded", String(!closes));
       replace(inside, closes ? null : members.map(option));
@@ -50,8 +50,6 @@ export function siteList({ chosen, select }) {
       if (parts.at(-1)?.name !== name) parts.push({ name, members: [] });
       parts.at(-1).members.push(site);
     }
-    const names = parts.filter((part) => part.name !== "").map((part) => ({ name: prefixOf(part.members) }));
-    shared = names.length > 1 ? prefixOf(names).replace(/[^.]*$/, "") : "";
     const folds = sites.length > MANY && parts.length > 1, opens = parts.find((part) => part.name !== "");
     groups = parts.map((part) => (part.name === "" || parts.length === 1
       ? { members: part.members, elements: part.members.map(option), fold() {} }
@@ -90,6 +88,15 @@ export function siteList({ chosen, select }) {
 }
 
 const blockOf = (site) => { const at = site.short.indexOf(" · "); return at > 0 ? site.short.slice(0, at) : ""; };
+
+/** How a site is called below the name of its block: by the block's number and its role. */
+const inBlock = (site) => site.short.replace(/^\S+ (?=\S+ · )/, "");
+
+/** How a block is called: by its container and number, of which a short name may have left out the container. */
+function headOf(members) {
+  const block = blockOf(members[0]);
+  return block.includes(" ") ? block : prefixOf(members).split(".").slice(-1 - block.split(".").length).join(".") || block;
+}
 
 /** What the names of some sites have in common, up to a dot. */
 function prefixOf(sites) {

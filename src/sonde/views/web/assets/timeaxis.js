@@ -132,8 +132,9 @@ export const leftOf = (width, wide = 128) => (width < 600 ? (wide > 150 ? 104 : 
 export function fitted(name, room) {
   if (name.length <= room) return name;
   const at = name.indexOf(" · "), head = at > 0 ? name.slice(0, at + 3) : "", left = room - head.length;
+  const whole = name.slice(head.length).replace(/(^|\.)(?:(w)eight|(b)ias)$/, "$1$2$3"), parts = whole.split(".");
+  if (at > 0 && whole.length === 1) return `${bothEnds(name.slice(0, at), room - 2)} ${whole}`; // the weight or bias of a layer
   if (left < 6) return at > 0 ? bothEnds(name.slice(0, at), room) : `…${name.slice(1 - room)}`;
-  const whole = name.slice(head.length).replace(/\.(w)eight$|\.(b)ias$/, ".$1$2"), parts = whole.split(".");
   if (whole.length <= left) return head + whole;
   while (parts.length > 1 && parts.join(".").length > left) parts.shift();
   const role = parts.join(".");
