@@ -442,3 +442,20 @@ class Judge(Sink, Protocol):
     @property
     def patience_s(self) -> float:
         """For how many seconds `close` may wait for experiments."""
+
+
+_ACRONYMS: Final = {
+    spelling: written
+    for written in ("DDP", "EMA", "FP16", "LR", "NaN", "ReLU", "RNG", "RNN")
+    for spelling in (written.lower(), written.capitalize())
+}
+
+
+def words_of(kind: str) -> str:
+    """Return the name of a finding as words.
+
+    >>> words_of("missing_zero_grad"), words_of("lr_too_high")
+    ('Missing zero grad', 'LR too high')
+    """
+    words = kind.replace("_", " ")
+    return " ".join(_ACRONYMS.get(word, word) for word in f"{words[:1].upper()}{words[1:]}".split(" "))

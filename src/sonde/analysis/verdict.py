@@ -21,7 +21,7 @@ from sonde.core.metric_names import UNLIKE, likeness
 from sonde.diagnosis.dynamics import MIN_POINTS, classify
 from sonde.diagnosis.judgement import Health, health
 from sonde.diagnosis.second_opinion import findings_of, was_judged
-from sonde.records import Finding
+from sonde.records import Finding, words_of
 from sonde.store import Run
 from sonde.store.timeline import rank_of_finding
 
@@ -44,7 +44,8 @@ class MetricNow:
     best: float
     best_step: int | None
     going: str
-    """`falling`, `rising`, `flat`, `oscillating`, or that it is no longer finite; empty where that is not known."""
+    """`falling`, `rising`, `flat`, `oscillating`; that it is no lower than at the start, or no longer finite; empty
+    where that is not known."""
 
     @property
     def changes(self) -> Literal["better", "worse", ""]:
@@ -90,7 +91,7 @@ def verdict_on(run: Run, findings: Sequence[Finding] | None = None, *, whole: bo
     curves = curves_of(run, whole=whole)
     findings = sorted(findings_of(run) if findings is None else findings, key=rank_of_finding)
     losses = [curve for curve in curves.of("loss") if is_training_loss(curve)]
-    states: dict[str, str] = {curve.name: classify(_thinned(curve.values)).state for curve in losses}
+    states = {curve.name: _state(curve) for curve in losses}
     if len(losses) == 1 and states[losses[0].name] == "converging" and _is_on_plateau(losses[0], findings):
         states[losses[0].name] = "stalled"
     shown = [_metric(curve, states.get(curve.name)) for curve in curves.of("loss", "metric") if len(curve.values)]
@@ -102,6 +103,12 @@ def verdict_on(run: Run, findings: Sequence[Finding] | None = None, *, whole: bo
     details += _incident_clauses(incidents)
     rated = health(findings) if was_judged(run) or findings else Health(None, "unknown")
     return Verdict(tone, headline, tuple(details), tuple(shown), rated)
+
+
+def _state(loss: RunCurve) -> str:
+    """Return where a loss is going; one that falls but has only come back from a rise is not learning."""
+    found = classify(_thinned(loss.values))
+    return "recovering" if found.state == "converging" and found.recent >= found.initial else found.state
 
 
 def _is_on_plateau(loss: RunCurve, findings: Sequence[Finding]) -> bool:
@@ -132,9 +139,8 @@ def _headline(
     if grave:
         worst = grave[0]
         more = f", and {len(grave) - 1} more" if len(grave) > 1 else ""
-        name = worst.kind.replace("_", " ").replace("nan ", "NaN ")
         tone: Tone = "bad" if worst.severity == "critical" else "odd"
-        return tone, f"{name} since step {worst.step:,}{more}", worst.cause.rstrip(".")
+        return tone, f"{words_of(worst.kind)} since step {worst.step:,}{more}", worst.cause.rstrip(".")
     stopped = "interrupted, " if ending is not None else ""
     tone, words = _learning(states, incidents, metrics)
     return tone, f"{stopped}{words}", ""
@@ -162,6 +168,7 @@ _STATES: Final[dict[str, tuple[Tone, str]]] = {
     "converged": ("fine", "converged"),
     "stalled": ("fine", "the loss is flat now"),
     "plateau": ("odd", "the loss has not fallen"),
+    "recovering": ("odd", "the loss is no lower than at the start"),
     "oscillating": ("odd", "the loss oscillates"),
     "diverging": ("bad", "the loss is rising"),
     "unknown": ("unknown", f"too early to tell (fewer than {MIN_POINTS} losses)"),
@@ -204,6 +211,7 @@ _GOING: Final = {
     "converged": "flat",
     "stalled": "flat",
     "plateau": "flat",
+    "recovering": "no lower than at the start",
     "oscillating": "oscillating",
     "diverging": "rising",
 }

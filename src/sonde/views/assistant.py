@@ -24,10 +24,10 @@ from sonde.core import files
 from sonde.diagnosis.rules import RULES
 from sonde.diagnosis.second_opinion import WHOLE, diagnose, findings_of
 from sonde.errors import OptionError, RunError, RunNotFound, SelectionError, SondeError
-from sonde.records import Finding
+from sonde.records import Finding, words_of
 from sonde.store import Run
 from sonde.version import VERSION
-from sonde.views.document import evidence_line, ranked, words_of
+from sonde.views.document import evidence_line, ranked
 from sonde.views.report import ending_words, render_report
 from sonde.views.web import compare_api
 from sonde.views.web.answers import Query

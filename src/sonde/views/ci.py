@@ -17,10 +17,10 @@ from xml.etree import ElementTree
 from sonde.analysis import Ending
 from sonde.analysis.source_lines import SourceLine, locate, locate_ending, relative_to_checkout
 from sonde.core import files
-from sonde.records import Finding, Severity
+from sonde.records import Finding, Severity, words_of
 from sonde.store import Run
 from sonde.version import VERSION
-from sonde.views.document import evidence_line, words_of
+from sonde.views.document import evidence_line
 from sonde.views.terminal.findings import in_words
 
 if TYPE_CHECKING:

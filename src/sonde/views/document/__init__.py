@@ -11,7 +11,7 @@ Every report is one of these. A report decides what to say; how it looks is deci
     document.print()
 """
 
-from sonde.views.document.finding_text import count_findings, evidence_line, ranked, when, words_of
+from sonde.views.document.finding_text import count_findings, evidence_line, ranked, when
 from sonde.views.document.model import (
     Block,
     Cell,
@@ -50,5 +50,4 @@ __all__ = [
     "figure_page",
     "ranked",
     "when",
-    "words_of",
 ]

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
-from sonde.records import Finding
+from sonde.records import Finding, words_of
 from sonde.store.timeline import rank_of_finding
-
-_ACRONYMS: Final = {
-    spelling: written
-    for written in ("DDP", "EMA", "FP16", "LR", "NaN", "ReLU", "RNG", "RNN")
-    for spelling in (written.lower(), written.capitalize())
-}
 
 
 def ranked(findings: Sequence[Finding]) -> list[Finding]:
@@ -31,16 +24,6 @@ def count_findings(findings: Sequence[Finding]) -> str:
     parts = [f"{number:,} {word}{'' if number == 1 else 's'}" for number, word in ((grave, "finding"), (notes, "note"))]
     shown = [part for part, number in zip(parts, (grave, notes), strict=True) if number]
     return " and ".join(shown) or "no findings"
-
-
-def words_of(kind: str) -> str:
-    """Return the name of a finding as words.
-
-    >>> words_of("missing_zero_grad"), words_of("lr_too_high")
-    ('Missing zero grad', 'LR too high')
-    """
-    words = kind.replace("_", " ")
-    return " ".join(_ACRONYMS.get(word, word) for word in f"{words[:1].upper()}{words[1:]}".split(" "))
 
 
 def when(finding: Finding) -> str:

@@ -17,7 +17,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde.errors import MissingExtra
-from sonde.views.document.finding_text import rows_of, when, words_of
+from sonde.records import words_of
+from sonde.views.document.finding_text import rows_of, when
 from sonde.views.document.model import Curves, Document, Figures
 from sonde.views.terminal.style import short
 

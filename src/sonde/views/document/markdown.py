@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from sonde.records import Finding
-from sonde.views.document.finding_text import rows_of, when, words_of
+from sonde.records import Finding, words_of
+from sonde.views.document.finding_text import rows_of, when
 from sonde.views.document.model import Block, Code, Curves, Document, Findings, Folded, Table, Text, Tiles, Values
 from sonde.views.terminal.style import printable, short
 

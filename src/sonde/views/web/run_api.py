@@ -12,9 +12,9 @@ from starlette.routing import Route
 from sonde.analysis import ending_of, events_of, facts_of, phase_shares
 from sonde.analysis.source_lines import line_of
 from sonde.diagnosis.second_opinion import was_judged
-from sonde.records import Event, Finding
+from sonde.records import Event, Finding, words_of
 from sonde.store import Run
-from sonde.views.document import ranked, when, words_of
+from sonde.views.document import ranked, when
 from sonde.views.terminal.style import size
 from sonde.views.web.answers import Query, run_route
 from sonde.views.web.library import Library, OpenRun, is_inside

@@ -27,9 +27,9 @@ from sonde.analysis.run_curves import GRADIENT_NORM, LEARNING_RATE, UPDATE_RATIO
 from sonde.core import statistics
 from sonde.core.short_names import short_keys
 from sonde.errors import SelectionError
-from sonde.records import Event, Site
+from sonde.records import Event, Site, words_of
 from sonde.store import Run
-from sonde.views.document import count_findings, ranked, words_of
+from sonde.views.document import count_findings, ranked
 from sonde.views.figures.curves import Grid, as_grid, read_line, read_lines
 from sonde.views.figures.theme import stat_title
 from sonde.views.terminal.events import event_level
