@@ -24,7 +24,7 @@ from sonde.store import Run, RunSummary, layout, open_run
 from sonde.store.header import Labels, read_labels
 from sonde.store.timeline import rank_of_finding
 
-NOT_METRICS: Final = ("optimizer.", "scheduler.", "process.", "system.", "memory.", "scaler.")
+_NOT_METRICS: Final = ("optimizer", "scheduler.", "process.", "system.", "memory.", "scaler.")
 _USERS: Final = "user."
 _LABELS: Final = ("tags", "note")
 _SEEDS: Final = re.compile(r"(^|[._])(init_)?(seed|repeat|rep|fold|replicate)s?$", re.IGNORECASE)
@@ -91,7 +91,7 @@ def read_row(run: Run, name: str = "") -> RunRow:
         name=name or run.path.name,
         status=run.status,
         last_step=int(run.steps[-1]) if len(run.steps) else None,
-        settings=_settings(run),
+        settings=settings_of(run),
         metrics={site.name: metric for site in _metric_sites(run, loss) if (metric := _metric(run, site)) is not None},
         loss=None if loss is None else loss.name,
         troubles=_troubles(run, loss),
@@ -115,7 +115,7 @@ def flatten(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value if isinstance(value, str | int | float | bool | None) else repr(value)[:_MOST_TEXT]
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def settings_of(run: Run) -> dict[str, Any]:
     """Return the settings: the user's own by their plain names, what was watched and helped with by longer ones."""
     found: dict[str, Any] = {}
     for key, value in flatten("", {key: value for key, value in run.header.config.items() if value != {}}):
@@ -136,7 +136,7 @@ def _settings(run: Run) -> dict[str, Any]:
 
 def _metric_sites(run: Run, loss: Site | None) -> list[Site]:
     scalars = [site for site in run.sites if site.quantity == "scalar"]
-    sites = [site for site in scalars if not site.name.startswith(NOT_METRICS) and not is_counter(site.name)]
+    sites = [site for site in scalars if not site.name.startswith(_NOT_METRICS) and not is_counter(site.name)]
     first = [] if loss is None else [loss]
     return (first + [site for site in sites if loss is None or site.key != loss.key])[:_MOST_METRICS]
 

@@ -105,6 +105,7 @@ def _print(
 
     from sonde.views.terminal import Look, make_console
     from sonde.views.terminal.runs_table import render_comparison
+    from sonde.views.terminal.tables import WIDE
 
     console = make_console(width=width)
     known = dict.fromkeys(name for row in rows for name in row.metrics)
@@ -113,7 +114,8 @@ def _print(
         raise OptionError(f"--metric {unknown[0]}: no run has logged it. There is: {', '.join(known)}.")
     columns = len(groups) or len(rows)
     shown = layers if columns <= _MOST_COLUMNS else []
-    for part in render_comparison(rows, groups, shown, metric or _usual(rows), Look.of(console)):
+    usual = _usual(rows)[: _MOST_METRICS if console.width >= WIDE else 1]
+    for part in render_comparison(rows, groups, shown, metric or usual, Look.of(console)):
         console.print(part)
     if parted is not None:
         console.print()
@@ -121,10 +123,11 @@ def _print(
 
 
 def _usual(rows: Sequence[RunRow]) -> list[str]:
-    """Return the metrics that most runs have; the training loss last, since it says least about how good a model is."""
+    """Return metrics that half of the runs have; the training loss last, as it says least about how good a model is."""
     losses = {row.loss for row in rows}
     times = {name: sum(name in row.metrics for row in rows) for row in rows for name in row.metrics}
-    return sorted(times, key=lambda name: (name in losses, -times[name]))[:_MOST_METRICS]
+    common = [name for name in times if 2 * times[name] >= len(rows)] or list(times)
+    return sorted(common, key=lambda name: (name in losses, -times[name]))
 
 
 def _where(parted: Divergence) -> str:

@@ -91,7 +91,9 @@ def _table(found: list[RunSummary], folder: Path, now: float) -> Table:
 
     headings = ("run", "status", "step", "loss", "findings", "started", "model")
     table = plain_table(*headings, right=("step", "loss", "started"))
-    table.columns[0].no_wrap, table.columns[0].overflow = True, "ellipsis"
+    table.columns[0].overflow = "fold"  # a long name takes several lines, and no room from the other columns
+    for column in table.columns[1:6]:
+        column.no_wrap = column.header != "findings"
     for run in found:
         name = str(run.path.relative_to(folder)) if run.path != folder else run.address
         started = ABSENT if run.created is None else _ago(now - run.created)

@@ -234,7 +234,7 @@ def test_settings_that_differ_are_named_and_those_that_do_not_are_counted(tmp_pa
         header = replace(CALM.run_header(), config={"optimizer": {"lr": rate, "betas": [0.9, 0.99]}, "seed": 0})
         RunWriter(tmp_path / name, header).close()
     reply = client_of(tmp_path).get("/api/compare", params={"run": ["0-a", "0-b"]}).json()["settings"]
-    assert reply["differing"] == [{"name": "config.optimizer.lr", "values": [0.1, 0.2]}]
+    assert reply["differing"] == [{"name": "optimizer.lr", "values": [0.1, 0.2]}]
     assert reply["same"] >= 4
 
 

@@ -10,14 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from sonde.analysis.sweep import PATHS, Group, LayerSpread, RunRow, Spread, Trouble, differing, in_words
-from sonde.records import Severity
-from sonde.views.document import words_of
+from sonde.records import Severity, words_of
 from sonde.views.terminal.style import ABSENT, BAD, ODD, QUIET, STATUS_STYLES, TITLE, Look, short
 from sonde.views.terminal.tables import WIDE, number, plain_table
 
 SEVERITY_STYLES: Final[dict[Severity, str]] = {"critical": BAD, "warning": ODD, "info": ""}
 MOST_SETTINGS: Final = 6
 _MOST_LAYERS: Final = 12
+_LEAST_NAME, _MOST_NAME = 12, 16
 _STYLES: Final[dict[str, str]] = {str(status): style for status, style in STATUS_STYLES.items()}
 
 
@@ -32,11 +32,11 @@ def troubles_text(troubles: Sequence[Trouble], *, judged: bool = True) -> Text:
 
 def runs_table(rows: Sequence[RunRow], metrics: Sequence[str], look: Look) -> Table:
     """Return a row for each run: what is wrong, settings that differ as far as there is room, last and best metrics."""
-    room = MOST_SETTINGS if look.width >= WIDE else MOST_SETTINGS // 2
+    room = MOST_SETTINGS if look.width >= WIDE else MOST_SETTINGS // 3
     settings = [name for name in differing(rows) if not PATHS.search(name)][:room]
     numbers = [f"{name} {which}" for name in metrics for which in ("last", "best")]
     table = plain_table("run", "status", "findings", *settings, *numbers, right=(*settings, *numbers))
-    table.columns[0].no_wrap = table.columns[1].no_wrap = True
+    table.columns[0].min_width, table.columns[1].no_wrap = _LEAST_NAME, True
     for row in rows:
         cells = [Text(in_words(row.settings.get(name))) for name in settings]
         table.add_row(
@@ -61,6 +61,7 @@ def groups_table(groups: Sequence[Group], metrics: Sequence[str]) -> Table:
     """Return a row for each group: mean and deviation of metrics over its runs, and what is wrong in how many."""
     numbers = [f"{name} {which}" for name in metrics for which in ("last", "best")]
     table = plain_table("group", "runs", *numbers, "findings", right=("runs", *numbers))
+    table.columns[0].min_width = _LEAST_NAME
     for group in groups:
         cells = [_spread(each.get(name)) for name in metrics for each in (group.last, group.best)]
         wrong = [f"{words_of(kind)} in {times}" for kind, times in group.troubles.items()]
@@ -79,7 +80,8 @@ def _spread(spread: Spread | None) -> Text:
 
 def layers_table(layers: Sequence[LayerSpread], names: Sequence[str]) -> Table:
     """Return the layers that differ most between runs or groups."""
-    table = plain_table("layer", *names, "ratio", "repeats", right=(*names, "ratio", "repeats"))
+    cut = [name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME - 1]}\N{HORIZONTAL ELLIPSIS}" for name in names]
+    table = plain_table("layer", *cut, "ratio", "repeats", right=(*cut, "ratio", "repeats"))
     for row in layers[:_MOST_LAYERS]:
         apart = Text(f"x{2**row.doublings:.3g}") if row.doublings == row.doublings else Text(ABSENT, QUIET)
         within = Text(ABSENT, QUIET) if row.scatter is None else Text(f"x{2**row.scatter:.3g}", QUIET)

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from sonde.analysis import facts_of
 from sonde.analysis.contrast import Contrast, Separation
 from sonde.analysis.divergence import Divergence, divergence
-from sonde.analysis.sweep import Group, flatten, group_rows, layers_apart, read_row
+from sonde.analysis.sweep import Group, flatten, group_rows, layers_apart, read_row, settings_of
 from sonde.errors import OptionError
 from sonde.store import Run
 from sonde.views import figures
@@ -209,10 +209,9 @@ def _describe(opened: OpenRun) -> dict[str, Any]:
 
 
 def _settings(run: Run) -> Iterator[tuple[str, Any]]:
-    yield "model", run.header.model.get("name")
-    yield "parameters", run.header.model.get("num_parameters")
-    yield from flatten("config", run.header.config)
-    yield from flatten("environment", run.header.environment)
+    yield from settings_of(run).items()
+    told = {"pid", "seed"}  # each process has its own, and the seed is among the settings
+    yield from flatten("environment", {name: each for name, each in run.header.environment.items() if name not in told})
 
 
 def _common_scalars(opened: list[OpenRun]) -> list[str]:
