@@ -26,6 +26,13 @@ function decades(low, high) {
   return found.sort((a, b) => a - b);
 }
 
+/** The ticks that have room: none closer than `room` to the one before it, and the last one always. */
+function apart(ticks, at, room) {
+  const kept = [];
+  for (const tick of [...ticks].reverse()) if (!kept.length || Math.abs(at(tick) - at(kept.at(-1))) >= room) kept.push(tick);
+  return kept.reverse();
+}
+
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const say = (value) => (typeof value === "number" ? short(value) : String(value));
 
@@ -58,7 +65,7 @@ export function parallel(runs, names, metric, { open, says }) {
   const frame = columns.map(({ name }, at) => svg("g", { class: "axis" },
     svg("line", { x1: x(at), x2: x(at), y1: TOP, y2: TALL - FOOT }),
     svg("text", { x: x(at), y: 14, "text-anchor": "middle", class: "axisname" }, trimmed(name, columns.length), svg("title", {}, name)),
-    axes[at].ticks.map((tick) => svg("text", { x: x(at) + 6, y: y(axes[at].at(tick) ?? 0.5) + 4 }, say(tick))),
+    apart(axes[at].ticks, (tick) => y(axes[at].at(tick) ?? 0.5), 12).map((tick) => svg("text", { x: x(at) + 6, y: y(axes[at].at(tick) ?? 0.5) + 4 }, say(tick))),
     axes[at].log ? svg("text", { x: x(at), y: TALL - 4, "text-anchor": "middle" }, "log") : null));
   return svg("svg", { class: "sweep", viewBox: `0 0 ${WIDE} ${TALL}`, role: "group", "aria-label": `Parallel coordinates: ${columns.map((each) => each.name).join(", ")}` }, lines, frame);
 }
@@ -81,8 +88,8 @@ export function scatter(runs, name, metric, { open, says }) {
   const bars = [...means].filter(([, values]) => values.length > 1).map(([value, values]) => svg("line", { x1: x(across.at(value)) - 14, x2: x(across.at(value)) + 14, y1: y(up.at(average(values))), y2: y(up.at(average(values))), class: "sweepmean" }, svg("title", {}, `mean of ${values.length} runs: ${say(average(values))}`)));
   return svg("svg", { class: "sweep half", viewBox: `0 0 ${WIDE / 2} ${TALL}`, role: "group", "aria-label": `${metric.name} against ${name}` },
     svg("g", { class: "axis" }, svg("line", { x1: SIDE - 12, x2: SIDE - 12, y1: TOP, y2: TALL - FOOT }), svg("line", { x1: SIDE - 12, x2: WIDE / 2 - SIDE + 12, y1: TALL - FOOT, y2: TALL - FOOT }),
-      up.ticks.map((tick) => svg("text", { x: SIDE - 16, y: y(up.at(tick) ?? 0.5) + 4, "text-anchor": "end" }, say(tick))),
-      across.ticks.map((tick) => svg("text", { x: x(across.at(tick) ?? 0.5), y: TALL - 8, "text-anchor": "middle" }, trimmed(say(tick), across.ticks.length, 48), svg("title", {}, say(tick)))),
+      apart(up.ticks, (tick) => y(up.at(tick) ?? 0.5), 12).map((tick) => svg("text", { x: SIDE - 16, y: y(up.at(tick) ?? 0.5) + 4, "text-anchor": "end" }, say(tick))),
+      apart(across.ticks, (tick) => x(across.at(tick) ?? 0.5), 44).map((tick) => svg("text", { x: x(across.at(tick) ?? 0.5), y: TALL - 8, "text-anchor": "middle" }, trimmed(say(tick), across.ticks.length, 48), svg("title", {}, say(tick)))),
       svg("text", { x: SIDE - 12, y: 14, class: "axisname" }, `${metric.name} against ${name}${across.log ? " (log)" : ""}`)), bars, dots);
 }
 

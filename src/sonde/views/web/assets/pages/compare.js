@@ -59,7 +59,7 @@ export async function show(place, context) {
   }
 
   function settings() {
-    const { same } = info.settings, ours = (name) => /^environment\.(pid|argv|host|directory)$/.test(name);
+    const { same } = info.settings, ours = (name) => /^environment\.(argv|host|directory)$/.test(name);
     const differing = info.settings.differing.filter((row) => info.runs.length <= MOST_BESIDE || !ours(row.name));
     if (!differing.length) return panel("Settings", h("p", {}, `All ${plural(same, "setting")} are the same.`));
     const value = (each) => (each === null ? h("span", { class: "quiet" }, "–") : h("code", {}, String(each)));
@@ -156,5 +156,5 @@ const last = (name = "") => name.split("/").at(-1);
 /** The loss, and what reads like a measure of how well the model does. */
 function usualMetrics(scalars) {
   const good = scalars.filter((key) => !/^(optimizer|scheduler|process\.|system\.|(epoch|tokens|samples)(:scalar)?$)/.test(key));
-  return good.slice(0, 4).length ? good.slice(0, 4) : scalars.slice(0, 2);
+  return good.length ? good.slice(0, 4) : scalars.filter((key) => /\.lr:scalar$/.test(key)).slice(0, 1);
 }

@@ -14,6 +14,7 @@ export async function show(place, context) {
 
   function drawOutput() {
     if (!answer.output) { replace(output, panel("Printed", how())); return; }
+    if (!answer.output.total) { replace(output, panel("Printed", h("p", { class: "quiet" }, "The program printed nothing while it was watched."))); return; }
     const { lines, total, cut } = answer.output, first = total - lines.length, wanted = filter();
     const rows = lines.map((line, at) => ({ ...line, at: first + at })).filter((line) => !wanted || line.text.toLowerCase().includes(wanted));
     said.textContent = `${wanted ? `${count(rows.length)} of ` : ""}${plural(total, "line")}${first ? `; the last ${count(lines.length)} are shown` : ""}`;

@@ -155,7 +155,7 @@ export async function show(place, context) {
     if (!info) return replace(phases);
     const bar = ([name, share]) => h("div", { class: "share" }, h("span", {}, name.replace("_", " ")),
       h("span", { class: "track" }, h("span", { class: "fill", style: { width: `${Math.min(100, 100 * share)}%` } })), h("span", { class: "amount" }, percent(share)));
-    return replace(phases, panel("A step's time", h("p", { class: "note" }, `mean ${lasting(info.mean_s)}, median ${lasting(info.step_s)}, over ${plural(info.steps, "recorded step")}`), Object.entries(info.shares).map(bar)));
+    return replace(phases, panel("A step's time", h("p", { class: "note" }, `mean ${lasting(info.mean_s)}, median ${lasting(info.step_s)}, over ${plural(info.steps, "recorded step")}${info.shares.watching > 0.05 ? "; watching costs less in the steps between them" : ""}`), Object.entries(info.shares).map(bar)));
   }
 
   function drawEvents(list) {
@@ -170,7 +170,7 @@ export async function show(place, context) {
     if (!changes(about, config, environment, cost)) return;
     const block = (title, value) => Object.keys(value).length
       ? h("details", {}, h("summary", {}, title), h("pre", {}, JSON.stringify(value, null, 2))) : null;
-    replace(about, cost ? h("p", { class: "note" }, `Recording: ${cost}.`) : null, block("Configuration", config), block("Environment", environment));
+    replace(about, cost ? h("p", { class: "note" }, `Recording, over all steps: ${cost}.`) : null, block("Configuration", config), block("Environment", environment));
   }
 
   const isKnown = keptAnswer(runPath(run, "story")) !== undefined;

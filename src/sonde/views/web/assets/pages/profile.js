@@ -18,7 +18,7 @@ export async function show(place, context) {
   function drawShares({ phases }) {
     if (!phases) return replace(shares);
     const row = (name, share) => h("tr", {}, h("td", {}, name.replace("_", " ")), h("td", { class: "number" }, percent(share)), h("td", { class: "number" }, lasting(share * phases.mean_s)));
-    return replace(shares, panel("Phases of a step", h("p", { class: "note" }, `mean ${lasting(phases.mean_s)}, median ${lasting(phases.step_s)}, over ${plural(phases.steps, "recorded step")}`),
+    return replace(shares, panel("Phases of a step", h("p", { class: "note" }, `mean ${lasting(phases.mean_s)}, median ${lasting(phases.step_s)}, over ${plural(phases.steps, "recorded step")}${phases.shares.watching > 0.05 ? "; watching costs less in the steps between them" : ""}`),
       h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Phase"), h("th", { scope: "col", class: "number" }, "Share"), h("th", { scope: "col", class: "number" }, "Mean time"))),
         h("tbody", {}, Object.entries(phases.shares).map(([name, share]) => row(name, share)), phases.unexplained > 0.001 ? row("not explained", phases.unexplained) : null))));
   }

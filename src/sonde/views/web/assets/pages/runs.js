@@ -29,14 +29,19 @@ export async function show(place, context) {
   function metricNames() {
     const times = new Map();
     for (const row of matching()) for (const name of Object.keys(of(row).metrics ?? {})) times.set(name, (times.get(name) ?? 0) + 1);
-    return [...times.keys()].sort((a, b) => times.get(b) - times.get(a));
+    return [...times].sort((a, b) => b[1] - a[1]).map(([name, runs]) => ({ name, runs }));
   }
 
-  /** The metrics with a column: those the address names, else the first that is not a training loss, as its best. */
+  /** The metrics that say most: those of at least half of the runs that are not a training loss. */
+  function usualMetrics() {
+    const losses = new Set(rows.map((row) => of(row).loss)), half = matching().length / 2;
+    return metricNames().filter(({ name, runs }) => !losses.has(name) && runs >= half).map(({ name }) => name);
+  }
+
+  /** The metrics with a column: those the address names, else the first two that say most, as their best. */
   function shownMetrics() {
     if (context.query.has("show")) return context.query.getAll("show").filter((each) => each !== "-");
-    const losses = new Set(rows.map((row) => of(row).loss));
-    return metricNames().filter((name) => !losses.has(name)).slice(0, 2).map((name) => `best ${name}`);
+    return usualMetrics().slice(0, 2).map((name) => `best ${name}`);
   }
 
   const number = (value) => (typeof value === "string" ? NaN : value);
@@ -48,7 +53,7 @@ export async function show(place, context) {
     const cell = (row) => {
       if (!row.children) return inWords(value(row));
       const spread = row.group[which][name];
-      return spread ? [inWords(spread.mean), spread.deviation === null ? "" : h("span", { class: "quiet" }, " ± ", inWords(spread.deviation))] : "–";
+      return spread ? h("span", {}, inWords(spread.mean), spread.deviation === null ? "" : h("span", { class: "quiet" }, " ± ", inWords(spread.deviation))) : "–";
     };
     return { name: `${which} ${name}`, title: `${name}, ${which}`, number: true, hint: which === "best" ? "the best value at any step" : "the last value",
       value: (row) => (Number.isNaN(number(value(row))) ? Infinity : value(row)), cell };
@@ -211,10 +216,9 @@ export async function show(place, context) {
   function drawSweep(some) {
     const runs = some.filter((row) => of(row).settings).map((row) => ({ id: row.id, name: row.name, settings: of(row).settings, metrics: of(row).metrics }));
     const values = (name) => runs.map((run) => run.settings[name]).filter((each) => each !== null && each !== undefined);
-    const names = differing.filter((name) => new Set(values(name)).size > 1 && !(typeof values(name)[0] === "string" && new Set(values(name)).size === values(name).length)), metrics = metricNames();
+    const names = differing.filter((name) => new Set(values(name)).size > 1 && !(typeof values(name)[0] === "string" && new Set(values(name)).size === values(name).length)), metrics = metricNames().map(({ name }) => name);
     if (runs.length < 3 || !names.length || !metrics.length) { replace(sweep); return; }
-    const losses = new Set(rows.map((row) => of(row).loss));
-    const metric = metrics.includes(asked("metric")) ? asked("metric") : metrics.find((name) => !losses.has(name)) ?? metrics[0];
+    const metric = metrics.includes(asked("metric")) ? asked("metric") : usualMetrics()[0] ?? metrics[0];
     replace(sweep, sweepPanel({ runs, names, metrics, choose, state: { metric, which: asked("which"), x: asked("x") },
       change: (values) => { context.keep(values); drawSweep(some); }, open: (run) => { location.hash = link("overview", { run }); } }));
   }
@@ -222,7 +226,7 @@ export async function show(place, context) {
   function drawControls() {
     const statusNames = ["live", "finished", "interrupted", "failed", "crashed", "damaged"];
     const group = asked("group"), options = [["", "nothing"], ...(usual.length ? [["usual", `${usual.join(", ")} (repeats together)`]] : []), ...differing];
-    const offered = metricNames().flatMap((name) => [`last ${name}`, `best ${name}`]);
+    const offered = metricNames().flatMap(({ name }) => [`last ${name}`, `best ${name}`]);
     const shown = new Set(shownMetrics());
     const toggle = (text, wanted) => {
       if (wanted) shown.add(text); else shown.delete(text);
