@@ -142,6 +142,8 @@ def _headline(
         tone: Tone = "bad" if worst.severity == "critical" else "odd"
         return tone, f"{words_of(worst.kind)} since step {worst.step:,}{more}", worst.cause.rstrip(".")
     stopped = "interrupted, " if ending is not None else ""
+    if not len(run.steps):
+        return "unknown", f"{stopped}no step was recorded{' yet' if run.status == 'live' else ''}", ""
     tone, words = _learning(states, incidents, metrics)
     return tone, f"{stopped}{words}", ""
 

@@ -135,8 +135,12 @@ def _names(run: Path, rank: int) -> Iterator[str]:
     """Yield the files of a run, by path below it: no links, and none of telemetry that have a number of their own."""
     own = layout.rank_folder(run, rank)
     yield from (name for name in _below(run, own, 1) if not name.endswith((NAME, layout.WRITER)))
-    if rank:
-        return
+    if not rank:
+        yield from beside_telemetry(run)
+
+
+def beside_telemetry(run: Path) -> Iterator[str]:
+    """Yield what Sonde wrote into the folder of a run beside telemetry: events, tapes, captures, logs, ..."""
     for entry in sorted(run.iterdir()):
         if entry.name in _AT_THE_TOP and entry.is_file() and not entry.is_symlink():
             yield entry.name

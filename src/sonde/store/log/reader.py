@@ -18,7 +18,7 @@ from sonde.core.schema import Bins
 from sonde.core.tape import Tape
 from sonde.errors import OptionError, RunDamaged
 from sonde.records import Block, Event, Finding, Reading, RunHeader, Site
-from sonde.store import header, layout, lease, series, timeline
+from sonde.store import contents, header, layout, lease, series, timeline
 from sonde.store.lines import Memory
 from sonde.store.log import export, sites
 from sonde.store.log.all_ranks import AllRanks
@@ -175,9 +175,12 @@ class Run:
     @property
     def nbytes(self) -> int:
         """How many bytes the files of the run hold; a run's folder may hold other things, which do not count."""
-        top = [self.path / layout.HEADER, layout.events_file(self.path, 0), layout.findings_file(self.path, 0)]
+        try:
+            beside = [self.path / name for name in contents.beside_telemetry(self.path)]
+        except OSError:
+            beside = []  # the folder is gone
         inside = (file for folder in self._ranks.folders.values() for file in folder.path.glob("*"))
-        return sum(_size(file) for file in (*top, *inside))
+        return sum(map(_size, (*beside, *inside)))
 
     def tapes(self) -> list[int]:
         """Return the steps of which every operation was recorded; see `tape`."""

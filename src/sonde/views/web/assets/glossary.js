@@ -21,7 +21,7 @@ const MEANINGS = {
   "refute": "What you would see if the finding were wrong.",
   "confidence": "How certain the diagnosis is.",
   "going": "Where the last values lead, against their own scatter.",
-  "on disk": "What the folder of the run takes.",
+  "on disk": "What Sonde wrote into the folder of the run: readings, events, tapes, samples and captures. Files of your own, such as checkpoints, do not count.",
   "parameters": "Elements of all parameters of the model.",
   "latest events": "Spikes and jumps beyond the recent scatter, and what the program or the recording reported.",
   "a step's time": "The parts of a step: waiting for data, forward, backward, optimizer, and watching, which costs less in steps that are not recorded.",

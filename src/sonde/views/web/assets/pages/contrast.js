@@ -33,7 +33,8 @@ export async function show(place, context) {
     { name: "failed_median", title: "Failed (median)", number: true, cell: (row) => short(row.failed_median) },
     { name: "good_median", title: "Good (median)", number: true, cell: (row) => short(row.good_median) },
   ], { label: "What separates failed from good samples", key: (row) => row.words, onopen: (row) => pick(row.rank), empty: "No statistic differs." });
-  place.append(top, problem, said, h("div", { class: "split wide table" }, panel("What separates them, clearest first", h("div", { class: "window" }, rows)), h("div", { class: "stack" }, picture, examples)));
+  const separating = panel("What separates them, clearest first", h("div", { class: "window" }, rows));
+  place.append(top, problem, said, h("div", { class: "split wide table" }, separating, h("div", { class: "stack" }, picture, examples)));
 
   function drawTop() {
     const percent = h("output", {}, `worst ${state.percentile}%`);
@@ -73,6 +74,7 @@ export async function show(place, context) {
     found.separations.forEach((each, rank) => { each.rank = rank; });
     drawTop();
     const clear = found.separations.filter((each) => each.q < 0.05).length;
+    separating.querySelector("h2").textContent = clear ? "What separates them, clearest first" : "Nothing separates them beyond chance; largest differences first";
     said.textContent = `${count(found.failed)} failed against ${plural(found.good, "good sample")}; ${count(found.features)} statistics tried, ${clear >= found.separations.length && clear ? `${clear} or more` : clear} differ beyond chance (p < 0.05 after correction for all of them).${found.rough ? " A group is small: p-values are rough." : ""}`;
     if (found.of_batches.length) said.textContent += ` Left out: ${found.of_batches.join(", ")}, computed over whole batches and not for each sample.`;
     if (/\b(label|prediction)\b/.test(state.where)) said.textContent += " Samples whose label was not kept count as good.";

@@ -13,7 +13,7 @@ export async function show(place, context) {
   const { run, signal } = context, axis = timeAxis(context);
   const top = h("div", { class: "controls" }), verdict = h("div"), tiles = h("div", { class: "tiles" }), best = h("div"), found = h("div", { class: "findings" });
   const charts = h("div", { class: "charts" }), layers = h("div"), lanes = h("div", { class: "lanes" }), constants = h("p", { class: "note constants" });
-  const atStep = h("div"), phases = h("div"), events = h("div"), about = h("div"), toolbar = h("div", { class: "controls story-tools" });
+  const atStep = h("div"), phases = h("div"), events = h("div"), about = h("div"), elsewhere = h("div"), toolbar = h("div", { class: "controls story-tools" });
   let drawn = [], latestStory = null;
   const at = (name) => runPath(run, `figure/${name}`);
   const figures = [figure(at("phases"), {}, { signal, height: 320, hideEmpty: true }), figure(at("memory"), {}, { signal, height: 320, hideEmpty: true })];
@@ -31,6 +31,11 @@ export async function show(place, context) {
     drawPhases(info.phases);
     drawEvents(story.events);
     drawAbout(info);
+    const isEmpty = story.first_step === null;
+    toolbar.hidden = along.hidden = isEmpty;
+    elsewhere.hidden = !isEmpty;
+    found.hidden = isEmpty && !info.findings.length && !info.problems.length;
+    if (isEmpty) await pointElsewhere();
     return info;
   }
 
@@ -173,10 +178,18 @@ export async function show(place, context) {
     replace(about, cost ? h("p", { class: "note" }, `Recording, over all steps: ${cost}.`) : null, block("Configuration", config), block("Environment", environment));
   }
 
+  /** What to look at in a run without steps, such as an evaluation. */
+  async function pointElsewhere() {
+    const { samples } = await getJson(runPath(run, "parts"), {}, signal);
+    replace(elsewhere, panel("Where to look", samples
+      ? h("p", {}, "Samples were scored in this run: ", h("a", { href: link("samples", { run }) }, "see the worst of them, and which classes are confused"), ".")
+      : h("p", { class: "quiet" }, "Curves and layers come with the first step of the optimizer.")));
+  }
+
+  const along = h("div", { class: "split" }, h("div", { class: "stack" }, charts, constants, layers, lanes), h("div", { class: "stack" }, atStep, events, phases));
   const isKnown = keptAnswer(runPath(run, "story")) !== undefined;
   const info = await read(!isKnown);
-  replace(place, top, verdict, best, tiles, found, toolbar,
-    h("div", { class: "split" }, h("div", { class: "stack" }, charts, constants, layers, lanes), h("div", { class: "stack" }, atStep, events, phases)), h("div", { class: "columns" }, figures), about);
+  replace(place, top, verdict, best, tiles, found, elsewhere, toolbar, along, h("div", { class: "columns" }, figures), about);
   whenIdle(() => Promise.resolve(isKnown ? null : read()).then(readLayers).catch(() => {}));
   const cards = () => [...found.querySelectorAll("summary")];
   const step = (by) => {
