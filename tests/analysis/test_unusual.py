@@ -139,3 +139,9 @@ def test_an_empty_history_is_fine():
     empty = History(Site(id=0, name="a", quantity="output"), np.zeros(0, int), np.zeros(0), np.zeros(0))
     assert mark(empty).level == "fine"
     assert mark_all([]) == []
+
+
+def test_a_gradient_that_grew_over_many_readings_has_not_jumped():
+    grown = np.concatenate([np.full(60, 1e-5), np.geomspace(1e-5, 5e-3, 30), 3e-3 * np.ones(20)])
+    site = Site(id=0, name="a.weight", quantity="gradient", shape=(4, 4))
+    assert mark(History(site, np.arange(len(grown)), grown, np.zeros(len(grown)))).level == "fine"

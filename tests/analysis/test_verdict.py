@@ -197,3 +197,10 @@ def test_the_end_of_a_schedule_that_is_recorded_now_and_then_is_no_jump():
     assert find_rate_jumps(steps, rates) == []
     rates[10:] *= 0.05
     assert [jump.step for jump in find_rate_jumps(steps, rates)] == [209]
+
+
+def test_a_loss_that_came_back_from_a_rise_is_not_called_falling(tmp_path):
+    losses = np.concatenate([np.full(6, 2.3), np.linspace(9.0, 2.4, 60), np.full(4, 2.35)])
+    verdict = verdict_on(write(tmp_path / "run", steps=70, loss=losses + 0.01 * np.sin(np.arange(70.0))))
+    assert verdict.headline == "the loss is no lower than at the start"
+    assert verdict.metrics[0].going == "no lower than at the start"
