@@ -214,7 +214,7 @@ def _one_step(history: History) -> Mark | None:
         return None
     # A gradient too small to move its weights is reported by the rules: a table compares a site with itself.
     moments = ((at, _moment(history.site.quantity, values, at)) for at in _extremes(values))
-    found = [(at, moment) for at, moment in moments if moment.against == "history" and not _is_slow_rise(values, at)]
+    found = [(at, moment) for at, moment in moments if moment.against == "history" and not _is_slow(moment, values, at)]
     if not found:
         return None
     at, moment = max(found, key=lambda pair: abs(np.log(pair[1].ratio or 1.0)))
@@ -223,10 +223,10 @@ def _one_step(history: History) -> Mark | None:
     return Mark("odd", abs(decades), f"{verb} {times(decades)} at step {steps[at]}", int(steps[at]))
 
 
-def _is_slow_rise(values: Values, at: int) -> bool:
+def _is_slow(moment: Moment, values: Values, at: int) -> bool:
     """Return whether a value is above the history but not far above those right before it: it did not jump there."""
     near = values[max(0, at - int(GRADIENT_LEAPS)) : at]
-    return bool(near.min() < values[at] < LEAST_RATIO * near.max())
+    return (moment.ratio or 0.0) > 1 and bool(values[at] < LEAST_RATIO * near.max())
 
 
 def _moment(quantity: Quantity, values: Values, at: int) -> Moment:
