@@ -1,13 +1,14 @@
 """Who finds what is wrong: Sonde and rules of other tools on programs with one known fault each.
 
     python benchmarks/faults.py [--seeds 3] [--only GLOB] [--jobs N] [--json] [--no-peers] [--bare]
-                                [--evidence statistics|tape|experiments]
+                                [--evidence statistics|tape|experiments] [--out FILE [--resume]]
 
 Every faulty program of tests/faults, its repaired twin and every healthy program is trained under `sonde.watch`. What
 was said of it (warnings and worse) is held against the truth. Each set of held-out programs is summed up by itself.
 The other tools' rules are re-expressed and fed from the same readings. `--bare` also trains everything unwatched, for
 the slowdown; the networks are tiny, so most of it is a fixed cost per step. `--evidence` is for ablation: statistics
-alone, also tapes of steps, also experiments on them (slow: a process for each run that looks ill).
+alone, also tapes of steps, also experiments on them (slow: a process for each run that looks ill). `--out` writes each
+verdict into a file as it comes, a line of JSON each; with `--resume` those that the file has are not trained again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict
 from fnmatch import fnmatch
 from functools import partial
@@ -151,15 +153,22 @@ def examine_all(options: argparse.Namespace) -> dict[str, list[Verdict]]:
         for seed in range(options.seeds)
         for fixed in ((False, True) if program.kind else (True,))
     ]
-    verdicts: dict[str, list[Verdict]] = {}
+    known = {program.name: program for program in programs}
+    kept = read_verdicts(options.out, known) if options.resume else {}
+    done = {(verdict.program.name, verdict.seed, verdict.fixed) for verdict in kept.get(OURS, ())}
+    jobs = [job for job in jobs if (job[0].name, *job[1:]) not in done]
     console = Console(stderr=True)
     one = partial(examine_job, bare=options.bare, peers=options.peers)
-    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+    file = None if options.out is None else options.out.open("a" if options.resume else "w")
+    with file or nullcontext(), ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         results = map(one, jobs) if options.jobs == 1 else pool.map(one, jobs)
         for found in track(results, "training", total=len(jobs), console=console, disable=not console.is_terminal):
             for tool, verdict in found.items():
-                verdicts.setdefault(tool, []).append(verdict)
-    return verdicts
+                kept.setdefault(tool, []).append(verdict)
+            if file is not None:
+                file.writelines(json.dumps(plain(tool, verdict)) + "\n" for tool, verdict in found.items())
+                file.flush()
+    return kept
 
 
 def examine_job(job: tuple[Program, int, bool], *, bare: bool, peers: bool) -> dict[str, Verdict]:
@@ -285,26 +294,50 @@ def as_json(verdicts: dict[str, list[Verdict]]) -> dict[str, Any]:
     for tool, given in verdicts.items():
         for part, chosen in by_set(given).items():
             scores[tool if part == "dev" else f"{tool}, {part}"] = _finite(asdict(score(chosen)))
-        single += [
-            {
-                "tool": tool,
-                "program": verdict.program.name,
-                "kind": verdict.program.kind,
-                "repaired": verdict.fixed,
-                "seed": verdict.seed,
-                "held_out": verdict.program.held_out,
-                "set": verdict.program.set,
-                "said": [asdict(each) for each in verdict.said],
-                "latency": verdict.latency if verdict.ill else None,
-                "located": verdict.located if verdict.ill else None,
-            }
-            for verdict in given
-        ]
+        single += [plain(tool, verdict) for verdict in given]
     return {"scores": scores, "verdicts": single}
 
 
-def _finite(plain: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in plain.items()}
+def plain(tool: str, verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as JSON-ready values."""
+    return {
+        "tool": tool,
+        "program": verdict.program.name,
+        "kind": verdict.program.kind,
+        "repaired": verdict.fixed,
+        "seed": verdict.seed,
+        "held_out": verdict.program.held_out,
+        "set": verdict.program.set,
+        "said": [asdict(each) for each in verdict.said],
+        "latency": verdict.latency if verdict.ill else None,
+        "located": verdict.located if verdict.ill else None,
+        "trouble": list(verdict.trouble),
+    }
+
+
+def read_verdicts(path: Path, programs: dict[str, Program]) -> dict[str, list[Verdict]]:
+    """Return the verdicts on these programs that a stopped run left in a file, by tool; a cut last line is removed."""
+    found: dict[str, list[Verdict]] = {}
+    text = path.read_text() if path.exists() else ""
+    if not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]
+        path.write_text(text)
+    for each in map(json.loads, text.splitlines()):
+        if each["program"] in programs:
+            said = tuple(Said(one["kind"], tuple(one["sites"]), one["step"]) for one in each["said"])
+            verdict = Verdict(
+                program=programs[each["program"]],
+                fixed=each["repaired"],
+                seed=each["seed"],
+                said=said,
+                trouble=tuple(each["trouble"]),
+            )
+            found.setdefault(each["tool"], []).append(verdict)
+    return found
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -318,7 +351,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--evidence", choices=EVIDENCE, default="tape", help="what may be used: each adds to those before it"
     )
+    parser.add_argument("--out", type=Path, help="write each verdict here as it comes, a line of JSON each")
+    parser.add_argument("--resume", action="store_true", help="go on with --out: train only what it lacks")
     options = parser.parse_args(arguments)
+    if options.resume and options.out is None:
+        parser.error("--resume needs --out")
     os.environ.update(EVIDENCE[options.evidence])  # processes that train inherit it
     verdicts = examine_all(options)
     if options.json:

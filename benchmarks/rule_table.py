@@ -1,7 +1,7 @@
 """Count for each rule how often its warnings were right, and derive the confidence of findings from that.
 
-    python benchmarks/faults.py --seeds 3 --no-peers --json > faults.json
-    python benchmarks/rule_table.py faults.json [--write]
+    python benchmarks/faults.py --seeds 3 --no-peers --out faults.jsonl
+    python benchmarks/rule_table.py faults.jsonl [--write]
 
 A warning is right if it names the fault of the program, or an equivalent one. Seeds of one program are not independent:
 each program counts once, by the share of its seeds. `--write` stores the counts that `sonde.diagnosis` reads.
@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "tests" / "faults"))
 import fault_programs  # noqa: E402 - found by the line above
 
 STORED = ROOT / "src" / "sonde" / "diagnosis" / "reliability.json"
-COMMAND = "python benchmarks/rule_table.py faults.json --write"
+COMMAND = "python benchmarks/rule_table.py faults.jsonl --write"
 BINS = (0.0, 0.6, 0.7, 0.8, 0.9, 1.01)
 
 
@@ -95,9 +95,9 @@ def reliability(verdicts: Iterable[dict[str, Any]]) -> list[tuple[float, bool]]:
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    """Read what `faults.py --json` wrote and add which other names of its fault are right for a program."""
+    """Read what `faults.py --out` wrote and add which other names of its fault are right for a program."""
     also = {program.name: program.also for program in fault_programs.load()}
-    verdicts = [verdict for verdict in json.loads(path.read_text())["verdicts"] if verdict["tool"] == "Sonde"]
+    verdicts = [each for line in path.read_text().splitlines() if (each := json.loads(line))["tool"] == "Sonde"]
     return [verdict | {"also": also[verdict["program"]]} for verdict in verdicts]
 
 
@@ -152,7 +152,7 @@ def reliability_table(found: list[tuple[float, bool]]) -> Table:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("verdicts", type=Path, help="what benchmarks/faults.py --json printed")
+    parser.add_argument("verdicts", type=Path, help="what benchmarks/faults.py --out wrote")
     parser.add_argument("--write", action="store_true", help=f"store the counts in {STORED.relative_to(ROOT)}")
     options = parser.parse_args(arguments)
     verdicts = load(options.verdicts)

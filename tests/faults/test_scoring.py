@@ -181,6 +181,22 @@ def test_the_benchmark_prints_tables_that_fit(bench, capsys):
     assert max(len(line) for line in reply.splitlines()) <= 110
 
 
+def test_a_stopped_benchmark_keeps_its_verdicts_and_goes_on(bench, capsys, tmp_path):
+    kept = tmp_path / "faults.jsonl"
+    arguments = ["--only", "steps_on_a_copy", "--no-peers", "--json", "--out", str(kept)]
+    bench(arguments)
+    whole = json.loads(capsys.readouterr().out)
+    first, second = kept.read_text().splitlines()
+    assert [json.loads(first), json.loads(second)] == whole["verdicts"]
+
+    kept.write_text(first + "\n" + second[:20])
+    bench([*arguments, "--resume"])
+    resumed = json.loads(capsys.readouterr().out)
+    assert [each["repaired"] for each in resumed["verdicts"]] == [False, True]
+    assert kept.read_text().splitlines()[0] == first
+    assert resumed["scores"]["Sonde"]["top1"] == whole["scores"]["Sonde"]["top1"]
+
+
 def test_an_unknown_name_is_refused(bench):
     with pytest.raises(SystemExit, match="no program is called 'nobody'"):
         bench(["--only", "nobody"])
