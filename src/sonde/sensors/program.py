@@ -590,11 +590,24 @@ class ProgramCalls(Sensor):
                 self._set(found.entry, asked_again=again + 1)
 
     def _batch_fetched(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        found = self._passes.get(id(args[0]))
+        found = self._passes.get(id(args[0])) or self._pass_under_way(args[0])
         if found is not None:
             self._count_steps()
             found.batches += 1
             self._last_fetch = (found, self._now)
+
+    def _pass_under_way(self, iterator: Any) -> _Pass | None:
+        """Return a pass that began before the session, as the first one under `sonde run` does."""
+        try:
+            length = len(iterator)
+        except TypeError:  # data without a length
+            return None
+        if len(self._passes) >= _MAX_PASSES:
+            return None
+        entry = self._note("loader.pass", "", "under way", length)
+        self._set(entry, length=length)
+        found = self._passes[id(iterator)] = _Pass(entry, batches=iterator._num_yielded - 1)
+        return found
 
     def _count_steps(self) -> None:
         """Count the steps since the last batch for the pass that it came from: in an evaluation there are none."""
