@@ -91,6 +91,13 @@ def test_a_target_made_of_data_and_of_the_model_counts_unless_it_is_detached(los
     assert read_bootstrap(temporal_difference(loss, detach=True)) == ""
 
 
+def test_a_gradient_into_weights_that_no_optimizer_holds_moves_no_target():
+    critic, target = nn.Linear(4, 1), nn.Linear(4, 1)
+    loss = F.smooth_l1_loss(critic(torch.randn(6, 4)), torch.randn(6, 1) + 0.9 * target(torch.randn(6, 4)))
+    assert read_bootstrap(loss, {id(critic.weight), id(critic.bias)}) == ""
+    assert read_bootstrap(loss, {id(critic.weight), id(target.weight)}) == "smooth_l1_loss"
+
+
 def test_two_views_of_one_sample_may_be_drawn_together():
     model = nn.Linear(4, 3)
     x = torch.randn(6, 4)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any, Final
 
 from torch import Tensor
 
 from sonde.core.signals import LOOP, ROOT
-from sonde.hooks.autograd_graph import children_of, name_of
+from sonde.hooks.autograd_graph import children_of, name_of, walk
 from sonde.schedule import at, every, first
 from sonde.sensors.graph import VIEWS, loss_part
 from sonde.sensors.sensor import Backward, Graph, Sensor
@@ -22,6 +22,7 @@ _REGRESSIONS: Final = {
 }
 _DIFFERENCE_OF: Final = ("PowBackward0", "AbsBackward0", "MulBackward0")
 _MAX_CHAIN: Final = 12
+_LEAF: Final = "torch::autograd::AccumulateGrad"
 _SHOWS: Final = (*VIEWS, "SqueezeBackward0", "SqueezeBackward1", "UnsqueezeBackward0", "SelectBackward0")
 
 
@@ -50,17 +51,29 @@ class MovingTargets(Sensor):
 
     def on_graph(self, graph: Graph) -> None:
         """Find it."""
-        self.context.book.add(bootstrapped=read_bootstrap(graph.root))
+        self.context.book.add(bootstrapped=read_bootstrap(graph.root, self.context.owners))
 
 
-def read_bootstrap(root: Tensor) -> str:
-    """Return the kind of a loss whose target is data plus a multiple of what a model says, with its gradient."""
+def read_bootstrap(root: Tensor, trained: Container[int] | None = None) -> str:
+    """Return the kind of a loss whose target is data plus a multiple of what a model says, with its gradient.
+
+    A gradient that reaches only weights that no optimizer holds, as those of a target network, changes nothing: with
+    `trained` (the ids of parameters) the target must depend on one of them.
+    """
     for node in loss_part(root):
         for inner in _compared(node):
             children = children_of(inner)
-            if len(children) >= 2 and None not in children[:2] and any(map(_is_data_and_model, children[:2])):
+            if len(children) < 2 or None in children[:2]:
+                continue
+            targets = filter(_is_data_and_model, children[:2])
+            if any(not trained or _reaches(target, trained) for target in targets):
                 return _REGRESSIONS[name_of(inner)]
     return ""
+
+
+def _reaches(node: Any, trained: Container[int]) -> bool:
+    """Return whether a gradient goes from a node to one of these parameters."""
+    return any(id(getattr(each, "variable", None)) in trained for each in walk(node) if name_of(each) == _LEAF)
 
 
 def _compared(node: Any) -> Iterator[Any]:
