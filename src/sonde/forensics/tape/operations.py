@@ -368,6 +368,19 @@ class Operations:
             value = self.values[value].same_as
         return value
 
+    def unknown_leaves(self) -> list[tuple[Tensor, NotedValue]]:
+        """Return the tensors of no known owner that were there before, get gradients, and are still alive."""
+        found = ((entry.ref(), self.values[entry.value]) for entry in self._entries.values())
+        return [
+            (tensor, value)
+            for tensor, value in found
+            if tensor is not None
+            and value.role == "constant"
+            and value.made_by < 0
+            and tensor.is_leaf
+            and tensor.requires_grad
+        ]
+
     def remember(self) -> Earlier:
         """Return what this tape saw and the program still holds, together with what earlier ones were given."""
         alive = [(key, entry) for key, entry in self._entries.items() if entry.ref() is not None]

@@ -6,6 +6,7 @@ the end of a step. All other hooks are there for that round alone.
 
 from __future__ import annotations
 
+import gc
 import platform
 import tempfile
 import threading
@@ -348,6 +349,7 @@ class _Taping:
     def notes(self, step: int, truncated: str) -> Notes:
         """Return all that was noted, after the end."""
         find = self.operations.peek
+        self._note_other_optimizers()
         optimizers = []
         for info, groups, state in self._optimizers.values():
             found = tuple(
@@ -523,6 +525,20 @@ class _Taping:
             about.role, about.name = "gradient", f"{name}.grad"
             found[name] = {"v": value}
         return found
+
+    def _note_other_optimizers(self) -> None:
+        """Give tensors outside the models that get gradients their role if an optimizer holds them that did not step.
+
+        Nobody handed it over, and only the garbage collector knows all: it is asked where there are such tensors.
+        """
+        leaves = self.operations.unknown_leaves()
+        if leaves:
+            optimizers = (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
+            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+            held = {id(each) for group in groups for each in group["params"]}
+            for tensor, value in leaves:
+                if id(tensor) in held:
+                    value.role, value.name = "parameter", "(another optimizer)"
 
     def _enter_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread:
