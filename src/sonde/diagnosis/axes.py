@@ -185,6 +185,8 @@ _KEEPING_ROWS: Final = frozenset(
     | {"gt", "lt", "ge", "le", "ne", "sum", "mean", "remainder", "alias", "add", "mul", "sub", "div", "sin", "cos"}
 )
 """Operations after which a tensor with one dimension still has a number for each row of the data."""
+_DROPPING: Final = frozenset({"squeeze", "argmax", "sum", "mean"})
+"""Those of them that take a dimension away, which may be that of the rows."""
 _WITH_TARGET: Final = frozenset(
     {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"}
     | {"kl_div", "soft_margin_loss"}
@@ -674,6 +676,8 @@ def _is_flat(tape: Tape, value: int) -> bool:
         source = op.input("self")
         if source is None:
             return False
+        if op.kind in _DROPPING and tape.values[source].shape[:1] != tape.values[value].shape[:1]:
+            return False  # the first dimension went: these are the labels of one sample's steps
         value, op = source, tape.producer(source)
     return op is None or (op.is_random and not op.inputs())
 
