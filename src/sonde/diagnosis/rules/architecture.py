@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -33,7 +34,9 @@ def linear_stack(case: Case) -> Found | None:
     facts = case.need_facts()
     if not facts.edges:
         raise NotMeasured("how modules follow each other")
-    pairs = [(a, b) for a, b in _hops(case) if a != b and _is_wasted(case, a, b)]
+    hops = _hops(case)
+    uses = Counter(first for first, _ in hops)  # what several layers share, as queries and keys do, saves weights
+    pairs = [(a, b) for a, b in hops if a != b and uses[a] == 1 and _is_wasted(case, a, b)]
     if not pairs:
         return None
     names = tuple(dict.fromkeys(name for pair in pairs for name in pair))
