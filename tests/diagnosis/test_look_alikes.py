@@ -456,6 +456,126 @@ def teacher_in_training_mode(watch):
         session.log(loss=loss)
 
 
+def temperature_with_an_optimizer_of_its_own(watch):
+    """Nobody handed in the optimizer of the temperature, and it steps after the round is over."""
+    policy = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 2))
+    log_alpha = torch.zeros((), requires_grad=True)
+    first, second = torch.optim.Adam(policy.parameters(), 1e-3), torch.optim.Adam([log_alpha], 1e-3)
+    watch(policy, first)
+    for step in range(STEPS):
+        x, _ = batch()
+        mean, spread = policy(x).chunk(2, -1)
+        chosen = torch.distributions.Normal(mean, F.softplus(spread) + 1e-3)
+        action = chosen.rsample()
+        log_prob = chosen.log_prob(action)
+        first.zero_grad()
+        ((action - x[:, :1]).square() + log_alpha.exp() * log_prob).mean().backward()
+        first.step()
+        if step > STEPS // 2:
+            second.zero_grad()
+            (-(log_alpha.exp() * (log_prob + 1).detach()).mean()).backward()
+            second.step()
+
+
+def target_network_with_gradients(watch):
+    """A gradient also flows into the target network, which no optimizer holds."""
+    values, target = mlp(), mlp()
+    target.load_state_dict(values.state_dict())
+    optimizer = torch.optim.Adam(values.parameters(), 1e-3)
+    watch(values, optimizer)
+    for _ in range(STEPS):
+        x, y = batch()
+        wanted = torch.rand(32, 1) + 0.9 * target(batch()[0]).max(1, keepdim=True)[0] * (torch.rand(32, 1) > 0.1)
+        loss = F.smooth_l1_loss(values(x).gather(1, y[:, None]), wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def values_that_grow_with_what_is_learnt(watch):
+    """The targets grow as the values do, and the loss with them; the target is the first argument."""
+    values = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 1))
+    target = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(values.parameters(), 1e-2)
+    watch(values, optimizer)
+    for step in range(150):
+        if step % 10 == 0:
+            target.load_state_dict(values.state_dict())
+        x, _ = batch()
+        with torch.no_grad():
+            wanted = torch.rand(32) * 2 + 0.99 * target(x + 0.1 * torch.randn_like(x)).flatten()
+        optimizer.zero_grad()
+        F.mse_loss(wanted, values(x).squeeze()).backward()
+        optimizer.step()
+
+
+def bounded_mean_of_a_policy(watch):
+    """Actions are drawn around a mean between -2 and 2, and so lie beyond that range too."""
+    model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 1), nn.Tanh())
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    watch(model, optimizer)
+    for _ in range(STEPS):
+        x, _ = batch()
+        with torch.no_grad():
+            action = torch.distributions.Normal(2 * model(x), 2.0).sample()
+        log_prob = torch.distributions.Normal(2 * model(x), 2.0).log_prob(action)
+        loss = -(log_prob * (action - x[:, :1]).abs().neg()).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def terms_of_other_shapes_are_added_and_averaged(watch):
+    """A column plus a row makes all pairs, whose mean is the sum of both means."""
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    watch(model, optimizer)
+    for _ in range(STEPS):
+        x, y = batch()
+        out = model(x)
+        column = -out.log_softmax(1).gather(1, y[:, None])
+        row = out.square().sum(1) * 1e-3
+        optimizer.zero_grad()
+        (column + row).mean().backward()
+        optimizer.step()
+
+
+def one_sequence_with_labels_for_its_steps(watch):
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.out = nn.RNN(12, 32), nn.Linear(32, 4)
+
+        def forward(self, x):
+            return self.out(self.cell(x.transpose(0, 1))[0]).transpose(0, 1).squeeze(0)
+
+    model = Tagger()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    watch(model, optimizer)
+    x, y = batch(5)
+    x, y = x[None], y[None]
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y.squeeze(0)).backward()
+        optimizer.step()
+
+
+def stops_within_the_first_epoch(watch):
+    """The scheduler is stepped once an epoch, and recording begins and ends within the first."""
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    session = None
+    for step, (x, y) in enumerate(DataLoader(TensorDataset(*batch(64 * 50)), batch_size=64)):
+        session = session or watch(model, optimizer)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if step == 40:
+            return
+    scheduler.step()
+
+
 PROGRAMS = [
     one_sentence_at_a_time,
     teacher_in_training_mode,
@@ -479,6 +599,13 @@ PROGRAMS = [
     contrastive_loss,
     loads_a_checkpoint_after_watching,
     gradients_that_fall_by_many_orders,
+    temperature_with_an_optimizer_of_its_own,
+    target_network_with_gradients,
+    values_that_grow_with_what_is_learnt,
+    bounded_mean_of_a_policy,
+    terms_of_other_shapes_are_added_and_averaged,
+    one_sequence_with_labels_for_its_steps,
+    stops_within_the_first_epoch,
 ]
 
 

@@ -328,6 +328,7 @@ class Case:
 
         Where several optimizers take turns, as in a GAN, each may make the other's loss worse: nothing can be said.
         Where they step one after the other on the gradients of one loss, it is judged like that of a single one.
+        Nor can anything be said of a loss whose targets grow with what the model has learnt.
         """
         return self.once("learning", self._judge_loss)
 
@@ -335,7 +336,9 @@ class Case:
         found = self.loss()
         if found is None or self.take_turns():
             return Learning("unknown")
-        return judge(found[1])
+        learning = judge(found[1])
+        moves = any(each.has_moving_target for each in self.rounds)
+        return Learning("unknown") if moves and learning.state != "broken" else learning
 
     @property
     def dynamics(self) -> Dynamics:

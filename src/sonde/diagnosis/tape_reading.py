@@ -40,7 +40,7 @@ _LOSSES: Final = {
     "binary_cross_entropy": "binary_cross_entropy",
     "binary_cross_entropy_with_logits": "binary_cross_entropy_with_logits",
 }
-
+_SYMMETRIC: Final = ("mse_loss", "smooth_l1_loss", "huber_loss")
 
 LOSS_FUNCTIONS: Final = frozenset(
     {"cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "ctc_loss"}
@@ -262,6 +262,36 @@ class TapeReading:
         """The calls of torch's losses that what is minimised depends on."""
         return tuple(loss for op in self.forward_ops() if (loss := self._loss(op)) is not None)
 
+    def compared(self) -> Iterator[tuple[int, int, Op]]:
+        """Yield what is compared in losses, also those written by hand as a difference: output, target, operation."""
+        for loss in self.losses:
+            if loss.target is not None:
+                yield loss.value, loss.target, loss.op
+        for op in self.forward_ops():
+            first, second = op.input("self"), op.input("other")
+            if op.module or op.kind != "sub" or first is None or second is None:
+                continue
+            pair = [self.tape.values[each] for each in (first, second)]
+            if pair[0].shape == pair[1].shape and pair[0].requires_grad != pair[1].requires_grad:
+                output, target = pair if pair[0].requires_grad else pair[::-1]
+                yield output.id, target.id, op
+
+    def is_bootstrap(self, target: int) -> bool:
+        """Return whether a target is data plus something of what a model returned."""
+        op = self.tape.producer(self.plain(target).id)
+        parts = [] if op is None or op.kind != "add" else [value for _, value in op.inputs()]
+        return len(parts) == 2 and sum(each in self._of_weights for each in parts) == 1
+
+    @functools.cached_property
+    def _of_weights(self) -> set[int]:
+        weights = [value.id for value in self.tape.given() if value.role == "parameter" or value.requires_grad]
+        return self.tape.descendants(weights)
+
+    @functools.cached_property
+    def has_moving_target(self) -> bool:
+        """Whether a target moves with what is learnt, as values of next states do: then the loss need not fall."""
+        return any(self.is_bootstrap(target) for _, target, _ in self.compared())
+
     def _loss(self, op: Op) -> TapedLoss | None:
         value, target = op.input("self"), op.input("target")
         if op.kind == "_ctc_loss" and (given := op.input("log_probs")) is not None:
@@ -269,6 +299,9 @@ class TapeReading:
         if value is None:
             return None
         if op.kind in _LOSSES:
+            learns = [each is not None and self.tape.values[each].requires_grad for each in (value, target)]
+            if op.kind in _SYMMETRIC and target is not None and learns == [False, True]:
+                value, target = target, value  # the order does not matter, and many programs put the target first
             return TapedLoss(_LOSSES[op.kind], op, value, target)
         if op.kind in ("nll_loss_forward", "nll_loss2d_forward"):
             before = self.origin(value)

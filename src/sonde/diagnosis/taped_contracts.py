@@ -194,7 +194,9 @@ def arguments(reading: TapeReading) -> Iterator[Argument]:
 def _difference(reading: TapeReading, op: Op) -> tuple[int, int] | None:
     """Return what was learnt and what was given, of an error that is written by hand and squared or made positive."""
     first, second = op.input("self"), op.input("other")
-    if op.kind != "sub" or op.module or op.function in LOSS_FUNCTIONS or first is None or second is None:
+    # What is drawn from a distribution need not lie within the range of its mean.
+    is_of_torch = op.function in LOSS_FUNCTIONS or op.function == "log_prob"
+    if op.kind != "sub" or op.module or is_of_torch or first is None or second is None:
         return None
     one, two = (reading.tape.values[each] for each in (first, second))
     if one.shape != two.shape or one.requires_grad == two.requires_grad:

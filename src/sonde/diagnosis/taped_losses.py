@@ -14,7 +14,7 @@ from sonde.core.tape import Op, number
 from sonde.diagnosis.axes import Cut, reduced
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
-from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, SOFTMAXES, TapedLoss, TapeReading, Term
+from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, RESHAPING, SOFTMAXES, TapedLoss, TapeReading, Term
 from sonde.diagnosis.taped_numbers import Numbers
 
 _NEVER_NEGATIVE: Final = frozenset(
@@ -232,7 +232,7 @@ def _column_meets_row(reading: TapeReading) -> Found | None:
         row, column = (tape.values[value].shape for value in pair)
         if len(row) != 1 or len(column) != 2 or column != (row[0], 1) or row[0] < 2:
             continue
-        is_meant = any(_is_unsqueezed(reading, value) for value in pair)
+        is_meant = any(_is_unsqueezed(reading, value) for value in pair) or _is_only_added(reading, op)
         if not is_meant and all(reading.has_samples(each) and _is_learnt_or_data(reading, each) for each in pair):
             return Found(
                 step=tape.step,
@@ -244,6 +244,21 @@ def _column_meets_row(reading: TapeReading) -> Found | None:
                 refute="Print the shapes on that line: if they are equal, this finding is wrong.",
             )
     return None
+
+
+_ADDING: Final = frozenset({"add", "sub", "neg", "mean", "sum", *RESHAPING})
+
+
+def _is_only_added(reading: TapeReading, op: Op) -> bool:
+    """Return whether all pairs are added and nothing but added further: their mean is the sum of both means."""
+
+    def is_linear(use: Op) -> bool:
+        kind = use.kind.removesuffix("_")
+        return kind in _ADDING or (kind in ("mul", "div") and use.input("other") is None)
+
+    after = reading.tape.descendants(op.outs, through=is_linear) if is_linear(op) else set()
+    uses = (use for value in after for use in reading.tape.consumers(value) if use.phase == "forward")
+    return bool(after) and all(map(is_linear, uses))
 
 
 def _is_learnt_or_data(reading: TapeReading, value: int) -> bool:

@@ -15,7 +15,6 @@ from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeRea
 from sonde.diagnosis.taped_contracts import calls_of
 from sonde.diagnosis.taped_data import padding_of
 from sonde.diagnosis.taped_numbers import Numbers, TapedNumbers
-from sonde.diagnosis.taped_targets import compared
 
 _ARITHMETIC: Final = frozenset({"sub", "add", "exp", "sum", "neg", "clamp", "squeeze", "gather", *CARRIERS})
 
@@ -75,7 +74,7 @@ def learnt_choice(reading: TapeReading) -> Found | None:
         weights = [
             other
             for op in reading.forward_ops()
-            for one, other in _factors(op)
+            for one, other in factors(op)
             if one in after and not reading.tape.values[other].requires_grad and reading.tape.values[other].size > 1
         ]
         if weights:
@@ -91,7 +90,7 @@ def learnt_choice(reading: TapeReading) -> Found | None:
     return None
 
 
-def _factors(op: Op) -> Iterator[tuple[int, int]]:
+def factors(op: Op) -> Iterator[tuple[int, int]]:
     """Yield the two factors of a product, either way round."""
     first, second = op.input("self"), op.input("other")
     if op.kind == "mul" and first is not None and second is not None:
@@ -115,7 +114,7 @@ def _is_drawn_around(reading: TapeReading, value: int, others: list[int]) -> boo
 def averaged_first(reading: TapeReading) -> Found | None:
     """Find a mean over the samples that is multiplied by a weight of each sample, or made into a weight of itself."""
     for op in reading.forward_ops():
-        for mean, weight in _factors(op) if not op.module else ():
+        for mean, weight in factors(op) if not op.module else ():
             about, other = reading.tape.values[mean], reading.tape.values[weight]
             if about.size != 1 or not about.requires_grad or mean not in reading.learning:
                 continue
@@ -146,7 +145,7 @@ def _is_by_sample(reading: TapeReading, value: int) -> bool:
 def _weighed_by_itself(reading: TapeReading) -> Found | None:
     """Find an averaged loss that is multiplied by an exponential of itself, as a focal loss of single samples is."""
     for op in reading.forward_ops():
-        for loss, factor in _factors(op):
+        for loss, factor in factors(op):
             if reading.tape.values[loss].size != 1 or reading.over_samples(Term(loss)) is None:
                 continue
             between = reading.tape.path(loss, factor)
@@ -175,7 +174,7 @@ def index_as_value(reading: TapeReading) -> Found | None:
         if op.kind not in _CHOOSES or not places or op.in_model or not any(v in trained for _, v in op.inputs()):
             continue
         after = reading.tape.descendants(places, through=lambda each: each.kind.removesuffix("_") in _NUMERIC)
-        for _, target, loss in compared(reading):
+        for _, target, loss in reading.compared():
             about = reading.tape.values[target]
             if target in after and about.dtype.startswith(("float", "bfloat")) and about.size > 1:
                 return Found(

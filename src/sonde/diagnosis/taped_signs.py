@@ -15,7 +15,7 @@ from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
 from sonde.diagnosis.tape_reading import TapeReading, Term
 from sonde.diagnosis.taped_losses import KEEPS_SIGN, divergence, is_negated, is_policy_objective
 from sonde.diagnosis.taped_numbers import Numbers, TapedNumbers
-from sonde.diagnosis.taped_roles import chosen
+from sonde.diagnosis.taped_roles import chosen, factors
 
 _SHARES: Final = (0.01, 0.1)
 """How far outputs are moved, over their spread."""
@@ -36,7 +36,7 @@ def _by_targets(reading: TapeReading) -> Found | None:
         # A loss may use a mask and its complement: then outputs move to one of them and away from the other.
         if masks and all(_rises(reading, {output: np.where(mask.reshape(shape) == 1, 1.0, -1.0)}) for mask in masks):
             return _flipped(reading, "outputs move to their targets", "away from them")
-        if reading.losses or _are_logits(reading, output):
+        if reading.losses or _are_logits(reading, output) or _is_weighed(reading):
             continue  # torch's own losses fall towards their targets; logits are not compared with them
         ways = [
             wanted - known for wanted in _wanted(reading, output) if (known := reading.tape.tensor(output)) is not None
@@ -149,6 +149,13 @@ def _are_logits(reading: TapeReading, output: int) -> bool:
     after = reading.tape.descendants(output, through=lambda op: not op.in_model) & reading.learning
     makers = (reading.tape.producer(each) for each in after - {output})
     return any(op is not None and op.kind in _NOT_OUTPUTS for op in makers)
+
+
+def _is_weighed(reading: TapeReading) -> bool:
+    """Return whether log-probabilities are weighed sample by sample, as by rewards, whose signs give the direction."""
+    after = reading.tape.descendants(chosen(reading), through=reading.tape.is_differentiable)
+    weights = (other for op in reading.forward_ops() for one, other in factors(op) if one in after)
+    return any(not (about := reading.tape.values[each]).requires_grad and about.size > 1 for each in weights)
 
 
 def _credits(reading: TapeReading) -> Iterator[tuple[int, Numbers]]:

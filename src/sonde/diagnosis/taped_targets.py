@@ -175,25 +175,10 @@ def _is_own(reading: TapeReading, loss: TapedLoss) -> bool:
     return reading.plain(scores, _SCORES).id == reading.plain(loss.value, _SCORES).id
 
 
-def compared(reading: TapeReading) -> Iterator[tuple[int, int, Op]]:
-    """Yield what is compared in losses, also those written by hand as a difference: output, target and operation."""
-    for loss in reading.losses:
-        if loss.target is not None:
-            yield loss.value, loss.target, loss.op
-    for op in reading.forward_ops():
-        first, second = op.input("self"), op.input("other")
-        if op.module or op.kind != "sub" or first is None or second is None:
-            continue
-        pair = [reading.tape.values[each] for each in (first, second)]
-        if pair[0].shape == pair[1].shape and pair[0].requires_grad != pair[1].requires_grad:
-            output, target = pair if pair[0].requires_grad else pair[::-1]
-            yield output.id, target.id, op
-
-
 @on_tape
 def unrelated_noise(reading: TapeReading) -> Found | None:
     """Find a target that is noise drawn for it alone, which nothing that the model sees depends on."""
-    for output, target, op in compared(reading):
+    for output, target, op in reading.compared():
         source = reading.plain(target)
         maker = reading.tape.producer(source.id)
         if (
@@ -230,7 +215,7 @@ _DATA: Final[tuple[Role, ...]] = ("input", "target", "batch", "carried", "consta
 def noisy_copy(reading: TapeReading) -> Found | None:
     """Find an output that is compared with the noisy input itself, not with what the noise was added to."""
     given = {reading.plain(value).id: value for value in reading.tape.inputs_of_root()}
-    for _, target, op in compared(reading):
+    for _, target, op in reading.compared():
         source = reading.plain(target)
         maker = reading.tape.producer(source.id)
         if source.id not in given or maker is None or maker.kind.removesuffix("_") not in ("add", "mul", "sub"):
@@ -360,7 +345,7 @@ def _is_modelled(reading: TapeReading, value: int) -> bool:
 
 def _judged(reading: TapeReading) -> Iterator[tuple[int, int, Op]]:
     """Yield what is compared: also a log-softmax that is multiplied by soft labels."""
-    yield from compared(reading)
+    yield from reading.compared()
     for op in reading.forward_ops():
         pair = [each for each in (op.input("self"), op.input("other")) if each is not None]
         if op.kind == "mul" and not op.module and len(pair) == 2:
@@ -502,7 +487,7 @@ _LARGEST: Final = 1 << 16
 @on_tape
 def misaligned(reading: TapeReading) -> Found | None:
     """Find masks that fit their own pictures, but moved or mirrored, as where both are cropped or flipped apart."""
-    for output, target, op in compared(reading):
+    for output, target, op in reading.compared():
         masks = _masks_of(reading, target)
         if masks is None:
             continue
@@ -588,7 +573,7 @@ def reordered(reading: TapeReading) -> Found | None:
         if not uses or not all(_takes_rows(reading, use, op.outs[-1]) for use in uses):
             continue
         moved = reading.tape.descendants([out for use in uses for out in use.outs])
-        for output, target, loss in compared(reading):
+        for output, target, loss in reading.compared():
             rows = reading.tape.values[target].shape[:1]
             if output in moved and target not in moved and rows == reading.tape.values[op.outs[-1]].shape:
                 return Found(
@@ -625,7 +610,7 @@ def _takes_rows(reading: TapeReading, op: Op, order: int) -> bool:
 @on_tape
 def read_ahead(reading: TapeReading) -> Found | None:
     """Find a decoder that reads at every step the very number that it is to predict there."""
-    targets = {reading.plain(target).id: (output, op) for output, target, op in compared(reading)}
+    targets = {reading.plain(target).id: (output, op) for output, target, op in reading.compared()}
     for call in reading.tape.calls:
         given, steps = call.args.get("[0]"), call.outs.get("[0]")
         state = call.args.get("[1]", call.args.get("[1][0]"))
@@ -660,7 +645,7 @@ def within_input(reading: TapeReading) -> Found | None:
     A target that the step itself takes from the input is intended, as where a part of it is to be reproduced.
     """
     inputs = [(value, reading.numbers.of(value)) for value in reading.tape.inputs_of_root()]
-    for _, target, op in compared(reading):
+    for _, target, op in reading.compared():
         wanted = reading.numbers.of(target)
         if wanted is None or wanted.dtype.kind != "f" or not wanted.shape or wanted.size != len(wanted):
             continue
@@ -776,8 +761,8 @@ _BEST: Final = frozenset(
 @on_tape
 def unmasked_bootstrap(reading: TapeReading) -> Found | None:
     """Find a target that adds a discounted value of the next state, while flags of the batch are not used at all."""
-    for _, target, op in compared(reading):
-        if not _is_bootstrap(reading, target):
+    for _, target, op in reading.compared():
+        if reading.tape.values[target].requires_grad or not reading.is_bootstrap(target):
             continue
         if (found := _bootstrapped_ends(reading, target)) is not None:
             return found
@@ -823,20 +808,6 @@ def _bootstrapped_ends(reading: TapeReading, target: int) -> Found | None:
                     refute="Print the flag: if 1 means that the episode goes on, this finding is wrong.",
                 )
     return None
-
-
-def _is_bootstrap(reading: TapeReading, target: int) -> bool:
-    """Return whether a target is data plus a factor times what a model returned without gradients."""
-    op = reading.tape.producer(reading.plain(target).id)
-    if op is None or op.kind != "add" or reading.tape.values[target].requires_grad:
-        return False
-    parts = [value for _, value in op.inputs()]
-    learned = reading.tape.descendants([value.id for value in reading.tape.given() if _is_weight(value)])
-    return len(parts) == 2 and sum(each in learned for each in parts) == 1
-
-
-def _is_weight(value: Value) -> bool:
-    return value.role == "parameter" or value.requires_grad
 
 
 def _is_idle_flag(reading: TapeReading, value: Value) -> bool:
