@@ -560,6 +560,60 @@ def one_sequence_with_labels_for_its_steps(watch):
         optimizer.step()
 
 
+def learns_to_learn(watch):
+    """The gradients of the inner step are asked for, and stay in no parameter."""
+    model = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    watch(model, optimizer)
+    for _ in range(STEPS):
+        losses = []
+        for _ in range(3):
+            height, x = torch.rand(()) + 0.5, torch.rand(2, 10, 1) * 4
+            weights = dict(model.named_parameters())
+            inner = F.mse_loss(torch.func.functional_call(model, weights, x[0]), height * x[0].sin())
+            slopes = torch.autograd.grad(inner, weights.values(), create_graph=True)
+            moved = {name: each - 0.01 * slope for (name, each), slope in zip(weights.items(), slopes, strict=True)}
+            losses.append(F.mse_loss(torch.func.functional_call(model, moved, x[1]), height * x[1].sin()))
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+
+
+def samples_from_its_own_energy(watch):
+    """Gradients of a sum over samples, for the samples, are no part of what is minimised."""
+    energy = nn.Sequential(nn.Linear(2, 32), nn.SiLU(), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(energy.parameters(), 1e-3)
+    watch(energy, optimizer)
+    for _ in range(STEPS):
+        drawn = torch.randn(64, 2)
+        for _ in range(3):
+            drawn.requires_grad_()
+            slope = torch.autograd.grad(energy(drawn).sum(), drawn)[0]
+            drawn = (drawn - 0.1 * slope + 0.05 * torch.randn_like(drawn)).detach()
+        low, high = energy(F.normalize(torch.randn(64, 2))), energy(drawn)
+        optimizer.zero_grad()
+        ((low - high).mean() + 0.1 * (low.square() + high.square()).mean()).backward()
+        optimizer.step()
+
+
+def tries_long_steps_on_the_whole_data(watch):
+    """The loss of the first step is that of several tries, some of which are too long."""
+    torch.manual_seed(1)
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=3.0, max_iter=5)
+    watch(model, optimizer)
+    x, y = batch(256)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(STEPS):
+        optimizer.step(closure)
+
+
 def stops_within_the_first_epoch(watch):
     """The scheduler is stepped once an epoch, and recording begins and ends within the first."""
     model = mlp()
@@ -605,6 +659,9 @@ PROGRAMS = [
     bounded_mean_of_a_policy,
     terms_of_other_shapes_are_added_and_averaged,
     one_sequence_with_labels_for_its_steps,
+    learns_to_learn,
+    samples_from_its_own_energy,
+    tries_long_steps_on_the_whole_data,
     stops_within_the_first_epoch,
 ]
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from sonde.core import tape as tapes
-from sonde.core.tape import Op, Tape, Value, number, references
+from sonde.core.tape import Mark, Op, Tape, Value, number, references
 from sonde.diagnosis.axes import Dim, Labels, label
 from sonde.diagnosis.taped_numbers import TapedNumbers
 from sonde.errors import RunDamaged, RunNotFound
@@ -105,9 +105,16 @@ class TapeReading:
 
     @functools.cached_property
     def roots(self) -> tuple[int, ...]:
-        """What is minimised; a gradient that is only a part of a loss, as in a gradient penalty, does not count."""
+        """What is minimised.
+
+        A gradient that is only a part of a loss, as in a gradient penalty, does not count, nor beside a backward pass
+        one that was asked for inputs, as for an attack or to draw samples from an energy.
+        """
         backwards = self.tape.backwards()
         last = [mark for mark in backwards if not mark.data.get("create_graph")] or backwards
+        held = set(self.held.values())
+        trained = [mark for mark in last if held & {*references(mark.data.get("inputs"))} or not _asks(mark)]
+        last = trained or last
         return tuple(dict.fromkeys(root for mark in last for root in references(mark.data.get("roots"))))
 
     @functools.cached_property
@@ -474,3 +481,8 @@ def _reduction(op: Op) -> str | None:
 def _is_averaging(op: Op) -> bool:
     kind = op.kind.removesuffix("_")
     return kind in ("mean", "sum", "mul", "div", "stack", "cat") or kind in CARRIERS
+
+
+def _asks(mark: Mark) -> bool:
+    """Return whether a backward pass was made for the gradients of certain tensors, which it did not leave in them."""
+    return bool(references(mark.data.get("inputs")))

@@ -345,7 +345,8 @@ def large_initial_loss(case: Case) -> Found | None:
         expected, output = _expected(loss), loss.output
         if expected is None or output is None or output.steps[0] > 1 or case.history.first_step not in (0, 1):
             continue
-        ratio = float(output.numbers()[0]) / expected
+        # An optimizer with a closure may have tried several steps within the first: the lowest loss of all counts.
+        ratio = float(output.rows[0, schema.MIN]) / expected
         if np.isfinite(ratio) and ratio >= INITIAL_LOSS_RATIO:
             return _starts_high(case, loss, ratio, expected)
     return None

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, ValuesView
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -497,11 +497,14 @@ class _Taping:
         if backward_id() != -1:
             return
         given = dict(zip(("outputs", "inputs"), args, strict=False)) | kwargs
+        inputs = given.get("inputs")
+        asked = [self._refer(each) for _, each in unpack(tuple(inputs) if isinstance(inputs, ValuesView) else inputs)]
         self._mark(
             "backward",
             {
                 "roots": [self._refer(each) for _, each in unpack(given.get("outputs"))],
-                "inputs": [self._refer(each) for _, each in unpack(given.get("inputs"))],
+                # Never empty, as it is for backward(): a generator, such as parameters(), cannot be looked at.
+                "inputs": asked or [None],
                 "create_graph": bool(given.get("create_graph")),
             },
         )
