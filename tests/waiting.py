@@ -152,6 +152,13 @@ def run_to_end(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def code_state() -> str:
+    """Return the commit that is tested, with a mark if something was changed since: for figures of long campaigns."""
+    command = ["git", "describe", "--always", "--dirty"]
+    found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
+
+
 @contextlib.contextmanager
 def forking(script: Path) -> Iterator[Callable[[str], int]]:
     """Start a script that forks a child for each line it reads; hand out a function that sends one and returns a pid.

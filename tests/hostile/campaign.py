@@ -5,7 +5,8 @@ python -m tests.hostile.campaign --mutations 10000 --seed 1 --corpus .fuzz
 Every damaged run is verified, its values are compared with those of the whole run, and it is read in some of the ways
 that open the damaged file, drawn anew each time (`--readings 0`: in all of them). Each batch runs in a process of its
 own, which a watchdog ends when one reading hangs. Files that broke something are kept in the corpus folder, and are
-tried first the next time.
+tried first the next time. With `--out FILE` the outcome of each batch is appended to a file of JSON lines: a campaign
+that was stopped goes on with the same seed, and damages again the files of batches in which something failed.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.hostile import mutations
 from tests.hostile.made import with_open_files, write_everything
 from tests.hostile.reading import Failure, rare_ways, read_all, replay_bundle, ways_to_read
 from tests.hostile.values import Values, unnoticed, values_of
+from tests.waiting import code_state
 
 _RARE = 0.02
 HANG_S = 600.0
@@ -42,6 +45,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--batch", type=int, default=40)
     parser.add_argument("--readings", type=int, default=4, help="ways to read each damaged run; 0: all of them")
+    parser.add_argument("--out", type=Path, help="a file of outcomes, to which new ones are added")
     parser.add_argument("--corpus", type=Path, default=Path(".fuzz"))
     parser.add_argument("--only", default="", help="a part of the name of the files to damage")
     given = parser.parse_args()
@@ -66,9 +70,13 @@ def run_campaign(scratch: Path, given: argparse.Namespace) -> list[dict[str, str
     for kept in sorted(given.corpus.glob("files/*/*")):
         in_child(lambda k=kept: _try_kept(templates, scratch / "work", k, out))
     found += _failures(out)
+    known_batches = _outcomes(given.out)
     for number in range(0, given.mutations, given.batch):
         out.unlink(missing_ok=True)
         size = min(given.batch, given.mutations - number)
+        key = {"seed": given.seed, "first": number, "size": size, "only": given.only, "readings": given.readings}
+        if any(each | key == each and not each["failures"] for each in known_batches):
+            continue
         batch = Batch(templates, scratch / "work", out, known, given)
         code = in_child(lambda b=batch, n=number, s=size: b.run(range(n, n + s)))
         new = _failures(out)
@@ -77,11 +85,20 @@ def run_campaign(scratch: Path, given: argparse.Namespace) -> list[dict[str, str
         for each in new:
             print(f"{each['file']}: {each['how']}: {each['what']}", flush=True)
         found += new
+        if given.out is not None:
+            with given.out.open("a") as file:
+                file.write(json.dumps({**key, "failures": new, "code": code_state()}) + "\n")
         print(f"{number + size} mutations, {len(found)} failures, {time.monotonic() - began:.0f} s", flush=True)
     for what, count in Counter(f"{each['how'].split(' /')[0]}: {each['what'][-400:]}" for each in found).most_common():
         print(f"--- {count} x {what}")
-    print(json.dumps({"mutations": given.mutations, "seed": given.seed, "failures": len(found)}))
+    states = {each["code"] for each in _outcomes(given.out)} | {code_state()}
+    done = {"mutations": given.mutations, "seed": given.seed, "failures": len(found), "code": sorted(states)}
+    print(json.dumps(done))
     return found
+
+
+def _outcomes(out: Path | None) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text().splitlines()] if out is not None and out.exists() else []
 
 
 def in_child(work) -> int:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import ask, started
+from tests.waiting import ask, code_state, started
 
 ZYGOTE = Path(__file__).with_name("zygote.py")
 QUICK_FIRST = ("crashing", "by_hand", "going_bad", "adversarial", "language", "ranked", "supervised", "resumed")
@@ -162,7 +162,7 @@ class Verdicts:
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        self._code = _code()
+        self._code = code_state()
         lines = file.read_text().splitlines() if file is not None and file.exists() else []
         self._known = {_trial(each): each for each in map(json.loads, lines)}
 
@@ -191,12 +191,6 @@ class Verdicts:
 
 def _trial(verdict: dict[str, Any]) -> Trial:
     return Trial(verdict["program"], verdict["target"], verdict["kind"])
-
-
-def _code() -> str:
-    """Return the commit, with a mark if Sonde was changed since."""
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, cwd=ZYGOTE.parent, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def main() -> None:
