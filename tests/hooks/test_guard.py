@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import signal
 import sys
@@ -11,7 +12,7 @@ import types
 import pytest
 import torch
 
-from sonde.hooks.guard import Guard, attempt, remove_all
+from sonde.hooks.guard import Guard, attempt, remove_all, uncollected
 from sonde.hooks.on_step import on_step
 
 
@@ -184,3 +185,20 @@ def test_all_hooks_are_removed_even_if_one_cannot_be():
     assert not handles
     assert not steps
     assert not guard.failed
+
+
+def test_what_fails_while_no_garbage_is_collected_leaves_the_collector_and_the_lock_free():
+    def fail():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        uncollected(fail)
+    # A handler of a signal may run the model once more in the middle of it.
+    assert uncollected(lambda: (gc.isenabled(), uncollected(gc.isenabled), gc.isenabled())) == (False, False, False)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        assert not uncollected(gc.isenabled)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -26,7 +26,7 @@ from sonde.core import schema, statistics
 from sonde.core.schema import Rows
 from sonde.forensics.values import storage_of
 from sonde.hooks.autograd_graph import next_sequence
-from sonde.hooks.guard import UNCOLLECTED, UNGUARDED, Guard
+from sonde.hooks.guard import UNGUARDED, Guard, uncollected
 from sonde.hooks.on_backward import on_gradient
 from sonde.hooks.unpack import unpack
 from sonde.hooks.user_line import Line, current_line
@@ -58,10 +58,9 @@ class RandomState:
         With `of_torch_only` those of Python and numpy are left out, which take ten times as long to copy.
         """
         cuda = {}
-        with UNCOLLECTED:
-            if device is not None and device.type == "cuda" and device.index is not None:
-                cuda = {device.index: torch.cuda.default_generators[device.index].get_state()}
-            cpu = torch.get_rng_state()
+        if device is not None and device.type == "cuda" and device.index is not None:
+            cuda = {device.index: uncollected(torch.cuda.default_generators[device.index].get_state)}
+        cpu = uncollected(torch.get_rng_state)
         if of_torch_only:
             return cls(cpu, cuda, None, None)
         numpy_state = np.random.get_state() if "numpy.random" in sys.modules else None

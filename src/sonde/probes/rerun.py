@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde.hooks.guard import UNCOLLECTED
+from sonde.hooks.guard import uncollected
 
 T = TypeVar("T")
 
@@ -62,8 +63,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
 def kept_random_state(devices: list[int]) -> Iterator[None]:
     """Restore the random numbers of Python, numpy, torch and these CUDA devices afterwards."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    with UNCOLLECTED:
-        torch_state, cuda_states = torch.get_rng_state(), [torch.cuda.get_rng_state(each) for each in devices]
+    torch_state = uncollected(torch.get_rng_state)
+    cuda_states = [uncollected(functools.partial(torch.cuda.get_rng_state, each)) for each in devices]
     try:
         yield
     finally:

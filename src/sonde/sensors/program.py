@@ -29,7 +29,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from sonde.core.facts import PROGRAM_EVENT, CallFacts, Facts, Plain
-from sonde.hooks.guard import UNCOLLECTED, Guarded, Handle, is_capturing
+from sonde.hooks.guard import Guarded, Handle, is_capturing, uncollected
 from sonde.hooks.names import named_parameters, unwrap
 from sonde.hooks.on_step import after_step
 from sonde.hooks.replace_function import LOADING, ReplacedFunction
@@ -191,8 +191,7 @@ def _seedings() -> list[_Seeding]:
 
 
 def _torch_mark() -> int:
-    with UNCOLLECTED:
-        state = torch.get_rng_state()  # always on the CPU
+    state = uncollected(torch.get_rng_state)  # always on the CPU
     return hash(np.asarray(state).tobytes())
 
 
