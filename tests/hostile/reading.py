@@ -72,7 +72,6 @@ _COMMANDS = [
     "export {run} --to json --site 0* --stat mean --out -",
     "export {run} --to parquet --stat mean --out {scratch}/rows.parquet --force",
     "export {run} --to tensorboard --out {scratch}/board --force",
-    "export {root} --to dataset --out {scratch}/tables",
     "fleet diagnose {root} --jobs 1 --out {scratch}/fleet",
     "fleet report {scratch}/fleet",
     "note {run}",
@@ -80,7 +79,11 @@ _COMMANDS = [
     "runs {root}",
     "runs {root} --json",
 ]
-_RARE_COMMANDS = ["examine {run}", "export {run} --to site --out {scratch}/site"]
+_RARE_COMMANDS = [
+    "examine {run}",
+    "export {run} --to site --out {scratch}/site",
+    "export {root} --to dataset --out {scratch}/tables",
+]
 """Take seconds: they are drawn only where a file is all about them, and seldom."""
 QUESTIONS = [
     "runs",

@@ -23,8 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import ask, code_state, started
+from tests.injection.zygote import is_clean
+from tests.waiting import PATIENCE_S, ask, code_state, started
 
+TOGETHER = 20
+"""How many trials share a process."""
 ZYGOTE = Path(__file__).with_name("zygote.py")
 QUICK_FIRST = ("crashing", "by_hand", "going_bad", "adversarial", "language", "ranked", "supervised", "resumed")
 KINDS = ("always", "once", "exit", "MemoryError", "RecursionError", "KeyboardInterrupt", "start")
@@ -79,9 +82,14 @@ class Zygote:
         self._process = process
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Have a program run, and return what came of it."""
-        answer: dict[str, Any] = json.loads(ask(self._process, json.dumps(order)))
-        return answer
+        """Have a program run in a process of its own, and return what came of it."""
+        return self.ask_all([order])[0]
+
+    def ask_all(self, orders: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Have programs run one after the other in one process; return what came of those that were run."""
+        patience = PATIENCE_S * len(orders)
+        answers: list[dict[str, Any]] = json.loads(ask(self._process, json.dumps(orders), patience))
+        return answers
 
 
 @contextlib.contextmanager
@@ -141,20 +149,51 @@ def judge(trial: Trial, answer: dict[str, Any], found: Reach) -> str:
     return "; ".join(wrong)
 
 
-def run(started: list[Zygote], todo: list[Trial], found: Reach) -> Iterator[tuple[Trial, dict[str, Any], str]]:
-    """Run trials, as many at a time as there are zygotes; yield each with its answer and what is wrong with it."""
+Outcome = tuple[Trial, dict[str, Any], str]
+
+
+def run(started: list[Zygote], todo: list[Trial], found: Reach) -> Iterator[Outcome]:
+    """Run trials, as many at a time as there are zygotes; yield each with its answer and what is wrong with it.
+
+    Trials of one program share a process as long as each leaves it as it was. One that does not, or in which the fault
+    did not come, is run again in a process of its own, and that counts.
+    """
     free = collections.deque(started)
 
-    def one(trial: Trial) -> tuple[Trial, dict[str, Any], str]:
+    def some(trials: list[Trial]) -> list[Outcome]:
         zygote = free.popleft()
         try:
-            answer = zygote.ask(trial.order())
+            return list(_together(zygote, trials, found))
         finally:
             free.append(zygote)
-        return trial, answer, judge(trial, answer, found)
 
     with ThreadPoolExecutor(len(started)) as pool:
-        yield from pool.map(one, todo)
+        for outcomes in pool.map(some, _batches(todo)):
+            yield from outcomes
+
+
+def _batches(todo: list[Trial]) -> Iterator[list[Trial]]:
+    """Yield trials in the order in which they are given, of one program each; an interrupt is always alone."""
+    waiting: dict[str, list[Trial]] = collections.defaultdict(list)
+    for trial in todo:
+        if trial.kind == "KeyboardInterrupt":
+            yield [trial]
+            continue
+        waiting[trial.program].append(trial)
+        if len(waiting[trial.program]) == TOGETHER:
+            yield waiting.pop(trial.program)
+    yield from waiting.values()
+
+
+def _together(zygote: Zygote, trials: list[Trial], found: Reach) -> Iterator[Outcome]:
+    while trials:
+        orders = [each.order() | {"wanted": found.digests[each.program]} for each in trials]
+        answers = zygote.ask_all(orders)
+        for trial, order, answer in zip(trials, orders, answers, strict=False):
+            if len(answers) > 1 and not is_clean(order, answer):
+                answer = zygote.ask(order)
+            yield trial, answer, judge(trial, answer, found)
+        trials = trials[len(answers) :]
 
 
 class Verdicts:

@@ -1,7 +1,8 @@
-"""Run programs with one function of Sonde's failing, each in a forked child.
+"""Run programs with one function of Sonde's failing, in forked children.
 
-Reads an order per line as JSON, and answers with a line of JSON: what came out in the program, whether its results are
-the same bits, and what was left behind after `close()`.
+Reads a list of orders per line as JSON, and answers with a line of JSON for each: what came out in the program, whether
+its results are the same bits, and what was left behind after `close()`. The orders of a list are obeyed in one child,
+until one of them leaves anything behind, or ends otherwise than wished (`wanted`): those after it are not answered.
 """
 
 from __future__ import annotations
@@ -146,6 +147,7 @@ def left_behind(models: list[Any], functions: dict[str, Any], limit: int, patien
         "a paused observer": Guard.paused is not None,
         "a session that counts as open": bool(session._live),
         "another recursion limit": sys.getrecursionlimit() != limit,
+        "a garbage collector that is off": not gc.isenabled(),
         "a mode of autograd": torch.is_anomaly_enabled() or not torch.is_grad_enabled(),
     }
     return [
@@ -164,7 +166,7 @@ def obey(order: dict[str, Any]) -> dict[str, Any]:
     import sonde
 
     log = io.StringIO()
-    logging.getLogger("sonde").addHandler(logging.StreamHandler(log))
+    logging.getLogger("sonde").handlers = [logging.StreamHandler(log)]
     logging.getLogger("sonde").propagate = False
     functions, limit = torch_functions(), sys.getrecursionlimit()
     faults: Any = Reached() if order.get("trace") else Faults(order) if order.get("target") else None
@@ -222,31 +224,46 @@ def warm_up() -> None:
     gc.freeze()
 
 
-def in_child(order: dict[str, Any]) -> dict[str, Any]:
-    """Obey an order in a forked child, and return its answer; one that hangs or dies is named."""
+def in_child(orders: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Obey orders in a forked child, and return its answers; the last is about one that hangs or dies, if any does."""
     reading, writing = os.pipe()
-    began = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        signal.alarm(LIMIT_S)
         os.close(reading)
         code = 1
         try:
-            with contextlib.redirect_stderr(io.StringIO()):
-                answer = obey(order)
             with os.fdopen(writing, "w") as file:
-                file.write(json.dumps(answer))
+                for order in orders:
+                    answer = _timed(order)
+                    print(json.dumps(answer), file=file, flush=True)
+                    if not is_clean(order, answer):
+                        break
             code = 0
         finally:
             os._exit(code)
     os.close(writing)
     with os.fdopen(reading) as file:
-        text = file.read()
+        answers = [json.loads(line) for line in file if line.endswith("\n")]
     _, status = os.waitpid(pid, 0)
-    if not text:
+    if status:
         died = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "died"
-        text = json.dumps({"escaped": died, "trace": "", "digest": None, "left": [], "raised": None, "log": ""})
-    return {**json.loads(text), "seconds": round(time.monotonic() - began, 3)}
+        nothing = {"escaped": died, "trace": "", "digest": None, "left": [], "raised": None, "log": "", "seconds": 0.0}
+        answers.append(nothing)
+    return answers
+
+
+def _timed(order: dict[str, Any]) -> dict[str, Any]:
+    signal.alarm(LIMIT_S)
+    began = time.monotonic()
+    with contextlib.redirect_stderr(io.StringIO()):
+        answer = obey(order)
+    return answer | {"seconds": round(time.monotonic() - began, 3)}
+
+
+def is_clean(order: dict[str, Any], answer: dict[str, Any]) -> bool:
+    """Return whether the process is as it was before an order, as far as can be seen, and all went well."""
+    went_well = (answer["escaped"], answer["digest"]) == (None, order.get("wanted"))
+    return went_well and not answer["left"] and bool(answer["raised"])
 
 
 def main() -> None:
