@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -185,8 +187,11 @@ def test_gradients_everywhere_are_well_and_a_few_steps_prove_nothing():
         assert ask(kind, cut(("head.weight",), steps=4)) is None
 
 
-def stepping(update, *, gradient=0.5, dtype="float32", rate=0.1, kind="SGD", skipped=()):
+def stepping(update, *, gradient=0.5, dtype="float32", rate=0.1, kind="SGD", then="", skipped=()):
     facts = model("a.weight", kind=kind, parameters=(weight("a.weight", dtype=dtype),))
+    if then:
+        second = replace(facts.optimizers[0], name="optimizer2", kind=then)
+        facts = replace(facts, optimizers=(*facts.optimizers, second))
     readings = {
         "a.weight:update": [[update] * 4] * 6,
         "a.weight:gradient": [[gradient] * 4] * 6,
@@ -209,9 +214,10 @@ def test_steps_that_change_nothing_are_named():
         stepping(0.0, rate=1e-9),
         stepping(0.0, dtype="bfloat16"),
         stepping(0.0, kind="LBFGS"),
+        stepping(0.0, then="LBFGS"),
         stepping(0.0, skipped=range(1, 7)),
     ],
-    ids=["moves", "no gradient", "no rate", "too short to show", "coarse", "searches", "held back"],
+    ids=["moves", "no gradient", "no rate", "too short to show", "coarse", "searches", "searches later", "held back"],
 )
 def test_steps_that_may_change_nothing_are_left_alone(case):
     assert ask("optimizer_step_noop", case) is None

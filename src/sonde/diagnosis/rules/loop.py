@@ -291,16 +291,19 @@ def optimizer_step_noop(case: Case) -> Found | None:
     if not stuck:
         return None
     rates, sizes, pulls = recent_rates(case, int(NOOP_STEPS)), _sizes(case), _relative_pulls(case, stuck)
+    # A line search may find nothing better, whichever other optimizer holds the parameter too.
+    searched = {name for optimizer in optimizers if optimizer.traits.searches for name in held(optimizer)}
     for optimizer in optimizers:
         adaptive = optimizer.traits.adaptive
         mine = [
             name
             for name in held(optimizer)
             if name in stuck
+            and name not in searched
             and case.parameters[name].dtype not in _COARSE
             and _would_show(rates.get(name), (pulls if adaptive else stuck)[name], sizes.get(name))
         ]
-        if mine and not optimizer.traits.searches:  # a line search may find nothing better
+        if mine:
             return _unchanged(case, optimizer, mine)
     return None
 
