@@ -22,3 +22,22 @@ def test_evaluation_inputs_on_another_scale_are_found(change):
 @pytest.mark.parametrize("change", [lambda x: x, lambda x: 0.8 * x, lambda x: x + 0.1])
 def test_what_augmentation_changes_is_not(change):
     assert run(change) is None
+
+
+def targets(change):
+    generator = np.random.default_rng(0)
+    inputs = {"(model):input[0]": [generator.normal(size=(32, 4)) for _ in range(30)]}
+    inputs["(model):input[0]@eval"] = [None] * 29 + [generator.normal(size=(320, 4))]
+    inputs["loss_fn:input.target"] = [generator.normal(size=32) for _ in range(30)]
+    inputs["loss_fn:input.target@eval"] = [None] * 29 + [change(generator.normal(size=320))]
+    return asked(train_val_preproc_mismatch, patient(inputs))
+
+
+@pytest.mark.parametrize("change", [lambda y: 35 * y + 300, lambda y: y + 8, lambda y: y / 20])
+def test_evaluation_targets_on_another_scale_are_found(change):
+    assert "targets" in targets(change).cause
+
+
+@pytest.mark.parametrize("change", [lambda y: y, lambda y: 4 * y, lambda y: y + 2])
+def test_targets_of_another_part_of_the_data_are_not(change):
+    assert targets(change) is None

@@ -223,6 +223,8 @@ def _is_one_number(track: Track) -> bool:
 INPUT_SHIFT = Threshold(0.5, "standard deviations between the means of training and evaluation inputs")
 INPUT_SHIFT_SIGMAS = Threshold(6.0, "the same over the standard deviation of the means of training batches")
 INPUT_STRETCH = Threshold(2.0, "ratio of the spread of training and evaluation inputs; augmentation stays below 1.5")
+TARGET_SHIFT = Threshold(5.0, "the same for targets, which differ more between parts of one series")
+TARGET_STRETCH = Threshold(10.0, "ratio of the spreads of targets: parts of the same data differ less")
 INPUT_BATCHES = Threshold(5, "training batches: fewer do not show how much they vary")
 
 
@@ -235,8 +237,20 @@ INPUT_BATCHES = Threshold(5, "training batches: fewer do not show how much they 
     since=INPUT_BATCHES,
 )
 def train_val_preproc_mismatch(case: Case) -> Found | None:
-    """Evaluation inputs are preprocessed differently from training inputs."""
-    train, evaluated = model_input(case), model_input(case, "eval")
+    """Inputs or targets of the evaluation are preprocessed differently from those of training."""
+    found = _differently(model_input(case), model_input(case, "eval"), "inputs", INPUT_SHIFT, INPUT_STRETCH)
+    if found is None:
+        target = f"{signals.LOSS}:input.target"
+        train, evaluated = case.track(target), case.track(f"{target}@eval")
+        if train is not None and evaluated is not None:
+            found = _differently(train, evaluated, "targets", TARGET_SHIFT, TARGET_STRETCH)
+    return found
+
+
+def _differently(
+    train: Track, evaluated: Track, what: str, least_shift: Threshold, least_stretch: Threshold
+) -> Found | None:
+    """Find numbers of the evaluation that lie elsewhere as a whole, or are spread otherwise, than those of training."""
     if not is_real(train) or len(train) < INPUT_BATCHES or train.name != evaluated.name:
         return None
     std, other = _std(train), _std(evaluated)
@@ -246,23 +260,23 @@ def train_val_preproc_mismatch(case: Case) -> Found | None:
     shift = abs(other_mean - mean) / std
     noise = float(np.std(train.stat("mean"))) / std
     stretch = max(std / other, other / std)
-    moved = shift >= INPUT_SHIFT and shift >= INPUT_SHIFT_SIGMAS * noise and _moves_as_a_whole(train, evaluated)
-    if not moved and stretch < INPUT_STRETCH:
+    moved = shift >= least_shift and shift >= INPUT_SHIFT_SIGMAS * noise and _moves_as_a_whole(train, evaluated)
+    if not moved and stretch < least_stretch:
         return None
     worst = (
-        above("distance of the means in standard deviations", shift, INPUT_SHIFT, f"{evaluated.key} mean")
+        above("distance of the means in standard deviations", shift, least_shift, f"{evaluated.key} mean")
         if moved
-        else above("ratio of the spreads", stretch, INPUT_STRETCH, f"{evaluated.key} std")
+        else above("ratio of the spreads", stretch, least_stretch, f"{evaluated.key} std")
     )
     return Found(
         step=int(evaluated.steps[0]),
         sites=("loader", train.name),
         evidence=(
             worst,
-            fact("standard deviation of training inputs", std, f"{train.key} std"),
-            fact("standard deviation of evaluation inputs", other, f"{evaluated.key} std"),
+            fact(f"standard deviation of training {what}", std, f"{train.key} std"),
+            fact(f"standard deviation of evaluation {what}", other, f"{evaluated.key} std"),
         ),
-        cause=f"Evaluation inputs are preprocessed differently: mean {other_mean:.3g} and spread {other:.3g} against "
+        cause=f"Evaluation {what} are preprocessed differently: mean {other_mean:.3g} and spread {other:.3g} against "
         f"{mean:.3g} and {std:.3g} in training.",
     )
 

@@ -67,7 +67,7 @@ def missing_zero_grad(case: Case) -> Found | None:
 
 
 CLEARED_STEPS = Threshold(2, "persistence: a step without any gradient after a backward pass, twice in a row")
-THROWN_STEPS = Threshold(5, "persistence: steps that had only the gradient of the last of several passes")
+THROWN_STEPS = Threshold(3, "persistence: steps that had only the gradient of the last of several passes")
 THROWN_MOST = Threshold(0.8, "share of steps with several passes: a loop that accumulates does so at nearly every step")
 
 
