@@ -124,6 +124,7 @@ class Session:
         """What is wrong with the run as far as is known, most severe first; complete once the session is closed."""
         return [] if self._pipeline.judge is None else self._pipeline.judge.findings
 
+    @_otherwise(_nothing)
     def log(self, values: Mapping[str, float | Tensor] | None = None, /, **scalars: float | Tensor) -> None:
         """Record single numbers of this step: a loss, an accuracy. A tensor is not waited for.
 
@@ -158,7 +159,6 @@ class Session:
         self._pipeline.packer.logged_losses.update(self._known_losses.intersection(scalars))
         return found
 
-    @_otherwise(_nothing)
     @unobserved()
     def _log(self, values: Mapping[str, float | Tensor] | None, scalars: dict[str, float | Tensor]) -> None:
         self._check_open("log")

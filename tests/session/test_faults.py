@@ -178,3 +178,18 @@ def test_updates_that_do_not_fit_the_memory_are_left_out_and_reported(tmp_path, 
     assert "0.weight:update" not in keys
     assert "0.weight:parameter" in keys
     assert "updates of 1 parameter(s) are not recorded (0.weight)" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["_plain_numbers", "_log"])
+def test_a_fault_in_a_log_of_numbers_costs_a_warning(tmp_path, caplog, monkeypatch, part):
+    session = sonde.watch(tiny_mlp(), run=tmp_path / "run")
+    session.log(loss=1.0)
+
+    def fail(*args):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(session, part, fail)
+    session.log(loss=2.0)
+    session.log({"loss/of it": 2.0})
+    session.close()
+    assert "session.log failed" in caplog.text
