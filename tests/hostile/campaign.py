@@ -33,7 +33,7 @@ from tests.hostile.reading import Failure, rare_ways, read_all, replay_bundle, w
 from tests.hostile.values import Values, unnoticed, values_of
 from tests.waiting import code_state
 
-_RARE = 0.005
+_RARE = 0.01
 HANG_S = 600.0
 """A reading that takes so long by the clock is stopped; the limit of 10 s is on processor time, for busy machines."""
 

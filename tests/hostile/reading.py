@@ -66,7 +66,6 @@ _COMMANDS = [
     "query {run} loss>0.1 --json",
     "report {run} --format text",
     "report {run} --format md --out -",
-    "report {run} --format html --out -",
     "report {run} --format json --out -",
     "export {run} --to csv --stat mean --out -",
     "export {run} --to json --site 0* --stat mean --out -",
@@ -81,6 +80,7 @@ _COMMANDS = [
 ]
 _RARE_COMMANDS = [
     "examine {run}",
+    "report {run} --format html --out -",
     "export {run} --to site --out {scratch}/site",
     "export {root} --to dataset --out {scratch}/tables",
 ]

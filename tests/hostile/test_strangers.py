@@ -124,6 +124,8 @@ def test_no_text_of_a_file_reaches_a_terminal_as_it_is(tmp_path, text):
     (tmp_path / "run/logs/code.json").write_text(json.dumps({"files": [{"path": text, "text": text}]}))
     wanted = ("show", "runs", "verify", "query", "tail", "export", "logs", "note", "diagnose", "report", "fleet")
     assert [str(each) for each in read_all(tmp_path, commands=wanted)] == []
+    if "<" in text:
+        assert [str(each) for each in read_all(tmp_path, only=["sonde report {run} --format html --out -"])] == []
 
 
 def test_a_pipe_among_the_lines_that_were_printed_makes_no_reader_wait(tmp_path):
