@@ -189,4 +189,54 @@ def raises_in_users_code(folder: Path) -> Path:
     return folder / "raises"
 
 
-ALL = (language_model_with_a_spike, healthy_cnn, gan, nan_between_model_and_loss, raises_in_users_code)
+BAD_BATCH = 1001
+
+
+def long_regression(folder: Path, steps: int = 2500) -> Path:
+    """Train until nothing moves any more, over more steps than a chart has points, with one bad batch on the way.
+
+    The exponential of the loss, which the program logs too, is infinite in the first steps.
+    """
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    nn.init.constant_(model.weight, 8.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    with sonde.watch(model, optimizer, run=folder / "long", tape=False) as session:
+        for step in range(1, steps + 1):
+            x = torch.randn(64, 4)
+            noise = 0.3 * torch.randn(64, 1)
+            target = x.sum(1, keepdim=True) + noise + (4.0 if step == BAD_BATCH else 0.0)
+            loss = nn.functional.mse_loss(model(x), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            session.log(loss=loss, perplexity=torch.exp(loss.detach()))
+    return folder / "long"
+
+
+def gradients_not_cleared_at_first(folder: Path, steps: int = 220, cleared_from: int = 80) -> Path:
+    """Train without clearing gradients until the program does: what is found holds for some steps only."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=2e-3)
+    with sonde.watch(model, optimizer, run=folder / "mended", tape=False, budget=None) as session:
+        for step in range(1, steps + 1):
+            x = torch.randn(32, 6)
+            loss = nn.functional.mse_loss(model(x), x[:, :1].sin() + x[:, 1:2])
+            if step >= cleared_from:
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            session.log(loss=loss)
+    return folder / "mended"
+
+
+ALL = (
+    language_model_with_a_spike,
+    healthy_cnn,
+    gan,
+    nan_between_model_and_loss,
+    raises_in_users_code,
+    long_regression,
+    gradients_not_cleared_at_first,
+)

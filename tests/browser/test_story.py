@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -15,6 +19,8 @@ from tests.browser.serving import Window, go, serving, settle
 
 from sonde.analysis import verdict_on
 from sonde.store import open_run
+from sonde.views.document import count_findings
+from sonde.views.web.story_api import MOST_POINTS
 
 
 @pytest.fixture(scope="module")
@@ -189,3 +195,155 @@ def test_heat_maps_and_curves_share_the_unit_and_sites_fold_by_block(page):
     page.wait_for_selector(".sitelist [data-site='blocks.1.qkv.weight:gradient']", state="detached")
     head.click()
     page.wait_for_selector(".sitelist [data-site='blocks.1.qkv.weight:gradient']")
+
+
+def ask_cli(*words):
+    """Return what a command of `sonde` prints as JSON."""
+    done = subprocess.run([sys.executable, "-m", "sonde", *map(str, words)], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_hovering_reads_recorded_values_and_the_slider_at_zero_shows_them_raw(page, folder):
+    overview(page, "language")
+    recorded = open_run(folder / "language").series("loss:scalar", "value")
+    canvas = page.locator(".chart[data-role=loss] canvas").bounding_box()
+    for share in (0.3, 0.55, 0.9):
+        page.mouse.move(canvas["x"] + share * canvas["width"], canvas["y"] + canvas["height"] / 2)
+        step = int(re.search(r"step ([\d,]+)", words(page, ".story-tools .cursor"))[1].replace(",", ""))
+        value = float(recorded.values[recorded.steps == step][0])
+        assert f"{value:.4g} at step {step}" in words(page, ".chart[data-role=loss] .legend")
+    page.mouse.move(0, 0)
+    page.fill("input[aria-label=Smoothing]", "0")
+    assert "0 (raw)" in words(page, ".story-tools")
+    assert "smoothed" not in words(page, ".chart[data-role=loss] .legend")
+
+
+def test_thinned_points_have_a_band_from_lowest_to_highest_and_smoothing_ends_with_the_data(page, folder):
+    losses = open_run(folder / "long").series("loss:scalar", "value")
+    assert len(losses.steps) > MOST_POINTS
+    bad = float(losses.values[losses.steps == planted_runs.BAD_BATCH][0])
+    said = []
+    for step in range(planted_runs.BAD_BATCH, planted_runs.BAD_BATCH + 3):
+        overview(page, "long", f"?step={step}")
+        said.append(words(page, ".chart[data-role=loss] .legend"))
+    assert any(f"to {bad:.4g} in steps" in each for each in said), said
+    last = page.evaluate(
+        """async (values) => {
+            const { smoothed } = await import("./assets/chart.js");
+            const made = smoothed({ thinned: false, steps: values.map((_, at) => at), values }, 0.9);
+            return [made.length, made.at(-1)];
+        }""",
+        losses.values.tolist(),
+    )
+    assert last[0] == len(losses.values)
+    assert min(losses.values[-30:]) <= last[1] <= max(losses.values[-30:])
+
+
+def test_infinity_is_called_so_and_neither_it_nor_nan_becomes_a_number(page):
+    overview(page, "long", "?step=1")
+    assert "∞ at step 1" in words(page, ".chart[data-role=metric] .legend")
+    overview(page, "nan")
+    for hash_ in (
+        "#/run/0-nan/overview",
+        "#/run/0-nan/layers?site=0.weight%3Agradient",
+        "#/run/0-nan/layers?site=loss%3Ascalar",
+    ):
+        go(page, hash_)
+        settle(page)
+        page.wait_for_selector(".chart canvas[data-drawn]")
+        shown = words(page, "main")
+        assert "NaN" in shown
+        for invented in ("1e-12", "1.00e-12", "0 to 0", "not measured"):
+            assert invented not in shown.replace("grey: not measured", "")
+    page.wait_for_selector(".heat canvas[data-drawn]")
+    bad = page.evaluate(
+        "fetch('api/run/0-nan/heat?pattern=*:gradient').then(each => each.json()).then(made => made.bad.length)"
+    )
+    assert bad > 0, "cells of NaN are marked in the heat map"
+
+
+def test_the_users_line_comes_before_everything_else_on_the_page(page):
+    overview(page, "raises")
+    places = [page.locator(each).first.bounding_box()["y"] for each in (".verdict", ".culprit", ".tiles", ".chart")]
+    assert places == sorted(places)
+    page.click(".traceback summary")
+    assert "check_shapes" in words(page, ".traceback li.own:last-of-type")
+
+
+def test_a_healthy_run_marks_no_layer_as_worst_and_its_noise_is_no_event(page, folder):
+    overview(page, "cnn")
+    assert "None." in words(page, "section:has(h2:text-is('Latest events'))")
+    assert page.locator(".lane.critical, .lane.warning").count() == 0
+    layers = ask_cli("show", folder / "cnn", "--json")["layers"]
+    assert [each["layer"] for each in layers if each["level"] != "fine"] == []
+
+
+def test_a_finding_that_no_longer_holds_stays_with_its_span(page, folder):
+    [closed] = open_run(folder / "mended").closed_findings
+    assert closed.kind == "missing_zero_grad"
+    assert closed.last_step < 220
+    overview(page, "mended")
+    lane = page.locator(".lane.closed")
+    assert lane.count() == 1, "closed once: it has not flapped"
+    label = f"Missing zero grad, steps {closed.step} to {closed.last_step}, closed"
+    assert lane.locator(".lane-span").get_attribute("aria-label") == label
+    assert "Missing zero grad" not in words(page, ".findings"), "what no longer holds is no finding"
+    go(page, "#/run/0-mended/timeline")
+    settle(page)
+    page.wait_for_function("() => document.querySelector('.figure .plot')?.textContent.includes('missing zero grad')")
+
+
+@pytest.mark.parametrize("run", ["nan", "raises", "mended", "cnn"])
+def test_numbers_and_words_agree_between_pages_commands_report_and_export(page, folder, run):
+    path = folder / run
+    told = ask_cli("show", path, "--json")
+    facts, verdict = told["run"], told["verdict"]["text"]
+    report = ask_cli("report", path, "--format", "json", "--out", "-")
+    assert {name: report["run"][name] for name in ("num_sites", "num_steps", "nbytes")} == {
+        name: facts[name] for name in ("num_sites", "num_steps", "nbytes")
+    }
+    overview(page, run)
+    assert verdict == report["verdict"]
+    assert words(page, ".verdict") == re.sub(r"\s+", " ", verdict)
+    tiles = dict(reversed(each.split("\n")) for each in page.locator(".tile").all_inner_texts())
+    assert tiles["steps"] == f"{facts['num_steps']:,}"
+    assert tiles["sites"] == f"{facts['num_sites']:,}"
+    size = page.evaluate("async (size) => (await import('./assets/words.js')).bytes(size)", facts["nbytes"])
+    assert tiles["on disk"] == size
+    shown = words(page, ".findings h2")
+    assert count_findings(open_run(path).findings) in shown or "found nothing" in shown
+    [row] = [each for each in ask_cli("runs", folder, "--json")["runs"] if each["path"].endswith(f"/{run}")]
+    found = [each["kind"] for each in report["findings"]]
+    assert sorted(each["kind"] for each in row["findings"] if each["kind"] in found) == sorted(found)
+    assert page.locator(".findings details").count() == len(found)
+    done = subprocess.run(
+        [sys.executable, "-m", "sonde", "export", str(path), "--to", "csv", "--out", "-"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    exported = {each["site"] for each in rows if each["quantity"] != "vital"}
+    assert exported == {site.key for site in open_run(path).sites if site.quantity != "vital" and site.same_as is None}
+    assert max(int(each["step"]) for each in rows) == facts["last_step"]
+    go(page, "#/runs")
+    page.wait_for_selector(f"tr[data-key='0-{run}'] td[data-title=Step]")
+    assert page.inner_text(f"tr[data-key='0-{run}'] td[data-title=Step]") == f"{facts['last_step']:,}"
+
+
+def test_spike_and_jump_are_events_with_step_and_cause_on_the_timeline_too(page):
+    go(page, "#/run/0-language/timeline")
+    page.wait_for_selector("table[aria-label=Events] tbody tr")
+    events = [re.sub(r"\s+", " ", each) for each in page.locator("table[aria-label=Events] tbody tr").all_inner_texts()]
+    [spike] = [each for each in events if " spike " in each]
+    assert spike.startswith("302 ")
+    assert "one step after learning rate \N{MULTIPLICATION SIGN}60" in spike
+    jumps = [each for each in events if " jump " in each]
+    assert jumps
+    assert all(each.startswith(("301 ", "302 ")) for each in jumps), "ordinary noise is no event"
+
+
+def test_converged_is_earned(page):
+    overview(page, "long")
+    assert words(page, ".verdict").startswith("Converged")
+    for run in ("cnn", "language", "gan", "raises"):
+        overview(page, run)
+        assert "onverged" not in words(page, ".verdict")
