@@ -31,9 +31,11 @@ class Reader:
 
 
 def _start(page: Any) -> Reader:
-    """Open the page that `sonde view` opens; the time begins as it is asked for."""
-    reader = Reader(page)
+    """Open the page that `sonde view` opens, scripts and all; the time begins as it is asked for."""
     go(page, "#/runs")
+    reader = Reader(page)
+    page.reload()
+    page.wait_for_selector("main[data-ready]")
     return reader
 
 
