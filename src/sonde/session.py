@@ -28,7 +28,7 @@ from sonde.core.forks import after_fork_in_child
 from sonde.core.metric_names import is_loss_name
 from sonde.core.outcome import message_of, outcome_of
 from sonde.errors import ClosedError, OptionError, RunNotFound
-from sonde.hooks.guard import Guard, is_compiling, isolated, unobserved
+from sonde.hooks.guard import Guard, isolated, unobserved
 from sonde.record.governor import Cost
 from sonde.record.pipeline import Pipeline
 from sonde.record.printed import PrintedOutput, save_code
@@ -148,7 +148,7 @@ class Session:
         found = []
         for name, value in scalars.items():
             site = self._known.get(name)
-            if type(value) is Tensor and value.is_cpu and not is_compiling():
+            if type(value) is Tensor and value.is_cpu:
                 try:
                     value = value.item()
                 except RuntimeError:  # it has several elements, or none that can be had

@@ -11,9 +11,11 @@ import types
 
 import pytest
 import torch
+from torch import nn
 
 from sonde.hooks.guard import Guard, attempt, remove_all, uncollected
 from sonde.hooks.on_step import on_step
+from sonde.hooks.replace_function import BACKWARD
 
 
 class Fault(Exception):
@@ -202,3 +204,64 @@ def test_what_fails_while_no_garbage_is_collected_leaves_the_collector_and_the_l
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_listeners_are_called_while_their_guard_is_awake_or_asleep_or_always():
+    guard, other, seen = Guard("isolate", print), Guard("isolate", print), []
+
+    def note(who, name):
+        return who.wrap(name, lambda *args: seen.append(name))
+
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    during = ("always", "awake", "asleep")
+    handles = [BACKWARD.listen(before=note(guard, f"backward {each}"), during=each) for each in during]
+    handles += [
+        each for name in during for each in on_step(note(guard, name), note(guard, f"after {name}"), during=name)
+    ]
+    handles.append(BACKWARD.listen(before=note(other, "another's"), during="awake"))
+    try:
+        for asleep in (False, True, False):
+            (guard.sleep if asleep else guard.wake)()
+            seen.clear()
+            torch.ones(1, requires_grad=True).sum().backward()
+            optimizer.step()
+            now = "asleep" if asleep else "awake"
+            expected = [
+                "backward always",
+                f"backward {now}",
+                "another's",
+                "always",
+                now,
+                "after always",
+                f"after {now}",
+            ]
+            assert seen == expected
+    finally:
+        guard.sleep()
+        guard.release()
+        other.release()
+    assert not Guard.asleep
+    seen.clear()
+    torch.ones(1, requires_grad=True).sum().backward()
+    optimizer.step()
+    assert not seen
+
+
+def test_what_is_woken_before_a_call_takes_part_in_it():
+    guard, seen = Guard("isolate", print), []
+    wake = guard.wrap("wake", lambda *args: guard.wake())
+    see, end = guard.wrap("see", lambda *args: seen.append("before")), guard.wrap("end", lambda: seen.append("end"))
+    BACKWARD.listen(before=wake, during="asleep")
+    BACKWARD.listen(before=see, end=end, during="awake")
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    on_step(wake, wake, during="asleep")
+    on_step(see, see, during="awake")
+    try:
+        guard.sleep()
+        torch.ones(1, requires_grad=True).sum().backward()
+        assert seen == ["before", "end"]
+        guard.sleep()
+        optimizer.step()
+        assert seen == ["before", "end", "before", "before"]
+    finally:
+        guard.release()

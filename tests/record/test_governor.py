@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from itertools import pairwise
 
 import pytest
@@ -326,6 +327,14 @@ def test_steps_of_a_long_stride_are_steps_of_all_shorter_ones():
         assert 0.3 < sum(step % 3 == 0 for step in longer) / len(longer) < 0.6, "no period of a loop is left out"
 
 
+def test_the_next_recorded_step_is_the_first_with_a_level():
+    for stride in (1, 2, 64, 1024):
+        strides = Strides(stride, stride, stride)
+        levels = [strides.level(step) for step in range(3000)]
+        for step in range(0, 900, 7):
+            assert strides.next_recorded(step) == next(each for each in range(step, 3000) if levels[each])
+
+
 def train_tiny(path, steps, *, bad_at=None, evaluate_at=(), rate=lambda step: 0.01):
     """Train a model whose steps are so short that it dozes; return its run."""
     torch.manual_seed(0)
@@ -377,6 +386,31 @@ def test_a_tiny_model_dozes_and_no_step_or_logged_number_is_lost(tmp_path, dozin
     assert norms.steps.max() <= 1500
     assert run.steps[-1] == 1500
     assert run.series("loss", "mean").steps.tolist() == list(range(1, 1501)), "nor is a loss that is not logged"
+
+
+def test_a_step_that_is_only_counted_runs_little_of_sonde(tmp_path, dozing):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = torch.randn(16, 4), torch.randint(2, (16,))
+    calls = []
+
+    def count(frame, event, argument):
+        if event == "call" and "sonde" in frame.f_code.co_filename:
+            calls[-1] += 1
+
+    with sonde.watch(model, optimizer, run=tmp_path / "run", budget=0.05) as session:
+        for step in range(1500):
+            if step > 1200:
+                calls.append(0)
+                sys.setprofile(count)
+            loss = nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            session.log(loss=loss)
+            sys.setprofile(None)
+    assert sum(dozing) > 1000
+    assert sorted(calls)[len(calls) // 2] < 60, "130 with all hooks in place"
 
 
 def test_steps_that_are_not_due_are_only_counted():

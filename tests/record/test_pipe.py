@@ -10,9 +10,9 @@ from torch import nn
 
 import sonde
 from sonde.core import schema
-from sonde.record.blocks import continue_block, gather, to_block
+from sonde.record.blocks import continue_block, to_block, to_numbers
 from sonde.record.packer import MOST_TOGETHER, Packer
-from sonde.record.packets import ArenaPool, Packet, SiteBook
+from sonde.record.packets import ArenaPool, Packet, PlainSteps, SiteBook
 from sonde.record.worker import Worker
 from sonde.records import Numbers, Reading, RunHeader, Site
 from sonde.stats import kernel_for
@@ -113,7 +113,7 @@ def test_logs_after_a_step_belong_to_it_and_later_ones_to_the_next(pipe):
     packer.ship()
     first, plain = sent  # the site was new in the first
     assert (first.step, first.numbers) == (0, [(site, 1.0)])
-    assert [(step, numbers) for step, _, _, numbers in plain.steps] == [(1, [(site, 2.0)])]
+    assert (plain.steps, plain.sites, plain.values) == ([1], [site], [2.0])
 
 
 def test_steps_with_numbers_only_are_sent_together_and_in_order(pipe):
@@ -127,57 +127,52 @@ def test_steps_with_numbers_only_are_sent_together_and_in_order(pipe):
         packer.begin()
     packer.ship()
     assert len(sent) <= 8
-    steps = [
-        step for each in sent for step in ([each.step] if isinstance(each, Packet) else [s[0] for s in each.steps])
-    ]
-    assert steps == list(range(3 * MOST_TOGETHER))
-
-
-def run_of(steps, after=-1):
-    """Return what the worker makes of plain steps, and the blocks that they are."""
-    found = list(gather([(step, 100.0 + step, epoch, numbers) for step, epoch, numbers in steps], after))
-    book = SiteBook([Site(id=number, name=str(number), quantity="scalar") for number in range(9)])
-    blocks = [
-        block
-        for part in found
-        for block in (part.blocks() if isinstance(part, Numbers) else [to_block(part, book, histogram=True)])
-    ]
-    return found, blocks
+    steps = [[each.step] if isinstance(each, Packet) else each.steps for each in sent]
+    assert [step for part in steps for step in part] == list(range(3 * MOST_TOGETHER))
 
 
 def test_numbers_of_many_steps_are_the_blocks_of_each():
     values = [1.5, float("nan"), float("inf"), -0.0, 1e-300]
-    steps = [(step, 1, [(5, value), (2, float(step))]) for step, value in enumerate(values, 1)]
-    found, blocks = run_of(steps)
-    assert [type(part) for part in found] == [Numbers]
+    plain = PlainSteps([5, 2], 1)
+    for step, value in enumerate(values, 1):
+        plain.steps.append(step)
+        plain.times.append(100.0 + step)
+        plain.values += [value, float(step)]
+    numbers = to_numbers(plain, after=0)
+    blocks = list(numbers.blocks())
     book = SiteBook([Site(id=number, name=str(number), quantity="scalar") for number in range(9)])
-    for (step, epoch, numbers), block in zip(steps, blocks, strict=True):
-        truth = to_block(Packet(step, numbers=numbers, time=100.0 + step, epoch=epoch), book, histogram=True)
+    for packet, block in zip(plain.packets(), blocks, strict=True):
+        truth = to_block(packet, book, histogram=True)
         assert (block.step, block.time, block.epoch) == (truth.step, truth.time, truth.epoch)
         for name in ("sites", "rows", "bins", "binned"):
             np.testing.assert_array_equal(getattr(block, name), getattr(truth, name))
-        assert codec.encode_block(step, codec.pack(block)) == codec.encode_block(step, codec.pack(truth))
-    together = codec.encode_numbers(7, found[0])
     apart = [codec.encode_block(7 + index, codec.pack(block)) for index, block in enumerate(blocks)]
-    assert together == b"".join(apart)
+    assert codec.encode_numbers(7, numbers) == b"".join(apart)
 
 
-def test_steps_with_other_numbers_or_of_another_epoch_are_apart():
-    one, two = [(0, 1.0)], [(0, 1.0), (3, 2.0)]
-    found, blocks = run_of([(1, 1, one), (2, 1, one), (3, 1, two), (4, 2, two), (5, 2, two)])
-    assert [part.steps.tolist() for part in found] == [[1, 2], [3], [4, 5]]
-    assert [block.epoch for block in blocks] == [1, 1, 1, 2, 2]
+def test_steps_with_other_numbers_or_of_another_epoch_are_apart(pipe):
+    packer, _, sent = pipe
+    one, two = packer.site("one", "scalar"), packer.site("two", "scalar")
+    packer.put_event("note", "the sites are new", {})
+    packer.ship()
+    for step, epoch in enumerate((1, 1, 1, 2, 2)):
+        packer.epoch = epoch
+        packer.put_all([(one, 1.0)] if step < 2 else [(one, 1.0), (two, 2.0)])
+        packer.end_step()
+        packer.begin()
+    packer.ship()
+    assert [(each.epoch, each.steps) for each in sent[1:]] == [(1, [0, 1]), (1, [2]), (2, [3, 4])]
 
 
-def test_a_number_that_is_logged_twice_in_a_step_is_merged():
-    found, blocks = run_of([(1, None, [(0, 1.0), (0, 3.0)]), (2, None, [(0, 5.0), (0, 5.0)])])
-    assert all(isinstance(part, Packet) for part in found)
-    assert [block.rows[0, schema.MEAN] for block in blocks] == [2.0, 5.0]
-
-
-def test_a_step_that_was_taken_before_is_merged_with_that():
-    found, _ = run_of([(4, None, [(0, 1.0)]), (5, None, [(0, 1.0)])], after=4)
-    assert all(isinstance(part, Packet) for part in found)
+@pytest.mark.parametrize(
+    "plain", [PlainSteps([0, 0], None, [1], [0.0], [1.0, 3.0]), PlainSteps([0], None, [4], [0.0], [2.0])]
+)
+def test_a_step_that_needs_merging_is_a_packet(plain):
+    """A number is logged twice in it, or something else of it was taken before."""
+    assert to_numbers(plain, after=4) is None
+    book = SiteBook([Site(id=0, name="a", quantity="scalar")])
+    (block,) = [to_block(packet, book, histogram=True) for packet in plain.packets()]
+    assert block.rows[0, schema.MEAN] == 2.0
 
 
 def test_the_store_takes_numbers_of_many_steps_as_it_takes_blocks(tmp_path):

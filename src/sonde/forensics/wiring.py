@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from sonde.forensics.bundle import Note, save_bundle
 from sonde.forensics.keeper import GUARD_SITE
 from sonde.forensics.origin import Incident
 from sonde.forensics.watcher import MAX_ORIGINS, GuardAction, Surroundings, Watcher
-from sonde.hooks.guard import Handle, backward_id, is_capturing, remove_all
-from sonde.hooks.on_backward import before_backward
+from sonde.hooks.guard import During, Handle, backward_id, is_capturing, remove_all
+from sonde.hooks.on_backward import before_backward, what_is_differentiated
 from sonde.hooks.on_call import RootPasses
 from sonde.hooks.on_step import has_closure, on_step
+from sonde.hooks.replace_function import BACKWARD
 from sonde.record.extensions import Watched
 from sonde.records import Finding, Sink
 
@@ -91,9 +93,15 @@ class Forensics:
         """Start watching; after the optimizers' own tap, whose numbers it reads."""
         if self._options.enabled:
             self._passes.attach()
-            self._handles.append(before_backward(self._before_backward))
+            # A guard looks at every step; else a step that is only counted is left alone while its loss is finite.
+            during: During = "awake" if self._options.guard is None else "always"
+            self._handles.append(before_backward(self._before_backward, during))
             catch = self._guard.catch  # what looks is measured by itself
-            self._handles += on_step(catch("holding steps back", self._begin_step), catch("updates", self._end_step))
+            before, after = catch("holding steps back", self._begin_step), catch("updates", self._end_step)
+            self._handles += on_step(before, after, during)
+            if self._options.guard is None:
+                look = self._guard.wrap("looking at losses", self._look_asleep)
+                self._handles.append(BACKWARD.listen(before=look, during="asleep"))
 
     def remove(self) -> None:
         """Stop watching, and release everything kept."""
@@ -142,6 +150,17 @@ class Forensics:
             self._raise_alarm()
         if not self._is_skipped():
             self.watcher.before_backward(*args)
+
+    def _look_asleep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        root = args[0] if args else None
+        if type(root) is Tensor and root.is_cpu and root.numel() == 1:  # in every step, where steps are short
+            number = None if is_capturing() else root.item()
+            is_bad = isinstance(number, float) and not math.isfinite(number)
+        else:
+            roots, _ = what_is_differentiated(args, kwargs)
+            is_bad = self.watcher.is_loss_bad(roots)
+        if is_bad:
+            self._raise_alarm()
 
     def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._is_skipped() and not has_closure(args, kwargs) and self._is_ours(optimizer):

@@ -28,6 +28,8 @@ from sonde.errors import NonFiniteError
 
 T = TypeVar("T")
 OnError = Literal["isolate", "raise"]
+During = Literal["always", "awake", "asleep"]
+"""When a listener is called: always, or only while its guard is awake, or asleep."""
 Report = Callable[[str, str], None]
 """Takes the name of what failed and its traceback."""
 
@@ -40,6 +42,7 @@ backward_id: Final[Callable[[], int]] = torch._C._current_graph_task_id
 recomputed."""
 _set_eval_frame: Final[Callable[[Any], Any]] = torch._C._dynamo.eval_frame.set_eval_frame
 _innermost_transform: Final[Callable[[], object]] = torch._C._functorch.peek_interpreter_stack
+_is_tracing: Final[Callable[[], bool]] = torch._C._is_tracing
 
 
 class Guarded(Protocol):
@@ -105,6 +108,8 @@ class Guard:
 
     paused: ClassVar[Paused | None] = None
     """What is paused while guarded code runs, of any session."""
+    asleep: ClassVar[frozenset[int]] = frozenset()
+    """The ids of guards most of whose callbacks are not called for the time being."""
 
     def __init__(self, on_error: OnError, report: Report, *, measures: bool = True) -> None:
         self._on_error = on_error
@@ -121,7 +126,7 @@ class Guard:
         """Return `function` guarded. The result always returns None, so as a hook it cannot replace a value."""
         if self._on_error == "raise":
             return self._own(part, self._measured(function)) if self._measures else cast(Guarded, function)
-        return self.catch(part, self._measured(function))
+        return self._own(part, self._guarded(part, function))
 
     def catch(self, part: str, function: Callable[..., None]) -> Guarded:
         """Return `function` so that its exceptions do not reach the user, and nothing else: no time is measured.
@@ -151,6 +156,45 @@ class Guard:
                     raise
 
         return self._own(part, caught)
+
+    def _guarded(self, part: str, function: Callable[..., None]) -> Callable[..., None]:
+        """Return what `catch` and `_measured` do in one function: it is called for everything that is seen."""
+        failed, fail, meter, clock = self.failed, self._fail, self.meter, self.meter.clock
+
+        @functools.wraps(function)
+        def guarded(*args: Any) -> None:
+            if part in failed:
+                return
+            try:
+                span = meter.span
+                if span.depth:
+                    function(*args)
+                    return
+                span.began = clock()
+                if Guard.paused is not None:
+                    span.is_paused = Guard.paused.pause()
+                span.depth = 1
+                try:
+                    function(*args)
+                finally:
+                    span.depth = 0
+                    try:
+                        span.seconds += clock() - span.began
+                    finally:
+                        if Guard.paused is not None or span.is_paused:
+                            self._resume(span)
+            except NonFiniteError:  # raised on purpose, by a session that was asked to stop
+                raise
+            except Exception:
+                is_theirs = False
+                try:  # noqa: SIM105 - as in `catch`
+                    is_theirs = fail(part)
+                except Exception:  # noqa: BLE001 - as in `catch`
+                    pass
+                if is_theirs:
+                    raise
+
+        return guarded
 
     def _own(self, part: str, function: Callable[..., None]) -> Guarded:
         self._parts.add(part)
@@ -271,6 +315,16 @@ class Guard:
         if raised is not None:
             raise raised
 
+    def sleep(self) -> None:
+        """Let listeners rest that are called only while this guard is awake."""
+        with _sleep.lock:
+            Guard.asleep = Guard.asleep | {id(self)}
+
+    def wake(self) -> None:
+        """Take back `sleep`."""
+        with _sleep.lock:
+            Guard.asleep = Guard.asleep - {id(self)}
+
     def report_late(self) -> None:
         """Report the parts whose fault could not be reported when it came, for want of memory or stack."""
         parts, self._unreported = self._unreported, []
@@ -280,9 +334,25 @@ class Guard:
     def release(self) -> None:
         """Remove every hook that calls back through this guard, and let no callback of it run again."""
         self.failed.update(self._parts)
+        self.wake()
         remove_all(list(self.attached))
         remove_all(list(self.attached))  # those that could not be removed at first
         self.attached.clear()
+
+
+class _SleepLock:
+    """The lock for changing which guards are asleep."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget which thread holds the lock: in a forked child that thread does not exist."""
+        self.lock = threading.Lock()
+
+
+_sleep: Final = _SleepLock()
+after_fork_in_child(_sleep.renew)
 
 
 def isolated(
@@ -455,6 +525,14 @@ def detach_from_guards(handle: Handle, callbacks: Sequence[Guarded | None]) -> N
         guard.attached.discard(handle)
 
 
+def is_called(callbacks: Sequence[Guarded | None], during: During) -> bool:
+    """Return whether a listener with these callbacks is called now, as far as its guards are awake or asleep."""
+    if during == "always":
+        return True
+    is_asleep = any(id(guard) in Guard.asleep for guard in _guards_of(callbacks))
+    return is_asleep is (during == "asleep")
+
+
 def _guards_of(callbacks: Sequence[Guarded | None]) -> set[Guard]:
     return {guard for each in callbacks if (guard := guard_of(each)) is not None}
 
@@ -476,7 +554,7 @@ def is_capturing() -> bool:
     Nothing may be measured then: a replay would repeat it, into an arena that has long been shipped. The same holds
     inside a transform of `torch.func`, where tensors have no memory of their own and no other may be written to.
     """
-    if torch.jit.is_tracing() or _innermost_transform() is not None:  # type: ignore[attr-defined, no-untyped-call] # torch
+    if _is_tracing() or _innermost_transform() is not None:
         return True
     # Asking torch first would start CUDA in a process that only uses the CPU.
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call] # torch

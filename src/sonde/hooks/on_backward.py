@@ -13,7 +13,7 @@ from typing import Any, Final
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from sonde.hooks.guard import UNGUARDED, Guard, Guarded, Handle, guard_of, keep
+from sonde.hooks.guard import UNGUARDED, During, Guard, Guarded, Handle, guard_of, keep
 from sonde.hooks.replace_function import BACKWARD
 from sonde.hooks.unpack import MAX_PARTS, unpack
 
@@ -23,22 +23,33 @@ _on_gradient: Callable[[Tensor, Callable[[Tensor], Any]], RemovableHandle] = Ten
 _MANY: Final = 1 << 60
 
 
-def before_backward(callback: Guarded) -> Handle:
+def before_backward(callback: Guarded, during: During = "always") -> Handle:
     """Call this ahead of every backward pass of the process, in its thread, while the graph of the loss is whole.
 
     It takes the tensors that the pass starts from, usually the loss, and the gradients passed in for them, if any.
     """
 
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = args[0] if args else kwargs.get("tensors")
-        roots = (tensors,) if isinstance(tensors, Tensor) else _tensors(tensors)
+        roots, gradients = what_is_differentiated(args, kwargs)
         if roots:
-            given = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
-            gradients = (given,) if isinstance(given, Tensor) else _tensors(given)
-            callback(roots, gradients or (None,) * len(roots))
+            callback(roots, gradients)
 
     guard = guard_of(callback) or UNGUARDED
-    return BACKWARD.listen(before=guard.catch(getattr(callback, "part", "backward passes"), read))
+    return BACKWARD.listen(before=guard.catch(getattr(callback, "part", "backward passes"), read), during=during)
+
+
+def what_is_differentiated(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    """Return the tensors that a backward pass starts from, and the gradients passed in, from the arguments of a call.
+
+    Nothing if they cannot be told.
+    """
+    tensors = args[0] if args else kwargs.get("tensors")
+    roots = (tensors,) if isinstance(tensors, Tensor) else _tensors(tensors)
+    given = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
+    gradients = (given,) if isinstance(given, Tensor) else _tensors(given)
+    return roots, gradients or (None,) * len(roots)
 
 
 def after_backward(callback: Guarded) -> Handle:

@@ -37,8 +37,17 @@ from sonde.hooks.names import unwrap
 Entry = TypeVar("Entry")
 _NOTHING: Final = object()
 _MARKS: Final = ("_global_forward_hooks_with_kwargs", "_global_forward_hooks_always_called")
-_ByModule = dict[int, tuple[tuple["ModuleCalls[Any]", Any], ...]]
+_ByModule = dict[int, tuple[tuple["ModuleCalls[Any] | _Asleep", Any], ...]]
 """By the id of a module: its listeners, each with its entry."""
+
+
+class _Asleep:
+    """What is called of a listener that dozes."""
+
+    take = raised = None
+
+    def __init__(self, before: Guarded) -> None:
+        self.before = self.after = before
 
 
 class _Switch:
@@ -78,6 +87,7 @@ class _Pair:
         self._ended: _ByModule = {}
         self._tables: dict[tuple[tuple[ModuleCalls[Any], bool, bool], ...], tuple[_ByModule, _ByModule]] = {}
         self._switches: list[_Switch] = []
+        self._dozes_alone: ModuleCalls[Any] | None = None
 
     def add(self, listener: ModuleCalls[Any]) -> None:
         """Add a listener."""
@@ -99,7 +109,8 @@ class _Pair:
         awake = tuple((each, each.is_narrow, each.is_dozing) for each in self._listeners if each.is_awake)
         if awake not in self._tables:  # states come and go with passes and steps
             begun = _put_together(
-                (each, each.always if narrow or doze else each.entries) for each, narrow, doze in awake
+                (each.asleep if doze else each, each.always if narrow or doze else each.entries)
+                for each, narrow, doze in awake
             )
             self._tables[awake] = (
                 begun,
@@ -107,6 +118,7 @@ class _Pair:
             )
         self._begun, self._ended = self._tables[awake]
         wanted = (bool(self._everywhere or self._begun or self._ended), bool(self._everywhere or self._ended))
+        self._dozes_alone = awake[0][0] if len(awake) == 1 and awake[0][2] and not self._everywhere else None
         if any(wanted) and not self._switches:
             self._switches = [
                 _Switch(torch_module.register_module_forward_pre_hook(self._before_forward)),
@@ -116,6 +128,12 @@ class _Pair:
             ]
         for switch, on in zip(self._switches, wanted, strict=False):
             switch.turn(on=on)
+
+    def nap(self, listener: ModuleCalls[Any], *, on: bool) -> None:
+        """Take the hook away until the next pass of a listener that dozes, or put it back; nothing if others listen."""
+        with self.lock:
+            if self._dozes_alone is listener:
+                self._switches[0].turn(on=not on)
 
     def renew_lock(self) -> None:
         """Forget which thread holds the lock: in a forked child that thread does not exist."""
@@ -151,7 +169,7 @@ class _Pair:
                 each.raised(entry)
 
 
-def _put_together(listeners: Iterable[tuple[ModuleCalls[Any], dict[int, Any]]]) -> _ByModule:
+def _put_together(listeners: Iterable[tuple[ModuleCalls[Any] | _Asleep, dict[int, Any]]]) -> _ByModule:
     """Return the listeners of each module, so that a call takes one look-up for all."""
     found: _ByModule = {}
     for each, entries in listeners:
@@ -177,6 +195,7 @@ class ModuleCalls(Generic[Entry]):
         raised: Takes the entry of a call that raised an `Exception`. Torch is going through its hooks then: no listener
             may be attached or removed in it. Calls that ended by another exception (Ctrl-C) are not reported.
         always: Keys of modules whose calls are reported to `before` also between `narrow` and `widen`.
+        asleep: Is called instead of `before` between `doze` and `wake`.
         take: Takes a module and the output of a call, before `after`, which is left out if it returns True. C code that
             never raises.
 
@@ -189,9 +208,11 @@ class ModuleCalls(Generic[Entry]):
         after: Guarded,
         raised: Guarded | None = None,
         always: Collection[int] = (),
+        asleep: Guarded | None = None,
         take: Callable[[nn.Module, Any], bool] | None = None,
     ) -> None:
         self.before, self.after, self.raised, self.take = before, after, raised, take
+        self.asleep = _Asleep(asleep or before)
         self.is_everywhere = entries is None
         self.entries: dict[int, Entry] = dict(entries or {})
         self.always = {key: entry for key, entry in self.entries.items() if key in always}
@@ -220,6 +241,10 @@ class ModuleCalls(Generic[Entry]):
     def doze(self) -> None:
         """Report only the beginnings of calls of the modules in `always`, until `wake`."""
         self._turn(awake=True, dozing=True)
+
+    def nap(self, *, on: bool) -> None:
+        """In a doze, report no more beginnings until it is called with False: a pass has begun."""
+        _PAIR.nap(self, on=on)
 
     def narrow(self) -> None:
         """Report the beginnings of calls only at the modules in `always`, in all threads, until `widen`."""

@@ -16,7 +16,15 @@ from torch.overrides import has_torch_function
 from torch.utils.data import dataloader
 
 from sonde.core.forks import after_fork_in_child
-from sonde.hooks.guard import Guarded, attach_to_guards, detach_from_guards, is_compiling
+from sonde.hooks.guard import (
+    During,
+    Guard,
+    Guarded,
+    attach_to_guards,
+    detach_from_guards,
+    is_called,
+    is_compiling,
+)
 
 
 class _Lock:
@@ -51,10 +59,20 @@ class Listener:
     """Callbacks for the calls of a function, until `remove`."""
 
     def __init__(
-        self, function: ReplacedFunction, before: Guarded | None, end: Guarded | None, after: Guarded | None
+        self,
+        function: ReplacedFunction,
+        before: Guarded | None,
+        end: Guarded | None,
+        after: Guarded | None,
+        during: During,
     ) -> None:
         self.before, self.end, self.after = before, end, after
-        self._function = function
+        self._function, self._during = function, during
+
+    @property
+    def is_called(self) -> bool:
+        """Whether it is called now."""
+        return is_called((self.before, self.end, self.after), self._during)
 
     def remove(self) -> None:
         """Stop listening; doing so twice is fine."""
@@ -75,6 +93,8 @@ class ReplacedFunction:
         self._before: tuple[Guarded, ...] = ()
         self._end: tuple[Guarded, ...] = ()
         self._after: tuple[Guarded, ...] = ()
+        self._asleep = Guard.asleep
+        self._tables: dict[frozenset[int], tuple[tuple[Guarded, ...], ...]] = {}
 
     @property
     def exists(self) -> bool:
@@ -85,7 +105,12 @@ class ReplacedFunction:
         return f"{getattr(self._owner, '__name__', type(self._owner).__name__)}.{self._name}"
 
     def listen(
-        self, *, before: Guarded | None = None, end: Guarded | None = None, after: Guarded | None = None
+        self,
+        *,
+        before: Guarded | None = None,
+        end: Guarded | None = None,
+        after: Guarded | None = None,
+        during: During = "always",
     ) -> Listener:
         """Listen from now on, in the calling thread.
 
@@ -93,9 +118,10 @@ class ReplacedFunction:
             before: Takes the arguments and the named arguments of a call that begins.
             end: Called right after a call, also if it raised.
             after: Takes the arguments, the named arguments and the result of a call that returned; after every `end`.
+            during: Whether it is called while its guard is asleep.
 
         """
-        listener = Listener(self, before, end, after)
+        listener = Listener(self, before, end, after, during)
         attach_to_guards(listener, (before, end, after))
         with _lock.held:
             try:
@@ -121,9 +147,21 @@ class ReplacedFunction:
 
     def _set(self, listeners: tuple[Listener, ...]) -> None:
         self._listeners = listeners
-        self._before = tuple(each.before for each in listeners if each.before is not None)
-        self._end = tuple(each.end for each in reversed(listeners) if each.end is not None)
-        self._after = tuple(each.after for each in listeners if each.after is not None)
+        self._tables = {}
+        self._settle()
+
+    def _settle(self) -> None:
+        """Choose who is called, now that other guards are asleep. This is done when the function is called next."""
+        self._asleep = asleep = Guard.asleep
+        found = self._tables.get(asleep)
+        if found is None:
+            chosen = [each for each in self._listeners if each.is_called]
+            found = self._tables[asleep] = (
+                tuple(each.before for each in chosen if each.before is not None),
+                tuple(each.end for each in reversed(chosen) if each.end is not None),
+                tuple(each.after for each in chosen if each.after is not None),
+            )
+        self._before, self._end, self._after = found
 
     def _put_in_place(self) -> None:
         present = getattr(self._owner, self._name)
@@ -149,9 +187,17 @@ class ReplacedFunction:
         def replacement(*args: Any, **kwargs: Any) -> Any:
             if not self._listeners or is_compiling():
                 return original(*args, **kwargs)
+            if self._asleep is not Guard.asleep:
+                self._settle()
             before, end, after = self._before, self._end, self._after
             for each in before:
                 each(args, kwargs)
+            if self._asleep is not Guard.asleep:  # one of them has woken others, who take part in this very call
+                self._settle()
+                for each in self._before:
+                    if each not in before:
+                        each(args, kwargs)
+                end, after = self._end, self._after
             try:
                 result = original(*args, **kwargs)
             finally:
@@ -189,6 +235,10 @@ class OverridableFunction(ReplacedFunction):
         @functools.wraps(original)
         def ours(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not self._listeners:
+                return original(*args, **kwargs)
+            if self._asleep is not Guard.asleep:
+                self._settle()
+            if not self._after:
                 return original(*args, **kwargs)
             _here.depth += 1
             try:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde.core import schema
 from sonde.core.schema import Bins, Rows
-from sonde.record.packets import Packet, PlainStep, SiteBook
+from sonde.record.packets import Packet, PlainSteps, SiteBook
 from sonde.records import Block, Numbers
 
 _Part = tuple[NDArray[np.uint32], Rows, Bins, NDArray[np.bool_]]
@@ -44,28 +42,20 @@ def to_block(packet: Packet, book: SiteBook, *, histogram: bool) -> Block | None
     )
 
 
-def gather(steps: Iterable[PlainStep], after: int) -> Iterator[Numbers | Packet]:
-    """Put steps together that have the same numbers; a step that needs to be merged with others is a packet.
-
-    `after` is the step of which something was taken before.
-    """
-    for (epoch, sites), same in groupby(steps, lambda step: (step[2], tuple([site for site, _ in step[3]]))):
-        group, rising = list(same), sorted(set(sites))
-        numbers = [step for step, _, _, _ in group]
-        is_new = numbers[0] > after and all(map(int.__lt__, numbers, numbers[1:]))
-        after = max(after, numbers[-1])
-        if not is_new or len(rising) != len(sites):
-            for step, time, _, found in group:
-                yield Packet(step, numbers=found, time=time, epoch=epoch, stepped=True)
-            continue
-        order = [sites.index(site) for site in rising]
-        yield Numbers(
-            steps=np.array(numbers, np.int64),
-            times=np.array([time for _, time, _, _ in group]),
-            sites=np.array(rising, np.uint32),
-            values=np.array([[value for _, value in found] for _, _, _, found in group])[:, order],
-            epoch=epoch,
-        )
+def to_numbers(plain: PlainSteps, after: int) -> Numbers | None:
+    """Return steps as arrays; None if one has to be merged, also with what is known of the step `after` already."""
+    rising = sorted(set(plain.sites))
+    are_new = plain.steps[0] > after and all(map(int.__lt__, plain.steps, plain.steps[1:]))
+    if not are_new or len(rising) != len(plain.sites):
+        return None
+    values = np.array(plain.values).reshape(len(plain.steps), len(rising))
+    return Numbers(
+        steps=np.array(plain.steps, np.int64),
+        times=np.array(plain.times),
+        sites=np.array(rising, np.uint32),
+        values=values[:, [plain.sites.index(site) for site in rising]],
+        epoch=plain.epoch,
+    )
 
 
 def continue_block(before: Block, block: Block) -> tuple[Block, Block]:

@@ -1,9 +1,9 @@
 """Switch hooks off between recorded steps, where even a look at a step costs more than it is worth.
 
-A few callbacks run in every step, recorded or not: they number the step, take its loss and follow the order of passes.
-They take a fraction of a millisecond, which is much for a step of a few milliseconds. Such a program dozes: of 32
-steps that are not recorded, 31 are only counted, and their loss and learning rates are recorded. Where even that is
-much, the loss is only looked at to see that it is finite. Anything that is not the usual step ends the doze at once: an
+A few dozen callbacks run in every step, recorded or not: they number the step, take its loss and follow the order of
+passes. They take a tenth of a millisecond, which is much for a step of one or two. Such a program dozes: between
+two recorded steps the guard of the session sleeps, and the four callbacks that are left only count steps, take the loss
+and the learning rates, and see that the loss is finite. Anything that is not the usual step ends the doze at once: an
 evaluation, another optimizer, a closure, a loss that is not finite, a call of the session that needs the step.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from sonde.hooks.guard import Guard
 from sonde.hooks.on_backward import Reach
 from sonde.record.governor import Governor
 from sonde.record.packer import Packer
@@ -22,6 +23,9 @@ class Dozer(Protocol):
 
     def doze(self) -> None:
         """Report only that passes begin."""
+
+    def await_pass(self) -> None:
+        """Report the next beginning of a pass, of which one was reported before."""
 
     def wake(self) -> None:
         """Report everything again."""
@@ -39,6 +43,7 @@ class Doze:
 
     def __init__(
         self,
+        guard: Guard,
         governor: Governor,
         packer: Packer,
         reach: Reach,
@@ -48,10 +53,12 @@ class Doze:
     ) -> None:
         self.is_on = False
         self.modules: Dozer | None = None
-        self._governor, self._packer, self._reach = governor, packer, reach
+        self._guard, self._governor, self._packer, self._reach = guard, governor, packer, reach
         self._own_seconds, self._is_due, self._after_waking = own_seconds, is_due, after_waking
         self._left = 0
         self._since = (0, 0.0)
+        self.begin_pass = packer.begin
+        """Begins the next step if the last one has ended."""
 
     def begin(self) -> None:
         """Doze from the next step on, if that pays."""
@@ -62,10 +69,7 @@ class Doze:
             self.is_on = True
             self._governor.begin_doze()
             self.modules.doze()
-
-    def begin_pass(self) -> None:
-        """Begin the next step if the last one has ended."""
-        self._packer.begin()
+            self._guard.sleep()
 
     def end_step(self) -> None:
         """Count a step."""
@@ -74,13 +78,14 @@ class Doze:
         if not self._left:
             self.end()
         elif self.modules is not None:
-            self.modules.doze()
+            self.modules.await_pass()
 
     def end(self) -> None:
         """End the doze: look at everything again."""
         if not self.is_on:
             return
         self.is_on = False
+        self._guard.wake()
         first, seconds = self._since
         steps = range(first + 1, self._packer.step + self._packer.has_ended)
         self._reach.forget_passes()

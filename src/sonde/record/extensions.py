@@ -116,10 +116,6 @@ class Watched:
     """Returns whether the present step is recorded in full, in a phase."""
     is_skipped: Callable[[], bool]
     """Returns whether the present step is to cost nothing; see `Governor.skips`."""
-    is_dozing: Callable[[], bool]
-    """Returns whether the present step is only counted; see `sonde.record.doze`."""
-    keeps_loss: Callable[[], bool]
-    """Returns whether the loss of a step that is only counted is recorded."""
     affords: Callable[[float, float], bool]
     """See `Governor.affords`."""
     scaler: Callable[[], Any]

@@ -36,8 +36,9 @@ ONCE: Final = 0.2
 """The part of the budget that is set aside for occasional work after the first steps, such as taping a step."""
 SHORT_STEP_S: Final = 0.01
 FREE_S: Final = 1.0
-"""A training whose steps are shorter than `SHORT_STEP_S` is recorded in full until recording has taken `FREE_S`: trials
-on tiny models end before the budget matters, and their diagnosis needs every step."""
+"""A training whose steps are shorter than `SHORT_STEP_S` is recorded in full until recording has taken `FREE_S`, in the
+training thread and in the worker: trials on tiny models end before the budget matters, and their diagnosis needs every
+step. So the beginning of a run costs at most that much; the budget holds after it."""
 JUDGING: Final = 0.2
 """The part of the budget that is set aside for judging the run; the rest is for recording it."""
 UNLIMITED_JUDGING: Final = 0.02
@@ -51,10 +52,9 @@ _ALARMS: Final = 4  # how often a step that goes wrong is recorded in full, with
 _TIMED, _TIMED_OF = 6, 32  # unrecorded steps in a row that are timed, of how many; device events arrive later
 _REVIEW: Final = 64  # steps between two decisions, at least
 _REVIEW_S: Final = 2.0  # and seconds: a decision takes a millisecond or two
-MOST_DOZED: Final = 31
+MOST_DOZED: Final = 255
 """How many steps in a row are only counted; see `sonde.record.doze`."""
 _DOZE_FROM: Final = 0.05  # of the budget: if looking at unrecorded steps costs more, most of them are only counted
-_DOZE_DEEPLY_FROM: Final = 0.5  # the same: then their loss is not recorded either
 _LONG_DOZE: Final = 8  # steps; the mean of so many is timed well by the host's clock, also where a device works
 _MOST: Final = 1024  # the longest stride
 # How much rarer the level above may become before the level below is thinned as well.
@@ -91,6 +91,13 @@ class Strides:
             return PARAMETERS
         return EVERYTHING if _choose(number, self.extras // self.outputs)[1] else OUTPUTS
 
+    def next_recorded(self, step: int) -> int:
+        """Return the first step from `step` on that records anything."""
+        block = step // self.parameters
+        while (chosen := _chosen(block, self.parameters)) < step:
+            block += 1
+        return chosen
+
     def shares(self) -> tuple[float, ...]:
         """Return the share of steps of each level."""
         at_least = (1.0, 1 / self.parameters, 1 / self.outputs, 1 / self.extras, 0.0)
@@ -123,6 +130,14 @@ def _choose(number: int, size: int) -> tuple[int, bool]:
         is_chosen &= place == int(2 * (number * _GOLDEN_RATIO % 1.0))
         size //= 2
     return number, is_chosen
+
+
+def _chosen(block: int, size: int) -> int:
+    """Return the number that is chosen of a block of `size` numbers; see `_choose`."""
+    while size > 1:
+        block = 2 * block + int(2 * (block * _GOLDEN_RATIO % 1.0))
+        size //= 2
+    return block
 
 
 def describe_stride(stride: int) -> str:
@@ -241,8 +256,6 @@ class Governor:
         self._renew_at: int | None = None
         self._alarms = 0
         self._dozing_pays = False
-        self.dozes_deeply = False
-        """Whether the loss of a step that is only counted is not recorded."""
         self._dozed: deque[float] = deque(maxlen=_KEPT)
         """The time spent in Sonde in steps that were only counted."""
         self._dozed_steps = self._looked_at = 0
@@ -289,13 +302,12 @@ class Governor:
         """
         if not (self.skips and self._dozing_pays) or self._exploring or self._is_free:
             return 0
-        number = self._due_steps
+        left = self.strides.next_recorded(self._due_steps) - self._due_steps
         for ahead in range(MOST_DOZED + 1):
             if is_due(ahead):
-                if self.strides.level(number) != NOTHING:
-                    # What compares a recorded step with the one before needs to see both.
-                    return ahead if self.dozes_deeply else max(0, ahead - 1)
-                number += 1
+                if not left:
+                    return max(0, ahead - 1)  # what compares a recorded step with the one before needs to see both
+                left -= 1
         return MOST_DOZED
 
     def begin_doze(self) -> None:
@@ -353,7 +365,7 @@ class Governor:
             self._due_steps += 1
             if self._exploring:
                 self._exploring.pop()
-        was_free, self._is_free = self._is_free, self._is_free and self._stays_free(waited)
+        was_free, self._is_free = self._is_free, self._is_free and self._stays_free(waited + self._busy_seconds())
         if was_free and not self._is_free:
             self._free_until = (now, self._aside_seconds())
         if self.budget is not None and not self._is_free and self._steps >= self._next_review and not self._exploring:
@@ -383,8 +395,9 @@ class Governor:
     def _is_short(self) -> bool:
         return self._shortest < SHORT_STEP_S
 
-    def _stays_free(self, waited: float) -> bool:
-        return self._steps < FULL_STEPS or (self._is_short() and waited < FREE_S)
+    def _stays_free(self, busy: float) -> bool:
+        began = 0.0 if self._start is None else self._start[1]
+        return self._steps < FULL_STEPS or (self._is_short() and busy - began < FREE_S)
 
     def _next_levels(self, due: tuple[bool, bool]) -> tuple[int, int]:
         """Return the levels of the next two steps."""
@@ -500,7 +513,6 @@ class Governor:
             return
         unrecorded = self._seconds(NOTHING, bare) / (self.budget * bare)
         self._dozing_pays = unrecorded > _DOZE_FROM
-        self.dozes_deeply = unrecorded > _DOZE_DEEPLY_FROM and not self._explores()
         strides, allowed = Strides(), self._allowed(bare)
         while self._share(strides, bare) > allowed and strides.parameters < _MOST:
             strides = strides.thinner()

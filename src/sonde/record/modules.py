@@ -88,8 +88,6 @@ class PassObserver(Protocol):
 
 
 _PHASES: Final[dict[Phase, int]] = {"train": 0, "eval": 1}
-_FEW_MODULES: Final = 16
-"""Turning hooks off and on again takes longer than hooks at so many modules."""
 _MAX_FORGOTTEN: Final = 16
 """How often passes are forgotten: a program may run its model a thousand times before the first step."""
 
@@ -194,8 +192,6 @@ class ModuleTap:
         # C code takes the ordinary outputs of the first thread that runs a pass; other threads go through Python.
         self._outputs_in_c: Outputs | None = outputs_in_c() if outputs and not output_gradients else None
         self._is_in_use = False
-        # While any hook is on, torch calls all modules in a slower way.
-        self._rests = len(watched) > _FEW_MODULES
         self._last_looked_at: dict[int, bool | None] = {}
         self._sites: dict[tuple[int, Quantity, Phase, int, str], int] = {}
         # The usual case of these, found quickly: outputs of first calls that are a tensor.
@@ -205,12 +201,14 @@ class ModuleTap:
         self._data = WHOLE
         self._held: dict[tuple[int, int, str], Holding] = {}
         self._gradient = guard.wrap("output gradients", self._see_gradient)
+        self._enter_awake = guard.wrap("module calls", self._enter)
         self._calls = ModuleCalls(
             {entry.key: entry for entry in watched},
-            guard.wrap("module calls", self._enter),
+            self._enter_awake,
             guard.wrap("module outputs", self._leave),
             raised=guard.wrap("module calls", self._forget),
             always=[entry.key for entry in watched if entry.is_root],
+            asleep=guard.wrap("module calls", self._enter_asleep),
             take=None if self._outputs_in_c is None else self._outputs_in_c.take,
         )
 
@@ -261,14 +259,20 @@ class ModuleTap:
         """Report nothing but that passes begin, until `wake`."""
         self._calls.doze()
 
-    def _enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
-        if self._doze.is_on:
-            if torch.is_grad_enabled():
-                self._doze.begin_pass()
-                if self._rests:
-                    self._calls.rest()
-                return
+    def await_pass(self) -> None:
+        """In a doze, report the next beginning of a pass."""
+        self._calls.nap(on=False)
+
+    def _enter_asleep(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
+        """Handle the beginning of a pass in a doze; an evaluation ends it."""
+        if torch.is_grad_enabled():
+            self._doze.begin_pass()
+            self._calls.nap(on=True)
+        else:
             self._doze.end()
+            self._enter_awake(entry, args)
+
+    def _enter(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
         here = self._pass
         if backward_id() != -1 or is_capturing():
             return

@@ -58,6 +58,8 @@ class WatchedOptimizer:
     recording: bool = False
     observed: bool = False
     """Whether the observer takes part in the step."""
+    rates: list[Any] = field(default_factory=list)
+    """The learning rates of its groups at the last step that was only counted."""
 
     @property
     def optimizer(self) -> Any:
@@ -99,14 +101,8 @@ class Iterations(Protocol):
     def is_held_back(self) -> bool:
         """Return whether the present optimizer step is held back."""
 
-    def is_dozing(self) -> bool:
-        """Return whether the present iteration is only counted."""
-
-    def begin_dozed_step(self) -> None:
-        """Begin an iteration that is only counted, if no pass of the model has."""
-
     def end_dozed_step(self) -> None:
-        """End an iteration that is only counted."""
+        """End an iteration that is only counted, which no pass of a model may have begun."""
 
     def wake_up(self) -> None:
         """Look at the present iteration after all."""
@@ -192,7 +188,13 @@ class OptimizerTap:
 
     def attach(self) -> None:
         """Begin to listen."""
-        self._handles = on_step(self._before, self._after)
+        self._handles = on_step(self._before, self._after, during="awake")
+        wrap = self._guard.wrap
+        self._handles += on_step(
+            wrap("before optimizer steps", self._begin_asleep),
+            wrap("after optimizer steps", self._end_asleep),
+            during="asleep",
+        )
 
     def remove(self) -> None:
         """Stop listening and forget the optimizers."""
@@ -404,12 +406,23 @@ class OptimizerTap:
         is_by_torch = self._group is None and not self.is_scaled and not self.rhythm.by_hand
         return is_by_torch and len(self._watched) == 1 and bool(self.stepped)
 
+    def _begin_asleep(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Wake up if a step that is only counted is not the usual one; it then begins as any other."""
+        is_usual = id(optimizer) in self._watched and not has_closure(args, kwargs)
+        if not is_usual and not self._is_other(optimizer):
+            self._iterations.wake_up()
+
+    def _end_asleep(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        watched = self._watched.get(id(optimizer))
+        if watched is not None:
+            watched.steps += 1
+            self.stepped += 1
+            self._iterations.end_dozed_step()
+            if not _are_same(optimizer.param_groups, watched.rates):
+                watched.rates = [group.get("lr") for group in optimizer.param_groups]
+                self._put_changed_rates(watched)
+
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._iterations.is_dozing():
-            if id(optimizer) in self._watched and not has_closure(args, kwargs):
-                return
-            if not self._is_other(optimizer):
-                self._iterations.wake_up()
         present = self._present
         if present is not None:
             if is_inside_step(present.optimizer):
@@ -459,15 +472,6 @@ class OptimizerTap:
         return not any(id(parameter) in self._ours for parameter in parameters_of(optimizer))
 
     def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._iterations.is_dozing():
-            watched = self._watched.get(id(optimizer))
-            if watched is not None:
-                watched.steps += 1
-                self.stepped += 1
-                self._iterations.begin_dozed_step()
-                self._put_changed_rates(watched)
-                self._iterations.end_dozed_step()
-            return
         if self._group is not None and self._group.end(optimizer):
             self._see_parameters(self._group.watched, self._table.of(parameters_of(optimizer)), optimizer.state)
             return
@@ -635,6 +639,16 @@ class _Group:
         if is_member:
             self._stepping = None
         return is_member
+
+
+def _are_same(groups: list[dict[str, Any]], rates: list[Any]) -> bool:
+    """Return whether these are the learning rates of parameter groups."""
+    if len(groups) != len(rates):
+        return False
+    for group, rate in zip(groups, rates, strict=True):  # noqa: SIM110 - in every step, where steps are short
+        if group.get("lr") is not rate:
+            return False
+    return True
 
 
 def _weak(thing: Any) -> Callable[[], Any]:

@@ -352,9 +352,10 @@ class Packer:
         if packet.is_empty() and not (self._holds or packet.late or self._starved or reopened):
             packet.step, packet.stepped, packet.skipped = next_step, False, False
             return
-        if not (self._holds or reopened) and self._is_plain(packet):
+        if not (self._holds or reopened or self._is_behind) and packet.is_plain() and not self._book.unsent:
             self._keep_plain(packet)
-            packet.step, packet.stepped, packet.numbers = next_step, False, []
+            packet.step, packet.stepped = next_step, False
+            packet.numbers.clear()
             return
         self._packet = Packet(next_step, stepped=reopened, time=packet.time)
         holds, self._holds = self._holds, {}
@@ -381,17 +382,21 @@ class Packer:
         if packet.holds or packet.events or packet.new_sites or not packet.stepped or has_waited:
             self._send_all()
 
-    def _is_plain(self, packet: Packet) -> bool:
-        is_behind = self._starved or self._unreported or self.stride > 1
-        return packet.is_plain() and not (is_behind or self._book.has_new)
+    @property
+    def _is_behind(self) -> bool:
+        """Whether steps have been lost, or are recorded less often because of that."""
+        return bool(self._starved or self._unreported or self.stride > 1)
 
     def _keep_plain(self, packet: Packet) -> None:
         """Let a step wait that has nothing but numbers."""
+        sites = [site for site, _ in packet.numbers]
         last = self._waiting[-1] if self._waiting else None
-        if not isinstance(last, PlainSteps):
-            last = PlainSteps()
+        if not isinstance(last, PlainSteps) or last.sites != sites or last.epoch != self.epoch:
+            last = PlainSteps(sites, self.epoch)
             self._waiting.append(last)
-        last.steps.append((packet.step, packet.time, self.epoch, packet.numbers))
+        last.steps.append(packet.step)
+        last.times.append(packet.time)
+        last.values += [value for _, value in packet.numbers]
         if self._have_waited(packet.time):
             self._send_all()
 

@@ -27,7 +27,8 @@ class SiteBook:
         self._lock = threading.Lock()
         self._ids: dict[_Identity, int] = {}
         self._sites: list[Site] = []
-        self._unsent: list[Site] = []
+        self.unsent: list[Site] = []
+        """Those that were not taken yet."""
         self._histograms = bytearray()  # a flag per site
         for site in known:
             self._ids[site.name, site.quantity, site.phase, site.call, site.part] = site.id
@@ -50,7 +51,7 @@ class SiteBook:
             number = self._ids[identity] = len(self._sites)
             site = Site(id=number, name=name, quantity=quantity, phase=phase, call=call, part=part, **about)
             self._append(site)
-            self._unsent.append(site)
+            self.unsent.append(site)
             return number
 
     def _append(self, site: Site) -> None:
@@ -60,13 +61,8 @@ class SiteBook:
     def take_new(self) -> list[Site]:
         """Return the sites that are new since the last call."""
         with self._lock:
-            new, self._unsent = self._unsent, []
+            new, self.unsent = self.unsent, []
             return new
-
-    @property
-    def has_new(self) -> bool:
-        """Whether there are sites that were not taken yet."""
-        return bool(self._unsent)
 
     def has_histogram(self, site: int) -> bool:
         """Return whether readings of a site carry a histogram when histograms are on."""
@@ -80,10 +76,6 @@ class SiteBook:
     def have_histograms(self, sites: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Return the same for many sites."""
         return np.frombuffer(bytes(self._histograms), dtype=np.bool_)[sites]
-
-
-PlainStep = tuple[int, float, int | None, list[tuple[int, float]]]
-"""A step, the time at which it ended, its epoch, and numbers with their sites."""
 
 
 @dataclass(slots=True, eq=False)
@@ -129,15 +121,33 @@ class Packet:
     def is_plain(self) -> bool:
         """Return whether it is a step that has ended and has nothing but numbers."""
         others = self.events or self.readings or self.arriving or self.late or self.unscale or self.skip_flags
-        return self.stepped and not (others or self.holds or self.skipped or self.is_unused)
+        return self.stepped and not (others or self.skipped or self.is_unused)
 
 
 @dataclass(slots=True, eq=False)
 class PlainSteps:
-    """Steps of which nothing but numbers is known: most steps where few are recorded in full, and steps are short."""
+    """Steps of which nothing but the same numbers is known: most steps where few are recorded, and steps are short.
 
-    steps: list[PlainStep] = field(default_factory=list)
+    All that is known of a step is at the same place of the lists: objects for each step would keep Python's garbage
+    collector busy.
+    """
+
+    sites: list[int]
+    epoch: int | None
+    steps: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    """The numbers of the first step, one for each site, then those of the second, and so on."""
     level: int = 0
+
+    def packets(self) -> list[Packet]:
+        """Return them step by step."""
+        width = len(self.sites)
+        found = []
+        for index, (step, time) in enumerate(zip(self.steps, self.times, strict=True)):
+            numbers = list(zip(self.sites, self.values[index * width : (index + 1) * width], strict=True))
+            found.append(Packet(step, numbers=numbers, time=time, epoch=self.epoch, stepped=True))
+        return found
 
 
 class ArenaPool:

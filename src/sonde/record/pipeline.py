@@ -125,7 +125,13 @@ class Pipeline:
             explores=lambda: self._step_clock is not None,
         )
         self._doze = Doze(
-            self.governor, self.packer, self._reach, self._own_seconds, self.is_due, self._pause_what_is_skipped
+            self.guard,
+            self.governor,
+            self.packer,
+            self._reach,
+            self._own_seconds,
+            self.is_due,
+            self._pause_what_is_skipped,
         )
         self._see_times = self.guard.wrap("device timing", self._see_device_times)
         self._see_memories = self.guard.wrap("device memory", self._see_device_memories)
@@ -170,8 +176,6 @@ class Pipeline:
             reach=self._reach,
             is_due=lambda phase: self._step_level() >= EVERYTHING if phase == "train" else self._modules.is_observed,
             is_skipped=lambda: self.governor.skips,
-            is_dozing=self.is_dozing,
-            keeps_loss=lambda: not self.governor.dozes_deeply,
             affords=self.governor.affords,
             scaler=lambda: self._scaler.scaler,
             raise_alarm=self._raise_alarm,
@@ -388,16 +392,10 @@ class Pipeline:
         """Continue the iteration that ended last."""
         self.packer.reopen()
 
-    def is_dozing(self) -> bool:
-        """Return whether the present iteration is only counted."""
-        return self._doze.is_on
-
-    def begin_dozed_step(self) -> None:
-        """Begin an iteration that is only counted, if no pass of the model has."""
-        self._doze.begin_pass()
-
     def end_dozed_step(self) -> None:
-        """End an iteration that is only counted."""
+        """End an iteration that is only counted, which no pass of a model may have begun."""
+        if self.packer.has_ended:
+            self.packer.begin()
         if self._observer is not None:
             self._observer.end_dozed_step()
         self._doze.end_step()

@@ -16,7 +16,7 @@ from typing import Final
 
 from sonde.core.outcome import what_to_log
 from sonde.hooks.guard import attempt
-from sonde.record.blocks import continue_block, gather, to_block
+from sonde.record.blocks import continue_block, to_block, to_numbers
 from sonde.record.packets import ArenaPool, Packet, PlainSteps, SiteBook
 from sonde.records import Block, Event, Finding, Numbers, NumberSink, Sink, Site
 
@@ -176,7 +176,7 @@ class Worker:
                     first = last = packet.step
                     self._handle(packet)
                 else:
-                    first, last = packet.steps[0][0], packet.steps[-1][0]
+                    first, last = packet.steps[0], packet.steps[-1]
                     self._handle_plain(packet)
                 seconds = time.thread_time() - began
                 self.busy_seconds += seconds
@@ -202,13 +202,14 @@ class Worker:
 
     def _handle_plain(self, plain: PlainSteps) -> None:
         try:
-            for part in gather(plain.steps, -1 if self._last is None else self._last.step):
-                if isinstance(part, Packet):
-                    self._handle(part)
-                    continue
-                self._last = part.last
-                for sink in self._sinks():
-                    self._offer(sink, functools.partial(_deliver_numbers, sink, part))
+            numbers = to_numbers(plain, -1 if self._last is None else self._last.step)
+            if numbers is None:
+                for packet in plain.packets():
+                    self._handle(packet)
+                return
+            self._last = numbers.last
+            for sink in self._sinks():
+                self._offer(sink, functools.partial(_deliver_numbers, sink, numbers))
         except Exception:  # noqa: BLE001 - the edge of this thread
             self._report("packing numbers", traceback.format_exc())
 

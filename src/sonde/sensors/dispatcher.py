@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from sonde.core import facts
 from sonde.core.signals import LOSS
 from sonde.hooks.guard import Guarded, Handle, backward_id, is_capturing, remove_all
-from sonde.hooks.on_backward import before_backward
-from sonde.hooks.replace_function import OverridableFunction
+from sonde.hooks.on_backward import before_backward, what_is_differentiated
+from sonde.hooks.replace_function import BACKWARD, OverridableFunction
 from sonde.hooks.unpack import unpack
 from sonde.record.extensions import Watched
 from sonde.record.kinds import parameters_of
@@ -172,9 +172,14 @@ class Sensors:
         self._losses.attach()
         self._handles.append(self._losses)
         if _CLIPPING.exists and any(_overrides(each, "on_clip") for each in self._sensors):
-            self._handles.append(_CLIPPING.listen(after=self._guard.wrap("gradient clipping", self._see_clipping)))
+            see = self._guard.wrap("gradient clipping", self._see_clipping)
+            self._handles.append(_CLIPPING.listen(after=see, during="awake"))
         self._handles.append(self._step_loss.listen())
-        self._handles.append(before_backward(self._guard.wrap("backward passes", self._before_backward)))
+        wrap = self._guard.wrap
+        self._handles += [
+            before_backward(wrap("backward passes", self._before_backward), during="awake"),
+            BACKWARD.listen(before=wrap("backward passes", self._before_backward_asleep), during="asleep"),
+        ]
 
     def _prepare(self) -> None:
         if not self._is_prepared:
@@ -319,10 +324,6 @@ class Sensors:
         if backward_id() != -1 or is_capturing():
             return
         self.has_backward = True
-        if self._watched.is_dozing():
-            if self._watched.keeps_loss() and not self._has_others:
-                self._step_loss.before_backward(roots, gradients)
-            return
         is_skipped, is_scaled = self._watched.is_skipped(), self._step_loss.is_scaled
         # In a skipped step it is not looked up whose loss this is.
         is_ours = not self._has_others if is_skipped else any(map(self._belonging.owns, roots))
@@ -338,6 +339,13 @@ class Sensors:
             graph, self._spans = Graph(roots[0], self._spans.module_of), None
             self._on_graph(graph)
         self._losses.before_backward(() if is_scaled else roots)  # a scaled loss is not the loss
+
+    def _before_backward_asleep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.has_backward = True
+        if self._step_loss.is_wanted and not self._has_others and backward_id() == -1:
+            roots, gradients = what_is_differentiated(args, kwargs)
+            if roots:
+                self._step_loss.before_backward_asleep(roots, gradients)
 
     # ------------------------------------------------------------------ steps
 

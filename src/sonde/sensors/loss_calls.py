@@ -155,7 +155,7 @@ class LossCalls:
         """Start listening."""
         for each in FUNCTIONS:
             see = self._guard.wrap("losses", functools.partial(self._see, each))
-            self._handles.append(each.function.listen(after=see))
+            self._handles.append(each.function.listen(after=see, during="awake"))
 
     def remove(self) -> None:
         """Stop listening."""

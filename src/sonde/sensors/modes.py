@@ -67,8 +67,8 @@ class Dropping(Sensor):
         """Listen to the functions."""
         wrap = self.context.watched.guard.wrap
         for each in _DROPOUTS:
-            yield each.listen(after=wrap("dropout", self._see))
-        yield _ATTENTION.listen(after=wrap("dropout", self._see_attention))
+            yield each.listen(after=wrap("dropout", self._see), during="awake")
+        yield _ATTENTION.listen(after=wrap("dropout", self._see_attention), during="awake")
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         # The modules of torch hand over all four arguments by place; their mode is seen where they are called.

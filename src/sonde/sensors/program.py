@@ -359,7 +359,7 @@ class ProgramCalls(Sensor):
         for each in _INITIALISING:
             yield each.listen(before=wrap(name, self._initialised))
         yield _AVERAGED_CALL.listen(before=wrap(name, self._averaged_called))
-        yield after_step(wrap(name, self._optimizer_stepped))
+        yield after_step(wrap(name, self._optimizer_stepped), during="awake")
 
     # ------------------------------------------------------------------ optimizers and schedulers
 

@@ -7,6 +7,7 @@ an epoch or of the steps since the last log, does not replace the loss of each s
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sonde.hooks.autograd_graph import children_of, name_of
-from sonde.hooks.guard import Guard, Handle
+from sonde.hooks.guard import Guard, Handle, is_capturing
 from sonde.hooks.replace_function import SCALING
 from sonde.record.kinds import scale_of
 from sonde.record.packer import Packer
@@ -50,6 +51,9 @@ class StepLoss:
         self._owners: set[str] = set()
         self._passes: list[tuple[Tensor, int]] = []
         self._is_divided = False
+        self._numbers: list[float] = []
+        """The same in a step that is only counted, and what has come of it."""
+        self._number: float | None = None
         self._by_owner: dict[str, Tensor] = {}
         self._sites: dict[str, int] = {}
         self._source = ""
@@ -100,6 +104,22 @@ class StepLoss:
             value = value if scale is None else value / scale.to(value.device)
             self._passes.append((value, value._version))
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the program logs no loss of its own."""
+        return not (self._is_left_alone or self._is_logged)
+
+    def before_backward_asleep(self, roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
+        """Remember the loss of a step that is only counted: quickly, where it is a number that is at hand."""
+        root = roots[0]
+        is_usual = NAME in self._sites and len(self._owners) < 2 and not self._was_scaled
+        is_at_hand = len(roots) == 1 and gradients[0] is None and type(root) is Tensor and root.is_cpu
+        if not is_usual or not is_at_hand or root.numel() != 1 or is_capturing():
+            self.before_backward(roots, gradients)
+            return
+        self._numbers.append(root.item())
+        self._is_divided |= root.grad_fn is not None and name_of(root.grad_fn) in _SHARES
+
     def end_pass_of(self, optimizer: str) -> None:
         """Handle an optimizer step: the passes so far were for it."""
         self._stepped.add(optimizer)
@@ -113,6 +133,10 @@ class StepLoss:
         """Handle the step of the only optimizer there is."""
         if self._passes and self._stepped:
             self.end_pass_of(next(iter(self._stepped)))
+        if self._numbers:
+            numbers, self._numbers = self._numbers, []
+            self._number = math.fsum(numbers) / (1 if self._is_divided else len(numbers))
+            self._is_divided = False
 
     @torch.no_grad()
     def _take(self) -> Tensor | None:
@@ -129,6 +153,7 @@ class StepLoss:
 
     def _write(self) -> None:
         found, self._by_owner = self._by_owner, {}
+        number, self._number = self._number, None
         if self._passes and not self._stepped:  # no optimizer steps in this loop
             value = self._take()
             found = {} if value is None else {"": value}
@@ -138,6 +163,8 @@ class StepLoss:
         self._take_logged()
         if self._is_left_alone or self._is_logged or is_undecided:
             return
+        if number is not None:
+            self._packer.put(self._sites[NAME], number)
         for optimizer, value in found.items():
             name = NAME if len(self._owners) < 2 else f"{NAME}/{optimizer}"
             self._packer.put_tensor(self._site(name), value)

@@ -125,7 +125,7 @@ class TapeRecorder:
         """Begin to listen to optimizers, before those whose hooks end a step: torch goes through its hooks then."""
         if self._watched is not None:
             catch = self._watched.guard.catch  # what they do in a round that is taped is measured there
-            self._handles = on_step(catch(_NOTING, self._before_step), catch(_NOTING, self._after_step))
+            self._handles = on_step(catch(_NOTING, self._before_step), catch(_NOTING, self._after_step), during="awake")
 
     @property
     def is_taping(self) -> bool:

@@ -152,10 +152,12 @@ class LoopPhases:
                 before=self._unless_paused(lambda *_: self._begin_loading()),
                 end=self._unless_paused(lambda: clock.end("data_wait")),
                 after=self._unless_paused(lambda *_: clock.got_batch()),
+                during="awake",
             ),
             BACKWARD.listen(
                 before=self._unless_paused(lambda *_: clock.begin("backward")),
                 end=self._unless_paused(lambda: clock.end("backward")),
+                during="awake",
             ),
         ]
 
