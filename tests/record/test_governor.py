@@ -128,7 +128,27 @@ def test_the_diagnosis_is_thinned_before_outputs_and_outputs_before_parameters()
 def test_nothing_ever_stops():
     machine = Machine(0.05, bare=1e-5, cost=(0, 1e-3, 2e-3, 4e-3)).run(40_000)
     assert EVERYTHING in machine.levels[10_000:]
-    assert machine.share(since=1000) < 0.5  # the longest stride is bounded, so such a tiny step may exceed its budget
+    assert machine.share(since=1000) < 0.6  # the longest stride is bounded, so such a tiny step may exceed its budget
+
+
+def test_a_few_steps_are_recorded_in_full_however_expensive_that_is():
+    machine = Machine(0.05, bare=0.03, cost=(0, 0.01, 0.02, 0.03)).run(1025)
+    whole = [step for step, level in enumerate(machine.levels) if level == EVERYTHING]
+    assert {64, 96, 128, 192, 256, 384, 512, 768, 1024} <= set(whole)
+    assert len(whole) < 40
+    assert machine.share(since=200) < 0.06
+
+
+def test_the_step_after_an_evaluation_is_recorded_in_full_three_times():
+    machine = Machine(0.05, bare=0.03, cost=(0, 0.01, 0.02, 0.03)).run(2000)
+    after = []
+    for _ in range(5):
+        for number in range(4):  # the passes of one evaluation
+            machine.governor.evaluation_level(100 + number)
+        after.append(machine.governor.level)
+        machine.run(7)
+    assert after[:3] == [EVERYTHING] * 3
+    assert EVERYTHING not in after[3:]
 
 
 def test_time_that_no_clock_of_ours_sees_counts_where_steps_are_compared():
@@ -473,3 +493,17 @@ def test_a_doze_changes_nothing_of_the_training(tmp_path, dozing):
         loss.backward()
         optimizer.step()
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(watched.parameters(), model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_gradients_that_are_never_cleared_are_found_in_steps_that_record_parameters(tmp_path, monkeypatch, ill):
+    """Looking at outputs is too expensive here, so few steps are recorded in full."""
+    monkeypatch.setattr("sonde.record.governor.SHORT_STEP_S", 0.0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", tape=False, budget=1e-6) as session:
+        for _ in range(100):
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            None if ill else optimizer.zero_grad()
+    assert ("missing_zero_grad" in {finding.kind for finding in session.findings}) is ill

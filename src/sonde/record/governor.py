@@ -48,6 +48,9 @@ _SAMPLES: Final = 3  # steps of a level that are compared
 _ENOUGH: Final = 3  # of them that must be known; times of a device's last steps arrive late
 _KEPT: Final = 32
 _RENEW: Final = 256  # steps after which rarely recorded levels are measured again, at the earliest
+_AFTER_EVALUATION: Final = (
+    3  # evaluations after which the next step is recorded in full: modes and data may have changed
+)
 _ALARMS: Final = 4  # how often a step that goes wrong is recorded in full, with the next one, beyond the budget
 _TIMED, _TIMED_OF = 6, 32  # unrecorded steps in a row that are timed, of how many; device events arrive later
 _REVIEW: Final = 64  # steps between two decisions, at least
@@ -138,6 +141,17 @@ def _chosen(block: int, size: int) -> int:
         block = 2 * block + int(2 * (block * _GOLDEN_RATIO % 1.0))
         size //= 2
     return block
+
+
+def next_milestone(step: int) -> int:
+    """Return the first step from `step` on that is recorded in full whatever that costs: 32, 48, 64, 96, 128, 192, ...
+
+    >>> sorted({next_milestone(step) for step in range(200)})
+    [32, 48, 64, 96, 128, 192, 256]
+    """
+    power = 1 << (max(step, 32) - 1).bit_length()
+    between = power * 3 // 4
+    return between if max(step, 32) <= between else power
 
 
 def describe_stride(stride: int) -> str:
@@ -254,7 +268,9 @@ class Governor:
         """Processor time of the training thread in the steps of each level that were not timed on a device."""
         self._waited: dict[int, deque[float]] = {level: deque(maxlen=_KEPT) for level in LEVELS}
         self._renew_at: int | None = None
-        self._alarms = 0
+        self._alarms = self._evaluations = 0
+        self._evaluated_at = -1
+        """The number of steps at the last evaluation."""
         self._dozing_pays = False
         self._dozed: deque[float] = deque(maxlen=_KEPT)
         """The time spent in Sonde in steps that were only counted."""
@@ -274,7 +290,14 @@ class Governor:
             return EVERYTHING
         if self._is_free:
             return self._early[0]
-        return self._exploring[-1] if self._exploring else self.strides.level(self._due_steps)
+        return self._exploring[-1] if self._exploring else self._planned(self._due_steps)
+
+    def _planned(self, step: int) -> int:
+        """Return the level of one of the steps that are due: that of the strides, or all of it at a milestone.
+
+        Most relations between the parts of a loop are exact: a few full looks show them, however expensive a look is.
+        """
+        return EVERYTHING if step == next_milestone(step) else self.strides.level(step)
 
     @property
     def wants_duration(self) -> bool:
@@ -302,7 +325,8 @@ class Governor:
         """
         if not (self.skips and self._dozing_pays) or self._exploring or self._is_free:
             return 0
-        left = self.strides.next_recorded(self._due_steps) - self._due_steps
+        number = self._due_steps
+        left = min(self.strides.next_recorded(number), next_milestone(number)) - number
         for ahead in range(MOST_DOZED + 1):
             if is_due(ahead):
                 if not left:
@@ -339,6 +363,12 @@ class Governor:
         Evaluations come between steps, seldom or often: they are thinned as steps are, but counted by themselves.
         """
         is_free = self._is_free or number < FULL_STEPS
+        if self.budget is not None and not self._is_free and self._steps != self._evaluated_at:
+            self._evaluated_at = self._steps
+            if self._evaluations < _AFTER_EVALUATION:
+                self._evaluations += 1
+                self._exploring.append(EVERYTHING)
+                self.skips = False
         return EVERYTHING if self.budget is None or is_free else self.strides.level(number)
 
     def end_step(self, *, due: bool, next_due: tuple[bool, bool] = (True, True), timed: bool = False) -> None:
@@ -408,7 +438,7 @@ class Governor:
             return first, self._early[1]
         if self._exploring:
             return first, self._exploring[-2] if len(self._exploring) > 1 else EVERYTHING
-        return first, self.strides.level(self._due_steps + due[0])
+        return first, self._planned(self._due_steps + due[0])
 
     def take_duration(self, level: int, seconds: float) -> None:
         """Take how long a step of a level took on its device."""

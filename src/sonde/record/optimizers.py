@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from sonde.hooks.guard import Guard, Handle, backward_id, is_capturing, remove_all
 from sonde.hooks.on_backward import after_backward
 from sonde.hooks.on_step import has_closure, is_inside_step, on_step
-from sonde.record.governor import EVERYTHING, PARAMETERS
+from sonde.record.governor import PARAMETERS
 from sonde.record.kinds import InBackward, parameters_of, scale_handed_over, see_through, skip_flag
 from sonde.record.parameters import ParameterTable, WatchedParameter
 from sonde.record.rhythm import Rhythm
@@ -56,7 +56,6 @@ class WatchedOptimizer:
     replaced: int = 0
     """How many optimizers that had stepped with the same parameters before have been dropped by the program."""
     recording: bool = False
-    observed: bool = False
     """Whether the observer takes part in the step."""
     rates: list[Any] = field(default_factory=list)
     """The learning rates of its groups at the last step that was only counted."""
@@ -394,7 +393,7 @@ class OptimizerTap:
         if self._wants.gradients:
             self._table.see_gradients(watched.entries)
         if self._observer is not None:
-            due = self._level(watched.steps + 1) >= EVERYTHING
+            due = self._level(watched.steps + 1) >= PARAMETERS
             self._observer.before_step(watched, False, due)
             self._observer.after_step(watched, False, due)
         self._iterations.skip_step()
@@ -449,13 +448,12 @@ class OptimizerTap:
 
     def _begin_step(self, watched: WatchedOptimizer, *, closure: bool) -> None:
         watched.steps += 1
-        level = self._level(watched.steps)
-        watched.recording, watched.observed = level >= PARAMETERS, level >= EVERYTHING
+        watched.recording = self._level(watched.steps) >= PARAMETERS
         if watched.recording:
             self._mark("")
             self._follow_new_groups(watched)
         if self._observer is not None:
-            self._observer.before_step(watched, closure, watched.observed)
+            self._observer.before_step(watched, closure, watched.recording)
         if not watched.recording:
             self._put_changed_rates(watched)
             return
@@ -490,7 +488,7 @@ class OptimizerTap:
             self._see_parameters(watched, watched.entries, optimizer.state)
             self._see_orphans_once()
         if self._observer is not None:
-            self._observer.after_step(watched, closure, watched.observed)
+            self._observer.after_step(watched, closure, watched.recording)
         if present.inner:
             self._see_through(present)
         self._note(watched)
@@ -551,7 +549,7 @@ class OptimizerTap:
             self._put_hyperparameters(watched)
             self.see_orphans()
         if self._observer is not None:
-            self._observer.after_step(watched, False, self._level(watched.steps) >= EVERYTHING)
+            self._observer.after_step(watched, False, self._level(watched.steps) >= PARAMETERS)
         self._note(watched)
 
     # ------------------------------------------------------------------ what is measured
