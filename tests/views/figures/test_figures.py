@@ -8,10 +8,12 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.made_run import BROKEN, DYING
 
+import sonde
 from sonde.analysis import column_edges, phase_shares
 from sonde.core import schema, signals
 from sonde.errors import MissingExtra, OptionError
@@ -77,7 +79,7 @@ def test_ridges_are_taken_from_the_whole_run(run):
     ticks = figure.layout.yaxis.ticktext
     assert ticks[0] == str(run.steps[0] or 1)
     assert ticks[-1] == str(run.steps[-1])
-    with pytest.raises(OptionError, match="'heat', 'ridge' or 'signed'"):
+    with pytest.raises(OptionError, match="'heat', 'ridge', 'signed' or 'values'"):
         figures.histogram_over_time(run, "embed.weight:gradient", kind="pie")
 
 
@@ -89,6 +91,29 @@ def test_values_over_time_keep_their_signs(run):
     drawn = figures.histogram_over_time(run, "embed.weight:gradient", kind="signed").data
     stored = {stat: run.series("embed.weight:gradient", stat).values for stat in ("min", "max", "mean")}
     assert [np.asarray(drawn[at].y, float).tolist() for at in (1, 0, 4)] == [each.tolist() for each in stored.values()]
+
+
+def test_values_of_taped_steps_are_counted_with_their_signs(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 3)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run"):
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(torch.randn(8, 6)).square().mean().backward()
+            optimizer.step()
+    run = open_run(tmp_path / "run")
+    figure = figures.histogram_over_time(run, "weight:parameter", kind="values")
+    assert [trace.name for trace in figure.data] == [f"step {step}" for step in run.tapes()]
+    first = run.tape(run.tapes()[0])
+    [kept] = [first.tensor(each.id) for each in first.given("parameter") if each.name == "weight"]
+    assert kept.shape == before.shape
+    x, shares = np.asarray(figure.data[0].x, float), np.asarray(figure.data[0].y, float)
+    bins = (x[::2] + x[1::2]) / 2
+    assert shares[::2][bins < 0].sum() == pytest.approx((kept < 0).mean(), abs=1 / kept.size)
+    nothing = figures.histogram_over_time(run, "weight:gradient", kind="values")
+    assert not nothing.data
 
 
 def test_gradient_flow_is_in_model_order_and_marks_what_is_not_finite(run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final, Literal
 
@@ -196,7 +197,7 @@ def histogram_over_time(
     source: Run | Any,
     site: Site | str | None = None,
     *,
-    kind: Literal["heat", "ridge", "signed"] = "heat",
+    kind: Literal["heat", "ridge", "signed", "values"] = "heat",
     name: str = "",
     theme: Theme = "light",
 ) -> Figure:
@@ -207,14 +208,16 @@ def histogram_over_time(
         site: Which site of the run.
         kind: `heat` shows the magnitudes of every step, `ridge` of a few as curves one behind the other, `signed` the
             lowest and highest value, the mean and the standard deviation: runs count magnitudes without their signs.
+            `values` is a histogram with signs of the values themselves; of a run, those of parameters and states of
+            optimizers in taped steps.
         name: What to call the values.
         theme: `light` or `dark`.
 
     """
-    if kind not in ("heat", "ridge", "signed"):
-        raise OptionError(f"kind={kind!r} is not known; use 'heat', 'ridge' or 'signed'.")
-    if kind == "signed":
-        return _signed(source, site, name, theme)
+    if kind not in ("heat", "ridge", "signed", "values"):
+        raise OptionError(f"kind={kind!r} is not known; use 'heat', 'ridge', 'signed' or 'values'.")
+    if kind in ("signed", "values"):
+        return (_signed if kind == "signed" else _of_taped)(source, site, name, theme)
     steps, bins, name = _counts(source, site, name)
     title = f"Magnitudes of {name} over steps"
     if not len(steps) or not bins.any():
@@ -372,6 +375,54 @@ def _summaries(source: Run | Any, site: Site | str | None, name: str) -> tuple[A
         return series["mean"].steps, {stat: each.values for stat, each in series.items()}, name or found.key
     rows = np.stack([summarise(as_values(values))[0] for values in source])
     return np.arange(len(rows)), {stat: statistics.compute(stat, rows) for stat in _SIGNED}, name or "values"
+
+
+_MOST_TAPED: Final = 6
+_VALUE_BINS: Final = 60
+
+
+def _of_taped(source: Run | Any, site: Site | str | None, name: str, theme: Theme) -> Figure:
+    """Draw histograms with signs, from values that are there: passed in, or kept with a taped step."""
+    if isinstance(source, Run):
+        if site is None:
+            raise OptionError("Values of a run need a site: histogram_over_time(run, 'fc.weight:parameter').")
+        found = source.site(site)
+        kept, name = list(_taped(source, found)), name or found.key
+    else:
+        kept = [(step, as_values(values).reshape(-1)) for step, values in enumerate(source)]
+    title = f"Histogram of {name or 'values'} with signs"
+    kept = [(step, values[np.isfinite(values)]) for step, values in kept[-_MOST_TAPED:]]
+    kept = [(step, values) for step, values in kept if len(values)]
+    if not kept:
+        return empty(
+            title, "No taped step holds its values: tapes keep parameters and states of optimizers.", theme=theme
+        )
+    _, edges = count_in_bins(np.concatenate([values for _, values in kept]), _VALUE_BINS)
+    go, figure = graph_objects(), graph_objects().Figure()
+    for (step, values), colour in zip(kept, colour_scale(len(kept)), strict=True):
+        shares = np.histogram(values, edges)[0] / len(values)
+        figure.add_trace(
+            go.Scatter(
+                x=np.repeat(edges, 2)[1:-1], y=np.repeat(shares, 2), mode="lines", name=f"step {step:,}",
+                line={"color": colour, "width": 1.6}, hovertemplate="near %{x:.4g}: %{y:.2%}",
+            )
+        )  # fmt: skip
+    figure.add_vline(x=0, line={"color": ORANGE, "width": 1})
+    figure.update_layout(xaxis={"title": {"text": "value"}})
+    figure.update_yaxes(tickformat=".0%", title={"text": "share of elements"})
+    note = "every element with its sign, of steps that were taped" if isinstance(source, Run) else "every element"
+    return finish(figure, title, note, theme=theme)
+
+
+def _taped(run: Run, site: Site) -> Iterator[tuple[int, Values]]:
+    """Yield what a site held at the taped steps that kept it."""
+    roles = {"parameter": site.name, "state": f"{site.part.removeprefix('.')} of {site.name}"}
+    for step in run.tapes() if site.quantity in roles else ():
+        tape = run.tape(step)
+        for value in tape.values:
+            if value.saved and value.name == roles[site.quantity] and (content := tape.tensor(value.id)) is not None:
+                yield step, content.astype(np.float64).reshape(-1)
+                break
 
 
 def _faint(colour: str, share: float = 0.55) -> str:

@@ -100,6 +100,8 @@ def _ask_site(ask: Questions, key: str, stat: str) -> None:
     if about["quantity"] != "scalar":
         ask("figure/histogram", {"site": key}, group=group)
         ask("figure/histogram", {"site": key, "kind": "signed"}, group=group)
+    if about["quantity"] in ("parameter", "state"):
+        ask("figure/histogram", {"site": key, "kind": "values"}, group=group)
 
 
 # --------------------------------------------------------------------------------

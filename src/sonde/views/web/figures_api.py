@@ -73,7 +73,7 @@ def _timeline(run: Run, query: Query) -> Any:
 
 
 def _histogram(run: Run, query: Query) -> Any:
-    kind: Any = query.choice("kind", ("heat", "ridge", "signed"))
+    kind: Any = query.choice("kind", ("heat", "ridge", "signed", "values"))
     return figures.histogram_over_time(run, query.text("site"), kind=kind)
 
 

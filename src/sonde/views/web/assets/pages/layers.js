@@ -64,7 +64,7 @@ export async function show(place, context) {
 
   const listed = h("p", { class: "note" }), list = siteList({ chosen: () => sites(), select: (next) => select(next) });
   const one = h("div", { class: "stack" });
-  let keys = [], curves = null, bins = null, signed = null;
+  let keys = [], curves = null, bins = null, signed = null, taped = null;
 
   function heatQuery() {
     return { pattern: glob(pattern()), stat: stat() };
@@ -130,7 +130,8 @@ export async function show(place, context) {
     const curveStands = new Promise((resolve) => { whenIdle(resolve); });
     bins = isScalar ? null : figure(at("histogram"), { site: chosen[0] }, { signal, height: 320, after: curveStands });
     signed = isScalar ? null : figure(at("histogram"), { site: chosen[0], kind: "signed" }, { signal, height: 320, after: curveStands });
-    replace(one, siteHead(about, chosen, other), h("div", { class: "columns narrow" }, curves, bins, signed));
+    taped = ["parameter", "state"].includes(about.quantity) ? figure(at("histogram"), { site: chosen[0], kind: "values" }, { signal, height: 320, hideEmpty: true, after: curveStands }) : null;
+    replace(one, siteHead(about, chosen, other), h("div", { class: "columns narrow" }, curves, bins, signed, taped));
   }
 
   const siteFacts = h("div", { class: "tiles small" }), siteWords = h("p", { class: "note" });
@@ -241,7 +242,7 @@ export async function show(place, context) {
 
   return {
     title: info.name,
-    refresh: () => Promise.all([drawHeat(), readSteps().then(() => Promise.all([flow.update(flowQuery()), tree.update(treeQuery())])), readFacts(), curves?.update(), bins?.update(), signed?.update()]).catch(() => {}),
+    refresh: () => Promise.all([drawHeat(), readSteps().then(() => Promise.all([flow.update(flowQuery()), tree.update(treeQuery())])), readFacts(), curves?.update(), bins?.update(), signed?.update(), taped?.update()]).catch(() => {}),
     keys: [
       { keys: "j", what: "next site", act: () => list.move(1) },
       { keys: "k", what: "previous site", act: () => list.move(-1) },
