@@ -158,8 +158,19 @@ class OwnBuffers(Normed):
     broadcasts = False
 
 
+class Averaged(NotReduced):
+    """Ranks train by themselves for two steps, then their weights are averaged."""
+
+    def after_step(self, model, step):
+        if step % 2 == 0:
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.data)
+                parameter.data /= dist.get_world_size()
+
+
 FAULTS = {
     "healthy": Fault,
+    "healthy_averaged": Averaged,
     "healthy_tensor_parallel": TensorParallel,
     "healthy_batch_norm": Normed,
     "start": Start,

@@ -39,7 +39,7 @@ def diagnosed(request, run_two_ranks, tmp_path_factory):
     folder = tmp_path_factory.mktemp("partings") / "runs"
     folder.mkdir()
     every = request.param == 2 or os.environ.get("SONDE_ALL_PROGRAMS")
-    names = list(partings.FAULTS) if every else ["healthy", "start", "skipped", "twice", "written"]
+    names = list(partings.FAULTS) if every else ["healthy", "healthy_averaged", "start", "skipped", "twice", "written"]
     run_two_ranks(IMPORTS, PROGRAM.format(names=names), folder, ranks=request.param, backend=backend_for(request.param))
     return request.param, Diagnosed({name: sonde.diagnose(folder / name) for name in names})
 
@@ -65,7 +65,7 @@ def test_the_cause_of_a_parting_is_named(diagnosed, cause):
         assert found.sites[0] == "head.weight"
 
 
-@pytest.mark.parametrize("name", ["healthy", "healthy_tensor_parallel", "healthy_batch_norm"])
+@pytest.mark.parametrize("name", ["healthy", "healthy_averaged", "healthy_tensor_parallel", "healthy_batch_norm"])
 def test_ranks_that_agree_are_silent(diagnosed, name):
     diagnosis = diagnosed[1][name]
     assert not found_in(diagnosis)

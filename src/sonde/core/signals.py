@@ -177,6 +177,9 @@ DIRECT_PASSES: Final = "direct_passes"
 wrapper."""
 BUFFER: Final = "buffer"
 """The statistics of a buffer that training writes to, before the first pass of a step; the subject is its name."""
+WEIGHT_BEFORE: Final = "weight_before"
+"""The statistics of the smallest trained parameter before the first pass of a step, in a training with several ranks:
+whether the program has made the ranks alike again since the step before."""
 
 SHOWN: Final = frozenset({UNIT_GRADIENT})
 """Signals that are shown or read by `sonde.debug`, though no rule needs them."""

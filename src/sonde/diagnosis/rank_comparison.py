@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.core import schema
-from sonde.core.signals import BATCH_MARK, BUFFER, DIRECT_PASSES, LOOP, REDUCED_PASSES, part_of
+from sonde.core.signals import BATCH_MARK, BUFFER, DIRECT_PASSES, LOOP, REDUCED_PASSES, WEIGHT_BEFORE, part_of
 from sonde.errors import SelectionError
 from sonde.records import Quantity, Site
 from sonde.store import Run
@@ -28,6 +28,9 @@ MAX_RANKS: Final = 64
 MAX_GRADIENTS: Final = 8
 LEAST_BATCHES: Final = 3
 """How many batches must be equal on all ranks, and all that are known."""
+AVERAGED: Final = 2
+"""How often ranks that had parted must have been alike again: a broadcast at the start is one time."""
+_BEFORE: Final = part_of(WEIGHT_BEFORE)
 
 Cause = Literal[
     "start",
@@ -108,7 +111,7 @@ def compare_ranks(run: Run, *, start: int | None = None) -> RankComparison | Non
         return None
     stretch = _Stretch(run, start)
     groups = _copies(run, run.sites, "parameter")
-    parameters = _drifts(stretch, groups[:: max(1, len(groups) // MAX_PARAMETERS)])
+    parameters = [] if _are_averaged(stretch) else _drifts(stretch, groups[:: max(1, len(groups) // MAX_PARAMETERS)])
     buffers = [site for site in run.sites if site.part == part_of(BUFFER)]
     settings = _settings(stretch)
     return RankComparison(
@@ -137,6 +140,31 @@ def _copies(run: Run, sites: Iterable[Site], quantity: Quantity) -> list[tuple[S
 def _drifts(stretch: _Stretch, groups: Sequence[tuple[Site, list[int]]]) -> list[Drift]:
     found = (_drift(stretch, site, _some(ranks)) for site, ranks in groups)
     return sorted((drift for drift in found if drift is not None), key=lambda drift: drift.step)
+
+
+def _are_averaged(stretch: _Stretch) -> bool:
+    """Return whether the program makes ranks alike again from time to time after they have parted, as Local SGD does.
+
+    Then a weight is the same on all ranks before a step, though it was not after the step before.
+    """
+    for site, ranks in _copies(stretch.run, [each for each in stretch.run.sites if each.part == _BEFORE], "vital"):
+        try:
+            after = stretch.run.site(f"{site.name}:parameter")
+        except SelectionError:
+            continue
+        (began, before), (ended, left) = (_common(stretch, each, _some(ranks)) for each in (site, after))
+        if not len(before) or not len(left):
+            continue
+        same = {int(step) for step in began[_spread(before) <= TOLERANCE]}
+        parted = {int(step) for step in ended[_spread(left) > TOLERANCE]}
+        if len([step for step in same if step - 1 in parted]) >= AVERAGED:
+            return True
+    return False
+
+
+def _spread(rows: list[schema.Rows]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.array([_apart(rows[0], row) for row in rows]).max(axis=0)
+    return found
 
 
 def _some(ranks: list[int]) -> list[int]:

@@ -57,4 +57,5 @@ SENSORS: Final[tuple[type[Sensor], ...]] = (
     modes.Dropping,
     ranks.Reductions,
     ranks.Buffers,
+    ranks.WeightsBefore,
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sonde.core.signals import BUFFER, DIRECT_PASSES, LOOP, REDUCED_PASSES, part_of
+from sonde.core.signals import BUFFER, DIRECT_PASSES, LOOP, REDUCED_PASSES, WEIGHT_BEFORE, part_of
 from sonde.hooks.guard import Handle
 from sonde.hooks.names import plain_name, unwrap
 from sonde.hooks.on_call import on_module
@@ -76,13 +76,14 @@ class Buffers(Sensor):
     those of rank 0.
     """
 
-    produces = (BUFFER,)
+    produces: tuple[str, ...] = (BUFFER,)
     when = first(4) | every(10)
     cost = "one pass over buffers of at most a million elements, in a training with several ranks"
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._buffers: list[tuple[str, Tensor, int]] = []
+        """Name, tensor, and the version of it that nothing has written to; -1 where every version counts."""
         self._sites: dict[str, int] = {}
         self._is_new = True
 
@@ -119,9 +120,27 @@ class Buffers(Sensor):
         for name, buffer, version in self._buffers:
             if buffer._version != version:
                 if name not in self._sites:
-                    self._sites[name] = recorder.site(name, "vital", part=part_of(BUFFER), tensor=buffer, held=_COPY)
+                    self._sites[name] = recorder.site(name, "vital", part=part_of(self.produces[0]), tensor=buffer, held=_COPY)
                 recorder.see(self._sites[name], buffer)
 
     def on_step_end(self, end: StepEnd) -> None:
         """Look again in the next step."""
         self._is_new = True
+
+
+class WeightsBefore(Buffers):
+    """The smallest trained parameter before each step: ranks may differ, and be averaged by the program."""
+
+    produces = (WEIGHT_BEFORE,)
+    when = every(1)
+    cost = "one pass over the smallest parameter, in a training with several ranks"
+
+    def start(self) -> None:
+        """Find it; a part of a sharded parameter is no copy."""
+        trained = [(name, each) for name, each in self.context.module_parameters() if each.requires_grad]
+        plain = [(name, each) for name, each in trained if type(each) is nn.Parameter and each.numel() > 1]
+        if num_ranks() > 1 and plain:
+            name, smallest = min(plain, key=lambda found: found[1].numel())
+            self._buffers = [(name, smallest, -1)]
+        else:
+            self.finish()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from sonde.core.signals import BATCH_MARK, BUFFER, DIRECT_PASSES, REDUCED_PASSES
+from sonde.core.signals import BATCH_MARK, BUFFER, DIRECT_PASSES, REDUCED_PASSES, WEIGHT_BEFORE
 from sonde.diagnosis import rank_comparison
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rank_comparison import Cause, Difference, Drift, RankComparison
@@ -96,7 +96,7 @@ def _comparison(case: Case) -> RankComparison:
 
 @rule(
     "ddp_replicas_diverge",
-    needs=["parameter", "gradient", "update", REDUCED_PASSES, DIRECT_PASSES],
+    needs=["parameter", "gradient", "update", REDUCED_PASSES, DIRECT_PASSES, WEIGHT_BEFORE],
     explains=["ranks_differ_in_settings", "buffers_differ_between_ranks"],
     severity="critical",
     exact=True,
