@@ -29,6 +29,8 @@ _FEWEST_VALLEYS: Final = 4
 _STEADY: Final = 0.6
 # Of the whole rise, what its single largest jump may make up.
 _ONE_JUMP: Final = 0.5
+_RELEASED: Final = 2.0
+"""Growth over the largest fall of a curve that falls at times."""
 
 
 # ---------------------------------------------------------------- spread
@@ -174,6 +176,8 @@ def growth(steps: Values, values: Values) -> Growth:
     found = theil_sen(at, of)
     enough = len(at) >= (_FEWEST_VALLEYS if has_teeth else FEWEST)
     steady = enough and found.low > 0 and _grows_still(at, of, found.per_step) and _largest_jump(of) <= _ONE_JUMP
+    # What was released before may be released again.
+    steady = steady and (has_teeth or found.per_step * span >= _RELEASED * float(-np.diff(values).min(initial=0.0)))
     return Growth(
         per_step=found.per_step,
         low=found.low,

@@ -328,6 +328,8 @@ def overfitting(case: Case) -> Found | None:
     training = case.loss()
     if found is None or training is None:
         raise NotMeasured("a validation loss")
+    if any(reading.has_moving_target for reading in case.rounds):
+        return None
     name, steps, values = found
     wait = int(OVERFIT_EVALS)
     best = int(np.argmin(values))
