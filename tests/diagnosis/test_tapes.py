@@ -1009,6 +1009,31 @@ def test_the_line_that_cuts_the_graph_is_named(cut, tmp_path):
     assert "self.second(self.cut(self.first(x)).relu())" in finding.cause or "lambda x: x.data" in finding.cause
 
 
+@pytest.mark.parametrize(
+    "rebuild", [lambda x: torch.tensor(x.tolist()), lambda x: torch.from_numpy(x.detach().numpy() * 1)]
+)
+def test_numbers_that_leave_torch_and_come_back_cut_the_graph(rebuild, tmp_path):
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.down = nn.Linear(FEATURES, CLASSES), nn.Parameter(torch.randn(CLASSES, FEATURES) / 4)
+
+        def forward(self, x):
+            return self.base(x) + rebuild(x @ self.down.T)
+
+    model = Branch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for x, y in [*DataLoader(TensorDataset(ROWS, LABELS), 8)] * 4:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    (finding,) = (each for each in session.findings if each.severity != "info")
+    assert finding.kind == "graph_break_detach"
+    assert finding.sites == ("down",)
+    assert "(test_tapes.py" in finding.cause  # the line that lets the numbers go, or takes them back
+
+
 def test_samples_are_known_without_a_loader_where_rows_are_picked_by_hand(tmp_path):
     model = mlp(nn.Softmax(0), nn.Linear(3, 3))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -130,8 +130,41 @@ class TapeReading:
 
     @functools.cached_property
     def needed(self) -> frozenset[int]:
-        """All values that what is minimised depends on."""
-        return frozenset(self.tape.ancestors(self.roots))
+        """All values that what is minimised depends on, also through numbers that left torch and came back."""
+        found = self.tape.ancestors(self.roots)
+        return frozenset(found | self.tape.ancestors([of for value, of in self.came_back.items() if value in found]))
+
+    @functools.cached_property
+    def came_back(self) -> dict[int, int]:
+        """Tensors that were made anew of the numbers of others, as by `torch.tensor(x.tolist())`, with these others.
+
+        Nothing else uses the other one, and both have the same numbers. Where these are not known, because layers are
+        not computed again, the new tensor must be what comes next, with the same shape.
+        """
+        last = [
+            value
+            for value in self.tape.values
+            if not value.is_given and value.size > 1 and not self.tape.consumers(value.id) and self._is_learnt(value)
+        ]
+        found: dict[int, int] = {}
+        for value in self.tape.given("constant") if last else ():
+            uses = [use for use in self.tape.consumers(value.id) if use.phase == "forward"]
+            content = self.tape.tensor(value.id) if value.saved and uses and value.dtype.startswith("float") else None
+            for other in last if content is not None else ():
+                between = uses[0].index - other.made_by
+                if other.shape != value.shape or between < 1:
+                    continue
+                numbers = self.numbers.of(other.id)
+                is_same = between == 1 if numbers is None else np.allclose(numbers, content, rtol=1e-4, atol=1e-6)
+                if is_same and uses[0].module == self.tape.ops[other.made_by].module:
+                    found[value.id] = other.id
+        return found
+
+    def _is_learnt(self, value: Value) -> bool:
+        """Return whether a gradient could pass the operation that made a value, on to something that takes one."""
+        op = self.tape.producer(self.plain(value.id).id)  # behind a detach
+        takes = op is not None and any(self.tape.values[each].requires_grad for _, each in op.inputs())
+        return takes and op is not None and op.phase == "forward" and self.tape.is_differentiable(op)
 
     @functools.cached_property
     def learning(self) -> frozenset[int]:
@@ -437,7 +470,8 @@ class TapeReading:
                 carried.update(made)
             elif any(out in self.needed for out in made):
                 return op
-        return None
+        back = [value for value, other in self.came_back.items() if other in carried]
+        return self.tape.consumers(back[0])[0] if back else None
 
 
 MIN_ROWS: Final = 3

@@ -553,8 +553,9 @@ def cut_off(case: Case, names: list[str]) -> str:
     op = reading.cut_off({value for name, value in reading.held.items() if name in names})
     if op is None:
         return ""
-    how = f"`{op.function or op.kind}`" if op.grad_enabled else "torch.no_grad()"
-    return f", by {how}{reading.where(op)}"
+    is_new = not reading.came_back.keys().isdisjoint(value for _, value in op.inputs())
+    how = "a new tensor of its numbers" if is_new else f"`{op.function or op.kind}`"
+    return f", by {how if op.grad_enabled else 'torch.no_grad()'}{reading.where(op)}"
 
 
 @on_tape

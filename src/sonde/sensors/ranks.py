@@ -120,7 +120,9 @@ class Buffers(Sensor):
         for name, buffer, version in self._buffers:
             if buffer._version != version:
                 if name not in self._sites:
-                    self._sites[name] = recorder.site(name, "vital", part=part_of(self.produces[0]), tensor=buffer, held=_COPY)
+                    self._sites[name] = recorder.site(
+                        name, "vital", part=part_of(self.produces[0]), tensor=buffer, held=_COPY
+                    )
                 recorder.see(self._sites[name], buffer)
 
     def on_step_end(self, end: StepEnd) -> None:

@@ -487,9 +487,10 @@ def graph_break_detach(case: Case) -> Found | None:
     share = share_of(case, names)
     # Features of a trained model are often computed under no_grad on purpose; those of random weights are not.
     random = fresh_parameters(case, tuple(names)) or not any(len(case.parameters[name].shape) > 1 for name in names)
-    intended = not random and share >= EXTRACTOR_SHARE
     last = _last_in_order(case, names)
     cut = cut_off(case, names)
+    rebuilt = case.taped is not None and bool(case.taped.came_back)
+    intended = not random and not rebuilt and share >= EXTRACTOR_SHARE
     return Found(
         severity="info" if intended else ("critical" if share > BROKEN_MOST else "warning"),
         step=lost.first_step,
@@ -541,7 +542,8 @@ def unused_parameters(case: Case) -> Found | None:
     modules = ran(case)
     lost = unreached(case)
     names = [name for name in lost.names if runner_of(case, name) not in modules or lost.is_in_live_module(case, name)]
-    names = [name for name in names if lost.steps[name] >= _patience(case, name, modules)]
+    cut = _cut_on_tape(case)
+    names = [name for name in names if lost.steps[name] >= _patience(case, name, modules) and name not in cut]
     if not names:
         return None
     share = share_of(case, names)
