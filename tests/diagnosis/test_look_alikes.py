@@ -614,6 +614,27 @@ def tries_long_steps_on_the_whole_data(watch):
         optimizer.step(closure)
 
 
+def codes_that_follow_the_outputs(watch):
+    """The distance of outputs to their codes is small at first, and grows with what is learnt."""
+    torch.manual_seed(0)
+    encoder, decoder = nn.Linear(12, 4), nn.Linear(4, 12)
+    codes = torch.randn(16, 4) * 0.01
+    with torch.no_grad():
+        encoder.weight.mul_(0.01)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], 3e-2)
+    watch(nn.ModuleDict({"encoder": encoder, "decoder": decoder}), optimizer)
+    for _ in range(80):
+        x, _ = batch(64)
+        made = encoder(x)
+        nearest = torch.cdist(made.detach(), codes).argmin(1)
+        chosen = codes[nearest]
+        fit = F.mse_loss(decoder(made + (chosen - made).detach()), x) * 1e-3
+        optimizer.zero_grad()
+        (fit + F.mse_loss(made, chosen) - 1e-2 * made.std()).backward()
+        optimizer.step()
+        codes.index_add_(0, nearest, 0.05 * (made.detach() - chosen))
+
+
 def stops_within_the_first_epoch(watch):
     """The scheduler is stepped once an epoch, and recording begins and ends within the first."""
     model = mlp()
@@ -662,6 +683,7 @@ PROGRAMS = [
     learns_to_learn,
     samples_from_its_own_energy,
     tries_long_steps_on_the_whole_data,
+    codes_that_follow_the_outputs,
     stops_within_the_first_epoch,
 ]
 

@@ -1009,6 +1009,22 @@ def test_the_line_that_cuts_the_graph_is_named(cut, tmp_path):
     assert "self.second(self.cut(self.first(x)).relu())" in finding.cause or "lambda x: x.data" in finding.cause
 
 
+@pytest.mark.parametrize(("factor", "words"), [(1, "undivided"), (1 / 4, ""), (1 / 16, "divided by 4 twice")])
+def test_micro_batches_are_divided_once(factor, words, tmp_path):
+    torch.manual_seed(0)
+    model = mlp(outputs=1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _ in range(4):
+            for x, y in DataLoader(TensorDataset(ROWS[:32], LABELS[:32]), 8):
+                loss = -F.logsigmoid(model(x).flatten() * (y % 2 * 2 - 1)).mean()
+                (loss * factor).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    causes = [each.cause for each in session.findings if each.kind == "accumulation_not_scaled"]
+    assert [words in cause for cause in causes] == ([True] if words else [])
+
+
 @pytest.mark.parametrize(
     "rebuild", [lambda x: torch.tensor(x.tolist()), lambda x: torch.from_numpy(x.detach().numpy() * 1)]
 )

@@ -332,6 +332,17 @@ class TapeReading:
         """Whether a target moves with what is learnt, as values of next states do: then the loss need not fall."""
         return any(self.is_bootstrap(target) for _, target, _ in self.compared())
 
+    @functools.cached_property
+    def has_own_targets(self) -> bool:
+        """Whether a target is made of what is trained, or of a state that the step updates, such as a moving average.
+
+        Then the loss may rise from nothing: outputs and their targets begin close together.
+        """
+        written = {self.tape.values[value].storage for op in self.tape.ops for value in op.writes}
+        own = {value.id for value in self.tape.given() if value.storage in written} | {*self.held.values()}
+        targets = [target for _, target, _ in self.compared()]
+        return any(not own.isdisjoint(self.tape.ancestors(target)) for target in targets)
+
     def _loss(self, op: Op) -> TapedLoss | None:
         value, target = op.input("self"), op.input("target")
         if op.kind == "_ctc_loss" and (given := op.input("log_probs")) is not None:

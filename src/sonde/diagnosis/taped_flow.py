@@ -9,7 +9,7 @@ from typing import Final
 from sonde.core import signals
 from sonde.core.tape import Call, Line, Mark, Op, Value, references
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, fact, few, on_tape
+from sonde.diagnosis.rule import Found, above, fact, few, on_tape
 from sonde.diagnosis.tape_reading import CARRIERS, TapeReading, Term
 
 # --------------------------------------------------------------------------------
@@ -109,6 +109,63 @@ def _share_weights(reading: TapeReading, roots: list[int], earlier: Mark) -> boo
         for given in (roots, references(earlier.data.get("roots")))
     )
     return not one.isdisjoint(other)
+
+
+FEW_PASSES: Final = 3
+"""Backward passes of one line in a step that are taken for accumulation: two may be sharpness-aware training."""
+
+
+@on_tape
+def wrongly_accumulated(reading: TapeReading) -> Found | None:
+    """Find means over micro-batches that are added up undivided, or divided by their number twice."""
+    roots = _added_up(reading)
+    count = len(roots)
+    sources = [reading.unscaled(root) for root in roots]
+    makers = [reading.tape.producer(value.id) for value, _ in sources]
+    factors = {round(abs(factor), 9) for _, factor in sources}
+    if count < FEW_PASSES or len(factors) != 1 or not all(map(_is_mean, makers)):
+        return None
+    factor = factors.pop()
+    shown = fact("what backward() was called on, over the mean of a micro-batch", factor)
+    evidence = (above("backward passes per step", count, 2), shown, fact("what it should be", 1 / count))
+    where = reading.where(reading.tape.producer(roots[0]))
+    if factor == 1:
+        return Found(
+            sites=(signals.LOSS,),
+            evidence=evidence,
+            cause=f"Each step sums {count} backward passes of the undivided loss{where}: gradients are {count} times "
+            "as large as those of one batch of that size.",
+            values={"passes": count},
+        )
+    if abs(factor * count * count - 1) < 1e-6:
+        return Found(
+            sites=(signals.LOSS,),
+            evidence=evidence,
+            cause=f"The loss of each of {count} micro-batches is divided by {count} twice{where}: gradients are "
+            f"{count} times smaller than those of one batch of that size.",
+            fix="Divide once: either the loop or the library that runs backward does it.",
+        )
+    return None
+
+
+def _added_up(reading: TapeReading) -> list[int]:
+    """Return what was differentiated, in one line, since gradients were cleared and until the only optimizer steps."""
+    found: list[int] = []
+    for mark in reading.tape.marks if len(reading.tape.optimizers) == 1 else ():
+        if mark.kind == "zero_grad":
+            found = []
+        elif mark.kind == "optimizer_enter":
+            break
+        elif mark.kind == "backward":
+            found += references(mark.data.get("roots"))
+            if mark.data.get("inputs") or mark.data.get("create_graph"):
+                return []
+    lines = {str(reading.tape.line_of(reading.tape.producer(root))) for root in found}
+    return found if len(lines) == 1 else []
+
+
+def _is_mean(op: Op | None) -> bool:
+    return op is not None and (op.kind == "mean" or op.args.get("reduction") == 1)
 
 
 @on_tape

@@ -173,7 +173,7 @@ def index_as_value(reading: TapeReading) -> Found | None:
         places = [out for out in op.outs if reading.tape.values[out].dtype == "int64"]
         if op.kind not in _CHOOSES or not places or op.in_model or not any(v in trained for _, v in op.inputs()):
             continue
-        after = reading.tape.descendants(places, through=lambda each: each.kind.removesuffix("_") in _NUMERIC)
+        after = _computed_of(reading, places)
         for _, target, loss in reading.compared():
             about = reading.tape.values[target]
             if target in after and about.dtype.startswith(("float", "bfloat")) and about.size > 1:
@@ -186,6 +186,15 @@ def index_as_value(reading: TapeReading) -> Found | None:
                     refute="If the index is a quantity, such as a position, this finding is wrong.",
                 )
     return None
+
+
+def _computed_of(reading: TapeReading, places: list[int]) -> set[int]:
+    """Return what is computed of indices as numbers; what they only choose, as in `codes[nearest]`, is not."""
+    after = set(places)
+    for op in reading.tape.ops:
+        if op.kind.removesuffix("_") in _NUMERIC and not after.isdisjoint({op.input("self"), op.input("other")}):
+            after.update((*op.outs, *op.writes))
+    return after
 
 
 def _is_difference(reading: TapeReading, value: int) -> bool:

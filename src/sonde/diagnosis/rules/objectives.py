@@ -20,6 +20,7 @@ from sonde.diagnosis.rules.losses import LOSS_LOOKS
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.taped_data import variance_as_deviation as find_variance_as_deviation
+from sonde.diagnosis.taped_flow import wrongly_accumulated
 from sonde.diagnosis.taped_losses import (
     averaged_against_summed,
     constant_term,
@@ -359,6 +360,8 @@ def accumulation_not_scaled(case: Case) -> Found | None:
     optimizers = need_optimizers(case)
     if any(optimizer.traits.searches for optimizer in optimizers):
         return None
+    if (taped := wrongly_accumulated(case)) is not None:
+        return replace(taped, severity="info") if optimizers[0].traits.adaptive else taped
     backwards = case.need_vital(signals.LOOP, signals.BACKWARDS).last(8)
     forwards = case.need_vital(signals.LOOP, signals.FORWARDS).last(8)
     times = float(np.median(backwards.numbers()))

@@ -193,6 +193,8 @@ def loss_divergence(case: Case) -> Found | None:
     learning = case.learning
     if learning.state in ("unknown", "broken") or is_policy_objective(case):
         return None
+    if any(reading.has_own_targets for reading in case.rounds):
+        return None
     best = learning.best
     limit = best + (DIVERGED - 1) * max(abs(best), abs(learning.initial))
     away = run_length(losses > limit)
