@@ -150,7 +150,9 @@ class TapeReading:
         for value in self.tape.given("constant") if last else ():
             uses = [use for use in self.tape.consumers(value.id) if use.phase == "forward"]
             content = self.tape.tensor(value.id) if value.saved and uses and value.dtype.startswith("float") else None
-            for other in last if content is not None else ():
+            if content is None:
+                continue
+            for other in last:
                 between = uses[0].index - other.made_by
                 if other.shape != value.shape or between < 1:
                     continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ class Buffers(Sensor):
     those of rank 0.
     """
 
-    produces: tuple[str, ...] = (BUFFER,)
+    produces: ClassVar[tuple[str, ...]] = (BUFFER,)
     when = first(4) | every(10)
     cost = "one pass over buffers of at most a million elements, in a training with several ranks"
 
