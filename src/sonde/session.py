@@ -428,8 +428,11 @@ class Session:
 class IdleSession(Session):
     """A session that records nothing: nothing is attached, no file is made, every method does nothing.
 
-    It is what `watch(..., enabled=False)` returns, and what is returned where the run cannot be written.
+    It is what `watch(..., enabled=False)` returns, and what is returned where the run cannot be written. In a forked
+    child, a session becomes one.
     """
+
+    _is_unrecorded = False
 
     def __init__(self, path: Path, *, is_unrecorded: bool = False) -> None:
         self.path = path

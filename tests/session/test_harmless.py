@@ -195,6 +195,8 @@ def test_a_forked_child_that_continues_the_program_is_not_stopped_by_the_session
             try:
                 session.log(loss=1.0)
                 session.event("note", "from the child")
+                assert session.flush()
+                assert "switched off" in repr(session)
                 session.close()
                 code = 0
             finally:
@@ -320,3 +322,11 @@ def test_flush_is_false_if_something_was_dropped_since_the_last_time(tmp_path, m
             full.setattr("sonde.store.log.retention.Room.take", lambda *args, **kwargs: False)
             assert not step(), "nothing may be called written that was refused"
         assert step()
+
+
+def test_a_model_of_inference_mode_switches_nothing_off(tmp_path):
+    with torch.inference_mode():
+        model = tiny_mlp()
+        with sonde.watch(model, run=tmp_path / "run"):
+            model(torch.ones(2, 8))
+    assert not faults(tmp_path / "run")

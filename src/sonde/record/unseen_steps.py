@@ -34,6 +34,7 @@ class WeightsThen:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        parameters = [each for each in parameters if not each.is_inference()]  # whose writes are not counted
         self._traced = parameters[:: max(1, len(parameters) // MAX_TRACED)]
         small = [each for each in parameters if type(each) is nn.Parameter and each.is_cpu and each.numel()]
         small = sorted((each for each in small if each.numel() <= _MAX_ELEMENTS), key=Tensor.numel)
