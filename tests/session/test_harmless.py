@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import warnings
 from collections import OrderedDict
 
 import pytest
@@ -330,3 +331,15 @@ def test_a_model_of_inference_mode_switches_nothing_off(tmp_path):
         with sonde.watch(model, run=tmp_path / "run"):
             model(torch.ones(2, 8))
     assert not faults(tmp_path / "run")
+
+
+def test_a_compiled_model_trains_where_warnings_are_errors(tmp_path):
+    model = torch.nn.Linear(8, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = list(warnings.filters)
+        compiled = torch.compile(model, backend="eager")
+        with sonde.watch(model, run=tmp_path / "run"):
+            for _ in range(2):
+                compiled(torch.ones(4, 8)).mean().backward()
+        assert warnings.filters == before

@@ -9,9 +9,11 @@ idle listeners can be paused. Hooks on a single module are for what needs the na
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
@@ -76,6 +78,31 @@ class _Switch:
                 place.pop(self._id, None)
 
 
+class _QuietOfCompile:
+    """Keeps torch from warning that a compiled model is called while there are hooks on all modules.
+
+    The hooks here ignore calls that are made twice. Where warnings are errors (`python -W error`), the warning would
+    end a program that trains without them.
+    """
+
+    def __init__(self) -> None:
+        text = "Using `torch.compile(module)` when there are global hooks"
+        self._filter = ("ignore", re.compile(re.escape(text)), UserWarning, None, 0)
+
+    def begin(self) -> None:
+        """Ignore it, unless the program has such hooks of its own."""
+        if not getattr(torch_module, "_has_any_global_hook", bool)():
+            cast(list[Any], warnings.filters).insert(0, self._filter)
+
+    def end(self) -> None:
+        """Warn again."""
+        with contextlib.suppress(ValueError):
+            cast(list[Any], warnings.filters).remove(self._filter)
+
+
+_QUIET: Final = _QuietOfCompile()
+
+
 class _Pair:
     """The two hooks and their listeners."""
 
@@ -91,6 +118,8 @@ class _Pair:
 
     def add(self, listener: ModuleCalls[Any]) -> None:
         """Add a listener."""
+        if not (self._everywhere or self._listeners):
+            _QUIET.begin()
         if listener.is_everywhere:
             self._everywhere = (*self._everywhere, listener)
         else:
@@ -103,6 +132,8 @@ class _Pair:
         self._listeners = tuple(each for each in self._listeners if each is not listener)
         self._tables.clear()
         self.settle()
+        if not (self._everywhere or self._listeners):
+            _QUIET.end()
 
     def settle(self) -> None:
         """Register the hooks if anyone listens, else remove them."""
