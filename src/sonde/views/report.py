@@ -241,11 +241,15 @@ def _lead(report: Report) -> Iterator[Block]:
 
 def _loss_tiles(report: Report) -> list[tuple[str, str]]:
     losses = [metric for metric in report.metrics if "loss" in metric.name.lower()]
-    return [("last loss", short(losses[0].trend.last)), ("loss is", _direction(losses[0].trend))] if losses else []
+    if not losses:
+        return []
+    return [("last loss", short(losses[0].trend.last)), ("loss is", _going(report, losses[0].name, losses[0].trend))]
 
 
-def _direction(trend: Trend) -> str:
-    return "no longer finite" if trend.direction == "broken" else trend.direction
+def _going(report: Report, name: str, trend: Trend) -> str:
+    """Return where a metric is going, in the words of the verdict where that tells."""
+    told = {} if report.verdict is None else {metric.name: metric.going for metric in report.verdict.metrics}
+    return told.get(name) or ("no longer finite" if trend.direction == "broken" else trend.direction)
 
 
 def _sections(run: Run, report: Report) -> Iterator[Section]:
@@ -326,12 +330,12 @@ def _traceback_end(ending: Ending) -> str:
 
 def _metrics(report: Report) -> Iterator[Block]:
     rows = [
-        [metric.name, *map(short, (trend.first, trend.last, trend.lowest, trend.highest)), _direction(trend)]
+        [name, *map(short, (trend.first, trend.last, trend.lowest, trend.highest)), _going(report, name, trend)]
         for metric in report.metrics[:_MOST_METRICS]
-        for trend in [metric.trend]
+        for name, trend in [(metric.name, metric.trend)]
     ]
     if rows:
-        yield Table(["metric", "first", "last", "lowest", "highest", "recent trend"], rows, (1, 2, 3, 4))
+        yield Table(["metric", "first", "last", "lowest", "highest", "going"], rows, (1, 2, 3, 4))
 
 
 def _layers(report: Report) -> Iterator[Block]:
