@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
@@ -199,6 +200,15 @@ def drawn(page: Page) -> Page:
     return page
 
 
+def shrink(folder: Path) -> None:
+    """Give the pictures of a folder a palette of 256 colours: a third of the bytes, and no difference to be seen."""
+    for file in folder.glob("*.png"):
+        with Image.open(file) as picture:
+            if picture.mode != "P":
+                small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+                small.save(file, optimize=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
@@ -228,6 +238,7 @@ def main() -> None:
         for name, html in terminal_views(good, bad, model).items():
             page = open_page(browser, html, options.runs)
             page.locator("svg").first.screenshot(path=options.out / f"{name}.png")
+    shrink(options.out)
     total = sum(file.stat().st_size for file in options.out.glob("*.png"))
     print(f"{len(list(options.out.glob('*.png')))} pictures in {options.out}, {total / 1e6:.2f} MB")
 

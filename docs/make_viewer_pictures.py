@@ -17,11 +17,11 @@ from playwright.sync_api import Page
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from make_gallery import open_browser
+from make_gallery import open_browser, shrink
 from tests.browser.serving import go, serving, settle
 
 ROOT = Path(__file__).parents[1]
-MOST_BYTES = 250_000
+MOST_BYTES = 100_000
 WIDTH, HEIGHT = 1240, 700
 HEIGHTS = {"runs": 260, "layers": 610, "contrast": 560, "sample": 800, "compare": 640}
 BAD, GOOD, DIGITS = "1-never-cleared", "0-good", "2-digits"
@@ -58,7 +58,7 @@ PAGES: dict[str, Any] = {
 }
 
 
-def take(page: Page, name: str, place: Any, out: Path) -> int:
+def take(page: Page, name: str, place: Any, out: Path) -> None:
     if callable(place):
         place(page)
     else:
@@ -66,9 +66,8 @@ def take(page: Page, name: str, place: Any, out: Path) -> int:
     settle(page)
     page.wait_for_timeout(1200)  # thumbnails and spark lines come one after the other
     settle(page)
-    file = out / f"viewer-{name}.png"
-    page.screenshot(path=file, clip={"x": 0, "y": 0, "width": WIDTH, "height": HEIGHTS.get(name, HEIGHT)})
-    return file.stat().st_size
+    clip = {"x": 0, "y": 0, "width": WIDTH, "height": HEIGHTS.get(name, HEIGHT)}
+    page.screenshot(path=out / f"viewer-{name}.png", clip=clip)
 
 
 def main() -> None:
@@ -84,8 +83,11 @@ def main() -> None:
         page.goto(viewer.url)
         page.wait_for_selector("tr[data-key]")
         for name in options.only:
-            size = take(page, name, PAGES[name], options.out)
-            print(f"viewer-{name}.png {size / 1e3:.0f} KB{', too large' if size > MOST_BYTES else ''}")
+            take(page, name, PAGES[name], options.out)
+    shrink(options.out)
+    for name in options.only:
+        size = (options.out / f"viewer-{name}.png").stat().st_size
+        print(f"viewer-{name}.png {size / 1e3:.0f} KB{', too large' if size > MOST_BYTES else ''}")
 
 
 if __name__ == "__main__":
