@@ -93,6 +93,14 @@ def test_the_worst_samples_come_first_and_the_map_has_a_cell_for_each(page, runs
     assert page.locator(".figure").count() == 1
 
 
+def test_the_overview_of_a_run_without_steps_leads_to_its_samples(page):
+    go(page, "#/run/0-digits_run_0/overview")
+    assert page.inner_text(".verdict") == "No step was recorded."
+    assert not page.locator(".story-tools").is_visible()
+    page.click("section[aria-label='Where to look'] a, section:has(h2:text-is('Where to look')) a")
+    page.wait_for_selector("main[data-page=samples][data-ready]")
+
+
 def test_samples_are_pictures_worst_first_with_an_overlay_that_the_link_keeps(page, runs):
     go(page, f"{RUN}/samples?metric=loss")
     page.wait_for_selector(".sampletile canvas")

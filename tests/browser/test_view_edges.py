@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
 
 pytest.importorskip("plotly", reason="the viewer needs the view extra: pip install 'sonde[view]'")
@@ -12,6 +13,9 @@ pytest.importorskip("uvicorn", reason="the viewer needs the view extra: pip inst
 from tests.browser.live_training import live_training
 from tests.browser.odd_runs import write_all, write_values
 from tests.browser.serving import Window, go, serving, settle, walk
+
+from sonde.core import schema
+from sonde.records import Block
 
 MANY = 205
 
@@ -192,3 +196,39 @@ def test_compare_and_the_slider_follow_a_training_and_a_killed_writer_has_crashe
         for window in (compared, layers):
             assert window.errors == []
             window.context.close()
+
+
+def test_on_a_phone_a_site_of_a_run_beside_long_names_fits_the_screen(page):
+    other = run_id(page, "one step")
+    page.set_viewport_size({"width": 390, "height": 844})
+    try:
+        go(page, f"#/run/{other}/layers?site=first.weight%3Agradient")
+        settle(page)
+        page.wait_for_selector("label:has-text('Overlay the run') select")
+        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    finally:
+        page.set_viewport_size({"width": 1366, "height": 768})
+
+
+def test_a_layer_whose_gradient_is_zero_is_grey_and_the_legend_says_so(page, runs):
+    writer = write_values(runs / "dead layer", {"loss": [2.0, 1.9, 1.8]}, names=("alive", "dead"))
+    rows = schema.rows_of_values(np.array([1.7, 0.1, 0.0]))
+    for step in (4, 5):
+        block = Block(
+            step=step, time=1_700_000_000.0 + step, sites=np.arange(3, dtype=np.uint32), rows=rows,
+            bins=np.zeros((3, schema.NUM_BINS), np.uint64), binned=np.zeros(3, bool),
+        )  # fmt: skip
+        writer.take_block(block)
+    writer.close()
+    page.wait_for_selector("tr:has-text('dead layer')")
+    go(page, f"#/run/{run_id(page, 'dead layer')}/layers")
+    page.wait_for_selector(".heat canvas[data-drawn]")
+    assert "grey: zero" in page.inner_text(".heat .legend")
+    grey = page.evaluate(
+        """() => {
+            const canvas = document.querySelector(".heat canvas"), scale = devicePixelRatio;
+            const pen = canvas.getContext("2d"), at = [canvas.width - 20 * scale, (canvas.height - 18 * scale) * 0.75];
+            return [...pen.getImageData(...at, 1, 1).data].slice(0, 3);
+        }"""
+    )
+    assert max(grey) - min(grey) < 16, grey
