@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sonde
 from sonde.core import tape as tapes
@@ -31,8 +31,9 @@ RULE = {rule.kind: rule for rule in RULES}
 def taped(path: Path, model: nn.Module, tensors, loss_of, iterate=iter) -> Case:
     """Train four steps of eight samples and return a case that knows their tapes, and nothing else."""
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    data = tensors if isinstance(tensors, Dataset) else TensorDataset(*tensors)
     with sonde.watch(model, optimizer, run=path):
-        for batch in iterate(DataLoader(TensorDataset(*tensors), 8)):
+        for batch in iterate(DataLoader(data, 8)):
             optimizer.zero_grad()
             loss_of(model, *batch).backward()
             optimizer.step()
@@ -981,6 +982,34 @@ def test_a_taped_step_shows_what_is_wrong(name, tmp_path):
 def test_a_taped_step_of_a_healthy_program_shows_nothing(name, tmp_path):
     case = taped(tmp_path / "run", *HEALTHY[name])
     assert {kind: finding.cause for kind in BY_TAPE if (finding := found(kind, case)) is not None} == {}
+
+
+class Noisy(Dataset):
+    """Adds noise to its samples: to the rows it keeps, to copies of them, or to buffers that it makes or keeps."""
+
+    def __init__(self, way):
+        self.rows, self.way = torch.randn(SAMPLES, FEATURES), way
+        self.visits = torch.zeros(SAMPLES)
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        self.visits[index] += 1
+        row = self.rows[index]
+        if self.way == "copy":
+            row = row.clone()
+        elif self.way == "buffer":
+            row = torch.zeros(2, FEATURES)[1].copy_(row)
+        row += 0.1
+        return (row if self.way != "kept" else row.clone()), index % CLASSES
+
+
+@pytest.mark.parametrize("way", ["view", "kept", "copy", "buffer"])
+def test_a_data_set_that_augments_its_own_rows_in_place_is_found(way, tmp_path):
+    finding = found("data_overwritten", taped(tmp_path / "run", mlp(), Noisy(way), cross_entropy))
+    assert (finding is not None) is (way in ("view", "kept"))
+    assert finding is None or "test_tapes.py" in finding.cause
 
 
 def test_a_mask_that_is_loaded_a_step_ahead_is_not_taken_for_an_unused_one(tmp_path):

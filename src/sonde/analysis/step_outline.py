@@ -176,6 +176,7 @@ def _event(mark: Mark) -> str:
     data = mark.data
     words = {
         "loader_next": "next batch",
+        "data_write": f"{data.get('operation', '')} in place, in data that the fetch began with",
         "zero_grad": f"zero_grad of {data.get('owner') or data.get('class', '')}",
         "scheduler_step": f"{data.get('class', '')}.step",
         "clip": f"clip gradients to the norm {data.get('max_norm')}",

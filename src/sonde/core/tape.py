@@ -65,6 +65,7 @@ MarkKind = Literal[
     "scheduler_step",
     "clip",
     "loader_next",
+    "data_write",
     "train",
     "eval",
 ]
@@ -168,6 +169,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - `optimizer_enter`: `name`, `class`, `gradients` (by the name of a parameter: its gradient)
     - `optimizer_exit`: `name`
     - `zero_grad`: `owner`, `class`, `set_to_none`; `scheduler_step`: `class`, `lr`; `clip`: `max_norm`, `kind`
+    - `data_write`: `operation`, `size` (elements), `of` (elements of that memory): data that was there before was
+      written to in place while a batch was fetched
     - `loader_next`: `values` (by their place in the batch); `train`, `eval`: `path`, `class`
 
     A value is `{"v": id}`.

@@ -238,7 +238,7 @@ class TapeReading:
         value = op.input("self")
         return () if value is None else self.dim(value, int(op.args["dim"]))
 
-    def where(self, op: Op | None) -> str:
+    def where(self, op: Op | Mark | None) -> str:
         """Return the user's line of an operation in words: ` (train.py:12: loss = ...)`; empty if it is not known."""
         line = self.tape.line_of(op)
         return "" if line is None else f" ({line}: `{line.text}`)" if line.text else f" ({line})"

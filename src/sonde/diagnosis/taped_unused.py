@@ -368,6 +368,17 @@ _RELATIVE: Final = frozenset({"add_", "sub_", "mul_", "div_", "clamp_", "masked_
 @on_tape
 def overwritten_data(reading: TapeReading) -> Found | None:
     """Find data of a larger set that is changed in place on its way to the model, so that the set changes for good."""
+    sizes = {value.size // max(1, value.shape[0]) for _, value in _loaded(reading) if value.shape}
+    for mark in reading.tape.marks:
+        size = mark.data.get("size")
+        # A counter or a weight that the data set keeps for each sample is one number.
+        is_own = mark.kind == "data_write" and mark.data.get("operation") in _RELATIVE
+        if is_own and isinstance(size, int) and size > 1 and size in sizes:
+            return _overwritten(
+                size,
+                f"The data set changes its own data in place{reading.where(mark)} while a batch is fetched: the change "
+                "stays, and adds up from epoch to epoch.",
+            )
     inputs = reading.tape.ancestors(reading.tape.inputs_of_root())
     for op in reading.tape.ops:
         target = op.input("self")
@@ -377,14 +388,21 @@ def overwritten_data(reading: TapeReading) -> Found | None:
         if base is None or base.role not in ("constant", "batch", "input", "target", "carried"):
             continue
         if base.size > reading.tape.values[target].size and not inputs.isdisjoint((*op.outs, *op.writes)):
-            return Found(
-                sites=("(data)", signals.LOOP),
-                evidence=(fact("elements that are overwritten", reading.tape.values[target].size),),
-                cause=f"The data itself is changed in place{reading.where(op)}: the batch is a view of the whole set, "
-                "so the change stays and adds up from epoch to epoch.",
-                fix="Write x = x + noise, or clone the batch before it is changed.",
+            return _overwritten(
+                reading.tape.values[target].size,
+                f"The data itself is changed in place{reading.where(op)}: the batch is a view of the whole set, so the "
+                "change stays and adds up from epoch to epoch.",
             )
     return None
+
+
+def _overwritten(size: int, cause: str) -> Found:
+    return Found(
+        sites=("(data)", signals.LOOP),
+        evidence=(fact("elements that are overwritten", size),),
+        cause=cause,
+        fix="Write x = x + noise, or clone the data before it is changed.",
+    )
 
 
 def _viewed(reading: TapeReading, value: int) -> Value | None:

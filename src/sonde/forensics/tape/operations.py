@@ -11,7 +11,7 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import CodeType
@@ -39,6 +39,7 @@ MAX_OUTPUT: Final = 1 << 16
 MAX_CONSTANT_BYTES: Final = 16 << 20
 _MAX_TEXT: Final = 200
 _MAX_ITEMS: Final = 1024
+_MAX_WRITES: Final = 64
 _PLAIN_CLASSES: Final = (Tensor, Parameter)
 _AS_THEY_ARE: Final = frozenset({bool, int, str})
 
@@ -131,6 +132,8 @@ class Place:
     backwards: int = 0
     hidden: int = 0
     """How many fetches of a batch and compiled modules it is inside of, whose operations are not noted."""
+    fetches: int = 0
+    """How many fetches of a batch it is inside of."""
 
 
 @dataclass(slots=True, eq=False)
@@ -173,6 +176,43 @@ def _holds(refs: dict[int, weakref.ref[Tensor]], tensor: Tensor) -> bool:
     return ref is not None and ref() is tensor
 
 
+class FetchWrites:
+    """What is written to in place while a batch is fetched, in memory that was there before: the data set itself.
+
+    A data set that normalises or augments a view of its own data changes it for good, a little more in each epoch.
+    """
+
+    def __init__(self, line: Callable[[], int]) -> None:
+        self._line = line
+        self._made: dict[int, Any] = {}
+        """Memory of tensors that were made during the fetch, held so that no other gets its address."""
+        self.found: dict[tuple[str, int], tuple[int, int]] = {}
+        """By operation and line: elements that were written to at once, and elements of all that memory."""
+
+    def before(self, schema: _Schema, args: tuple[Any, ...]) -> None:
+        """Look at an operation that is about to run."""
+        target = args[0] if schema.written and args else None
+        if type(target) is not Tensor or target.layout != torch.strided:
+            return
+        memory = target.untyped_storage()
+        # Memory of numpy may have been made a moment ago, which is not seen here.
+        if memory.data_ptr() not in self._made and memory.resizable() and len(self.found) < _MAX_WRITES:
+            kind = schema.name.split(".")[1]
+            self.found.setdefault((kind, self._line()), (target.numel(), memory.nbytes() // target.itemsize))
+
+    def after(self, args: tuple[Any, ...], result: Any) -> None:
+        """Remember the memory of what an operation has made; a view is in that of its argument."""
+        given = {each.untyped_storage().data_ptr() for each in _tensors(args) if each.layout == torch.strided}
+        for each in _tensors(result):
+            memory = each.untyped_storage() if each.layout == torch.strided else None
+            if memory is not None and memory.data_ptr() not in given and len(self._made) < MAX_OPS:
+                self._made[memory.data_ptr()] = memory
+
+    def end(self) -> None:
+        """Forget what a fetch has made."""
+        self._made.clear()
+
+
 class Operations:
     """The operations and values of one step, in order.
 
@@ -212,6 +252,8 @@ class Operations:
         self._read_schema = guard.wrap(PART, _read_schema)
         self._note_call = guard.catch(PART, self._look)
         self._note_result = guard.catch(PART, self._after)
+        self.fetch_writes = FetchWrites(self.line)
+        self._see_fetched = guard.catch(PART, self.fetch_writes.after)
         self._earlier = earlier
         self._entries: dict[int, _Entry] = {}
         self._storages: dict[int, _Storage] = {}
@@ -229,19 +271,24 @@ class Operations:
         result = func(*args, **kwargs)
         if noted:
             self._note_result(*noted[0], args, kwargs, result)
+        elif self.place.fetches:
+            self._see_fetched(args, result)
         return result
 
     def _look(
         self, into: list[tuple[NotedOp, _Schema]], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Note an operation that is about to run, if operations are noted now."""
-        if self.truncated or self.place.hidden or is_capturing():
+        if self.truncated or (self.place.hidden and not self.place.fetches) or is_capturing():
             return
         schema = _SCHEMAS.get(func)
         if schema is None:
             self._read_schema(func)
             schema = _SCHEMAS.get(func)
         if schema is None or not schema.is_noted:
+            return
+        if self.place.fetches:
+            self.fetch_writes.before(schema, args)
             return
         began = perf_counter()
         if len(self.ops) >= MAX_OPS:

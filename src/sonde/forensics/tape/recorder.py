@@ -589,10 +589,13 @@ class _Taping:
     def _before_loading(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if threading.get_ident() == self._thread:
             self.operations.place.hidden += 1
+            self.operations.place.fetches += 1
 
     def _end_loading(self) -> None:
         if threading.get_ident() == self._thread:
             self.operations.place.hidden -= 1
+            self.operations.place.fetches -= 1
+            self.operations.fetch_writes.end()
 
     def _after_loading(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         found = {}
@@ -600,6 +603,11 @@ class _Taping:
             self.operations.known.add("batch", f"batch{part}", tensor)
             found[part] = self._refer(tensor)
         self._mark("loader_next", {"values": found})
+        writes = self.operations.fetch_writes.found
+        for (kind, line), (size, whole) in writes.items() if threading.get_ident() == self._thread else ():
+            data = {"operation": kind, "size": size, "of": whole}
+            self.marks.append(Mark(index=len(self.operations.ops), kind="data_write", data=data, line=line))
+        writes.clear()
 
     def _before_train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._depths["train"] += 1
