@@ -221,6 +221,17 @@ def test_a_finding_that_is_one_long_word_is_read_in_no_time(tmp_path):
     assert time.process_time() - began < 5
 
 
+def test_a_tape_with_thousands_of_modules_inside_each_other_is_shown(tmp_path):
+    write_run(tmp_path / "run", range(3))
+    folder = tmp_path / "run/tapes/step_1"
+    folder.mkdir(parents=True)
+    marks = [{"index": 0, "kind": "module_enter", "data": {"path": "a" * 9, "class": "C"}} for _ in range(3000)]
+    ops = [{"index": 0, "name": "aten.relu.default"}]
+    (folder / "tape.json").write_text(json.dumps({"step": 1, "values": [], "ops": ops, "marks": marks}))
+    ways = ["sonde tape {run}", "sonde tape {run} --ops", "sonde tape {run} --json", "GET run/{id}/tape"]
+    assert [str(each) for each in read_all(tmp_path, only=ways)] == []
+
+
 def test_code_in_markdown_stays_code_after_a_list_and_whatever_it_holds():
     code = Code("````\n<img src=x onerror=alert(1)>\n```")
     written = Document("t", [Section("s", [code])]).to_markdown()

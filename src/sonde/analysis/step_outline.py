@@ -10,6 +10,8 @@ from sonde.core.tape import Mark, Op, Tape, Value, number, references
 
 Kind = Literal["value", "module", "op", "backward", "optimizer", "event"]
 _SHOWN_ARGUMENTS: Final = 6
+_MOST_LEVELS: Final = 100
+"""Modules that lie deeper in others are listed beside each other: functions that call themselves walk the tree."""
 _DATA: Final = ("input", "target", "batch", "carried")
 
 
@@ -109,7 +111,7 @@ class _Outline:
             self._open[-1].children.append(Node("event", _event(mark), line=mark.line))
 
     def _begin(self, node: Node) -> None:
-        self._open[-1].children.append(node)
+        self._open[:_MOST_LEVELS][-1].children.append(node)
         self._open.append(node)
 
     def _end(self, kind: Kind, result: str = "") -> None:

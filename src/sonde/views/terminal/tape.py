@@ -17,6 +17,7 @@ DEPTH: Final = 3
 """Levels of modules that are shown if operations are folded."""
 _MOST_ALIKE: Final = 24
 """Operations in a row, outside folded modules, that are shown one by one."""
+_MOST_ROWS: Final = 10_000
 _MOST_OF_A_FUNCTION: Final = 2
 _REASONS: Final = {"early": "one of the first steps", "suspected": "something was found", "asked": "asked for"}
 
@@ -34,11 +35,14 @@ def print_tape(tape: Tape, console: Console, *, ops: bool = False) -> None:
     table.add_column(overflow="ellipsis", no_wrap=True, max_width=26)
     table.add_column(justify="right", style=QUIET, no_wrap=True)
     last = ""
-    for depth, node in _lines(outline(tape), ops=ops):
+    lines = list(_lines(outline(tape), ops=ops))
+    for depth, node in lines[:_MOST_ROWS]:
         line = str(tape.lines[node.line]) if node.line >= 0 else ""
         table.add_row(_title(node, depth, look), Text(node.result, QUIET), "" if line == last else line)
         last = line or last
     console.print(table)
+    if len(lines) > _MOST_ROWS:
+        console.print(Text(f"and {len(lines) - _MOST_ROWS:,} more lines; --json prints all", QUIET))
 
 
 def _title(node: Node, depth: int, look: Look) -> Text:
