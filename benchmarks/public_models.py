@@ -1,11 +1,14 @@
 """What `sonde.watch` costs on models that other people wrote, on a CUDA device or on the CPU.
 
-    PYTHONPATH=src python benchmarks/public_models.py [--device cpu|cuda] [--only NAME ...] [--rounds 3] [--json FILE]
+    PYTHONPATH=src python benchmarks/public_models.py [--device cpu|cuda] [--only NAME ...] [--rounds 3] [--settle 0]
+        [--json FILE]
 
 Every round builds each model anew for every variant and runs it for 24 steps, then for `--steps` more; variants whose
 cost does not change while they run take `--fixed-steps`. A ratio is the mean step over the mean step of the bare loop
 in the same round; the table shows the median over the rounds. "First 24" are the steps in which the diagnosis looks
 closest; before the first round the bare loop runs once, untimed. CPU time is that of the whole process, all threads.
+Steps of a few milliseconds are recorded in full until that has taken a second: `--settle 2000` leaves
+so many steps out, and "beginning" is what they and the first 24 took beyond the bare loop.
 "Bare again" is a second bare loop: its distance from 1 is the noise. Models come from their packages' configurations
 with random weights and random data; a package that is not installed gives a row that says so.
 """
@@ -342,6 +345,8 @@ class Timed:
     first_ms: float
     loss: float
     peak_mib: float = 0.0
+    beginning_s: float = 0.0
+    """Seconds that the first 24 steps and those of `--settle` took together."""
     cost: dict[str, Any] | None = None
 
 
@@ -378,7 +383,7 @@ def run_steps(step: Step, count: int, session: Any, device: str) -> tuple[float,
     return wall * 1e3 / count, cpu * 1e3 / count, float(loss)
 
 
-def measure(model: Model, variant: str, device: str, steps: int) -> Timed:
+def measure(model: Model, variant: str, device: str, steps: int, settle: int = 0) -> Timed:
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -391,10 +396,12 @@ def measure(model: Model, variant: str, device: str, steps: int) -> Timed:
         put_around(network, optimizer, variant, Path(scratch)) as session,
     ):
         first, _, loss = run_steps(step, WARM_UP, session, device)
+        settling = run_steps(step, settle, session, device)[0] if settle else 0.0
         wall, cpu, _ = run_steps(step, steps, session, device)
         cost = session.cost if hasattr(session, "cost") else None
     peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else 0.0
-    return Timed(wall, cpu, first, loss, peak, cost.to_json() if cost is not None else None)
+    beginning = (first * WARM_UP + settling * settle) / 1e3
+    return Timed(wall, cpu, first, loss, peak, beginning, cost.to_json() if cost is not None else None)
 
 
 def examine(name: str, options: argparse.Namespace) -> dict[str, list[Timed]]:
@@ -407,7 +414,7 @@ def examine(name: str, options: argparse.Namespace) -> dict[str, list[Timed]]:
         turn = number % len(variants)
         for variant in variants[turn:] + variants[:turn]:
             steps = options.steps if variant in GOVERNED else min(options.steps, options.fixed_steps)
-            found[variant].append(measure(MODELS[name], variant, options.device, steps))
+            found[variant].append(measure(MODELS[name], variant, options.device, steps, options.settle))
     return found
 
 
@@ -419,12 +426,17 @@ def ratio(found: dict[str, list[Timed]], variant: str, field: str) -> float:
 def show(name: str, found: dict[str, list[Timed]]) -> None:
     bare = statistics.median(timed.wall_ms for timed in found["bare"])
     print(f"\n{name}: bare {bare:.2f} ms a step", flush=True)
-    print(f"  {'':24s} {'wall':>7s} {'CPU':>7s} {'first 24':>9s} {'peak MiB':>9s}  loss")
+    print(f"  {'':24s} {'wall':>7s} {'CPU':>7s} {'first 24':>9s} {'beginning':>10s} {'peak MiB':>9s}  loss")
     for variant, timings in found.items():
         same = "same" if {t.loss for t in timings} == {found["bare"][0].loss} else "DIFFERENT"
         cells = [ratio(found, variant, field) for field in ("wall_ms", "cpu_ms", "first_ms")]
         peak = max(timed.peak_mib for timed in timings)
-        print(f"  {variant:24s} {cells[0]:7.3f} {cells[1]:7.3f} {cells[2]:9.3f} {peak:9.0f}  {same}", flush=True)
+        pairs = zip(timings, found["bare"], strict=True)
+        more = statistics.median(timed.beginning_s - base.beginning_s for timed, base in pairs)
+        print(
+            f"  {variant:24s} {cells[0]:7.3f} {cells[1]:7.3f} {cells[2]:9.3f} {more:+9.2f}s {peak:9.0f}  {same}",
+            flush=True,
+        )
         if timings[-1].cost:
             print(f"  {'':24s} {timings[-1].cost}", flush=True)
 
@@ -436,6 +448,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--variants", nargs="*", default=[], help="names of variants; bare is always there")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=176, help="after the first 24, of variants that adapt")
+    parser.add_argument("--settle", type=int, default=0, help="steps after the first 24 that are not timed")
     parser.add_argument("--fixed-steps", type=int, default=40, help="the same of all others")
     parser.add_argument("--json", type=Path, default=None, help="also write every timing to this file")
     options = parser.parse_args(arguments)

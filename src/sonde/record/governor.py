@@ -258,7 +258,8 @@ class Governor:
         self._is_free = True
         self._early = deque((EVERYTHING, EVERYTHING))
         """The levels of the present step and the next, at the start of the run."""
-        self._start: tuple[float, float] | None = None
+        self._start: tuple[float, float, float] | None = None
+        """When the first pass began, what Sonde had taken then, and the processor time of the training thread."""
         self._shortest = math.inf
         self._steps = self._due_steps = 0
         self._exploring: list[int] = []
@@ -395,7 +396,7 @@ class Governor:
             self._due_steps += 1
             if self._exploring:
                 self._exploring.pop()
-        was_free, self._is_free = self._is_free, self._is_free and self._stays_free(waited + self._busy_seconds())
+        was_free, self._is_free = self._is_free, self._is_free and self._stays_free(now, waited, worked)
         if was_free and not self._is_free:
             self._free_until = (now, self._aside_seconds())
         if self.budget is not None and not self._is_free and self._steps >= self._next_review and not self._exploring:
@@ -405,7 +406,7 @@ class Governor:
     def begin(self) -> None:
         """Handle the beginning of the first pass: what the first step costs counts as well."""
         if self._start is None:
-            self._start = (self._clock(), self._own_seconds() + self._busy_seconds())
+            self._start = (self._clock(), self._own_seconds() + self._busy_seconds(), self._thread_clock())
 
     def _see_early(self, now: float, waited: float) -> None:
         """Choose the level of the step after the next, at the start of the run: what is recorded must be affordable."""
@@ -413,7 +414,7 @@ class Governor:
             return
         busy = waited + self._busy_seconds()
         if self._start is None:
-            self._start = (now, busy)
+            self._start = (now, busy, self._thread_clock())
         if self._last is None:
             return
         self._shortest = min(self._shortest, (now - self._last[0]) - (waited - self._last[1]))
@@ -425,9 +426,13 @@ class Governor:
     def _is_short(self) -> bool:
         return self._shortest < SHORT_STEP_S
 
-    def _stays_free(self, busy: float) -> bool:
-        began = 0.0 if self._start is None else self._start[1]
-        return self._steps < FULL_STEPS or (self._is_short() and busy - began < FREE_S)
+    def _stays_free(self, now: float, waited: float, worked: float) -> bool:
+        if self._steps < FULL_STEPS or self._start is None:
+            return True
+        began, busy, worked_before = self._start
+        # On a busy machine the training thread waits for a processor, which is not what Sonde takes.
+        running = min(1.0, (worked - worked_before) / max(now - began, 1e-9))
+        return self._is_short() and running * (waited + self._busy_seconds() - busy) < FREE_S
 
     def _next_levels(self, due: tuple[bool, bool]) -> tuple[int, int]:
         """Return the levels of the next two steps."""
