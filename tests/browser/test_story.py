@@ -126,6 +126,7 @@ def test_nan_is_called_nan_and_marked_and_the_first_bad_line_is_not_the_models(p
     overview(page, "nan")
     assert "NaN at step 60" in words(page, ".chart[data-role=loss] .legend")
     assert "NaN" in words(page, "[aria-label='Recorded at this step']")
+    assert page.get_attribute(".lane-span", "aria-label") == "NaN in loss, steps 41 to 60", "it is NaN to the end"
     card = words(page, ".finding")
     source = inspect.getsourcelines(planted_runs.nan_between_model_and_loss)
     model_line = source[1] + next(at for at, text in enumerate(source[0]) if "its output is finite" in text)

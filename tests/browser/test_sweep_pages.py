@@ -45,7 +45,7 @@ def test_rows_show_settings_that_differ_metrics_and_what_is_wrong(page):
     assert row(page, "0-lr0.01-seed1", "lr") == "0.01"
     assert row(page, "0-lr0.01-seed1", "val_acc, best") == "0.92"
     assert row(page, "0-failed", "Findings") == "ValueError"
-    assert row(page, "0-nan", "Findings") == "loss not finite"
+    assert row(page, "0-nan", "Findings") == "Loss not finite"
     assert row(page, "0-nan", "Loss") == "NaN"
     assert "2 with a critical finding or a bad end" in page.inner_text("main")
     assert "look at the last step" in row(page, "0-nan", "Run")

@@ -26,6 +26,7 @@ from sonde.analysis.downsample import spaced
 from sonde.analysis.run_curves import GRADIENT_NORM, LEARNING_RATE, UPDATE_RATIO, RunCurves, is_training_loss
 from sonde.core import statistics
 from sonde.core.short_names import short_keys
+from sonde.diagnosis import nonfinite
 from sonde.errors import SelectionError
 from sonde.records import Event, Site, words_of
 from sonde.store import Run
@@ -68,7 +69,7 @@ def _story(opened: OpenRun, query: Query) -> dict[str, Any]:
         "charts": list(_charts(curves)),
         "constants": curves.constants,
         "events": [_event(each) for each in _worth_showing(events_of(run, whole=whole))],
-        "spans": _spans(run),
+        "spans": _spans(run, is_broken=any(not np.isfinite(metric.last) for metric in verdict.metrics)),
         "found": count_findings(run.findings),
     }
 
@@ -101,8 +102,12 @@ def _event(event: Event) -> dict[str, Any]:
     }
 
 
-def _spans(run: Run) -> list[dict[str, Any]]:
-    """Return the findings with the steps they held at: those that hold, and those that were withdrawn since."""
+def _spans(run: Run, *, is_broken: bool) -> list[dict[str, Any]]:
+    """Return the findings with the steps they held at: those that hold, and those that were withdrawn since.
+
+    The first number that is not finite is found at one step; where a loss is broken to the end, so long it holds.
+    """
+    end = int(run.steps[-1]) if is_broken and len(run.steps) else 0
     spans = [(finding, False) for finding in ranked(run.findings)]
     spans += [(finding, True) for finding in run.closed_findings]
     return [
@@ -111,7 +116,7 @@ def _spans(run: Run) -> list[dict[str, Any]]:
             "title": words_of(finding.kind),
             "severity": finding.severity,
             "first": finding.step,
-            "last": finding.last_step,
+            "last": finding.last_step if closed or finding.kind not in nonfinite.KINDS else max(finding.last_step, end),
             "closed": closed,
             "cause": finding.cause,
         }

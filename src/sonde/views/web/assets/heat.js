@@ -38,7 +38,7 @@ export function heatMap(made, axis, { signal, height = 200, byRow = () => false,
     const steps = made.steps, x = (step) => left + axis.share(step) * inner;
     pen.save();
     pen.beginPath();
-    pen.rect(left, 0, inner, floor);
+    pen.rect(left, 0, inner + RIGHT / 2, floor); // a little of the last column, which begins where the steps end
     pen.clip();
     pen.imageSmoothingEnabled = false;
     pale = false;

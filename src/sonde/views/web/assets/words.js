@@ -54,5 +54,5 @@ export function bytes(size) {
 }
 
 const ACRONYMS = Object.fromEntries(["DDP", "EMA", "FP16", "LR", "NaN", "ReLU", "RNG", "RNN"].map((word) => [word.toLowerCase(), word]));
-/** The kind of a finding as words: `nan_in_loss` is "NaN in loss". */
-export const kindWords = (kind) => kind.split("_").map((word) => ACRONYMS[word] ?? word).join(" ");
+/** The kind of a finding as words, as reports and the terminal write it: `bad_batch_spike` is "Bad batch spike". */
+export const kindWords = (kind) => kind.split("_").map((word, at) => ACRONYMS[word] ?? (at ? word : word.charAt(0).toUpperCase() + word.slice(1))).join(" ");
