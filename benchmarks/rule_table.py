@@ -1,10 +1,11 @@
 """Count for each rule how often its warnings were right, and derive the confidence of findings from that.
 
     python benchmarks/faults.py --seeds 3 --no-peers --out faults.jsonl
-    python benchmarks/rule_table.py faults.jsonl [--write]
+    python benchmarks/rule_table.py faults.jsonl [--write | --add]
 
 A warning is right if it names the fault of the program, or an equivalent one. Seeds of one program are not independent:
-each program counts once, by the share of its seeds. `--write` stores the counts that `sonde.diagnosis` reads.
+each program counts once, by the share of its seeds. `--write` stores the counts that `sonde.diagnosis` reads; `--add`
+adds those of sets that the stored counts do not have yet.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ sys.path.insert(0, str(ROOT / "tests" / "faults"))
 import fault_programs  # noqa: E402 - found by the line above
 
 STORED = ROOT / "src" / "sonde" / "diagnosis" / "reliability.json"
-COMMAND = "python benchmarks/rule_table.py faults.jsonl --write"
+COMMAND = "python benchmarks/rule_table.py faults.jsonl --write (or --add, set by set)"
 BINS = (0.0, 0.6, 0.7, 0.8, 0.9, 1.01)
 
 
@@ -101,20 +102,32 @@ def load(path: Path) -> list[dict[str, Any]]:
     return [verdict | {"also": also[verdict["program"]]} for verdict in verdicts]
 
 
-def store(counts: dict[str, Counts], verdicts: list[dict[str, Any]]) -> None:
-    """Write the counts that findings take their confidence from."""
-    rules = {
-        kind: {"right": round(each.right, 2), "wrong": round(each.wrong + each.clean, 2)}
-        for kind, each in sorted(counts.items())
-        if each.confidence is not None
-    }
+def store(counts: dict[str, Counts], verdicts: list[dict[str, Any]], *, add: bool = False) -> None:
+    """Write the counts that findings take their confidence from, or add them to what is stored of other sets.
+
+    Raises:
+        SystemExit: The stored counts have one of these sets.
+
+    """
+    sets = sorted({verdict["set"] for verdict in verdicts})
+    known = json.loads(STORED.read_text()) if add else {"rules": {}, "sets": []}
+    if both := sorted({*sets} & {*known["sets"]}):
+        raise SystemExit(f"the stored counts have {', '.join(both)} already; use --write with all verdicts")
+    rules: dict[str, dict[str, float]] = known["rules"]
+    for kind, each in counts.items():
+        if each.confidence is not None:
+            before = rules.get(kind, {"right": 0.0, "wrong": 0.0})
+            new = {"right": each.right, "wrong": each.wrong + each.clean}
+            rules[kind] = {name: round(before[name] + number, 2) for name, number in new.items()}
+    ill = {verdict["program"] for verdict in verdicts if is_faulty(verdict)}
+    clean = {verdict["program"] for verdict in verdicts if not is_faulty(verdict)}
     about = {
         "made_by": COMMAND,
-        "faulty_programs": len({verdict["program"] for verdict in verdicts if is_faulty(verdict)}),
-        "clean_programs": len({verdict["program"] for verdict in verdicts if not is_faulty(verdict)}),
-        "seeds": len({verdict["seed"] for verdict in verdicts}),
+        "faulty_programs": known.get("faulty_programs", 0) + len(ill),
+        "clean_programs": known.get("clean_programs", 0) + len(clean),
+        "sets": sorted({*known["sets"], *sets}),
     }
-    STORED.write_text(json.dumps(about | {"rules": rules}, indent=1) + "\n")
+    STORED.write_text(json.dumps(about | {"rules": dict(sorted(rules.items()))}, indent=1) + "\n")
 
 
 # ------------------------------------------------------------------ printing
@@ -153,7 +166,9 @@ def reliability_table(found: list[tuple[float, bool]]) -> Table:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("verdicts", type=Path, help="what benchmarks/faults.py --out wrote")
-    parser.add_argument("--write", action="store_true", help=f"store the counts in {STORED.relative_to(ROOT)}")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--write", action="store_true", help=f"store the counts in {STORED.relative_to(ROOT)}")
+    how.add_argument("--add", action="store_true", help="add them to the counts of other sets that are stored there")
     options = parser.parse_args(arguments)
     verdicts = load(options.verdicts)
     counts = count(verdicts)
@@ -162,8 +177,8 @@ def main(arguments: list[str] | None = None) -> None:
     console.print(reliability_table(reliability(verdicts)))
     silent = [kind for kind, each in sorted(counts.items()) if not each.right]
     console.print(f"\nNever right in any set: {', '.join(silent)}", highlight=False)
-    if options.write:
-        store(counts, verdicts)
+    if options.write or options.add:
+        store(counts, verdicts, add=options.add)
 
 
 if __name__ == "__main__":

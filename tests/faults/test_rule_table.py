@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import rule_table
 from rule_table import count, reliability
 
 
@@ -43,3 +45,16 @@ def test_reliability_compares_with_what_the_other_sets_say():
         verdict("r", None, "dead_relu", part="two"),
     ]
     assert reliability(verdicts) == [(pytest.approx(2 / 3), True)] * 2
+
+
+def test_the_counts_of_another_set_are_added_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(rule_table, "STORED", tmp_path / "reliability.json")
+    first = [verdict("p", "double_step", "double_step", part="one")]
+    second = [verdict("q", "double_step", "double_step", "dead_relu", part="two")]
+    rule_table.store(count(first), first)
+    rule_table.store(count(second), second, add=True)
+    stored = json.loads(rule_table.STORED.read_text())
+    assert stored["rules"] == {"dead_relu": {"right": 0.0, "wrong": 1.0}, "double_step": {"right": 2.0, "wrong": 0.0}}
+    assert (stored["sets"], stored["faulty_programs"]) == (["one", "two"], 2)
+    with pytest.raises(SystemExit, match="have two already"):
+        rule_table.store(count(second), second, add=True)
