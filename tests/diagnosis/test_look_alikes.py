@@ -635,6 +635,61 @@ def codes_that_follow_the_outputs(watch):
         codes.index_add_(0, nearest, 0.05 * (made.detach() - chosen))
 
 
+def codebook_of_an_average_in_the_optimizer(watch):
+    """All parameters are handed to the optimizer; those of the codebook follow the outputs without a gradient."""
+
+    class Quantizer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.decoder, self.codes = nn.Linear(12, 8), nn.Linear(8, 12), nn.Embedding(32, 8)
+
+        def forward(self, x):
+            made = self.encoder(x)
+            nearest = torch.cdist(made, self.codes.weight).argmin(1)
+            chosen = self.codes(nearest).detach()
+            hits = F.one_hot(nearest, 32).float().detach()
+            means = hits.T @ made.detach() / hits.sum(0).clamp(min=1)[:, None]
+            follows = torch.where(hits.sum(0)[:, None] > 0, means, self.codes.weight.data)
+            self.codes.weight.data = 0.9 * self.codes.weight.data + 0.1 * follows
+            return self.decoder(made + (chosen - made).detach()), 0.25 * F.mse_loss(made, chosen)
+
+    model = Quantizer()
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    watch(model, optimizer)
+    for _ in range(60):
+        x, _ = batch(64)
+        out, commitment = model(x)
+        optimizer.zero_grad()
+        (F.mse_loss(out, x) + commitment).backward()
+        optimizer.step()
+
+
+def blocks_that_leave_a_rest_to_the_next(watch):
+    """The last block has no next one: nothing uses the rest that it computes."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.rest, self.out = nn.Linear(12, 32), nn.Linear(32, 12), nn.Linear(32, 4)
+
+        def forward(self, x):
+            made = self.body(x).relu()
+            return x - self.rest(made), self.out(made)
+
+    blocks = nn.ModuleList(Block() for _ in range(2))
+    optimizer = torch.optim.Adam(blocks.parameters(), 1e-3)
+    watch(blocks, optimizer)
+    for _ in range(STEPS):
+        x, y = batch()
+        total = 0
+        for block in blocks:
+            x, part = block(x)
+            total = total + part
+        optimizer.zero_grad()
+        F.cross_entropy(total, y).backward()
+        optimizer.step()
+
+
 def stops_within_the_first_epoch(watch):
     """The scheduler is stepped once an epoch, and recording begins and ends within the first."""
     model = mlp()
@@ -684,6 +739,8 @@ PROGRAMS = [
     samples_from_its_own_energy,
     tries_long_steps_on_the_whole_data,
     codes_that_follow_the_outputs,
+    codebook_of_an_average_in_the_optimizer,
+    blocks_that_leave_a_rest_to_the_next,
     stops_within_the_first_epoch,
 ]
 

@@ -472,6 +472,12 @@ class TapeReading:
             return [name for name, value in lost.items() if self.tape.consumers(value)]
         return [name for name, value in lost.items() if value in self.needed]
 
+    def comes_first(self, names: list[str]) -> bool:
+        """Return whether parameters are used on data alone and leave torch nowhere, as those of a feature extractor."""
+        trained = self.tape.descendants([value for value in self.held.values() if value in self.learning])
+        uses = [op for name in names if name in self.held for op in self.tape.consumers(self.held[name])]
+        return not self.came_back and all(value not in trained for op in uses for _, value in op.inputs())
+
     def cut_off(self, parameters: set[int]) -> Op | None:
         """Return the operation at which the gradient of some parameters ends, though the loss depends on them."""
         carried: set[int] = set(parameters)

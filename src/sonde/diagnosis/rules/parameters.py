@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
-from sonde.core import signals, statistics
+from sonde.core import schema, signals, statistics
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.fresh import fresh_parameters
 from sonde.diagnosis.ownership import (
@@ -29,6 +30,8 @@ from sonde.diagnosis.taped_flow import discarded_term, lost_in_choice, reaches_n
 from sonde.diagnosis.taped_losses import cut_off
 from sonde.diagnosis.taped_roles import sampled_without_gradient, unheld_leaf
 from sonde.records import Evidence, Severity
+
+_CONTENT = [schema.MIN, schema.MAX, schema.MEAN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,8 @@ def _find_unreached(case: Case) -> Unreached:
         mine = [name for name in held(optimizer) if name in case.parameters and case.parameters[name].trainable]
         # If none has a gradient though backward passes reached them, the loop is at fault, not the graph.
         if any(name in reached for name in mine) or _is_never_reached(case, optimizer.name):
-            names += [name for name in mine if name not in reached and steps.get(name, 0) > 0]
+            lost = [name for name in mine if name not in reached and steps.get(name, 0) > 0]
+            names += [name for name in lost if not _moves_without(case, name)]
     live: set[str] = set()
     for name in reached:
         module = runner_of(case, name)
@@ -74,6 +78,12 @@ def _find_unreached(case: Case) -> Unreached:
             module = module.rpartition(".")[0] or "(model)"
     first = int(case.history.first_step or 0)
     return Unreached(tuple(dict.fromkeys(names)), steps, frozenset(live), max(first, 1))
+
+
+def _moves_without(case: Case, name: str) -> bool:
+    """Return whether a weight changes though it has no gradient: the program updates it itself, as a codebook."""
+    track = case.track(f"{name}:parameter")
+    return track is not None and bool((track.rows[:, _CONTENT] != track.rows[0, _CONTENT]).any())
 
 
 def _is_never_reached(case: Case, optimizer: str) -> bool:
@@ -481,7 +491,8 @@ def graph_break_detach(case: Case) -> Found | None:
     modules = ran(case)
     lost = unreached(case)
     names = [name for name in lost.names if runner_of(case, name) in modules and not lost.is_in_live_module(case, name)]
-    names = [name for name in names if lost.steps[name] >= BROKEN_STEPS] or _cut_on_tape(case)
+    names = [name for name in names if lost.steps[name] >= BROKEN_STEPS and not _is_last_of_a_loop(case, name)]
+    names = names or _cut_on_tape(case)
     if not names:
         return None
     share = share_of(case, names)
@@ -489,8 +500,7 @@ def graph_break_detach(case: Case) -> Found | None:
     random = fresh_parameters(case, tuple(names)) or not any(len(case.parameters[name].shape) > 1 for name in names)
     last = _last_in_order(case, names)
     cut = cut_off(case, names)
-    rebuilt = case.taped is not None and bool(case.taped.came_back)
-    intended = not random and not rebuilt and share >= EXTRACTOR_SHARE
+    intended = not random and share >= EXTRACTOR_SHARE and (case.taped is None or case.taped.comes_first(names))
     return Found(
         severity="info" if intended else ("critical" if share > BROKEN_MOST else "warning"),
         step=lost.first_step,
@@ -507,11 +517,24 @@ def graph_break_detach(case: Case) -> Found | None:
     )
 
 
+def _is_last_of_a_loop(case: Case, name: str) -> bool:
+    """Return whether nothing uses what a layer computes, while its like in the same list get gradients.
+
+    Each block of a list passes something on to the next, and the last one has none.
+    """
+    value = None if case.taped is None else case.taped.held.get(name)
+    if case.taped is None or value is None or value in case.taped.needed:
+        return False
+    pattern = re.compile(re.sub(r"\\\.\d+", r"\\.\\d+", re.escape(f".{name}")))
+    return any(site.name != name and pattern.fullmatch(f".{site.name}") for site in case.sites("gradient"))
+
+
 def _cut_on_tape(case: Case) -> list[str]:
     """Return the parameters whose gradient a taped step cuts off or makes 0, and that never had another."""
     if case.taped is None or case.num_steps < BROKEN_STEPS:
         return []
-    return [name for name in case.taped.cut_parameters() if name in case.parameters and _was_never_pulled(case, name)]
+    cut = [name for name in case.taped.cut_parameters() if name in case.parameters and _was_never_pulled(case, name)]
+    return [name for name in cut if case.track(f"{name}:gradient") is not None or not _moves_without(case, name)]
 
 
 def _was_never_pulled(case: Case, name: str) -> bool:
