@@ -125,7 +125,7 @@ def test_a_finding_comes_first_and_leads_to_its_evidence(page):
     go(page, "#/run/0-ill/overview")
     card = page.locator(".finding").first
     told = card.inner_text()
-    for words in (FINDING.cause, FINDING.fix, FINDING.refute, "not learning", "rms of its gradient"):
+    for words in (FINDING.cause, FINDING.fix, FINDING.refute, "Not learning", "rms of its gradient"):
         assert words in told
     tops = page.evaluate(
         "() => ['.finding', '.figure'].map(each => document.querySelector(each).getBoundingClientRect().top)"
