@@ -566,6 +566,8 @@ def unused_parameters(case: Case) -> Found | None:
     lost = unreached(case)
     names = [name for name in lost.names if runner_of(case, name) not in modules or lost.is_in_live_module(case, name)]
     cut = _cut_on_tape(case)
+    if case.taped is None or case.taped.comes_first(cut):
+        cut = []  # graph_break_detach takes them for a feature extractor
     names = [name for name in names if lost.steps[name] >= _patience(case, name, modules) and name not in cut]
     if not names:
         return None
