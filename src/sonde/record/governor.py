@@ -520,6 +520,10 @@ class Governor:
         dozed = statistics.median(self._dozed) * self._running_share() + (self._worker_seconds(NOTHING) or 0.0)
         return looked_at + counted * min(0.0, dozed - looked_at)
 
+    def _milestone_seconds(self, bare: float) -> float:
+        """Return what milestones add to a step on average: there are two until the number of steps has doubled."""
+        return self._seconds(EVERYTHING, bare) * 2 / max(32, self._due_steps)
+
     def _share(self, strides: Strides, bare: float) -> float:
         due = self._due_steps / max(1, self._steps)
         costs = [self._unrecorded_seconds(bare), *(self._seconds(level, bare) for level in LEVELS[1:])]
@@ -527,6 +531,7 @@ class Governor:
             ahead = max(0.0, statistics.median(self._ahead) * self._running_share() - costs[NOTHING])
             costs[1:] = [cost + ahead for cost in costs[1:]]
         average = math.fsum(share * cost for share, cost in zip(strides.shares(), costs, strict=True))
+        average += self._milestone_seconds(bare)
         return (due * average + (1 - due) * costs[NOTHING]) / bare
 
     def _review(self) -> None:
@@ -563,7 +568,8 @@ class Governor:
         """Return the share that recording may use: the budget, but at least half of it beyond the fixed cost."""
         assert self.budget is not None
         whole = (1 - JUDGING - ONCE) * self.budget
-        return max(whole, self._unrecorded_seconds(bare) / bare + whole / 2)
+        fixed = self._unrecorded_seconds(bare) + self._milestone_seconds(bare)
+        return max(whole, fixed / bare + whole / 2)
 
     def _wants_to_renew(self, bare: float) -> bool:
         """Return whether to measure levels anew, which may take a quarter of the budget.
