@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from sonde.hooks.guard import Guard, attempt, remove_all, uncollected
+from sonde.hooks.on_step import _STEPS as step_hooks
 from sonde.hooks.on_step import on_step
 from sonde.hooks.replace_function import BACKWARD
 
@@ -265,3 +266,25 @@ def test_what_is_woken_before_a_call_takes_part_in_it():
         assert seen == ["before", "end", "before", "before"]
     finally:
         guard.release()
+
+
+def test_a_fault_in_choosing_who_hears_of_a_step_does_not_reach_the_program(monkeypatch):
+    steps = []
+    guard = Guard("isolate", lambda part, trace: None)
+    (listener,) = on_step(guard.wrap("before", steps.append), guard.wrap("after", lambda *args: steps.append("after")))
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    weight.grad = torch.ones(2)
+
+    def fail(self):
+        raise RecursionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(step_hooks), "_settle", fail)
+        patch.setattr(step_hooks, "_asleep", frozenset({-1}))
+        optimizer.step()
+        with pytest.raises(RecursionError):
+            listener.remove()
+    assert steps[-1] == "after"
+    assert not step_hooks._handles
+    listener.remove()

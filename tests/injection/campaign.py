@@ -39,7 +39,7 @@ Faults come once a session was started, but for those of the kind "start", which
 
 EDGES = re.compile(
     r"hooks\.guard\.(Guard\.catch\.caught|Guard\._measured\.measured|Guard\.run_each|unless_compiling\.call|keep|attempt):"
-    r"|hooks\.on_call\._Pair\._(before|after)_forward:"
+    r"|hooks\.on_call\._Pair\._(before|after)_forward:|hooks\.on_step\._Steps\._call_(before|after):"
     r"|hooks\.on_operation\._Mode\.__torch_dispatch__:|forensics\.tape\.operations\.Operations\.observe:"
     r"|hooks\.replace_function\.\w+\._replacement\.(replacement|ours):"
     r"|probes\.profile\.phases\.LoopPhases\.loading:"
@@ -49,7 +49,7 @@ EDGES = re.compile(
 """What torch or the program calls directly. These catch what fails inside them; that Python cannot even enter them is
 what `sonde.hooks.stack_room` is for. Checking options comes before anything is known of `on_error`."""
 MACHINERY = re.compile(
-    r"hooks\.(guard|stack_room)\.|hooks\.on_call\.(ModuleCalls\.remove|_Pair\.|_Switch\.|_put_together)"
+    r"hooks\.(guard|stack_room)\.|hooks\.on_step\.(StepListener\.remove|_Steps\.set):|hooks\.on_call\.(ModuleCalls\.remove|_Pair\.|_Switch\.|_put_together)"
     r"|hooks\.on_operation\.(OperationObserver\.|_take_out:)|hooks\.replace_function\.|forensics\.tape\.recorder\._Taping\.end:"
     r"|record\.(heart\.Heart|rank_watch\.RankWatch)\.close:|store\.log\.sealer\.Sealer\.close:"
 )

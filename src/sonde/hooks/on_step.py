@@ -22,6 +22,7 @@ from sonde.hooks.guard import (
     Guarded,
     Handle,
     attach_to_guards,
+    attempt,
     detach_from_guards,
     is_called,
     remove_all,
@@ -77,9 +78,11 @@ class _Steps:
                 register_optimizer_step_post_hook(unless_compiling(self._call_after)),
             ]
         self.listeners, self._tables = listeners, {}
-        self._settle()
-        if not listeners:
-            remove_all(self._handles)
+        try:
+            self._settle()
+        finally:
+            if not listeners:
+                remove_all(self._handles)
 
     def _settle(self) -> None:
         """Choose who is called, now that other guards are asleep."""
@@ -93,21 +96,23 @@ class _Steps:
             )
         self._before, self._after = found
 
+    # Torch calls these two: what fails in them, outside of guarded callbacks, must not reach the program either.
+
     def _call_before(self, *args: Any) -> None:
         if self._asleep is not Guard.asleep:
-            self._settle()
+            attempt(self._settle)
         before = self._before
         for each in before:
             each(*args)
         if self._asleep is not Guard.asleep:  # one of them has woken others, who take part in this very step
-            self._settle()
+            attempt(self._settle)
             for each in self._before:
                 if each not in before:
                     each(*args)
 
     def _call_after(self, *args: Any) -> None:
         if self._asleep is not Guard.asleep:
-            self._settle()
+            attempt(self._settle)
         for each in self._after:
             each(*args)
 
