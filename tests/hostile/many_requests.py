@@ -70,7 +70,7 @@ class Asking:
         """Ask one question, drawn by its number; return it, and what is wrong with the answer."""
         chance = random.Random(number)
         question = chance.choice(QUESTIONS)
-        path, words = spelled(question, Place(Path(), chance.choice(self._runs), chance.choice(self._runs)))
+        path, words = spelled(question, Place(Path(), *chance.sample(self._runs, 2)))
         address = f"/api/{quote(path)}?{urlencode(words, doseq=True)}"
         try:
             status, body = self._get(address)

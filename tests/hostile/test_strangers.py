@@ -95,6 +95,13 @@ def test_a_link_to_a_folder_does_not_lead_out_of_the_run(tmp_path):
     assert len(open_run(tmp_path / "latest").steps) == 3
 
 
+def test_a_link_that_leads_to_itself_in_place_of_a_rank_is_one_clear_line(tmp_path):
+    write_run(tmp_path / "run", range(3))
+    (tmp_path / "run/telemetry/r00001").symlink_to("r00001")
+    ways = ["sonde show {run}", "sonde verify {run}", "sonde ranks {run} --json", "GET run/{id}", "GET run/{id}/ranks"]
+    assert [str(each) for each in read_all(tmp_path, only=ways)] == []
+
+
 def test_a_small_file_cannot_take_much_memory_or_time(tmp_path):
     write_run(tmp_path / "run", range(3))
     journal = tmp_path / "run/telemetry/r00000/journal-000001.bin"

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sonde.errors import RunDamaged
+
 HEADER: Final = "run.json"
 EVENTS: Final = "events.jsonl"
 FINDINGS: Final = "findings.jsonl"
@@ -154,8 +156,11 @@ def list_folder(folder: Path) -> Listing:
 
     Raises:
         FileNotFoundError: There is none.
+        RunDamaged: It is a link.
 
     """
+    if folder.is_symlink():
+        raise RunDamaged(f"{folder} is a link; links inside a run are not followed.")
     return arrange(entry.name for entry in folder.iterdir())
 
 
