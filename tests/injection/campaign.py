@@ -38,7 +38,7 @@ Faults come once a session was started, but for those of the kind "start", which
 
 
 EDGES = re.compile(
-    r"hooks\.guard\.(Guard\.catch\.caught|Guard\._measured\.measured|Guard\.run_each|unless_compiling\.call|keep|attempt):"
+    r"hooks\.guard\.(Guard\.catch\.caught|Guard\._guarded\.guarded|Guard\._measured\.measured|Guard\.run_each|unless_compiling\.call|keep|attempt):"
     r"|hooks\.on_call\._Pair\._(before|after)_forward:|hooks\.on_step\._Steps\._call_(before|after):"
     r"|hooks\.on_operation\._Mode\.__torch_dispatch__:|forensics\.tape\.operations\.Operations\.observe:"
     r"|hooks\.replace_function\.\w+\._replacement\.(replacement|ours):"
