@@ -12,7 +12,7 @@ from tests.hostile.reading import QUESTIONS, TOKEN, Place, ask, ways_to_read
 from tests.hostile.values import unnoticed, values_of
 
 from sonde.core import files
-from sonde.store import layout
+from sonde.store import layout, verify
 from sonde.views.site.ask import Asker
 from sonde.views.web import make_app
 
@@ -59,6 +59,14 @@ def test_verify_notices_every_file_that_is_removed_or_emptied(template, work):
             target.unlink() if now is None else target.write_bytes(now)
             assert unnoticed(work / "run", name, content, known, is_finished=True) == []
             target.write_bytes(content)
+
+
+def test_verify_notices_what_was_added_to_a_file_that_never_changes(template, work):
+    for part in ("tapes/step_2/tensors.safetensors", "bundles/step-000006/tensors.safetensors", "traces/one.json"):
+        with (work / "run" / part).open("ab") as file:
+            file.write(b"more")
+    found = [problem.file.relative_to(work / "run").parts[0] for problem in verify(work / "run").problems]
+    assert sorted(set(found)) == ["bundles", "tapes", "traces"]
 
 
 def test_the_campaign_notices_wrong_values_and_missed_damage(template, work):

@@ -103,15 +103,18 @@ def problems(run: Path, listed: Contents) -> Iterator[tuple[Path, str]]:
         if not layout.rank_folder(run, rank).is_dir():
             yield layout.rank_folder(run, rank), "is missing"
     for name, held in listed.files.items():
-        what = _problem(run / name, held, is_fixed=name.startswith(_FIXED) or name.endswith(_GROWING))
-        if what:
+        if name.startswith("/") or ".." in name.split("/"):
+            yield run / NAME, f"lists {name!r:.200}, which lies outside of the run"
+        elif what := _problem(run / name, held, name):
             yield run / name, what
 
 
-def _problem(path: Path, held: Held, *, is_fixed: bool) -> str:
+def _problem(path: Path, held: Held, name: str) -> str:
+    is_fixed = name.startswith(_FIXED) and not name.endswith(_MAY_CHANGE)
     try:
         size = path.stat().st_size
-        if size < held.bytes and (is_fixed or not size):
+        is_cut = size < held.bytes and (is_fixed or name.endswith(_GROWING) or not size)
+        if is_cut or (size > held.bytes and is_fixed):
             return f"has {size:,} bytes; it had {held.bytes:,} when the run ended"
         if held.crc is not None and crc_of(path, held.bytes) != held.crc:
             return "is not what it was when the run ended: its checksum differs"
