@@ -56,6 +56,21 @@ def test_a_repeated_step_has_the_loss_and_the_gradients_of_the_program(tmp_path,
         torch.testing.assert_close(gradient, seen[STEPS - 1][name])
 
 
+@pytest.mark.parametrize("change", ["hidden", "weight", "state", "mode"])
+def test_a_recurrent_layer_of_a_stranger_with_sizes_that_do_not_fit_is_not_run(change):
+    hidden = 7
+    arguments = [torch.randn(3, 4, 5), torch.randn(28, 5), torch.randn(28, 7), torch.randn(28), torch.randn(28)]
+    arguments += [torch.randn(4, 7), torch.randn(4, 7), False, [], 2, hidden, 1, True, False, False, True]
+    layer = find("aten.mkldnn_rnn_layer.default")
+    assert layer(*arguments)[0].shape == (3, 4, 7)
+    place, wrong = {
+        "hidden": (10, 1 << 16), "weight": (2, torch.randn(28, 1)), "state": (6, torch.randn(1, 1)), "mode": (9, 3),
+    }[change]  # fmt: skip
+    arguments[place] = wrong
+    with pytest.raises(CannotRepeat, match="sizes"):
+        layer(*arguments)
+
+
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),

@@ -117,7 +117,7 @@ def test_the_cost_stays_within_the_budget(scale):
 
 
 def test_the_diagnosis_is_thinned_before_outputs_and_outputs_before_parameters():
-    extras = Machine(0.05, bare=0.01, cost=(0, 1e-4, 2e-4, 15e-4)).run(2000).governor.strides
+    extras = Machine(0.05, bare=0.01, cost=(0, 1e-4, 2e-4, 15e-4)).run(400).governor.strides
     assert (extras.parameters, extras.outputs) == (1, 1)
     assert extras.extras > 1
     outputs = Machine(0.05, bare=0.01, cost=(0, 1e-4, 15e-4, 20e-4)).run(400).governor.strides

@@ -47,6 +47,7 @@ _WARM_UP: Final = 1  # of those, how many do not count for the cost: sites and f
 _SAMPLES: Final = 3  # steps of a level that are compared
 _ENOUGH: Final = 3  # of them that must be known; times of a device's last steps arrive late
 _KEPT: Final = 32
+_SPREAD: Final = 256  # steps over which the cost of early milestones is spread
 _RENEW: Final = 256  # steps after which rarely recorded levels are measured again, at the earliest
 _AFTER_EVALUATION: Final = (
     3  # evaluations after which the next step is recorded in full: modes and data may have changed
@@ -521,8 +522,11 @@ class Governor:
         return looked_at + counted * min(0.0, dozed - looked_at)
 
     def _milestone_seconds(self, bare: float) -> float:
-        """Return what milestones add to a step on average: there are two until the number of steps has doubled."""
-        return self._seconds(EVERYTHING, bare) * 2 / max(32, self._due_steps)
+        """Return what milestones add to a step on average: two until the number of steps has doubled.
+
+        Early ones are spread over the steps to come: a setting that is chosen for a few dozen steps would stay.
+        """
+        return self._seconds(EVERYTHING, bare) * 2 / max(_SPREAD, self._due_steps)
 
     def _share(self, strides: Strides, bare: float) -> float:
         due = self._due_steps / max(1, self._steps)

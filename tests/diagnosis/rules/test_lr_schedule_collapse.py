@@ -83,3 +83,12 @@ def test_a_plateau_scheduler_that_follows_a_score_downwards_is_found():
     assert "mode='min'" in stepped(5, kind="ReduceLROnPlateau", mode="max", follows="val_loss").fix
     for mode, name in [("max", "val_acc"), ("min", "val_loss"), ("min", "dice_loss"), ("min", "x"), ("max", "")]:
         assert stepped(5, kind="ReduceLROnPlateau", mode=mode, follows=name) is None
+
+
+def test_a_warm_up_that_begins_again_in_every_epoch_is_found():
+    steps = np.arange(100)
+    found = run(1e-3 * (1 + steps % 20))
+    assert "every 20 steps" in found.cause
+    assert run(1e-3 * np.minimum(1 + steps, 20)) is None  # once
+    assert run(1e-2 * (1 + np.abs(steps % 40 - 20))) is None  # up and down, step by step
+    assert run(1e-2 * (1 + np.cos(np.pi * (steps % 20) / 20))) is None  # warm restarts

@@ -145,6 +145,22 @@ def test_a_plateau_scheduler_that_waits_for_the_accuracy_to_fall(tmp_path):
     assert follow_accuracy(tmp_path / "healthy", "max") is None
 
 
+@pytest.mark.parametrize("ill", [True, False])
+def test_two_schedulers_of_one_optimizer_while_the_other_has_none(tmp_path, ill):
+    first, second = made(), made()
+    schedulers = [StepLR(first[1], 2), StepLR((first if ill else second)[1], 2)]
+    models = {"first": first[0], "second": second[0]}
+    with watched(tmp_path, models, [first[1], second[1]]) as session:
+        for _ in range(8):
+            step(*first, session)
+            step(*second, session)
+            for scheduler in schedulers:
+                scheduler.step()
+    finding = found(session, "scheduler_never_called")
+    assert (finding is not None) is ill
+    assert not ill or "Two StepLR" in finding.cause
+
+
 @pytest.mark.parametrize("betas", [(0.999, 0.9), (0.9, 0.999), (0.0, 0.9), (0.95, 0.95), (0.5, 0.999)])
 def test_the_betas_of_adam_in_the_wrong_order(tmp_path, betas):
     model = perceptron()

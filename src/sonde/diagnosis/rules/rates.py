@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde.core import signals
 from sonde.core.facts import CallFacts
@@ -166,6 +167,7 @@ LR_COLLAPSED_STEPS = Threshold(6, "persistence: steps")
 LR_COLLAPSED_SHARE = Threshold(0.1, "share of the run: five times the end of a cosine")
 LR_USEFUL_STEPS = Threshold(300, "steps until then: a schedule this short was made for epochs, not batches")
 SCHEDULE_MOST = Threshold(0.9, "calls of scheduler.step() per step: once per batch")
+WARM_UP_STEPS = Threshold(5, "readings of the rate in one rise: with fewer it may be chance")
 LR_CUTS = Threshold(3, "persistence: cuts of the rate at equal distances")
 _PLATEAU_OF_A_LOSS = (
     "it waits for a number that rises (mode='max') and gets one that falls, such as the loss.",
@@ -189,6 +191,8 @@ def lr_schedule_collapse(case: Case) -> Found | None:
     if rate is None:
         raise NotMeasured("learning rates")
     steps, values = rate
+    if (found := _starts_over(steps, values)) is not None:
+        return found
     peak = float(values.max())
     if not peak > 0:
         return None
@@ -267,6 +271,37 @@ def _follows_a_score(case: Case) -> Found | None:
     return None
 
 
+def _starts_over(steps: NDArray[np.int64], values: Values) -> Found | None:
+    """Find a warm-up that begins again and again: the rate only rises, and falls back to its start in one step."""
+    falls = np.flatnonzero(np.diff(values) < 0) + 1
+    if len(falls) < LR_CUTS:
+        return None
+    rises = np.split(values, falls)
+    climbs = [rise for rise in rises[:-1] if len(rise) >= WARM_UP_STEPS and rise[-1] > WARM_UP * rise[0]]
+    starts = np.array([rise[0] for rise in rises])
+    if len(climbs) < len(falls) or not np.allclose(starts, starts[0], rtol=0.01, atol=0.0):
+        return None
+    each = int(np.median(np.diff(steps[falls])))
+    return Found(
+        severity="warning",
+        step=int(steps[falls[0]]),
+        sites=("scheduler", "optimizer"),
+        evidence=(
+            above("times that the rate fell back to its start in one step", len(falls), LR_CUTS),
+            above(
+                "highest rate over its start",
+                float(values.max() / starts[0]),
+                WARM_UP,
+                "optimizer.group0.lr:scalar mean",
+            ),
+        ),
+        cause=f"The warm-up begins again every {each} steps: the rate rises to {values.max():.3g}, then falls back to "
+        f"{starts[0]:.3g} in one step, and never gets past the warm-up.",
+        fix="Compute the rate from the number of all steps so far, not from that of the step within its epoch.",
+        refute="Print the learning rate over two epochs: if it goes on rising in the second, this finding is wrong.",
+    )
+
+
 def _severity(case: Case, gone: int) -> Severity:
     scheduler = case.facts.scheduler
     if scheduler is None or scheduler.kind != "ReduceLROnPlateau" or _waits_for_a_rise(case):
@@ -315,8 +350,8 @@ _PER_STEP: Final = frozenset({"OneCycleLR", "CyclicLR"})
 )
 def scheduler_never_called(case: Case) -> Found | None:
     """The schedule does not reach the optimizer: the scheduler is never stepped, drives another one, or restarts."""
-    found = _drives_another(case) or _writes_to_a_copy(case) or _steps_by_epoch(case) or _made_again(case)
-    found = found or _never_stepped(case)
+    found = _drives_another(case) or _drives_one_twice(case) or _writes_to_a_copy(case) or _steps_by_epoch(case)
+    found = found or _made_again(case) or _never_stepped(case)
     if found is not None:
         return found
     counter = case.scalar("scheduler.last_epoch")
@@ -394,6 +429,30 @@ def _drives_another(case: Case) -> Found | None:
                 "again; load its state_dict to go on where it was.",
                 refute="Print scheduler.optimizer is optimizer: if it is True, this finding is wrong.",
             )
+    return None
+
+
+def _drives_one_twice(case: Case) -> Found | None:
+    """Find two schedulers of one kind that are stepped together for one optimizer, while another one has none."""
+    calls = [call for call in case.facts.calls("scheduler.step") if call.about and call.count >= SCHEDULER_CALLS]
+    left = [each.name for each in case.facts.optimizers if each.name not in {call.about for call in calls}]
+    for number, call in enumerate(calls if left else ()):
+        for other in calls[number + 1 :]:
+            same = all(call.data.get(key) == other.data.get(key) for key in ("kind", "total", "length"))
+            if other.about == call.about and same and (call.count, call.steps) == (other.count, other.steps):
+                return Found(
+                    step=call.steps[0],
+                    sites=("scheduler", left[0], call.about),
+                    evidence=(
+                        above("schedulers stepped together for one optimizer", 2, 2),
+                        fact("calls of scheduler.step() of each", call.count),
+                        below(f"schedulers of {left[0]}", 0, 0),
+                    ),
+                    cause=f"Two {call.data.get('kind')} that are stepped together{other.place} drive {call.about}, and "
+                    f"none drives {left[0]}: one rate changes twice as fast, the other never.",
+                    fix=f"Make one of the two schedulers with {left[0]} instead of {call.about}.",
+                    refute="Print id(scheduler.optimizer) of both: if they differ, this finding is wrong.",
+                )
     return None
 
 

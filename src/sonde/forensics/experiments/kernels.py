@@ -13,6 +13,9 @@ from sonde.forensics import permitted
 
 FUSED_DROPOUT: Final = "aten.native_dropout.default"
 _BATCH_NORMS: Final = frozenset({"aten.native_batch_norm.default", "aten.cudnn_batch_norm.default"})
+_RNN_LAYER: Final = "aten.mkldnn_rnn_layer.default"
+_LSTM: Final = 2  # its number among the modes of recurrent layers
+_MOST_HIDDEN: Final = 1 << 20
 DRAWN_MASKS: Final = frozenset({"aten.bernoulli_.float", "aten.bernoulli.p"})
 
 
@@ -30,12 +33,37 @@ def find(name: str) -> Callable[..., Any]:
     """
     if name in _STAND_INS:
         return _STAND_INS[name]
+    if name == _RNN_LAYER:
+        return _rnn_layer
     namespace, _, rest = name.partition(".")
     operation, _, kind = rest.rpartition(".")
     found = permitted.overload(operation, kind) if namespace == "aten" else None
     if found is None:
         raise CannotRepeat(f"the operation {name} cannot be repeated here")
     return found
+
+
+def _rnn_layer(*arguments: Any) -> Any:
+    """Run a layer of an LSTM, whose kernel trusts the sizes it is given, after a look at them."""
+    given, hidden = arguments[0], arguments[10]
+    gates, rest = arguments[1:5], arguments[5:7]
+    fits = (
+        all(isinstance(each, Tensor) and each.dtype == torch.float32 for each in (given, *gates, *rest))
+        and isinstance(hidden, int)
+        and 0 < hidden <= _MOST_HIDDEN
+        and given.dim() == 3
+        and [tuple(each.shape) for each in gates] == _gate_shapes(given.shape[2], hidden, bool(arguments[12]))
+        and all(tuple(each.shape) == (given.shape[1], hidden) for each in rest)
+        and arguments[8:10] == ([], _LSTM)
+    )
+    if not fits:
+        raise CannotRepeat(f"the operation {_RNN_LAYER} cannot be repeated with these sizes")
+    return torch.ops.aten.mkldnn_rnn_layer.default(*arguments)
+
+
+def _gate_shapes(inputs: int, hidden: int, has_biases: bool) -> list[tuple[int, ...]]:
+    weights: list[tuple[int, ...]] = [(4 * hidden, inputs), (4 * hidden, hidden)]
+    return weights + ([(4 * hidden,)] * 2 if has_biases else weights)
 
 
 def bind(name: str, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
