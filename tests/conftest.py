@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import random
@@ -34,6 +35,17 @@ _reported: set[threading.Thread] = set()
 # Every process that tests start inherits this mark, by which those that are left are found at the end.
 MARK = "SONDE_TESTS_OF"
 let_forks_die_with_this_process()
+
+
+@pytest.fixture(autouse=True)
+def _no_running_loop(request):
+    """Let tests run loops of their own: Playwright leaves its loop running in a worker that has opened a browser."""
+    loop = None if "browser" in request.fixturenames else asyncio._get_running_loop()
+    if loop is not None:
+        asyncio._set_running_loop(None)
+    yield
+    if loop is not None:
+        asyncio._set_running_loop(loop)
 
 
 def _sonde_threads() -> list[str]:

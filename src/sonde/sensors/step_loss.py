@@ -117,7 +117,7 @@ class StepLoss:
         if not is_usual or not is_at_hand or root.numel() != 1 or is_capturing():
             self.before_backward(roots, gradients)
             return
-        self._numbers.append(root.item())
+        self._numbers.append(_value_on_cpu(root))
         self._is_divided |= root.grad_fn is not None and name_of(root.grad_fn) in _SHARES
 
     def end_pass_of(self, optimizer: str) -> None:
@@ -200,3 +200,8 @@ def _chain(node: Any, *, skipped: bool) -> list[Any]:
         found.append(node)
         node = next((child for child in children_of(node) if child is not None), None)
     return found[1:] if skipped else found
+
+
+def _value_on_cpu(number: Tensor) -> float:
+    """Return a number that is in the host's memory: nothing waits for a device."""
+    return number.item()

@@ -200,7 +200,7 @@ def _swapped_betas(case: Case) -> Found | None:
         for group in optimizer.groups if optimizer.traits.adam else ():
             first, second = group.settings.get("betas0"), group.settings.get("betas1")
             # Convergence is shown for first < sqrt(second): Kingma and Ba 2015, section 4.
-            if isinstance(first, float) and isinstance(second, float) and first > second**0.5:
+            if isinstance(first, float) and isinstance(second, float) and first * first > second:
                 return Found(
                     severity="warning",
                     sites=(optimizer.name,),
