@@ -79,8 +79,8 @@ def _next_arguments() -> list[str]:
 def _end_after(program: Callable[[], object]) -> NoReturn:
     """Run a program and end as the interpreter would, but for tearing torch down, which takes a second.
 
-    What the program leaves is kept: when a model of several ranks is freed, torch waits with Python's lock for a thread of
-    Gloo, and now and then that thread waits for the lock.
+    What the program leaves is kept: when a model of several ranks is freed, torch waits with Python's lock for a
+    thread of Gloo, and now and then that thread waits for the lock.
     """
     code, kept = 0, []
     try:
