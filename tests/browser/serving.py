@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from playwright.sync_api import TimeoutError as NotInTime
 from tests.waiting import PATIENCE_S, ask, started
 
 
@@ -78,12 +79,25 @@ def go(page: Any, hash_: str) -> None:
     page.wait_for_selector("main[data-ready]")
 
 
+BUSY = (
+    "[...document.querySelectorAll('.figure[aria-busy=true]')].filter(each => !each.hidden &&"
+    " each.getBoundingClientRect().top <= innerHeight + 300)"
+)
+"""Figures in view that are not drawn yet."""
+
+
 def settle(page: Any) -> None:
     """Wait until every figure in view is drawn or has said why not."""
-    page.wait_for_function(  # as a function: the page's policy lets nobody evaluate a text
-        "() => [...document.querySelectorAll('.figure[aria-busy=true]')].every(each => each.hidden ||"
-        " each.getBoundingClientRect().top > innerHeight + 300)"
-    )
+    drawn = f"() => {BUSY}.length === 0"  # as a function: the page's policy lets nobody evaluate a text
+    try:
+        page.wait_for_function(drawn, timeout=60_000)
+    except NotInTime:
+        page.bring_to_front()  # a page behind another may get no frames, and draws nothing then
+        try:
+            page.wait_for_function(drawn)
+        except NotInTime as error:
+            left = page.evaluate(f"() => {BUSY}.map(each => [each.innerText, each.getBoundingClientRect().toJSON()])")
+            raise AssertionError(f"not drawn: {left}") from error
 
 
 def links(page: Any) -> list[str]:
