@@ -1,6 +1,6 @@
 """Listen to the steps of every optimizer of the process. Nothing is left on an optimizer.
 
-All listeners share one pair of hooks: torch goes through its hooks with every step, whoever they are for.
+All listeners share one pair of hooks: torch calls each of its hooks in every step.
 """
 
 from __future__ import annotations

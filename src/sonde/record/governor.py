@@ -5,7 +5,8 @@ the diagnosis needs. The first steps are of level 3 as long as that adds no more
 second of recording tiny models. Then a few steps of each level are compared: what a level costs is how much longer its
 steps take than those of level 0, and at least the time that Sonde's own clocks and its worker thread measured. From
 that follows how often each level can be afforded. What the diagnosis needs is thinned first, then outputs, and
-parameters last; nothing ever stops. Logged numbers are recorded in every step.
+parameters last; nothing ever stops. Steps 32, 48, 64, 96, ... and those after the first evaluations are of level 3
+whatever that costs: a few full looks show most faults of a loop. Logged numbers are recorded in every step.
 
 A few callbacks cost time in unrecorded steps too. Most unrecorded steps are therefore only counted
 (`sonde.record.doze`). What is left cannot be saved by recording less often, so where it takes up most of the budget,
@@ -49,9 +50,7 @@ _ENOUGH: Final = 3  # of them that must be known; times of a device's last steps
 _KEPT: Final = 32
 _SPREAD: Final = 256  # steps over which the cost of early milestones is spread
 _RENEW: Final = 256  # steps after which rarely recorded levels are measured again, at the earliest
-_AFTER_EVALUATION: Final = (
-    3  # evaluations after which the next step is recorded in full: modes and data may have changed
-)
+_AFTER_EVALUATION: Final = 3  # evaluations after which the next step is recorded in full: a mode may have changed
 _ALARMS: Final = 4  # how often a step that goes wrong is recorded in full, with the next one, beyond the budget
 _TIMED, _TIMED_OF = 6, 32  # unrecorded steps in a row that are timed, of how many; device events arrive later
 _REVIEW: Final = 64  # steps between two decisions, at least
