@@ -106,7 +106,7 @@ def ask_beats(path: Path) -> Any:
 
 
 def ask_live(path: Path) -> Any:
-    from sonde.diagnosis.rank_monitor import RankMonitor
+    from sonde.diagnosis.ranks.monitor import RankMonitor
 
     monitor = RankMonitor(path, 0, lambda finding: None)
     return timed(lambda: monitor(True))

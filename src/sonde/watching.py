@@ -26,7 +26,7 @@ from sonde.core import schema
 from sonde.core.arguments import mapping, shown, whole_number, with_methods
 from sonde.core.signals import SHOWN, STATE_STEPS, part_of
 from sonde.diagnosis.monitor import Monitor
-from sonde.diagnosis.rank_monitor import RankMonitor
+from sonde.diagnosis.ranks.monitor import RankMonitor
 from sonde.diagnosis.rules import WANTED
 from sonde.errors import OptionError, RunError, RunInUse, SondeError
 from sonde.forensics.tape.recorder import TapeRecorder

@@ -16,7 +16,7 @@ from sonde.core import tape as tapes
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import on_tape
 from sonde.diagnosis.rules import RULES
-from sonde.diagnosis.taped_signs import drawn_to_targets
+from sonde.diagnosis.tape.signs import drawn_to_targets
 
 SAMPLES, TIME, FEATURES, CLASSES, WORDS = 32, 10, 6, 3, 20
 ROWS = torch.randn(SAMPLES, FEATURES)

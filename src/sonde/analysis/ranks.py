@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sonde.core.heartbeat import Beat, Condition, Standing
 from sonde.core.robust import mad
 from sonde.core.step_times import PHASES, RankTimes, Score, scores
-from sonde.diagnosis.rank_monitor import judge_ranks
+from sonde.diagnosis.ranks.monitor import judge_ranks
 from sonde.records import Finding, Site
 from sonde.store import Run
 from sonde.store.ranks import rank_times, standing_of, with_stops

@@ -20,8 +20,8 @@ from sonde.core.tape import Tape
 from sonde.diagnosis.dynamics import Dynamics, classify
 from sonde.diagnosis.history import HEAD, Curve, History, Stretch
 from sonde.diagnosis.learning import Learning, judge
-from sonde.diagnosis.rank_comparison import RankComparison
-from sonde.diagnosis.tape_reading import TapeReading
+from sonde.diagnosis.ranks.comparison import RankComparison
+from sonde.diagnosis.tape.reading import TapeReading
 from sonde.diagnosis.track import Panel, Track, Values
 from sonde.records import Event, Phase, Quantity, Site
 

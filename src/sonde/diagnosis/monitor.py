@@ -14,7 +14,7 @@ from typing import Final
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.doctor import Doctor
 from sonde.diagnosis.examiner import PATIENCE, Examiner
-from sonde.diagnosis.tape_reading import Shelf
+from sonde.diagnosis.tape.reading import Shelf
 from sonde.records import Block, Event, Finding, Numbers, Site
 
 # How often to look: at each of the first steps, where exact relations show; then less and less.

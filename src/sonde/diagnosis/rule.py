@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.reliability import confidence_of
-from sonde.diagnosis.tape_reading import TapeReading
+from sonde.diagnosis.tape.reading import TapeReading
 from sonde.records import Evidence, Finding, Severity
 
 logger = logging.getLogger("sonde")

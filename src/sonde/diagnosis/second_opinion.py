@@ -16,8 +16,8 @@ from sonde.diagnosis.case import Case
 from sonde.diagnosis.doctor import Doctor
 from sonde.diagnosis.examiner import is_suspicious
 from sonde.diagnosis.nonfinite import is_traced
-from sonde.diagnosis.rank_comparison import compare_ranks
-from sonde.diagnosis.tape_reading import Shelf
+from sonde.diagnosis.ranks.comparison import compare_ranks
+from sonde.diagnosis.tape.reading import Shelf
 from sonde.records import SEVERITIES, Event, Finding, Severity
 from sonde.store import Run, open_run
 from sonde.store.ranks import rank_times, standing_of, with_stops

@@ -10,7 +10,7 @@ from sonde.core import signals
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, is_learning_well
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
-from sonde.diagnosis.taped_losses import lost_in_norm
+from sonde.diagnosis.tape.losses import lost_in_norm
 from sonde.diagnosis.track import Track, Values
 from sonde.records import Severity
 

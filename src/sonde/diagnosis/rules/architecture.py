@@ -13,9 +13,9 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import is_learning_well
 from sonde.diagnosis.rule import Found, Threshold, above, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import NOT_TRAINED
-from sonde.diagnosis.taped_data import inverted_mask
-from sonde.diagnosis.taped_losses import mixed_axes
-from sonde.diagnosis.taped_targets import unshifted
+from sonde.diagnosis.tape.data import inverted_mask
+from sonde.diagnosis.tape.losses import mixed_axes
+from sonde.diagnosis.tape.targets import unshifted
 from sonde.records import Severity, Site
 
 _TRANSPARENT: Final = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d"})

@@ -12,8 +12,8 @@ from sonde.core import statistics
 from sonde.core.facts import CallFacts
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
-from sonde.diagnosis.taped_flow import discarded_average, stale_buffers
-from sonde.diagnosis.taped_roles import swapped_average
+from sonde.diagnosis.tape.flow import discarded_average, stale_buffers
+from sonde.diagnosis.tape.roles import swapped_average
 from sonde.records import Evidence
 
 COPY_STEPS = Threshold(10, "persistence: steps in which a copy is written to and keeps its values")

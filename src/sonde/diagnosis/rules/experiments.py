@@ -14,8 +14,8 @@ from sonde.core.examination import Result
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Refuted, Threshold, above, below, fact, few, opinion, rule
 from sonde.diagnosis.symptoms import NOT_TRAINED
-from sonde.diagnosis.taped_flow import unused_twin
-from sonde.diagnosis.taped_unused import ignored_argument
+from sonde.diagnosis.tape.flow import unused_twin
+from sonde.diagnosis.tape.unused import ignored_argument
 
 # ---------------------------------------------------------------- which change turns failing into learning
 

@@ -14,7 +14,7 @@ from sonde.diagnosis.case import Case, NotMeasured, longest_run, run_length
 from sonde.diagnosis.ownership import held, need_optimizers, ran, recent_rates, runner_of
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
-from sonde.diagnosis.taped_flow import added_gradients
+from sonde.diagnosis.tape.flow import added_gradients
 from sonde.diagnosis.track import Panel, Track
 from sonde.records import Evidence, Severity
 

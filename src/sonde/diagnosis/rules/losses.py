@@ -15,8 +15,8 @@ from sonde.diagnosis.ownership import last_module
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
-from sonde.diagnosis.taped_contracts import broken
-from sonde.diagnosis.taped_losses import (
+from sonde.diagnosis.tape.contracts import broken
+from sonde.diagnosis.tape.losses import (
     wrong_axis,
     wrongly_broadcast,
 )

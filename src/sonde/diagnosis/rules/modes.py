@@ -13,8 +13,8 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import PATIENCE, is_learning_well
 from sonde.diagnosis.ownership import MODEL, module_of
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
-from sonde.diagnosis.taped_flow import unregistered_dropout
-from sonde.diagnosis.taped_unused import noisy_teacher
+from sonde.diagnosis.tape.flow import unregistered_dropout
+from sonde.diagnosis.tape.unused import noisy_teacher
 from sonde.records import Phase
 
 NORMS: Final = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")

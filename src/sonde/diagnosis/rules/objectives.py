@@ -19,9 +19,9 @@ from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.losses import LOSS_LOOKS
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
-from sonde.diagnosis.taped_data import variance_as_deviation as find_variance_as_deviation
-from sonde.diagnosis.taped_flow import wrongly_accumulated
-from sonde.diagnosis.taped_losses import (
+from sonde.diagnosis.tape.data import variance_as_deviation as find_variance_as_deviation
+from sonde.diagnosis.tape.flow import wrongly_accumulated
+from sonde.diagnosis.tape.losses import (
     averaged_against_summed,
     constant_term,
     idle_term,
@@ -29,9 +29,9 @@ from sonde.diagnosis.taped_losses import (
     mixed_reductions,
     praised,
 )
-from sonde.diagnosis.taped_roles import averaged_first, helping_opponent, learnt_advantage, learnt_choice
-from sonde.diagnosis.taped_signs import drawn_to_targets, punished_entropy, pushed_away, rewarded_divergence
-from sonde.diagnosis.taped_unused import cancelled_term
+from sonde.diagnosis.tape.roles import averaged_first, helping_opponent, learnt_advantage, learnt_choice
+from sonde.diagnosis.tape.signs import drawn_to_targets, punished_entropy, pushed_away, rewarded_divergence
+from sonde.diagnosis.tape.unused import cancelled_term
 from sonde.diagnosis.track import Values
 from sonde.diagnosis.weights import first_weights
 from sonde.records import Evidence

@@ -25,10 +25,10 @@ from sonde.diagnosis.ownership import (
 from sonde.diagnosis.rule import Found, Threshold, above, by_number, fact, few, rule
 from sonde.diagnosis.rules.loop import DOUBLE_STEPS
 from sonde.diagnosis.symptoms import NOT_TRAINED
-from sonde.diagnosis.taped_data import idle_setting
-from sonde.diagnosis.taped_flow import discarded_term, lost_in_choice, reaches_nothing
-from sonde.diagnosis.taped_losses import cut_off
-from sonde.diagnosis.taped_roles import sampled_without_gradient, unheld_leaf
+from sonde.diagnosis.tape.data import idle_setting
+from sonde.diagnosis.tape.flow import discarded_term, lost_in_choice, reaches_nothing
+from sonde.diagnosis.tape.losses import cut_off
+from sonde.diagnosis.tape.roles import sampled_without_gradient, unheld_leaf
 from sonde.records import Evidence, Severity
 
 _CONTENT = [schema.MIN, schema.MAX, schema.MEAN]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from sonde.core.signals import BATCH_MARK, BUFFER, DIRECT_PASSES, REDUCED_PASSES, WEIGHT_BEFORE
-from sonde.diagnosis import rank_comparison
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.rank_comparison import Cause, Difference, Drift, RankComparison
+from sonde.diagnosis.ranks import comparison
+from sonde.diagnosis.ranks.comparison import Cause, Difference, Drift, RankComparison
 from sonde.diagnosis.rule import Found, Threshold, above, fact, rule
 
 TOLERANCE = Threshold(
-    rank_comparison.TOLERANCE, "difference over the weight: ranks may round a mean differently, but by less"
+    comparison.TOLERANCE, "difference over the weight: ranks may round a mean differently, but by less"
 )
-LEAST_BATCHES = Threshold(rank_comparison.LEAST_BATCHES, "persistence: batches, of all that are known, that are equal")
+LEAST_BATCHES = Threshold(comparison.LEAST_BATCHES, "persistence: batches, of all that are known, that are equal")
 
 
 class _Why(NamedTuple):

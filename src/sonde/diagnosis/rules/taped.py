@@ -5,8 +5,8 @@ from __future__ import annotations
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, above, fact, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
-from sonde.diagnosis.taped_contracts import broken, wrapped_around
-from sonde.diagnosis.taped_roles import (
+from sonde.diagnosis.tape.contracts import broken, wrapped_around
+from sonde.diagnosis.tape.roles import (
     dropped_answers,
     hidden_as_cell,
     index_as_value,
@@ -14,8 +14,8 @@ from sonde.diagnosis.taped_roles import (
     scaled_in_part,
     swapped_arguments,
 )
-from sonde.diagnosis.taped_targets import corners_as_sizes, noisy_copy, overshifted, unmasked_bootstrap, weak_noise
-from sonde.diagnosis.taped_unused import (
+from sonde.diagnosis.tape.targets import corners_as_sizes, noisy_copy, overshifted, unmasked_bootstrap, weak_noise
+from sonde.diagnosis.tape.unused import (
     dropped_result,
     ignored_mask,
     left_out_samples,

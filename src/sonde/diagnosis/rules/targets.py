@@ -18,9 +18,9 @@ from sonde.diagnosis.rules.activations import OUTPUT_SPREAD
 from sonde.diagnosis.rules.rates import PACE_LOW
 from sonde.diagnosis.seen_loss import seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, BADLY_SCALED, NOT_FINITE, NOT_TRAINED
-from sonde.diagnosis.taped_contracts import broken
-from sonde.diagnosis.taped_roles import inverted_weights, learnt_padding, mixed_without_targets
-from sonde.diagnosis.taped_targets import (
+from sonde.diagnosis.tape.contracts import broken
+from sonde.diagnosis.tape.roles import inverted_weights, learnt_padding, mixed_without_targets
+from sonde.diagnosis.tape.targets import (
     crossed_rows,
     disagreeing_targets,
     misaligned,

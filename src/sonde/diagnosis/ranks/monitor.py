@@ -14,7 +14,7 @@ from sonde.core import heartbeat
 from sonde.core.heartbeat import Beat, Standing
 from sonde.core.step_times import RankTimes
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.rank_comparison import RankComparison, compare_ranks
+from sonde.diagnosis.ranks.comparison import RankComparison, compare_ranks
 from sonde.diagnosis.rules.rank_progress import dead_rank, slow_rank, stuck_rank
 from sonde.diagnosis.rules.ranks import (
     buffers_differ_between_ranks,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sonde.core import signals
 from sonde.core.tape import ModuleInfo, Op, number
 from sonde.diagnosis.rule import Found, by_number, fact, few, on_tape
-from sonde.diagnosis.tape_reading import SOFTMAXES, TapeReading
+from sonde.diagnosis.tape.reading import SOFTMAXES, TapeReading
 
 # --------------------------------------------------------------------------------
 # Masks.

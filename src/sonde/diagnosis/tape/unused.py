@@ -11,8 +11,8 @@ from sonde.core import signals
 from sonde.core.tape import Call, Op, Value, number
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, fact, on_tape
-from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, RESHAPING, TapeReading
-from sonde.diagnosis.taped_numbers import Numbers
+from sonde.diagnosis.tape.numbers import Numbers
+from sonde.diagnosis.tape.reading import CARRIERS, LOSS_FUNCTIONS, RESHAPING, TapeReading
 
 _SHAPES_ONLY: Final = frozenset(
     {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones"}

@@ -10,7 +10,7 @@ from sonde.core import signals
 from sonde.core.tape import Call, Line, Mark, Op, Value, references
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, above, fact, few, on_tape
-from sonde.diagnosis.tape_reading import CARRIERS, TapeReading, Term
+from sonde.diagnosis.tape.reading import CARRIERS, TapeReading, Term
 
 # --------------------------------------------------------------------------------
 # Gradients.

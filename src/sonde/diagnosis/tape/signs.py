@@ -12,10 +12,10 @@ from sonde.core import signals
 from sonde.core.tape import Call, Op
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
-from sonde.diagnosis.tape_reading import TapeReading, Term
-from sonde.diagnosis.taped_losses import KEEPS_SIGN, divergence, is_negated, is_policy_objective
-from sonde.diagnosis.taped_numbers import Numbers, TapedNumbers
-from sonde.diagnosis.taped_roles import chosen, factors
+from sonde.diagnosis.tape.losses import KEEPS_SIGN, divergence, is_negated, is_policy_objective
+from sonde.diagnosis.tape.numbers import Numbers, TapedNumbers
+from sonde.diagnosis.tape.reading import TapeReading, Term
+from sonde.diagnosis.tape.roles import chosen, factors
 
 _SHARES: Final = (0.01, 0.1)
 """How far outputs are moved, over their spread."""

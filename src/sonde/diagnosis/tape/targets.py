@@ -10,10 +10,10 @@ import numpy as np
 from sonde.core import signals
 from sonde.core.tape import Op, Role, Value, references
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, on_tape
-from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading
-from sonde.diagnosis.taped_contracts import arguments
-from sonde.diagnosis.taped_data import padding_of
-from sonde.diagnosis.taped_numbers import MAX_ELEMENTS, Numbers, TapedNumbers
+from sonde.diagnosis.tape.contracts import arguments
+from sonde.diagnosis.tape.data import padding_of
+from sonde.diagnosis.tape.numbers import MAX_ELEMENTS, Numbers, TapedNumbers
+from sonde.diagnosis.tape.reading import CARRIERS, RESHAPING, TapedLoss, TapeReading
 
 _CHOICES: Final = frozenset({"argmax", "argmin"})
 _SCORES: Final = frozenset({"_softmax", "_log_softmax", "sigmoid", "log_sigmoid_forward", *RESHAPING})

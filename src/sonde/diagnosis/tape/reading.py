@@ -16,8 +16,8 @@ import numpy as np
 
 from sonde.core import tape as tapes
 from sonde.core.tape import Mark, Op, Tape, Value, number, references
-from sonde.diagnosis.axes import Dim, Labels, label
-from sonde.diagnosis.taped_numbers import TapedNumbers
+from sonde.diagnosis.tape.axes import Dim, Labels, label
+from sonde.diagnosis.tape.numbers import TapedNumbers
 from sonde.errors import RunDamaged, RunNotFound
 
 T = TypeVar("T")

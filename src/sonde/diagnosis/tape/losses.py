@@ -11,11 +11,11 @@ from typing import Final
 
 from sonde.core import signals
 from sonde.core.tape import Op, number
-from sonde.diagnosis.axes import Cut, reduced
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
-from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, RESHAPING, SOFTMAXES, TapedLoss, TapeReading, Term
-from sonde.diagnosis.taped_numbers import Numbers
+from sonde.diagnosis.tape.axes import Cut, reduced
+from sonde.diagnosis.tape.numbers import Numbers
+from sonde.diagnosis.tape.reading import CARRIERS, LOSS_FUNCTIONS, RESHAPING, SOFTMAXES, TapedLoss, TapeReading, Term
 
 _NEVER_NEGATIVE: Final = frozenset(
     {"cross_entropy", "nll_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"}

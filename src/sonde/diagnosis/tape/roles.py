@@ -11,10 +11,10 @@ from sonde.core import signals
 from sonde.core.tape import Call, Op, Value, number, references
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, fact, on_tape
-from sonde.diagnosis.tape_reading import CARRIERS, RESHAPING, TapedLoss, TapeReading, Term
-from sonde.diagnosis.taped_contracts import calls_of
-from sonde.diagnosis.taped_data import padding_of
-from sonde.diagnosis.taped_numbers import Numbers, TapedNumbers
+from sonde.diagnosis.tape.contracts import calls_of
+from sonde.diagnosis.tape.data import padding_of
+from sonde.diagnosis.tape.numbers import Numbers, TapedNumbers
+from sonde.diagnosis.tape.reading import CARRIERS, RESHAPING, TapedLoss, TapeReading, Term
 
 _ARITHMETIC: Final = frozenset({"sub", "add", "exp", "sum", "neg", "clamp", "squeeze", "gather", *CARRIERS})
 

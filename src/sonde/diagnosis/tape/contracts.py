@@ -17,8 +17,8 @@ from sonde.core import signals
 from sonde.core.tape import Op, number
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
-from sonde.diagnosis.tape_reading import CARRIERS, LOSS_FUNCTIONS, TapeReading
-from sonde.diagnosis.taped_numbers import Numbers
+from sonde.diagnosis.tape.numbers import Numbers
+from sonde.diagnosis.tape.reading import CARRIERS, LOSS_FUNCTIONS, TapeReading
 from sonde.records import Evidence, Severity
 
 # --------------------------------------------------------------------------------
