@@ -50,7 +50,7 @@ class Machine:
             self.now += taken + self.disturbed(step)
             self.busy += taken
             self.own += self.cost[level]
-            self.governor.end_step(due=due(step))
+            self.governor.end_step(due=due(step), next_due=(due(step + 1), due(step + 2)))
         return self
 
     def share(self, since):
@@ -116,6 +116,20 @@ def test_the_cost_stays_within_the_budget(scale):
     assert PARAMETERS in machine.levels[200:] or EVERYTHING in machine.levels[200:]
 
 
+@pytest.mark.parametrize("cost", [(0, 0.003, 0.016, 0.025), (0, 0.002, 0.01, 0.04), (0, 0.0005, 0.001, 0.03)])
+def test_comparing_levels_stays_within_the_budget_too(cost):
+    """Steps of 30 ms: from the first decision on, only milestones may come before they were earned."""
+    machine = Machine(0.05, bare=0.03, cost=cost).run(2000)
+    for stop in (45, 60, 100, 200, 2000):
+        levels = machine.levels[FULL_STEPS:stop]
+        milestones = sum(
+            FULL_STEPS < step < stop for step in (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
+        )
+        others = sum(cost[level] for level in levels) - milestones * cost[EVERYTHING]
+        assert others <= 0.05 * 0.03 * len(levels) + cost[PARAMETERS]
+    assert len([level for level in machine.levels[FULL_STEPS:] if level >= PARAMETERS]) > 30
+
+
 def test_the_diagnosis_is_thinned_before_outputs_and_outputs_before_parameters():
     extras = Machine(0.05, bare=0.01, cost=(0, 1e-4, 2e-4, 15e-4)).run(400).governor.strides
     assert (extras.parameters, extras.outputs) == (1, 1)
@@ -168,8 +182,10 @@ def test_a_training_that_becomes_slower_is_recorded_more_often_again():
 def test_steps_that_the_user_leaves_out_are_not_recorded_for_the_governor_either():
     machine = Machine(0.05, bare=0.01, cost=(0, 1e-3, 15e-4, 2e-3)).run(1000, due=lambda step: step % 10 == 0)
     assert all(level == NOTHING for step, level in enumerate(machine.levels) if step % 10)
-    # One step in ten costs 2 % of all on average, so each is recorded in full.
-    assert {machine.levels[step] for step in range(300, 1000, 10)} == {EVERYTHING}
+    # One step in ten may cost a fifth of the budget: 1 % of all, half of what recording each in full would take.
+    assert machine.share(since=200) <= 0.0105
+    cheap = Machine(0.05, bare=0.01, cost=(0, 1e-4, 15e-5, 5e-4)).run(1000, due=lambda step: step % 10 == 0)
+    assert {cheap.levels[step] for step in range(300, 1000, 10)} == {EVERYTHING}
 
 
 @given(st.integers(0, 60))
@@ -387,9 +403,9 @@ def dozing(monkeypatch):
     lengths = []
     end_doze = Governor.end_doze
 
-    def see(governor, steps, due, seconds):
+    def see(governor, steps, *rest):
         lengths.append(steps)
-        end_doze(governor, steps, due, seconds)
+        end_doze(governor, steps, *rest)
 
     monkeypatch.setattr(Governor, "_review", decide)
     monkeypatch.setattr(Governor, "end_doze", see)

@@ -91,5 +91,6 @@ class Doze:
         self._reach.forget_passes()
         if self.modules is not None:
             self.modules.wake()
-        self._governor.end_doze(len(steps), sum(map(self._is_due, steps)), self._own_seconds() - seconds)
+        next_due = (self._is_due(steps.stop), self._is_due(steps.stop + 1))
+        self._governor.end_doze(len(steps), sum(map(self._is_due, steps)), next_due, self._own_seconds() - seconds)
         self._after_waking()

@@ -5,8 +5,10 @@ the diagnosis needs. The first steps are of level 3 as long as that adds no more
 second of recording tiny models. Then a few steps of each level are compared: what a level costs is how much longer its
 steps take than those of level 0, and at least the time that Sonde's own clocks and its worker thread measured. From
 that follows how often each level can be afforded. What the diagnosis needs is thinned first, then outputs, and
-parameters last; nothing ever stops. Steps 32, 48, 64, 96, ... and those after the first evaluations are of level 3
-whatever that costs: a few full looks show most faults of a loop. Logged numbers are recorded in every step.
+parameters last; nothing ever stops. An account is kept besides: every step earns its share of the budget, every look is
+paid for, and one that cannot be paid yet is put off, so that comparing levels stays within the budget too. Steps 32,
+48, 64, 96, ... and those after the first evaluations are of level 3 whatever that costs: a few full looks show most
+faults of a loop. Logged numbers are recorded in every step.
 
 A few callbacks cost time in unrecorded steps too. Most unrecorded steps are therefore only counted
 (`sonde.record.doze`). What is left cannot be saved by recording less often, so where it takes up most of the budget,
@@ -45,11 +47,13 @@ JUDGING: Final = 0.2
 UNLIMITED_JUDGING: Final = 0.02
 """The share of the time that judging may take where recording has no budget: rules hold Python's lock."""
 _WARM_UP: Final = 1  # of those, how many do not count for the cost: sites and facts are written
-_SAMPLES: Final = 3  # steps of a level that are compared
-_ENOUGH: Final = 3  # of them that must be known; times of a device's last steps arrive late
-_KEPT: Final = 32
+_ENOUGH: Final = 2  # of them that must be known; times of a device's last steps arrive late
+_SAVED: Final = 64  # steps whose share of the budget can be saved up
+_GUESS: Final = 0.5  # of what the level above costs, for a level that was not recorded yet
+_SPARSE: Final = 2.0  # a schedule that records one step in ten may use this many tenths of the budget
+_KEPT: Final = 32  # times of unrecorded steps that are remembered
+_KEPT_OF_LOOKS: Final = 8  # the same of recorded ones: they are rare, and old ones may have been slower
 _SPREAD: Final = 256  # steps over which the cost of early milestones is spread
-_RENEW: Final = 256  # steps after which rarely recorded levels are measured again, at the earliest
 _AFTER_EVALUATION: Final = 3  # evaluations after which the next step is recorded in full: a mode may have changed
 _ALARMS: Final = 4  # how often a step that goes wrong is recorded in full, with the next one, beyond the budget
 _TIMED, _TIMED_OF = 6, 32  # unrecorded steps in a row that are timed, of how many; device events arrive later
@@ -65,7 +69,6 @@ _RARER_EXTRAS: Final = 16
 _RARER_OUTPUTS: Final = 8
 # A looser setting is taken up again only if it would need less than this share of the budget.
 _SLACK: Final = 0.7
-_OFTEN: Final = 4  # one step in this many must be due for levels to be compared
 _GOLDEN_RATIO: Final = (math.sqrt(5) - 1) / 2
 # Where that clock is too coarse, as on Windows, wall-clock time serves.
 _THREAD_CLOCK: Final = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-4 else time.perf_counter
@@ -210,6 +213,41 @@ def _usual(durations: Iterable[float]) -> float:
     return ordered[len(ordered) // 4]
 
 
+class _Account:
+    """What the steps so far have earned and what looks at them have cost, in seconds."""
+
+    def __init__(self) -> None:
+        self.income = 0.0
+        """What a step earns beyond what it costs anyway."""
+        self.prices: tuple[float, ...] = (0.0,) * len(LEVELS)
+        self._balance = 0.0
+        self._aside = math.nan
+        """What judging and occasional work had taken at the last step."""
+
+    def open(self, aside: float) -> None:
+        """Begin to count."""
+        self._balance, self._aside = 0.0, aside
+
+    def earn(self, steps: int, aside: float) -> None:
+        """Take what steps have earned, less what was done aside meanwhile."""
+        most = max(_SAVED * self.income, *self.prices)
+        self._balance = min(most, self._balance + steps * self.income - (aside - self._aside))
+        self._aside = aside
+
+    def can_pay(self, level: int) -> bool:
+        """Return whether a look at a level has been earned."""
+        return self._balance >= self.prices[level]
+
+    def pay(self, level: int) -> int:
+        """Pay for a look at a level, earned or not, and return the level."""
+        self._balance -= self.prices[level] if level else 0.0
+        return level
+
+
+def _new_times() -> dict[int, deque[float]]:
+    return {level: deque(maxlen=_KEPT if level == NOTHING else _KEPT_OF_LOOKS) for level in LEVELS}
+
+
 class Governor:
     """Chooses the level of every step so that the average cost stays within the budget.
 
@@ -256,19 +294,24 @@ class Governor:
         """Whether the present step is to cost nothing: neither it nor the next is recorded. What compares a recorded
         step with the one before sees both."""
         self._is_free = True
-        self._early = deque((EVERYTHING, EVERYTHING))
-        """The levels of the present step and the next, at the start of the run."""
+        self._levels = (EVERYTHING, EVERYTHING)
+        """The levels of the present step and the next."""
+        self._forced = 0
+        """How many of the next due steps are recorded in full whatever that costs."""
+        self._account = _Account()
         self._start: tuple[float, float, float] | None = None
         """When the first pass began, what Sonde had taken then, and the processor time of the training thread."""
         self._shortest = math.inf
         self._steps = self._due_steps = 0
-        self._exploring: list[int] = []
+        self._is_guess = False
+        """Whether the present setting rests on guesses of what levels cost."""
+        self._rests = 0
+        """How many of the next steps are not recorded, to see how long a step takes by itself."""
         self._next_review = FULL_STEPS
-        self._durations: dict[int, deque[float]] = {level: deque(maxlen=_KEPT) for level in LEVELS}
-        self._worked: dict[int, deque[float]] = {level: deque(maxlen=_KEPT) for level in LEVELS}
+        self._durations = _new_times()
+        self._worked = _new_times()
         """Processor time of the training thread in the steps of each level that were not timed on a device."""
-        self._waited: dict[int, deque[float]] = {level: deque(maxlen=_KEPT) for level in LEVELS}
-        self._renew_at: int | None = None
+        self._waited = _new_times()
         self._alarms = self._evaluations = 0
         self._evaluated_at = -1
         """The number of steps at the last evaluation."""
@@ -287,18 +330,7 @@ class Governor:
     @property
     def level(self) -> int:
         """The level of the present step, if the schedule records it at all; it stays until the step has ended."""
-        if self.budget is None:
-            return EVERYTHING
-        if self._is_free:
-            return self._early[0]
-        return self._exploring[-1] if self._exploring else self._planned(self._due_steps)
-
-    def _planned(self, step: int) -> int:
-        """Return the level of one of the steps that are due: that of the strides, or all of it at a milestone.
-
-        Most relations between the parts of a loop are exact: a few full looks show them, however expensive a look is.
-        """
-        return EVERYTHING if step == next_milestone(step) else self.strides.level(step)
+        return EVERYTHING if self.budget is None or self._forced else self._levels[0]
 
     @property
     def wants_duration(self) -> bool:
@@ -324,7 +356,7 @@ class Governor:
 
         `is_due` returns whether the schedule records the next step (0), the one after it (1), and so on.
         """
-        if not (self.skips and self._dozing_pays) or self._exploring or self._is_free:
+        if not (self.skips and self._dozing_pays) or self._is_free:
             return 0
         number = self._due_steps
         left = min(self.strides.next_recorded(number), next_milestone(number)) - number
@@ -339,7 +371,7 @@ class Governor:
         """Handle the beginning of a doze."""
         self._doze_began = self._clock()
 
-    def end_doze(self, steps: int, due: int, seconds: float) -> None:
+    def end_doze(self, steps: int, due: int, next_due: tuple[bool, bool], seconds: float) -> None:
         """Handle the end of a doze: how many steps passed, how many of them were due, and what they took in Sonde."""
         self._steps += steps
         self._due_steps += due
@@ -349,13 +381,16 @@ class Governor:
         if steps >= _LONG_DOZE:
             self._durations[NOTHING].append((self._clock() - self._doze_began) / steps)
         self._last = None
-        self.skips = not any(self._next_levels((True, True)))
+        self._account.earn(steps, self._aside_seconds())
+        first = self._choose(self._due_steps) if next_due[0] else NOTHING
+        self._levels = (first, self._choose(self._due_steps + next_due[0]) if next_due[1] else NOTHING)
+        self.skips = not any(self._levels)
 
     def raise_alarm(self) -> None:
         """Record the present step and the next in full: something is wrong with it. Later alarms are ignored."""
         if self.budget is not None and not self._is_free and self._alarms < _ALARMS:
             self._alarms += 1
-            self._exploring += [EVERYTHING, EVERYTHING]
+            self._forced = 2
             self.skips = False
 
     def evaluation_level(self, number: int) -> int:
@@ -368,7 +403,7 @@ class Governor:
             self._evaluated_at = self._steps
             if self._evaluations < _AFTER_EVALUATION:
                 self._evaluations += 1
-                self._exploring.append(EVERYTHING)
+                self._forced = max(1, self._forced)
                 self.skips = False
         return EVERYTHING if self.budget is None or is_free else self.strides.level(number)
 
@@ -379,7 +414,7 @@ class Governor:
         """
         level = self.level if due else NOTHING
         now, waited, worked = self._clock(), self._own_seconds(), self._thread_clock()
-        self._see_early(now, waited)
+        is_affordable = self._see_early(now, waited)
         # A step before a recorded one runs some hooks: it does not show what a skipped step costs.
         is_usual = self._steps >= _WARM_UP and (level or self.skips or not self._waited[NOTHING])
         self._looked_at += self._dozing_pays and level == NOTHING
@@ -388,40 +423,65 @@ class Governor:
         if self._last is not None and is_usual:
             self._waited[level].append(waited - self._last[1])
             if not timed:
-                self._durations[level].append(now - self._last[0])
                 self._worked[level].append(worked - self._last[2])
+                self._take_duration(level, now - self._last[0])
         self._last = (now, waited, worked)
         self._steps += 1
         if due:
             self._due_steps += 1
-            if self._exploring:
-                self._exploring.pop()
+            if self._forced:
+                self._forced -= 1
+                self._account.pay(EVERYTHING)
         was_free, self._is_free = self._is_free, self._is_free and self._stays_free(now, waited, worked)
         if was_free and not self._is_free:
             self._free_until = (now, self._aside_seconds())
-        if self.budget is not None and not self._is_free and self._steps >= self._next_review and not self._exploring:
-            self._review()
-        self.skips = self.budget is not None and not any(self._next_levels(next_due))
+            self._account.open(self._free_until[1])
+        if self.budget is not None:
+            if not self._is_free:
+                self._account.earn(1, self._aside_seconds())
+                if self._steps >= self._next_review and not self._rests:
+                    self._review()
+            self._levels = (self._levels[1], self._following(next_due, is_affordable) if next_due[1] else NOTHING)
+            self.skips = not (any(self._levels) or self._forced)
+
+    def _following(self, next_due: tuple[bool, bool], is_affordable: bool) -> int:
+        """Return the level of the step after the next."""
+        if self._is_free:
+            return EVERYTHING if is_affordable else NOTHING
+        return self._choose(self._due_steps + next_due[0])
+
+    def _choose(self, number: int) -> int:
+        """Return the level of one of the steps that are due, and pay for it: one that cannot be paid yet waits.
+
+        Most relations between the parts of a loop are exact: a few full looks show them, however expensive a look is.
+        So milestones are recorded in full, and what comes after them pays for that. Parameters never wait.
+        """
+        if number == next_milestone(number):
+            return self._account.pay(EVERYTHING)
+        if self._rests:
+            self._rests -= 1
+            return NOTHING
+        wanted = self.strides.level(number)
+        affordable = (level for level in range(wanted, PARAMETERS, -1) if self._account.can_pay(level))
+        return self._account.pay(next(affordable, min(wanted, PARAMETERS)))
 
     def begin(self) -> None:
         """Handle the beginning of the first pass: what the first step costs counts as well."""
         if self._start is None:
             self._start = (self._clock(), self._own_seconds() + self._busy_seconds(), self._thread_clock())
 
-    def _see_early(self, now: float, waited: float) -> None:
-        """Choose the level of the step after the next, at the start of the run: what is recorded must be affordable."""
+    def _see_early(self, now: float, waited: float) -> bool:
+        """Return whether the step after the next is affordable, at the start of the run."""
         if not self._is_free:
-            return
+            return False
         busy = waited + self._busy_seconds()
         if self._start is None:
             self._start = (now, busy, self._thread_clock())
         if self._last is None:
-            return
+            return True
         self._shortest = min(self._shortest, (now - self._last[0]) - (waited - self._last[1]))
         passed, spent = now - self._start[0], busy - self._start[1]
-        is_affordable = self._is_short() or spent <= EARLY_SHARE * max(0.0, passed - spent)
-        self._early.popleft()
-        self._early.append(EVERYTHING if is_affordable else NOTHING)
+        return self._is_short() or spent <= EARLY_SHARE * max(0.0, passed - spent)
 
     def _is_short(self) -> bool:
         return self._shortest < SHORT_STEP_S
@@ -434,21 +494,15 @@ class Governor:
         running = min(1.0, (worked - worked_before) / max(now - began, 1e-9))
         return self._is_short() and running * (waited + self._busy_seconds() - busy) < FREE_S
 
-    def _next_levels(self, due: tuple[bool, bool]) -> tuple[int, int]:
-        """Return the levels of the next two steps."""
-        first = self.level if due[0] else NOTHING
-        if not due[1]:
-            return first, NOTHING
-        if self._is_free:
-            return first, self._early[1]
-        if self._exploring:
-            return first, self._exploring[-2] if len(self._exploring) > 1 else EVERYTHING
-        return first, self._planned(self._due_steps + due[0])
-
     def take_duration(self, level: int, seconds: float) -> None:
         """Take how long a step of a level took on its device."""
         if self._steps >= _WARM_UP:
-            self._durations[level].append(seconds)
+            self._take_duration(level, seconds)
+
+    def _take_duration(self, level: int, seconds: float) -> None:
+        self._durations[level].append(seconds)
+        if len(self._durations[level]) == _ENOUGH and not self._is_free:
+            self._next_review = self._steps  # what this level costs is no longer a guess
 
     # ------------------------------------------------------------------ deciding
 
@@ -479,16 +533,17 @@ class Governor:
         return max(LEVELS, key=lambda level: len(self._durations[level]))
 
     def _seconds(self, level: int, bare: float) -> float:
-        """Return what a step of a level costs; for a level that was not seen what the nearest one above costs."""
+        """Return what a step of a level costs; a level that was not seen is guessed from the nearest one above."""
         seen = next((each for each in LEVELS[level:] if self._waited[each]), None)
         if seen is None:
             return 0.0
+        guess = _GUESS ** (seen - level) if level else 1.0
         levels = LEVELS[level:] if level else (NOTHING,)  # a step that records nothing usually needs no worker
         beside = next((cost for each in levels if (cost := self._worker_seconds(each)) is not None), 0.0)
         # What the diagnosis needs is not the same in every step; the rest is, but for the machine's own hiccups.
         waited = (statistics.fmean if seen == EVERYTHING else statistics.median)(self._waited[seen])
         waited *= self._running_share()
-        return max(waited, self._added(seen, bare) if seen != NOTHING else 0.0) + beside
+        return guess * max(waited, self._added(seen, bare) if seen != NOTHING else 0.0) + beside
 
     def _running_share(self) -> float:
         """Return the share of a bare step in which the training thread runs; Sonde's clocks count all of it.
@@ -542,57 +597,46 @@ class Governor:
         bare = self._bare_seconds()
         if bare is None or bare <= 0:
             return
-        if self._wants_to_explore(bare):
-            # From the end; the last of those that record nothing comes before a recorded step and is not measured.
-            unknown = len(self._durations[NOTHING]) < _SAMPLES
-            self._exploring = [NOTHING] * (_SAMPLES + 1 if unknown else _ENOUGH)
-            self._exploring += [PARAMETERS] * _SAMPLES + [OUTPUTS] * _SAMPLES
-            return
-        if self._wants_to_renew(bare):
-            for level in (PARAMETERS, OUTPUTS, EVERYTHING):
-                for kept in (self._durations, self._worked, self._waited):
-                    kept[level].clear()
-            self._exploring = [EVERYTHING] * _ENOUGH + [PARAMETERS] * _ENOUGH + [OUTPUTS] * _ENOUGH
-            return
         unrecorded = self._seconds(NOTHING, bare) / (self.budget * bare)
         self._dozing_pays = unrecorded > _DOZE_FROM
+        self._set_prices()
+        if len(self._durations[NOTHING]) < _ENOUGH and self._wants_to_rest(bare):
+            self._rests = _ENOUGH + 1  # the last one comes before a recorded step and is not measured
+            return
         strides, allowed = Strides(), self._allowed(bare)
         while self._share(strides, bare) > allowed and strides.parameters < _MOST:
             strides = strides.thinner()
         now = self._share(self.strides, bare)
-        while self._share(strides, bare) > max(now, _SLACK * allowed) and strides.parameters < _MOST:
-            strides = strides.thinner()  # a looser setting must be well within the budget, not to change back and forth
+        was_guess, self._is_guess = self._is_guess, any(len(self._durations[each]) < _ENOUGH for each in LEVELS)
+        # A looser setting must be well within the budget, not to change back and forth; unless a guess was too low.
+        while not was_guess and self._share(strides, bare) > max(now, _SLACK * allowed) and strides.parameters < _MOST:
+            strides = strides.thinner()
         if strides != self.strides:
             self.strides = strides
             self._decided(Cost(bare, self._share(strides, bare), self.budget, strides))
         self._next_review = self._steps + max(_REVIEW, math.ceil(_REVIEW_S / bare))
 
+    def _set_prices(self) -> None:
+        """Tell the account what a step earns, and what a look at each level costs."""
+        bare = self._bare_seconds()
+        if bare is None or bare <= 0:
+            return
+        assert self.budget is not None
+        whole, unrecorded = self.budget * bare, self._unrecorded_seconds(bare)
+        self._account.income = self._due_share() * max(whole - unrecorded, whole / 2)
+        self._account.prices = tuple(max(0.0, self._seconds(level, bare) - unrecorded) for level in LEVELS)
+
+    def _due_share(self) -> float:
+        """Return the share of the budget for a schedule that leaves steps out: who records less wants to pay less."""
+        return min(1.0, _SPARSE * self._due_steps / max(1, self._steps))
+
     def _allowed(self, bare: float) -> float:
         """Return the share that recording may use: the budget, but at least half of it beyond the fixed cost."""
         assert self.budget is not None
-        whole = (1 - JUDGING - ONCE) * self.budget
+        whole = (1 - JUDGING - ONCE) * self.budget * self._due_share()
         fixed = self._unrecorded_seconds(bare) + self._milestone_seconds(bare)
         return max(whole, fixed / bare + whole / 2)
 
-    def _wants_to_renew(self, bare: float) -> bool:
-        """Return whether to measure levels anew, which may take a quarter of the budget.
-
-        A level that is hardly ever recorded may cost less by now, or was measured in a bad moment.
-        """
-        assert self.budget is not None
-        if self._renew_at is not None and self._steps < self._renew_at:
-            return False
-        is_first, self._renew_at = self._renew_at is None, None
-        if _ENOUGH * self.strides.extras < _RENEW and not is_first:
-            return False
-        cost = _ENOUGH * math.fsum(self._seconds(level, bare) for level in (PARAMETERS, OUTPUTS, EVERYTHING))
-        self._renew_at = self._steps + max(_RENEW, math.ceil(4 * cost / (self.budget * bare)))
-        return not is_first
-
-    def _wants_to_explore(self, bare: float) -> bool:
-        if all(len(self._durations[level]) >= _ENOUGH for level in (NOTHING, PARAMETERS, OUTPUTS)):
-            return False
-        if _OFTEN * self._due_steps < self._steps:  # a schedule that records few steps leaves little to compare
-            return False
+    def _wants_to_rest(self, bare: float) -> bool:
         assert self.budget is not None
         return self._explores() or self._share(Strides(), bare) > self.budget / 2

@@ -65,11 +65,11 @@ class FingerprintWriter:
 
     def take_block(self, block: Block) -> None:
         """Write the fingerprints of a step."""
-        if block.step % _stride(block.step):
+        if block.step % _stride(block.step) or (self._file is None and not self._several()):
             return
         if block.sites.tobytes() != self._seen:
             self._arrange(block)
-        if not self._order or (self._file is None and not self._several()):
+        if not self._order:
             return
         hashes = {name: _hash(block.rows[order]) for name, order in self._order.items()}
         if not any(hashes.values()):
