@@ -162,7 +162,7 @@ def hidden_layers_in_a_plain_list(attach, fixed):
     cascade=("loss_plateau", "underfitting", "aux_loss_dominates"),
     sites=("(model)", "encoder"),
 )
-def variance_from_the_columns_of_the_mean(attach, fixed):
+def reads_the_variance_where_the_mean_is(attach, fixed):
     """mu_q = h[:, :d] and logvar_q = h[:, :d]."""
     made = torch.Generator().manual_seed(4)
     tastes = torch.randn(3, 60, generator=made) * 1.2
