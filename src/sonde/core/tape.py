@@ -204,6 +204,8 @@ class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     training: bool = True
     settings: dict[str, Any] = {}
     """Its public attributes that are plain values, such as `p`, `eps`, `num_heads`, `inplace`."""
+    unread: tuple[str, ...] = ()
+    """Arguments that the code of its `forward` never reads, by name and by place: `t`, `[1]`."""
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -255,6 +255,19 @@ class TapeReading:
     def _kinds(self) -> dict[str, str]:
         return {module.path: module.kind for module in self.tape.modules}
 
+    def unread(self, module: str) -> dict[str, str]:
+        """Return the arguments that a module's `forward` never reads: by name and by place, their names."""
+        names: dict[str, str] = {}
+        name = ""
+        for each in self._unread.get(module, ()):
+            name = name if each.startswith("[") else each
+            names[each] = name
+        return names
+
+    @functools.cached_property
+    def _unread(self) -> dict[str, tuple[str, ...]]:
+        return {module.path: module.unread for module in self.tape.modules if module.unread}
+
     def makes_targets(self, module: str) -> bool:
         """Return whether what is minimised depends on a call of a module without gradients, as of a teacher."""
         ops = self.tape.ops_of(module)

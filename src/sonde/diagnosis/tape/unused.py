@@ -210,17 +210,27 @@ def _is_mask(reading: TapeReading, value: Value) -> bool:
 
 @on_tape
 def ignored_argument(reading: TapeReading) -> Found | None:
-    """Find an argument of a model that differs between samples and of which an output has the shape at most."""
-    for call in reading.tape.root_calls():
+    """Find an argument that differs between samples and that a model never reads, or of which it uses only the shape.
+
+    A part of a model may be given what it does not need; but then something else uses it.
+    """
+    for call in reading.tape.calls:
+        unread = reading.unread(call.path)
         for place, value in call.args.items():
-            if _differs(reading, value) and _shape_is_used(reading, call, value):
+            is_unread = place in unread and (call.is_root or not reading.tape.consumers(value))
+            if not is_unread and not (call.is_root and _shape_is_used(reading, call, value)):
+                continue
+            if _differs(reading, value):
+                name = unread[place] if is_unread else place
+                what = "forward never reads it" if is_unread else "only its shape is used"
                 return Found(
                     severity="warning",
-                    sites=("(model)",),
+                    sites=tuple(dict.fromkeys((call.path, "(model)"))),
                     evidence=(fact("outputs that depend on it", 0),),
-                    cause=f"Argument {place} of {call.kind} is ignored: only its shape is used, no output depends on "
-                    "its numbers.",
-                    fix="Use its numbers in forward, not only its shape.",
+                    cause=f"Argument {name} of {call.kind} is ignored: {what}, so no output depends on its numbers.",
+                    fix="Use its numbers in forward."
+                    if is_unread
+                    else "Use its numbers in forward, not only its shape.",
                 )
     return None
 

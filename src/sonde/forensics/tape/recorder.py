@@ -26,6 +26,7 @@ from sonde.core import tape as tapes
 from sonde.core.tape import GroupInfo, Mark, MarkKind, ModuleInfo, OptimizerInfo, Reason, Tape
 from sonde.forensics.tape.finish import Notes, write_tape
 from sonde.forensics.tape.operations import MAX_OUTPUT, MAX_VALUES_BYTES, PART, Earlier, Known, Operations, pack_plain
+from sonde.forensics.tape.unread import unread_arguments
 from sonde.hooks.guard import Guard, Guarded, Handle, backward_id, is_capturing, remove_all, uncollected
 from sonde.hooks.names import is_compiled_wrapper, named_modules, named_parameters, unwrap
 from sonde.hooks.on_call import ModuleCalls
@@ -304,7 +305,13 @@ class _Taping:
             return False
         self._random = uncollected(torch.get_rng_state)
         self._modules = tuple(
-            ModuleInfo(path=name, kind=type(module).__name__, training=module.training, settings=_settings(module))
+            ModuleInfo(
+                path=name,
+                kind=type(module).__name__,
+                training=module.training,
+                settings=_settings(module),
+                unread=unread_arguments(module),
+            )
             for name, module, _ in named_modules(self._watched.models)
         )
         self._settings = {
