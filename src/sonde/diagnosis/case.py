@@ -28,6 +28,8 @@ from sonde.records import Event, Phase, Quantity, Site
 LOSS_NAMES: Final = ("loss", "train_loss", "train/loss", "training_loss", "loss/train")
 # Steps without a backward pass may differ by this share from what one loss for all optimizers leads to.
 _UNEVEN: Final = 0.05
+_MANY_LOSSES: Final = 100
+"""Losses after which a curve is as good as a longer one."""
 # What is written once must not be forgotten when the run gets long.
 _ONCE: Final = frozenset(map(signals.part_of, (signals.NEIGHBOUR_AGREEMENT, signals.DISTINCT_ROWS, signals.BATCH_MARK)))
 MAX_EVENTS: Final = 1000
@@ -303,8 +305,11 @@ class Case:
         named = sorted(name for name in self.scalars() if is_loss_name(name))
         only = [f"{named[0]}:scalar"] if len(named) == 1 else []
         keys = [*(f"{name}:scalar" for name in LOSS_NAMES), f"{signals.LOSS}:output", *only]
-        known = (site for key in keys if (site := self._by_key.get(key)) is not None)
-        return next((site for site in known if self._curve(site) is not None), None)
+        known = [site for key in keys if (site := self._by_key.get(key)) is not None]
+        lengths = [(len(found[0]), site) for site in known if (found := self._curve(site)) is not None]
+        # One number for each epoch says little of a run that has more of another.
+        enough = min(_MANY_LOSSES, max((length for length, _ in lengths), default=0))
+        return next((site for length, site in lengths if length >= enough), None)
 
     def has_site(self, key: str) -> bool:
         """Return whether anything was recorded under this key."""

@@ -573,6 +573,8 @@ def reordered(reading: TapeReading) -> Found | None:
         if not uses or not all(_takes_rows(reading, use, op.outs[-1]) for use in uses):
             continue
         moved = reading.tape.descendants([out for use in uses for out in use.outs])
+        if any(target in moved for _, target, _ in reading.compared()):
+            continue  # as where pairs of samples are mixed, which are compared with the targets of both
         for output, target, loss in reading.compared():
             rows = reading.tape.values[target].shape[:1]
             if output in moved and target not in moved and rows == reading.tape.values[op.outs[-1]].shape:
