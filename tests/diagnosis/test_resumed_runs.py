@@ -68,3 +68,32 @@ def test_a_run_that_goes_on_from_an_earlier_checkpoint_finds_its_step_from_the_o
     steps = sonde.open_run(tmp_path / "run").steps.tolist()
     assert steps == list(range(17 if kind is torch.optim.AdamW else 25)), "SGD's state counts no steps"
     assert not [each for each in session.findings if each.kind in ("resume_incomplete", "momentum_state_stale")]
+
+
+@pytest.mark.parametrize("loads_the_schedule", [False, True])
+def test_a_schedule_that_begins_again_for_a_loaded_optimizer_is_named(tmp_path, loads_the_schedule):
+    def build():
+        torch.manual_seed(0)
+        model = tiny_mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+
+    def scheduled(model, optimizer, scheduler, path):
+        with sonde.watch(model, optimizer, run=path) as session:
+            for _ in range(12):
+                x = torch.randn(32, 8)
+                loss = F.cross_entropy(model(x), x[:, :4].argmax(1))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                scheduler.step()
+        return session
+
+    before = build()
+    scheduled(*before, tmp_path / "before")
+    after = build()
+    for new, old in zip(after, before, strict=True):
+        if new is not after[2] or loads_the_schedule:
+            new.load_state_dict(copy.deepcopy(old.state_dict()))
+    kinds = [finding.kind for finding in scheduled(*after, tmp_path / "after").findings]
+    assert ("resume_incomplete" in kinds) is not loads_the_schedule

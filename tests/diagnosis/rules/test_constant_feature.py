@@ -32,3 +32,20 @@ def test_inputs_of_zeros_and_ones_are_not_one_number():
     pixels = [np.eye(10)[:8]] * 39 + [np.zeros((8, 10))]
     assert fed(pixels, [2.3] * 40) is None
     assert fed([np.zeros((8, 10))] * 5, [2.3] * 5) is None
+
+
+def alike(repeated, marks):
+    x = np.random.default_rng(0).normal(size=(16, 10))
+    sites = {
+        "(model):input[0]": [x] * 6,
+        "(model):vital.repeated_rows": repeated,
+        "(model):vital.batch_mark": marks,
+    }
+    return asked(constant_feature, patient(sites, shapes={"(model):input[0]": (16, 10)}))
+
+
+def test_batches_of_one_sample_are_found():
+    assert "All 16 samples" in alike([15 / 16] * 6, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).cause
+    assert alike([14 / 16] * 6, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) is None
+    assert alike([15 / 16] * 5 + [0.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) is None
+    assert alike([15 / 16] * 6, [1.0] * 6) is None, "a constant that is learnt from, as in StyleGAN"

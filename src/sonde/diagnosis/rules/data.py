@@ -167,11 +167,13 @@ CONSTANT_SHARE = Threshold(0.5, "share of features with one value in all samples
 CONSTANT_LOOKS = Threshold(3, "persistence: batches whose features were measured")
 CONSTANT_SAMPLES = Threshold(32, "samples of a batch: a rare feature may be constant in fewer")
 CONSTANT_STEPS = Threshold(10, "persistence: steps in which the whole input was one number")
+ALIKE_SAMPLES = Threshold(8, "samples of a batch: fewer may be equal by chance")
+ALIKE_LOOKS = Threshold(5, "persistence: batches of which each holds one sample only")
 
 
 @rule(
     "constant_feature",
-    needs=[signals.COLUMN_SCALE, "input"],
+    needs=[signals.COLUMN_SCALE, signals.REPEATED_ROWS, signals.BATCH_MARK, "input"],
     explains=["constant_output", "dead_relu", "label_shuffle_mismatch", "lr_too_low", "vanishing_gradient"],
     exact=True,
     fix="Check how features are read, cast and filled in; leave constant ones out.",
@@ -194,6 +196,8 @@ def constant_feature(case: Case) -> Found | None:
             cause=f"Every input is {number:g} in every step: the model cannot tell samples apart.",
             refute="Print the inputs of a few batches: if they hold two different numbers, this finding is wrong.",
         )
+    if (alike := _alike(case, track)) is not None:
+        return alike
     scales = case.need_vital(track.name, signals.COLUMN_SCALE)
     if not is_real(track) or len(scales) < CONSTANT_LOOKS:
         return None
@@ -210,6 +214,27 @@ def constant_feature(case: Case) -> Found | None:
             fact("batches measured", len(scales)),
         ),
         cause=f"{share:.0%} of the input's features have the same value in every sample: they carry no information.",
+    )
+
+
+def _alike(case: Case, track: Track) -> Found | None:
+    """Find batches whose samples are all the same, though batches differ from each other."""
+    repeated, marks = (case.vital(track.name, each) for each in (signals.REPEATED_ROWS, signals.BATCH_MARK))
+    samples = track.site.shape[0] if track.site.shape else 0
+    if repeated is None or marks is None or samples < ALIKE_SAMPLES or not is_real(track):
+        return None
+    shares = repeated.numbers()
+    if len(shares) < ALIKE_LOOKS or (shares < 1 - 1.5 / samples).any() or len(np.unique(marks.numbers())) < 2:
+        return None
+    return Found(
+        severity="warning",
+        step=int(repeated.steps[0]),
+        sites=("loader", track.name, "(data)"),
+        evidence=(above("batches whose samples are all the same", len(shares), ALIKE_LOOKS, f"{repeated.key} mean"),),
+        cause=f"All {samples} samples of a batch are the same, in every batch that was looked at: one array is stored "
+        "again and again while it is overwritten, or one sample is drawn each time.",
+        fix="Store a copy of each sample (array.copy(), tensor.clone()), and check which indices are drawn.",
+        refute="Print the first two samples of a batch: if they differ, this finding is wrong.",
     )
 
 

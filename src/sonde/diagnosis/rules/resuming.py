@@ -95,8 +95,8 @@ RATE_JUMP = Threshold(2.0, "learning rate after resuming over before: a schedule
 
 @rule(
     "resume_incomplete",
-    needs=["update", "facts.parameters"],
-    explains=["momentum_state_stale"],
+    needs=["update", signals.STATE_STEPS, "facts.parameters", "facts.program"],
+    explains=["momentum_state_stale", "lr_schedule_collapse"],
     exact=True,
     fix=(
         "Save and load optimizer.state_dict(), scheduler.state_dict() and scaler.state_dict() together with the "
@@ -118,6 +118,28 @@ def resume_incomplete(case: Case) -> Found | None:
                 sites=tuple(names),
                 evidence=tuple(evidence for _, evidence in lost),
                 cause=f"The run was resumed at step {start} without the state of its {' and '.join(names)}.",
+            )
+    return _fresh_schedule(case)
+
+
+def _fresh_schedule(case: Case) -> Found | None:
+    """Find a schedule that goes on with every step and begins at 0, for an optimizer that has stepped before."""
+    for call in case.facts.calls("scheduler.step"):
+        counted = case.vital(call.about, signals.STATE_STEPS) if call.about else None
+        in_every_step = len(call.steps) > 1 and call.steps[1] == call.steps[0] + 1
+        if counted is None or not in_every_step or call.data.get("counted") != 1:
+            continue
+        before = float(counted.numbers()[0]) - 1
+        if counted.steps[0] == (case.history.first_step or 1) and call.steps[0] <= counted.steps[0] and before >= 1:
+            return Found(
+                step=int(counted.steps[0]),
+                sites=("scheduler", call.about),
+                evidence=(
+                    fact("steps that the optimizer's state counted before", before, f"{counted.key} mean"),
+                    fact("steps that the schedule counted before", 0),
+                ),
+                cause=f"The state of {call.about} was loaded and counts {before:.0f} steps, but its scheduler begins "
+                f"at 0{call.place}: warm-up and decay start over.",
             )
     return None
 
