@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.core import schema
@@ -25,9 +26,11 @@ _CHUNK: Final = 1 << 19
 # Sums of float32 squares outside these lie too near to overflow or underflow to be trusted.
 _SMALLEST_SQUARES, _LARGEST_SQUARES = 1e-28, 1e38
 _BIAS: Final = 127  # the exponent bits of 1.0 in float32
-# The first exponent of each bin. Bin 0 begins with all that is smaller than its own.
+# The exponents of the first bin, which also takes all that is smaller, and of the last, which takes all that is larger.
 _FIRST: Final = _BIAS + schema.FIRST_EXPONENT
-_STARTS: Final = np.array([0, *range(_FIRST + 1, _FIRST + schema.NUM_BINS)])
+_LAST: Final = _FIRST + schema.NUM_BINS - 1
+# Elements from which it pays to clear and add up the 16,384 counts of pairs.
+_PAIRS_FROM: Final = 1 << 15
 
 
 def add(readable: Readable, row: int, arena: HostArena, histogram: bool) -> None:
@@ -93,14 +96,21 @@ def _add_chunk(chunk: Tensor, tally: _Tally, bins: Bins | None) -> None:
         if size == 0:
             return
         low, high = (edge.item() for edge in torch.aminmax(chunk))
-    if bins is None:
-        tally.zero += _zeros(chunk) if low <= 0.0 <= high else 0
-        tally.ge_one += int(torch.count_nonzero(chunk.abs() >= 1.0)) if max(-low, high) >= 1.0 else 0
-    else:
-        _add_bins(chunk, tally, bins)
-    mean, m2, abs_sum = _moments(chunk, low, high)
+    magnitudes = chunk.abs()
+    mean, m2, abs_sum = _moments(chunk, magnitudes, low, high)
     tally.abs_sum += abs_sum
     tally.add_moments(size, low, high, mean, m2)
+    if bins is None:
+        tally.zero += _zeros(chunk) if low <= 0.0 <= high else 0
+        tally.ge_one += int(torch.count_nonzero(magnitudes >= 1.0)) if max(-low, high) >= 1.0 else 0
+    else:
+        found = _count_bins(magnitudes)
+        # Zeros have the smallest exponent, but are in no bin.
+        zeros = _zeros(chunk) if found[0] else 0
+        found[0] -= zeros
+        bins += found.view(np.uint64)
+        tally.zero += zeros
+        tally.ge_one += int(found[schema.ONE_BIN :].sum())
 
 
 def _without_nonfinite(chunk: Tensor, tally: _Tally) -> Tensor:
@@ -110,23 +120,23 @@ def _without_nonfinite(chunk: Tensor, tally: _Tally) -> Tensor:
     return chunk[chunk.isfinite()]
 
 
-def _moments(chunk: Tensor, low: float, high: float) -> tuple[float, float, float]:
+def _moments(chunk: Tensor, magnitudes: Tensor, low: float, high: float) -> tuple[float, float, float]:
     """Return mean, sum of squared deviations and sum of absolute values of finite elements."""
     size = chunk.numel()
     if low == high:
         return low, 0.0, abs(low) * size
     squares = _sum_of_squares(chunk)
     if chunk.dtype == torch.float32 and not _SMALLEST_SQUARES < squares < _LARGEST_SQUARES:
-        chunk = chunk.double()
+        chunk, magnitudes = chunk.double(), magnitudes.double()
         squares = _sum_of_squares(chunk)
     total = chunk.sum().item()
     mean = total / size
+    abs_sum = magnitudes.sum().item()
     if math.isinf(squares):  # float64 elements beyond 1e154
-        return mean, squares, chunk.abs().sum().item()
+        return mean, squares, abs_sum
     m2 = squares - total * mean
     if m2 < squares / 4:  # most of it cancelled: the mean is far from zero, so move the origin there first
         mean, m2 = _centred_moments(chunk, mean)
-    abs_sum = chunk.abs().sum().item() if low < 0.0 < high else abs(total)
     return mean, m2, abs_sum
 
 
@@ -151,21 +161,26 @@ def _zeros(chunk: Tensor) -> int:
     return chunk.numel() - int(torch.count_nonzero(chunk))
 
 
-def _add_bins(chunk: Tensor, tally: _Tally, bins: Bins) -> None:
-    """Count finite elements by their exponent, which also counts zeros and |x| >= 1."""
-    counts = torch.bincount(_exponents(chunk), minlength=256).numpy()
-    # Zeros share their exponent bits with denormals, but are in no bin.
-    zeros = _zeros(chunk) if counts[0] else 0
-    found = np.add.reduceat(counts, _STARTS)
-    found[0] -= zeros
-    bins += found.view(np.uint64)
-    tally.zero += zeros
-    tally.ge_one += int(found[schema.ONE_BIN :].sum())
+def _count_bins(magnitudes: Tensor) -> NDArray[np.int64]:
+    """Return how many finite elements are in each bin, by their exponents. Overwrites the magnitudes."""
+    exponents = _exponents(magnitudes).clamp_(_FIRST, _LAST)
+    size = exponents.numel()
+    found: NDArray[np.int64]
+    if size < _PAIRS_FROM:
+        found = torch.bincount(exponents, minlength=_LAST + 1).numpy()[_FIRST:]
+        return found
+    # In pairs, since bincount takes its time for each number, the more so where many are equal.
+    pairs = exponents[: size - size % 2].view(torch.int16).sub_(_FIRST << 8 | _FIRST)
+    counts = torch.bincount(pairs, minlength=schema.NUM_BINS << 8).numpy().reshape(-1, 256)[:, : schema.NUM_BINS]
+    found = counts.sum(0) + counts.sum(1)
+    if size % 2:
+        found[int(exponents[-1]) - _FIRST] += 1
+    return found
 
 
-def _exponents(chunk: Tensor) -> Tensor:
-    """Return the exponent bits as float32 has them, in bytes: bincount is quickest on those."""
-    if chunk.dtype == torch.float32:
-        return (chunk.view(torch.int32) >> 23).to(torch.uint8)  # drops the sign
-    exponents = ((chunk.view(torch.int64) >> 52) & 0x7FF) - (1023 - _BIAS)
+def _exponents(magnitudes: Tensor) -> Tensor:
+    """Return the exponent bits as float32 has them, in bytes, which bincount is quick on. Overwrites the magnitudes."""
+    if magnitudes.dtype == torch.float32:
+        return magnitudes.view(torch.int32).__irshift__(23).to(torch.uint8)
+    exponents = magnitudes.view(torch.int64).__irshift__(52).sub_(1023 - _BIAS)
     return exponents.clamp_(0, 255).to(torch.uint8)
