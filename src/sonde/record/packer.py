@@ -152,8 +152,7 @@ class Packer:
         with self._lock:
             hold = self._hold(tensors[0].device, max(sites), min(sites))
             if hold is not None:
-                rows = sites if not hold.base else [site - hold.base for site in sites]
-                hold.kernel.measure(tensors, rows, hold.arena, histogram=self._histogram)
+                hold.kernel.measure(tensors, _rows(sites, hold), hold.arena, histogram=self._histogram)
             elif tensors[0].device not in self._starved:
                 for tensor, site in zip(tensors, sites, strict=True):
                     self.see(site, tensor)
@@ -163,18 +162,10 @@ class Packer:
     ) -> None:
         """Summarise many tensors of one device and how they differ from their shadows; refresh the shadows."""
         with self._lock:
-            both = (*sites, *changes)
-            hold = self._hold(tensors[0].device, max(both), min(both))
+            hold = self._hold(tensors[0].device, max(*sites, *changes), min(*sites, *changes))
             if hold is not None:
-                base = hold.base
-                hold.kernel.measure_change(
-                    tensors,
-                    shadows,
-                    [site - base for site in sites],
-                    [site - base for site in changes],
-                    hold.arena,
-                    histogram=self._histogram,
-                )
+                rows, change_rows = _rows(sites, hold), _rows(changes, hold)
+                hold.kernel.measure_change(tensors, shadows, rows, change_rows, hold.arena, histogram=self._histogram)
             elif tensors[0].device not in self._starved:
                 # Rows in two arenas happen once, when new sites were found in mid-step: take them one by one.
                 for index in range(len(tensors)):
@@ -480,3 +471,7 @@ class Packer:
         hold = Hold(kernel, arena, base, device)
         chain.append(hold)
         return hold
+
+
+def _rows(sites: Sequence[int], hold: Hold) -> Sequence[int]:
+    return sites if not hold.base else [site - hold.base for site in sites]

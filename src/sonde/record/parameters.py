@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,10 @@ from sonde.records import Quantity
 from sonde.select import Selector
 from sonde.stats.adapt import PLAIN_TYPES
 from sonde.stats.protocol import Recorder
+
+# A model may have a thousand small parameters: then what runs for each of them must be little, and in C where it can.
+_DEVICE: Final = attrgetter("parameter.device")
+_LAYOUT: Final[Callable[[Tensor], Any]] = attrgetter("device", "dtype", "shape")
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +38,7 @@ class WatchedParameter:
     state_sites: dict[str, int] = field(default_factory=dict)
     shadow: Tensor | None = None
     """The parameter's values after the last step in which they were looked at."""
+    shadow_layout: Any = None
     shadow_version: int = -1
     """The parameter's version counter when the shadow was taken; another one now means it was written to since."""
     seen_version: int = -1
@@ -84,36 +91,38 @@ class ParameterTable:
     def see_gradients(self, entries: list[WatchedParameter]) -> None:
         """Report the gradients that are there; a gradient that is None is not measured."""
         for group in _by_device(entries):
-            found = [(entry, grad) for entry in group if (grad := entry.parameter.grad) is not None]
-            for entry, grad in found:
-                if entry.gradient_site < 0:
-                    entry.gradient_site = self._site(entry, "gradient", grad)
-            if found:
-                tensors = [entry.held.local(grad) for entry, grad in found]
-                self._recorder.see_many(tensors, [entry.gradient_site for entry, _ in found])
+            grads = [entry.parameter.grad for entry in group]
+            tensors = [grad for grad in grads if grad is not None]
+            if len(tensors) < len(group):
+                group = [entry for entry, grad in zip(group, grads, strict=True) if grad is not None]
+            sites = [entry.gradient_site for entry in group]
+            if -1 in sites:
+                sites = [self._gradient_site(entry, grad) for entry, grad in zip(group, tensors, strict=True)]
+            if tensors:
+                self._recorder.see_many(_local(group, tensors), sites)
 
     def see_values(self, entries: list[WatchedParameter]) -> None:
         """Report the parameters as they are now."""
         for group in _by_device([entry for entry in entries if entry.is_ready()]):
-            for entry in group:
+            for entry, version in zip(group, _versions(group), strict=True):
                 if entry.site < 0:
                     self._name(entry)
-                entry.seen_version = entry.version
-            self._recorder.see_many([entry.local for entry in group], [entry.site for entry in group])
+                entry.seen_version = version
+            self._recorder.see_many(_local(group), [entry.site for entry in group])
 
     def see_changes(self, entries: list[WatchedParameter]) -> None:
         """Report the parameters as they are now and how they differ from their shadows, which are refreshed."""
         for group in _by_device(entries):
             shadowed = [entry for entry in group if entry.shadow is not None]
             plain = [entry for entry in group if entry.shadow is None]
-            for entry in shadowed:
+            for entry, version in zip(shadowed, _versions(shadowed), strict=True):
                 if entry.update_site < 0:
                     self._name(entry)
                     entry.update_site = self._site(entry, "update", entry.parameter)
-                entry.seen_version = entry.shadow_version = entry.version
+                entry.seen_version = entry.shadow_version = version
             if shadowed:
                 self._recorder.see_changes(
-                    [entry.local for entry in shadowed],
+                    _local(shadowed),
                     [entry.shadow for entry in shadowed if entry.shadow is not None],
                     [entry.site for entry in shadowed],
                     [entry.update_site for entry in shadowed],
@@ -136,14 +145,16 @@ class ParameterTable:
 
     def refresh_shadows(self, entries: list[WatchedParameter]) -> None:
         """Copy those parameters that were written to since their shadow was taken."""
-        self._move_shadows(entries)
+        shadowed = [entry for entry in entries if entry.shadow is not None]
+        self._move_shadows(shadowed)
+        versions = _versions(shadowed)
+        if versions == [entry.shadow_version for entry in shadowed] and not self.distrusts_versions:
+            return
         stale = [
             entry
-            for entry in entries
-            if entry.shadow is not None and (self.distrusts_versions or entry.shadow_version != entry.version)
+            for entry, version in zip(shadowed, versions, strict=True)
+            if self.distrusts_versions or entry.shadow_version != version
         ]
-        if not stale:
-            return
         with torch.no_grad():
             for group in _by_device(stale):
                 shadows = [entry.shadow for entry in group if entry.shadow is not None]
@@ -153,12 +164,12 @@ class ParameterTable:
 
     def _move_shadows(self, entries: list[WatchedParameter]) -> None:
         """Follow parameters that were moved to another device, dtype or shape in the middle of a run."""
-        for entry in entries:
-            shadow, local = entry.shadow, entry.local
-            if shadow is not None and (
-                shadow.device != local.device or shadow.dtype is not local.dtype or shadow.shape != local.shape
-            ):
-                entry.shadow, entry.shadow_version = _shadow_of(local), -1
+        tensors = _local(entries)
+        layouts = list(map(_LAYOUT, tensors))
+        if layouts != [entry.shadow_layout for entry in entries]:
+            for entry, local, layout in zip(entries, tensors, layouts, strict=True):
+                if entry.shadow_layout != layout:
+                    _give_shadow(entry, local)
 
     def make_shadows(self, budget_bytes: int) -> list[WatchedParameter]:
         """Give parameters a shadow as far as the budget goes; return those that got none."""
@@ -172,7 +183,7 @@ class ParameterTable:
                 left_out.append(entry)
                 continue
             budget_bytes -= size
-            entry.shadow = _shadow_of(local)
+            _give_shadow(entry, local)
         return left_out
 
     def _name(self, entry: WatchedParameter) -> None:
@@ -185,6 +196,11 @@ class ParameterTable:
             entry.name, quantity, kind=entry.kind, tensor=tensor, aliases=entry.aliases, held=held
         )
 
+    def _gradient_site(self, entry: WatchedParameter, grad: Tensor) -> int:
+        if entry.gradient_site < 0:
+            entry.gradient_site = self._site(entry, "gradient", grad)
+        return entry.gradient_site
+
     def _state_site(self, entry: WatchedParameter, key: str, value: Tensor) -> int:
         site = entry.state_sites.get(key)
         if site is None:
@@ -194,10 +210,28 @@ class ParameterTable:
         return site
 
 
-def _shadow_of(local: Tensor) -> Tensor:
+def _local(entries: list[WatchedParameter], tensors: list[Tensor] | None = None) -> list[Tensor]:
+    """Return the elements on this rank of parameters, or of tensors that are laid out like them."""
+    if tensors is None:
+        tensors = [entry.parameter for entry in entries]
+    holdings = [entry.held for entry in entries]
+    if PLAIN_TYPES.issuperset(map(type, tensors)) and holdings.count(WHOLE) == len(holdings):
+        return tensors
+    return [held.local(tensor) for held, tensor in zip(holdings, tensors, strict=True)]
+
+
+def _versions(entries: list[WatchedParameter]) -> list[int]:
+    try:
+        return [entry.parameter._version for entry in entries]
+    except RuntimeError:  # one was made in inference mode
+        return [entry.version for entry in entries]
+
+
+def _give_shadow(entry: WatchedParameter, local: Tensor) -> None:
     # Same layout as the parameter, so that both can be walked through in memory order. Not filled yet: version -1 marks
     # it as stale.
-    return torch.empty_like(local, requires_grad=False, memory_format=torch.preserve_format).detach()
+    shadow = torch.empty_like(local, requires_grad=False, memory_format=torch.preserve_format).detach()
+    entry.shadow, entry.shadow_layout, entry.shadow_version = shadow, _LAYOUT(shadow), -1
 
 
 def _can_shadow(local: Tensor) -> bool:
@@ -207,7 +241,7 @@ def _can_shadow(local: Tensor) -> bool:
 
 def _by_device(entries: list[WatchedParameter]) -> list[list[WatchedParameter]]:
     """Split entries by the device their parameter is on now; usually there is one."""
-    if len({entry.parameter.device for entry in entries}) == 1:
+    if len(set(map(_DEVICE, entries))) == 1:
         return [entries]
     groups: dict[torch.device, list[WatchedParameter]] = {}
     for entry in entries:
