@@ -137,14 +137,11 @@ class Session:
 
         """
         # Programs call it in every step: numbers that are known and at hand are taken in a microsecond.
-        numbers = None if values is not None or Guard.paused is not None else self._plain_numbers(scalars)
-        if numbers is None:
+        if values is not None or Guard.paused is not None or not self._log_plain(scalars):
             self._log(values, scalars)
-        else:
-            self._pipeline.packer.put_all(numbers)
 
-    def _plain_numbers(self, scalars: dict[str, Any]) -> list[tuple[int, float]] | None:
-        """Return numbers with their sites if all were logged before and need nothing else; the rest is for `_log`."""
+    def _log_plain(self, scalars: dict[str, Any]) -> bool:
+        """Take numbers if all were logged before and need nothing else; return whether they were taken."""
         found = []
         for name, value in scalars.items():
             site = self._known.get(name)
@@ -152,12 +149,14 @@ class Session:
                 try:
                     value = value.item()
                 except RuntimeError:  # it has several elements, or none that can be had
-                    return None
+                    return False
             if site is None or type(value) is not float:
-                return None
+                return False
             found.append((site, value))
-        self._pipeline.packer.logged_losses.update(self._known_losses.intersection(scalars))
-        return found
+        packer = self._pipeline.packer
+        packer.logged_losses.update(self._known_losses.intersection(scalars))
+        packer.put_all(found)
+        return True
 
     @unobserved()
     def _log(self, values: Mapping[str, float | Tensor] | None, scalars: dict[str, float | Tensor]) -> None:

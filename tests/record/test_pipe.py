@@ -113,7 +113,7 @@ def test_logs_after_a_step_belong_to_it_and_later_ones_to_the_next(pipe):
     packer.ship()
     first, plain = sent  # the site was new in the first
     assert (first.step, first.numbers) == (0, [(site, 1.0)])
-    assert (plain.steps, plain.sites, plain.values) == ([1], [site], [2.0])
+    assert (plain.steps, plain.sites, plain.values) == ([1], (site,), [2.0])
 
 
 def test_steps_with_numbers_only_are_sent_together_and_in_order(pipe):
@@ -133,7 +133,7 @@ def test_steps_with_numbers_only_are_sent_together_and_in_order(pipe):
 
 def test_numbers_of_many_steps_are_the_blocks_of_each():
     values = [1.5, float("nan"), float("inf"), -0.0, 1e-300]
-    plain = PlainSteps([5, 2], 1)
+    plain = PlainSteps((5, 2), 1)
     for step, value in enumerate(values, 1):
         plain.steps.append(step)
         plain.times.append(100.0 + step)
@@ -165,7 +165,7 @@ def test_steps_with_other_numbers_or_of_another_epoch_are_apart(pipe):
 
 
 @pytest.mark.parametrize(
-    "plain", [PlainSteps([0, 0], None, [1], [0.0], [1.0, 3.0]), PlainSteps([0], None, [4], [0.0], [2.0])]
+    "plain", [PlainSteps((0, 0), None, [1], [0.0], [1.0, 3.0]), PlainSteps((0,), None, [4], [0.0], [2.0])]
 )
 def test_a_step_that_needs_merging_is_a_packet(plain):
     """A number is logged twice in it, or something else of it was taken before."""

@@ -180,7 +180,7 @@ def test_updates_that_do_not_fit_the_memory_are_left_out_and_reported(tmp_path, 
     assert "updates of 1 parameter(s) are not recorded (0.weight)" in caplog.text
 
 
-@pytest.mark.parametrize("part", ["_plain_numbers", "_log"])
+@pytest.mark.parametrize("part", ["_log_plain", "_log"])
 def test_a_fault_in_a_log_of_numbers_costs_a_warning(tmp_path, caplog, monkeypatch, part):
     session = sonde.watch(tiny_mlp(), run=tmp_path / "run")
     session.log(loss=1.0)

@@ -113,8 +113,10 @@ class _Pair:
         self._begun: _ByModule = {}
         self._ended: _ByModule = {}
         self._tables: dict[tuple[tuple[ModuleCalls[Any], bool, bool], ...], tuple[_ByModule, _ByModule]] = {}
-        self._switches: list[_Switch] = []
-        self._dozes_alone: ModuleCalls[Any] | None = None
+        self.switches: list[_Switch] = []
+        """Those of the hooks for the beginnings and the ends of calls."""
+        self.dozes_alone: ModuleCalls[Any] | None = None
+        """The only listener, if it dozes."""
 
     def add(self, listener: ModuleCalls[Any]) -> None:
         """Add a listener."""
@@ -149,22 +151,16 @@ class _Pair:
             )
         self._begun, self._ended = self._tables[awake]
         wanted = (bool(self._everywhere or self._begun or self._ended), bool(self._everywhere or self._ended))
-        self._dozes_alone = awake[0][0] if len(awake) == 1 and awake[0][2] and not self._everywhere else None
-        if any(wanted) and not self._switches:
-            self._switches = [
+        self.dozes_alone = awake[0][0] if len(awake) == 1 and awake[0][2] and not self._everywhere else None
+        if any(wanted) and not self.switches:
+            self.switches = [
                 _Switch(torch_module.register_module_forward_pre_hook(self._before_forward)),
                 _Switch(
                     torch_module.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True)
                 ),
             ]
-        for switch, on in zip(self._switches, wanted, strict=False):
+        for switch, on in zip(self.switches, wanted, strict=False):
             switch.turn(on=on)
-
-    def nap(self, listener: ModuleCalls[Any], *, on: bool) -> None:
-        """Take the hook away until the next pass of a listener that dozes, or put it back; nothing if others listen."""
-        with self.lock:
-            if self._dozes_alone is listener:
-                self._switches[0].turn(on=not on)
 
     def renew_lock(self) -> None:
         """Forget which thread holds the lock: in a forked child that thread does not exist."""
@@ -274,8 +270,13 @@ class ModuleCalls(Generic[Entry]):
         self._turn(awake=True, dozing=True)
 
     def nap(self, *, on: bool) -> None:
-        """In a doze, report no more beginnings until it is called with False: a pass has begun."""
-        _PAIR.nap(self, on=on)
+        """In a doze, report no more beginnings until it is called with False: a pass has begun.
+
+        Then the hook for them is taken away, unless others listen.
+        """
+        with _PAIR.lock:
+            if _PAIR.dozes_alone is self:
+                _PAIR.switches[0].turn(on=not on)
 
     def narrow(self) -> None:
         """Report the beginnings of calls only at the modules in `always`, in all threads, until `widen`."""

@@ -15,6 +15,7 @@ Which call is which:
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -211,6 +212,8 @@ class ModuleTap:
             asleep=guard.wrap("module calls", self._enter_asleep),
             take=None if self._outputs_in_c is None else self._outputs_in_c.take,
         )
+        self.await_pass = functools.partial(self._calls.nap, on=False)
+        """In a doze, report the next beginning of a pass. Called in every step, where steps are short."""
 
     def attach(self) -> None:
         """Begin to listen."""
@@ -258,10 +261,6 @@ class ModuleTap:
     def doze(self) -> None:
         """Report nothing but that passes begin, until `wake`."""
         self._calls.doze()
-
-    def await_pass(self) -> None:
-        """In a doze, report the next beginning of a pass."""
-        self._calls.nap(on=False)
 
     def _enter_asleep(self, entry: WatchedModule, args: tuple[Any, ...]) -> None:
         """Handle the beginning of a pass in a doze; an evaluation ends it."""

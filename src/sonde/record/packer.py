@@ -340,10 +340,12 @@ class Packer:
             self._opened[0].close()
             self._opened = None
         packet = self._packet
-        if packet.is_empty() and not (self._holds or packet.late or self._starved or reopened):
+        if not (packet.numbers or self._holds or packet.late or self._starved or reopened) and packet.is_empty():
             packet.step, packet.stepped, packet.skipped = next_step, False, False
             return
-        if not (self._holds or reopened or self._is_behind) and packet.is_plain() and not self._book.unsent:
+        # Whether steps have been lost, or are recorded less often because of that.
+        is_behind = self._starved or self._unreported or self.stride > 1
+        if not (self._holds or reopened or is_behind) and packet.is_plain() and not self._book.unsent:
             self._keep_plain(packet)
             packet.step, packet.stepped = next_step, False
             packet.numbers.clear()
@@ -373,21 +375,16 @@ class Packer:
         if packet.holds or packet.events or packet.new_sites or not packet.stepped or has_waited:
             self._send_all()
 
-    @property
-    def _is_behind(self) -> bool:
-        """Whether steps have been lost, or are recorded less often because of that."""
-        return bool(self._starved or self._unreported or self.stride > 1)
-
     def _keep_plain(self, packet: Packet) -> None:
         """Let a step wait that has nothing but numbers."""
-        sites = [site for site, _ in packet.numbers]
+        sites, values = zip(*packet.numbers, strict=True) if packet.numbers else ((), ())
         last = self._waiting[-1] if self._waiting else None
         if not isinstance(last, PlainSteps) or last.sites != sites or last.epoch != self.epoch:
             last = PlainSteps(sites, self.epoch)
             self._waiting.append(last)
         last.steps.append(packet.step)
         last.times.append(packet.time)
-        last.values += [value for _, value in packet.numbers]
+        last.values += values
         if self._have_waited(packet.time):
             self._send_all()
 

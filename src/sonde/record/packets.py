@@ -132,7 +132,7 @@ class PlainSteps:
     collector busy.
     """
 
-    sites: list[int]
+    sites: tuple[int, ...]
     epoch: int | None
     steps: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
