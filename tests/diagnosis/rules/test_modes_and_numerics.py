@@ -69,10 +69,15 @@ def test_batch_norms_over_a_handful_of_values_are_named(batch, severity):
 
 @pytest.mark.parametrize(("momentum", "severity"), [(0.0, "warning"), (0.99, "info"), (0.1, None), (None, None)])
 def test_a_momentum_at_either_end_is_named(momentum, severity):
-    finding = ask(
-        "batchnorm_stats_stale", patient({}, Facts(modules=(module("bn", "BatchNorm2d", momentum=momentum),)))
-    )
+    norm = module("bn", "BatchNorm2d", momentum=momentum, track_running_stats=True)
+    finding = ask("batchnorm_stats_stale", patient({}, Facts(modules=(norm,))))
     assert (finding.severity if finding else None) == severity
+
+
+@pytest.mark.parametrize("momentum", [0.0, 1.0])
+def test_the_momentum_of_a_module_that_is_only_called_like_a_batch_norm_may_mean_anything(momentum):
+    norm = module("bn", "BatchNormFlow", momentum=momentum)
+    assert ask("batchnorm_stats_stale", patient({}, Facts(modules=(norm,)))) is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +91,7 @@ def test_a_momentum_at_either_end_is_named(momentum, severity):
     ],
 )
 def test_running_statistics_that_are_mostly_their_initial_values_are_named(momentum, steps, first, said):
-    facts = Facts(modules=(module("bn", "BatchNorm2d", momentum=momentum),))
+    facts = Facts(modules=(module("bn", "BatchNorm2d", momentum=momentum, track_running_stats=True),))
     readings = {"bn.weight:parameter": [first] * steps, "bn:output@eval": [None] * (steps - 1) + [1.0]}
     finding = ask("batchnorm_stats_stale", patient(readings, facts))
     assert isinstance(finding, Finding) is said

@@ -317,7 +317,8 @@ def batchnorm_stats_stale(case: Case) -> Found | None:
         (name, momentum)
         for name, module in case.modules.items()
         if module.kind.startswith(("BatchNorm", "SyncBatchNorm"))
-        and module.settings.get("track_running_stats", True)
+        # A module of the user's own may have the name, and a momentum that is the share of the running statistics.
+        and module.settings.get("track_running_stats") is True
         and isinstance(momentum := module.settings.get("momentum"), int | float)
     ]
     still = [name for name, momentum in norms if momentum == 0]
