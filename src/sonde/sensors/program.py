@@ -57,6 +57,8 @@ _LEAST_STEPS: Final = 2
 """Steps of a pass over the data for its order to matter."""
 _ROLES: Final = ("best", "target", "ema", "teacher", "old", "frozen", "averaged", "swa", "reference", "snapshot")
 """Words in the names of variables that hold a model which is not the one that is trained."""
+_KEEPERS: Final = ("best", "snapshot")
+"""Those of variables that get a copy when there is something to keep: until then they may well hold the model."""
 
 _SCHEDULERS: Final = [
     each for each in vars(lr_scheduler).values() if isinstance(each, type) and issubclass(each, LRScheduler)
@@ -212,6 +214,8 @@ class ProgramCalls(Sensor):
         self._stated = 0
         self._is_new = False
         self._inside = 0
+        self._fillers: dict[str, str] = {}
+        """Variables for the best model that have held the trained one since the start, and the other name of that."""
         self._names: dict[int, str] = {}
         """The names of the watched optimizers, by id."""
         self._stepped: dict[int, weakref.ref[Optimizer]] = {}
@@ -285,6 +289,8 @@ class ProgramCalls(Sensor):
         """State everything once more."""
         self._look_at_parameters()
         self._look_for_second_names()
+        for name, other in self._fillers.items():
+            self._note("second_name", name, line="", of=other)
         for each in list(self._passes.values()):
             self._end_pass(each)
         for entry in [schedule.entry for schedule in self._schedulers if schedule.is_idle()]:
@@ -706,8 +712,20 @@ class ProgramCalls(Sensor):
             for name in (each for each in names if any(word in each.lower().split("_") for word in _ROLES)):
                 same = [other for other in names if other != name and self._is_shared(variables, name, other)]
                 plain = [other for other in same if not any(word in other.lower().split("_") for word in _ROLES)]
-                if plain and (("second_name", name, "") not in self._entries):
+                if not plain or ("second_name", name, "") in self._entries or name in self._fillers:
+                    continue
+                if self.context.steps <= 1 and any(word in name.lower().split("_") for word in _KEEPERS):
+                    self._fillers[name] = plain[0]  # until the first copy is made, which may be epochs away
+                else:
                     self._note("second_name", name, line="", of=plain[0])
+            for name, other in list(self._fillers.items()):
+                kept, trained = variables.get(name), variables.get(other)
+                if (
+                    isinstance(kept, nn.Module)
+                    and isinstance(trained, nn.Module)
+                    and not self._is_shared(variables, name, other)
+                ):
+                    del self._fillers[name]
 
     def _is_shallow(self, value: Any) -> bool:
         """Return whether a variable is a shallow copy of a watched model: another object with the same parameters."""

@@ -366,6 +366,24 @@ def test_weights_that_are_kept_without_a_copy(tmp_path, ill, use):
     assert (keep_weights(tmp_path, use, ill) is not None) is ill
 
 
+def fill(folder, is_best, ill):
+    model, optimizer = made()
+    best_model = model if is_best else None
+    target_model = None if is_best else model
+    with watched(folder, model, optimizer) as session:
+        for number in range(20):
+            step(model, optimizer, session)
+            if number == 10 and not ill:
+                best_model, target_model = copy.deepcopy(best_model), copy.deepcopy(target_model)
+    return found(session, "best_state_shares_memory")
+
+
+@pytest.mark.parametrize("is_best", [True, False])
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_variable_for_the_best_model_may_hold_the_model_itself_until_there_is_a_best(tmp_path, is_best, ill):
+    assert (fill(tmp_path, is_best, ill) is not None) is (ill or not is_best)
+
+
 @pytest.mark.filterwarnings("ignore:Positional args are being deprecated")
 @pytest.mark.parametrize("use", ["state_dict", "by name", "load_state_dict", "two parts"])
 def test_a_state_that_is_handed_to_state_dict(tmp_path, use):
