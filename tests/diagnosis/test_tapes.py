@@ -2061,3 +2061,40 @@ def test_a_norm_over_a_single_number_is_named(tmp_path, norm, ill):
 def test_a_divergence_with_the_wrong_sign_is_named(tmp_path, weight, ill):
     case = taped(tmp_path / "run", Encoder(), (WIDE,), bound(weight, of_data=16.0))
     assert (found("loss_sign_flipped", case) is not None) is ill
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_learnt_factor_before_a_number_of_each_sample_is_no_mean(tmp_path, cut):
+    """The temperature of soft actor-critic: its last step was computed of a mean over the samples."""
+    model, share = mlp(outputs=1), nn.Parameter(torch.zeros(1))
+    kinds = {"model": torch.optim.SGD(model.parameters(), 0.01), "share": torch.optim.SGD([share])}
+    with sonde.watch(model, kinds, run=tmp_path / "run") as session:
+        for (x,) in [*DataLoader(TensorDataset(ROWS), 8)] * 3:
+            kinds["share"].zero_grad()
+            (share * (model(x) - 1).detach()).mean().backward()
+            kinds["share"].step()
+            factor = share.exp()
+            kinds["model"].zero_grad()
+            weighed = factor * x.sum(1, keepdim=True)
+            F.mse_loss(model(x), weighed.detach() if cut else weighed).backward()
+            kinds["model"].step()
+    assert "wrong_loss_reduction" not in [finding.kind for finding in session.findings]
+
+
+def test_a_loss_that_is_minimised_after_the_tape_has_ended_is_used(tmp_path):
+    """Twin critics, whose losses are computed before either steps, and an actor that steps every other time."""
+    models = {name: mlp(outputs=1) for name in ("one", "two", "actor")}
+    optimizers = {name: torch.optim.SGD(model.parameters(), 0.01) for name, model in models.items()}
+    criterion = nn.MSELoss()
+    with sonde.watch(models, optimizers, run=tmp_path / "run") as session:
+        for number, (x,) in enumerate([*DataLoader(TensorDataset(ROWS), 8)] * 8):
+            y = x.sum(1, keepdim=True)
+            first, second = models["one"](x), models["two"](x)
+            losses = {"actor": models["actor"](x).square().mean()} if number % 2 == 0 else {}
+            losses["one"] = criterion(first, y)
+            losses["two"] = criterion(second, y)
+            for name, loss in losses.items():
+                optimizers[name].zero_grad()
+                loss.backward()
+                optimizers[name].step()
+    assert "result_discarded" not in [finding.kind for finding in session.findings]

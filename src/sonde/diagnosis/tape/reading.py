@@ -439,9 +439,12 @@ class TapeReading:
         found: dict[int, Op] = {}
         waiting = [value]
         while waiting and len(found) < 256:
-            op = self.tape.producer(waiting.pop())
+            at = waiting.pop()
+            op = self.tape.producer(at)
             if op is None or op.index in found:
                 continue
+            if self.tape.values[at].requires_grad and not self.tape.is_differentiable(op):
+                continue  # a parameter, whatever an optimizer computed its last step of
             found[op.index] = op
             if not self._ends_samples(op):
                 waiting += [each for _, each in op.inputs() if not self.has_samples(each)]

@@ -114,7 +114,7 @@ def _is_drawn_around(reading: TapeReading, value: int, others: list[int]) -> boo
 def averaged_first(reading: TapeReading) -> Found | None:
     """Find a mean over the samples that is multiplied by a weight of each sample, or made into a weight of itself."""
     for op in reading.forward_ops():
-        for mean, weight in factors(op) if not op.module else ():
+        for mean, weight in factors(op) if not op.module and reading.tape.is_differentiable(op) else ():
             about, other = reading.tape.values[mean], reading.tape.values[weight]
             if about.size != 1 or not about.requires_grad or mean not in reading.learning:
                 continue

@@ -103,9 +103,10 @@ def _dropped_loss(reading: TapeReading) -> Found | None:
         if is_scalar and op.function in LOSS_FUNCTIONS and op.phase in ("forward", "between") and op.line >= 0:
             calls.setdefault((op.line, op.function), []).append(op)
     for ops in calls.values():
-        dropped = [op for op in ops if _is_dropped(reading, op)]
         used = [op for op in ops if op.outs[0] in reading.needed]
-        if dropped and used:
+        # The last one may be used after the tape has ended: it ends at a step of one of several optimizers.
+        dropped = [op for op in ops if used and op.index < used[-1].index and _is_dropped(reading, op)]
+        if dropped:
             return Found(
                 sites=(signals.LOSS, signals.LOOP),
                 evidence=(fact("losses computed on this line", len(ops)), fact("of them used", len(used))),
