@@ -269,6 +269,11 @@ def bound(model, x, _):
     return F.mse_loss(rebuilt, x) - 0.5 * (1 + log_var - mean**2 - log_var.exp()).mean()
 
 
+def bound_of_deviations(model, x, _):
+    rebuilt, mean, log_deviation = model(x)
+    return F.mse_loss(rebuilt, x) - 0.5 * (1 + 2 * log_deviation - mean**2 - log_deviation.exp() ** 2).mean()
+
+
 def on_own_answers(model, x, y):
     scores = model(x)
     return F.cross_entropy(scores, scores.argmax(1))
@@ -418,6 +423,7 @@ HEALTHY = {
     "a class picked out": (nn.Embedding(WORDS, WORDS), (TOKENS, TOKENS), weighed(lambda x: x == 1)),
     "mask of tokens in the loss": (nn.Embedding(WORDS, WORDS), (PADDED, TOKENS), weighed(lambda x: x != 0)),
     "root of the variance": (Coder(0.5), (ROWS, LABELS), bound),
+    "logarithm of the deviation": (Coder(1), (ROWS, LABELS), bound_of_deviations),
     "pseudo-labels beside labels": (mlp(), (ROWS, LABELS), on_pseudo_labels),
     "rewards with a minus": (mlp(), (ROWS, LABELS), policy(-1)),
     "soft targets with a minus": (mlp(), (ROWS, LABELS), soft_targets(-1)),

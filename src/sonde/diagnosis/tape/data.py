@@ -168,7 +168,7 @@ def variance_as_deviation(reading: TapeReading) -> Found | None:
     for op in exponents:
         source = reading.plain(op.args["self"]["v"])
         same = [each for each in exponents if reading.plain(each.args["self"]["v"]).id == source.id]
-        if _scales_noise(reading, op) and any(not each.module and not _scales_noise(reading, each) for each in same):
+        if _scales_noise(reading, op) and any(not each.module and _is_variance(reading, each) for each in same):
             return Found(
                 sites=tuple(dict.fromkeys((reading.site(op, "(model)"), "(model)"))),
                 evidence=(fact("exponentials of the same number", len(same)),),
@@ -176,6 +176,18 @@ def variance_as_deviation(reading: TapeReading) -> Found | None:
                 "standard deviation is the root of it.",
             )
     return None
+
+
+def _is_variance(reading: TapeReading, op: Op) -> bool:
+    """Return whether a loss takes an exponential as it is: one of which it takes the square is a deviation."""
+    uses = [use for use in reading.tape.consumers(op.outs[0]) if use.phase == "forward"]
+    return not _scales_noise(reading, op) and not (uses and all(_is_square(use) for use in uses))
+
+
+def _is_square(op: Op) -> bool:
+    if op.kind == "pow":
+        return number(op.args.get("exponent")) == 2
+    return op.kind == "mul" and op.input("self") == op.input("other")
 
 
 def _scales_noise(reading: TapeReading, op: Op) -> bool:
