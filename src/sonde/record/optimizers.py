@@ -39,6 +39,10 @@ class Wants:
     state: bool
 
 
+_OF_ITS_OWN: Final = 2
+"""Steps after which an optimizer can be replaced by one of the same parameters: before, they may take turns."""
+
+
 @dataclass(slots=True, eq=False)
 class WatchedOptimizer:
     """An optimizer with the entries it owns and how often it has stepped.
@@ -51,6 +55,8 @@ class WatchedOptimizer:
     entries: list[WatchedParameter]
     size: int
     steps: int = 0
+    before: int = 0
+    """How many of them were taken by optimizers in whose place it is."""
     stepped: bool = False
     """Whether it has stepped since it is watched."""
     replaced: int = 0
@@ -155,6 +161,10 @@ class OptimizerTap:
         self._steps_before = steps_before
         self._observer = observer
         self._watched: dict[int, WatchedOptimizer] = {}
+        self._displaced: dict[int, Callable[[], Any]] = {}
+        """Optimizers that still exist, though another steps all of their parameters."""
+        self._take_turns = False
+        """Whether one of those has stepped again: several optimizers step the same parameters."""
         self._seen_through: dict[int, Any] = {id(each): _weak(each) for each in wrappers}
         self._names = 0
         self._orphans: list[WatchedParameter] = list(table)
@@ -288,7 +298,7 @@ class OptimizerTap:
             self._names += 1
             name = "optimizer" if self._names == 1 else f"optimizer{self._names}"
         watched = WatchedOptimizer(_weak(optimizer), name, self._table.of(parameters), len(parameters))
-        watched.steps = self._steps_before
+        watched.steps = watched.before = self._steps_before
         self._watched[id(optimizer)] = watched
         self._find_orphans()
         return watched
@@ -300,10 +310,20 @@ class OptimizerTap:
     def _take_over(self, optimizer: Optimizer, parameters: list[Tensor]) -> WatchedOptimizer:
         """Watch an optimizer that was not known, in place of one that does not step these parameters."""
         own = set(map(id, parameters))
+        displaced = self._displaced.pop(id(optimizer), None)
+        if displaced is not None and displaced() is optimizer:
+            self._take_turns = True
+            for known in self._watched.values():
+                known.replaced -= known.replaced > 0 and {id(entry.parameter) for entry in known.entries} == own
+            return self._adopt(optimizer)
         for key, known in list(self._watched.items()):
             theirs = {id(entry.parameter) for entry in known.entries}
             is_gone = known.optimizer is None
             if known.stepped and not is_gone:
+                # Sonde holds those that it was given, and what the program has dropped may wait to be collected.
+                if theirs == own and known.steps - known.before >= _OF_ITS_OWN and not self._take_turns:
+                    self._displaced[key] = known.reference
+                    return self._replace(key, known, optimizer)
                 continue  # both step these parameters
             if theirs <= own and (theirs or is_gone or not known.stepped):
                 return self._replace(key, known, optimizer)
@@ -315,7 +335,7 @@ class OptimizerTap:
         del self._watched[key]
         watched = self._adopt(optimizer, known.name)
         watched.replaced = known.replaced + known.stepped
-        watched.steps = known.steps
+        watched.steps = watched.before = known.steps
         return watched
 
     def _narrow(self, key: int, known: WatchedOptimizer, taken: set[int]) -> None:

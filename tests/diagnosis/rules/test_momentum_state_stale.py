@@ -78,3 +78,34 @@ def test_a_new_optimizer_for_other_weights_has_lost_nothing(tmp_path, weights):
                 torch.nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()
     assert ("momentum_state_stale" in kinds(session.findings, notes=False)) is (weights == "go on")
+
+
+def test_an_optimizer_that_is_created_in_every_epoch_has_lost_its_state(tmp_path):
+    """The taping holds the first one, which it was given: it is not the program that still has it."""
+    model = perceptron()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    x, y = data()
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _epoch in range(3):
+            for _ in range(8):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    assert "momentum_state_stale" in kinds(session.findings, notes=False)
+    assert session.current_step == 24
+
+
+@pytest.mark.parametrize("turns", [(1, 1, 1), (5, 1), (3, 3), (1, 4, 2)])
+def test_optimizers_of_the_same_weights_that_take_turns_have_lost_nothing(tmp_path, turns):
+    model = perceptron()
+    optimizers = [torch.optim.Adam(model.parameters(), lr=3e-3) for _ in turns]
+    x, y = data()
+    with sonde.watch(model, optimizers[0], run=tmp_path / "run", tape=False) as session:
+        for _ in range(6):
+            for optimizer, times in zip(optimizers, turns, strict=True):
+                for _ in range(times):
+                    optimizer.zero_grad()
+                    torch.nn.functional.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+    assert "momentum_state_stale" not in kinds(session.findings, notes=False)
