@@ -2104,3 +2104,38 @@ def test_a_loss_that_is_minimised_after_the_tape_has_ended_is_used(tmp_path):
                 loss.backward()
                 optimizers[name].step()
     assert "result_discarded" not in [finding.kind for finding in session.findings]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_program_that_collates_batches_itself_may_put_steps_first(tmp_path, place):
+    """Sequences are padded to (steps, samples) unless batch_first=True is asked for."""
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.run, self.tag = nn.Embedding(WORDS, 8), nn.LSTM(8, 16), nn.Linear(16, WORDS)
+
+        def forward(self, x):
+            return self.tag(self.run(self.words(x))[0])
+
+    model = Tagger()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    loader = DataLoader(list(TOKENS), 8, collate_fn=lambda rows: {"tokens": torch.stack(rows, place)})
+    with sonde.watch(model, optimizer, run=tmp_path / "run"):
+        for batch in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(batch["tokens"]).flatten(0, 1), batch["tokens"].flatten()).backward()
+            optimizer.step()
+    case = Case()
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    assert (found("batch_axis_mixed", case) is not None) is (place == 0)
+
+
+def test_a_fix_names_the_layer_that_bounds_the_outputs(tmp_path):
+    def squares(model, x):
+        return ((model(x) - 3 * x[:, :1]) ** 2).mean()
+
+    finding = found("output_range_mismatch", taped(tmp_path / "run", mlp(nn.Sigmoid(), outputs=1), (ROWS,), squares))
+    assert finding.cause.startswith("A loss of differences expects outputs near the targets")
+    assert "without the sigmoid (3)" in finding.fix

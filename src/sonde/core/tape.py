@@ -171,7 +171,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - `zero_grad`: `owner`, `class`, `set_to_none`; `scheduler_step`: `class`, `lr`; `clip`: `max_norm`, `kind`
     - `data_write`: `operation`, `size` (elements), `of` (elements of that memory): data that was there before was
       written to in place while a batch was fetched
-    - `loader_next`: `values` (by their place in the batch); `train`, `eval`: `path`, `class`
+    - `loader_next`: `values` (by their place in the batch), and where the program collates batches itself `batch_size`
+      (0 if the loader does not say); `train`, `eval`: `path`, `class`
 
     A value is `{"v": id}`.
     """

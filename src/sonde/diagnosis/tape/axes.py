@@ -654,12 +654,17 @@ def _ids(values: object) -> list[int]:
 def count_samples(tape: Tape) -> int | None:
     """Return how many samples a step has, if that is certain.
 
-    A loader puts samples first. Without one, labels with one dimension tell it.
+    A loader puts samples first, unless the program collates them itself: then it is the dimension of the batch size.
+    Without a loader, labels with one dimension tell it.
     """
     loaded = [tape.values[value].shape for value in loaded_by(tape)]
     firsts = {shape[0] for shape in loaded if shape}
+    sizes = {mark.data["batch_size"] for mark in tape.marks if mark.kind == "loader_next" and "batch_size" in mark.data}
     if any(len(shape) > 1 for shape in loaded) and len(firsts) == 1:
-        return _several(firsts.pop())
+        if not sizes or firsts == sizes:
+            return _several(firsts.pop())
+        if len(sizes) == 1 and all(sizes <= set(shape) for shape in loaded if len(shape) > 1):
+            return _several(int(sizes.pop()))
     flat = {tape.values[value].shape[0] for value in _flat_targets(tape)}
     return _several(flat.pop()) if len(flat) == 1 else None
 

@@ -66,6 +66,8 @@ def reach(reading: TapeReading, value: int, depth: int = 24) -> Reach:
 
 
 _ENDS: Final = ("min", "max")
+_DIFFERENCE: Final = "a difference"
+"""The name of a loss that is written by hand as a difference of outputs and targets."""
 
 
 def _is_number(given: object) -> bool:
@@ -188,7 +190,7 @@ def arguments(reading: TapeReading) -> Iterator[Argument]:
     for op in reading.forward_ops():
         pair = _difference(reading, op)
         if pair is not None:
-            yield Argument(reading, "a difference", "input", pair[0], op, None, pair[1])
+            yield Argument(reading, _DIFFERENCE, "input", pair[0], op, None, pair[1])
 
 
 def _difference(reading: TapeReading, op: Op) -> tuple[int, int] | None:
@@ -265,16 +267,17 @@ def _report(given: Argument, contract: Contract, how: Broken) -> Found:
     at = how.at or given.op
     sites = (given.reading.site(at, signals.LOSS), signals.LOSS) if how.at is not None else (signals.LOSS, "(data)")
     name = f"the {NAMES.get(at.kind, at.kind)} ({at.module})" if at.module else f"the {NAMES.get(at.kind, at.kind)}"
+    values = dict.fromkeys(("the_softmax", "the_sigmoid", "the_relu", "the_activation"), name)
+    loss = "A loss of differences" if given.function == _DIFFERENCE else given.function
     return Found(
         severity=contract.severity,
         step=given.reading.tape.step,
         sites=tuple(dict.fromkeys(sites)),
         evidence=how.evidence,
-        cause=f"{given.function} expects {contract.expects}, but gets {how.got}{given.reading.where(at)}: "
-        f"{contract.harm}",
-        fix=contract.fix,
+        cause=f"{loss} expects {contract.expects}, but gets {how.got}{given.reading.where(at)}: {contract.harm}",
+        fix=contract.fix and contract.fix.format_map(values),
         refute=contract.refute,
-        values=dict.fromkeys(("the_softmax", "the_sigmoid", "the_relu", "the_activation"), name),
+        values=values,
     )
 
 
@@ -510,7 +513,7 @@ def _of(*functions: str) -> frozenset[str]:
 
 _OF_CLASSES: Final = _of("cross_entropy")
 _BINARY: Final = _of("binary_cross_entropy_with_logits")
-_REGRESSION: Final = _of("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "a difference")
+_REGRESSION: Final = _of("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", _DIFFERENCE)
 _SIGNS: Final = _of("cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss")
 _TWICE: Final = (
     "the loss applies one itself, so the answers it can distinguish lie between 0 and 1, and it cannot come near 0."

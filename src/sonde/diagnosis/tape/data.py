@@ -186,7 +186,7 @@ def _is_variance(reading: TapeReading, op: Op) -> bool:
 
 def _is_square(op: Op) -> bool:
     if op.kind == "pow":
-        return number(op.args.get("exponent")) == 2
+        return bool(number(op.args.get("exponent")) == 2)
     return op.kind == "mul" and op.input("self") == op.input("other")
 
 

@@ -443,7 +443,7 @@ class TapeReading:
             op = self.tape.producer(at)
             if op is None or op.index in found:
                 continue
-            if self.tape.values[at].requires_grad and not self.tape.is_differentiable(op):
+            if at in op.writes and self.tape.values[at].requires_grad and not op.grad_enabled:
                 continue  # a parameter, whatever an optimizer computed its last step of
             found[op.index] = op
             if not self._ends_samples(op):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer, lr_scheduler
+from torch.utils.data import default_collate, default_convert
 
 from sonde.core import tape as tapes
 from sonde.core.tape import GroupInfo, Mark, MarkKind, ModuleInfo, OptimizerInfo, Reason, Tape
@@ -609,7 +610,7 @@ class _Taping:
         for part, tensor in unpack(result):
             self.operations.known.add("batch", f"batch{part}", tensor)
             found[part] = self._refer(tensor)
-        self._mark("loader_next", {"values": found})
+        self._mark("loader_next", {"values": found} | _collated(args[0] if args else None))
         writes = self.operations.fetch_writes.found
         for (kind, line), (size, whole) in writes.items() if threading.get_ident() == self._thread else ():
             data = {"operation": kind, "size": size, "of": whole}
@@ -644,6 +645,17 @@ class _Taping:
     def _before_clipping(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(zip(("parameters", "max_norm", "total_norm"), args, strict=False)) | kwargs
         self._mark("clip", {"kind": "norm", "max_norm": _plain(given.get("max_norm"))})
+
+
+def _collated(batches: object) -> dict[str, int]:
+    """Return the batch size of a loader that puts batches together in a way of its own; 0 if it has none.
+
+    Torch's way puts samples first. One of the program's own may put the steps of a series there.
+    """
+    if getattr(batches, "_collate_fn", default_collate) in (default_collate, default_convert):
+        return {}
+    size = getattr(getattr(batches, "_index_sampler", None), "batch_size", None)
+    return {"batch_size": size if isinstance(size, int) else 0}
 
 
 def _plain(value: Any) -> Any:
