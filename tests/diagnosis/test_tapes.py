@@ -17,6 +17,7 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import on_tape
 from sonde.diagnosis.rules import RULES
 from sonde.diagnosis.tape.signs import drawn_to_targets
+from sonde.diagnosis.tape.unused import ignored_argument, unread_outputs
 
 SAMPLES, TIME, FEATURES, CLASSES, WORDS = 32, 10, 6, 3, 20
 ROWS = torch.randn(SAMPLES, FEATURES)
@@ -2139,3 +2140,84 @@ def test_a_fix_names_the_layer_that_bounds_the_outputs(tmp_path):
     finding = found("output_range_mismatch", taped(tmp_path / "run", mlp(nn.Sigmoid(), outputs=1), (ROWS,), squares))
     assert finding.cause.startswith("A loss of differences expects outputs near the targets")
     assert "without the sigmoid (3)" in finding.fix
+
+
+class TwoParts(nn.Module):
+    """An encoder whose outputs are a mean and a logarithm of a variance."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.encoder, self.out, self.how = nn.Linear(FEATURES, 8), nn.Linear(4, CLASSES), how
+
+    def forward(self, x):
+        h = self.encoder(x)
+        if self.how == "same":
+            mean, spread = h[:, :4], h[:, :4]
+        elif self.how == "chunk":
+            mean, spread = h.chunk(2, 1)
+        elif self.how == "viewed":
+            mean, spread = h.view(-1, 2, 4).unbind(1)
+        elif self.how == "one half":
+            mean, _ = h.view(len(x), 1, 8).split(4, -1)
+            mean = spread = mean[:, 0]
+        else:
+            mean, spread = h[:, :4], h[:, 4:]
+        return self.out(mean + torch.randn_like(mean) * spread.exp())
+
+
+@pytest.mark.parametrize("how", ["same", "one half", "chunk", "slices", "viewed"])
+def test_outputs_of_a_layer_that_no_slice_takes_are_found(tmp_path, how):
+    case = taped(tmp_path / "run", TwoParts(how), (ROWS, LABELS), cross_entropy)
+    named = unread_outputs(case)
+    assert (named is not None) is (how in ("same", "one half"))
+    if named is not None:
+        assert named.sites[0] == "encoder"
+        assert "4 to 7" in named.cause
+
+
+class Conditioned(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Linear(FEATURES, CLASSES), how
+
+    def forward(self, x, time):
+        return Reader(self.layer)(x, time) if self.how == "passed on" else self.layer(x + self.scale(time))
+
+    def scale(self, time):
+        return time[:, None] if self.how == "used" else 0.0
+
+
+class Unread(Conditioned):
+    def forward(self, x, time):
+        return self.layer(x)
+
+
+class Reader(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, time):
+        return self.layer(x) * torch.tensor(time.tolist())[:, None]
+
+
+@pytest.mark.parametrize("how", ["used", "passed on", "unread"])
+def test_an_argument_that_forward_never_reads_is_found(tmp_path, how):
+    model = Unread(how) if how == "unread" else Conditioned(how)
+    times = torch.arange(SAMPLES).float()
+
+    def loss_of(model, x, y, time):
+        return F.cross_entropy(model(x, time), y)
+
+    case = taped(tmp_path / "run", model, (ROWS, LABELS, times), loss_of)
+    named = ignored_argument(case)
+    assert (named is not None) is (how == "unread")
+    if named is not None:
+        assert "Argument time of Unread is ignored: forward never reads it" in named.cause
+
+
+def test_an_argument_that_is_all_the_same_may_be_ignored(tmp_path):
+    def loss_of(model, x, y):
+        return F.cross_entropy(model(x, torch.ones(len(x))), y)
+
+    assert ignored_argument(taped(tmp_path / "run", Unread("unread"), (ROWS, LABELS), loss_of)) is None

@@ -82,6 +82,21 @@ def on_tape(find: Callable[[TapeReading], Found | None]) -> Callable[[Case], Fou
     return ask
 
 
+def on_every_tape(find: Callable[[TapeReading], Found | None]) -> Callable[[Case], Found | None]:
+    """Make a question about a case of one that has to be answered for every kind of taped step.
+
+    What one kind of step leaves out, such as the head of another task, the next one may use.
+    """
+    name = f"{find.__module__}.{find.__qualname__}"
+
+    @functools.wraps(find)
+    def ask(case: Case) -> Found | None:
+        answers = [each.once(name, lambda reading: _answer(find, reading)) for each in case.rounds]
+        return answers[0] if answers and None not in answers else None
+
+    return ask
+
+
 def _answer(find: Callable[[TapeReading], Found | None], reading: TapeReading) -> Found | None:
     try:
         return _dated(find(reading), reading)

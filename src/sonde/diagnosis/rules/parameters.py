@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from sonde.diagnosis.tape.data import idle_setting
 from sonde.diagnosis.tape.flow import discarded_term, lost_in_choice, reaches_nothing
 from sonde.diagnosis.tape.losses import cut_off
 from sonde.diagnosis.tape.roles import sampled_without_gradient, unheld_leaf
+from sonde.diagnosis.tape.unused import unread_outputs
 from sonde.records import Evidence, Severity
 
 _CONTENT = [schema.MIN, schema.MAX, schema.MEAN]
@@ -570,7 +571,7 @@ def unused_parameters(case: Case) -> Found | None:
         cut = []  # graph_break_detach takes them for a feature extractor
     names = [name for name in names if lost.steps[name] >= _patience(case, name, modules) and name not in cut]
     if not names:
-        return None
+        return _unread_outputs(case)
     share = share_of(case, names)
     return Found(
         severity="warning" if share >= UNUSED_SHARE else "info",
@@ -585,6 +586,15 @@ def unused_parameters(case: Case) -> Found | None:
         cause=f"No training pass uses {few(names)}: {by_number(names, 'it never gets', 'they never get')} a gradient.",
         values={"name": names[0]},
     )
+
+
+def _unread_outputs(case: Case) -> Found | None:
+    """Find a part of a layer that never learns. A vocabulary that is padded to a round number has few such outputs."""
+    found = unread_outputs(case)
+    if found is None:
+        return None
+    share = float(found.data["share"]) * share_of(case, found.data["parameters"])
+    return replace(found, severity="warning" if share >= UNUSED_SHARE else "info", data={})
 
 
 def _patience(case: Case, name: str, modules: frozenset[str]) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from sonde.core import signals
 from sonde.core.tape import Call, Op, Value, number
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, fact, on_tape
+from sonde.diagnosis.rule import Found, fact, on_every_tape, on_tape
 from sonde.diagnosis.tape.numbers import Numbers
 from sonde.diagnosis.tape.reading import CARRIERS, LOSS_FUNCTIONS, RESHAPING, TapeReading
 
@@ -421,6 +421,98 @@ def _viewed(reading: TapeReading, value: int) -> Value | None:
     storage = reading.tape.values[value].storage
     about = reading.plain(value, RESHAPING | CARRIERS)
     return about if about.is_given and about.storage == storage else None
+
+
+# --------------------------------------------------------------------------------
+# Outputs of a layer that nothing reads.
+
+_MULTIPLIES: Final = {"mm": -1, "addmm": -1, "linear": -1, "convolution": 1}
+"""Operations of layers, and the dimension of their outputs: each has weights of its own."""
+_TURNS: Final = RESHAPING | {"t", "transpose", "permute"}
+_SPLITS: Final = ("split", "split_with_sizes", "chunk", "unsafe_chunk", "unsafe_split", "unbind")
+
+
+@on_every_tape
+def unread_outputs(reading: TapeReading) -> Found | None:
+    """Find outputs of a trained layer that nothing reads: it is only ever sliced, and some slices are never taken."""
+    trained = set(reading.held.values())
+    for op in reading.forward_ops():
+        dim = _MULTIPLIES.get(op.kind)
+        if dim is None or op.outs[0] not in reading.learning:
+            continue
+        sources = [reading.plain(value, _TURNS) for _, value in op.inputs()]
+        names = [source.name for source in sources if source.id in trained]
+        if not names:
+            continue
+        width = reading.tape.values[op.outs[0]].shape[dim]
+        read = _read_outputs(reading, op.outs[0], dim, width)
+        if read is None or not 0 < len(read) < width:
+            continue
+        unread = sorted(set(range(width)) - read)
+        return Found(
+            sites=tuple(dict.fromkeys((reading.site(op, "(model)"), *names))),
+            evidence=(fact("outputs of the layer", width), fact("outputs that nothing reads", len(unread))),
+            cause=f"{len(unread)} of {width} outputs of {reading.site(op, 'a layer')}{reading.where(op)} are never "
+            f"read ({_ranges(unread)}): their weights never learn. A slice that was meant to take them takes others.",
+            fix="Check the slices of its output: together they should cover all of it; or make the layer narrower.",
+            refute="Set the weights of these outputs to zeros: if the loss of the same batch changes, this finding is "
+            "wrong.",
+            data={"parameters": names, "share": len(unread) / width},
+        )
+    return None
+
+
+def _read_outputs(reading: TapeReading, value: int, dim: int, width: int) -> set[int] | None:
+    """Return which places along a dimension are read, if all of them are read by slices; None if all are read."""
+    read: set[int] = set()
+    for op in reading.tape.consumers(value):
+        if op.phase == "backward" or (op.kind == "detach" and not reading.tape.consumers(op.outs[0])):
+            continue
+        shape = reading.tape.values[value].shape
+        at = int(op.args.get("dim", 0)) if op.kind in ("slice", "select", "narrow", *_SPLITS) else None
+        if at is not None and at % len(shape) == dim % len(shape):
+            read |= _taken(reading, op, width)
+        elif op.kind in RESHAPING or at is not None:
+            after = reading.tape.values[op.outs[0]].shape
+            inner = read if len(after) < 2 or after[dim] != width else _read_outputs(reading, op.outs[0], dim, width)
+            if inner is None or inner is read:
+                return None
+            read |= inner
+        else:
+            return None
+    return read
+
+
+def _taken(reading: TapeReading, op: Op, width: int) -> set[int]:
+    """Return the places that an operation takes along the dimension that it cuts, as far as its results are used."""
+    if op.kind == "select":
+        return {int(op.args["index"]) % width}
+    if op.kind in ("slice", "narrow"):
+        end = op.args.get("end") if op.kind == "slice" else int(op.args["start"]) + int(op.args["length"])
+        return set(range(width)[slice(op.args.get("start") or 0, end, op.args.get("step", 1))])
+    taken, start = set[int](), 0
+    for out in op.outs:
+        size = 1 if op.kind == "unbind" else reading.tape.values[out].shape[int(op.args.get("dim", 0))]
+        if _has_use(reading, out):
+            taken |= set(range(start, start + size))
+        start += size
+    return taken
+
+
+def _ranges(places: list[int]) -> str:
+    """Write places in short.
+
+    >>> _ranges([2, 3, 4, 7])
+    '2 to 4, 7'
+    """
+    parts: list[list[int]] = []
+    for place in places:
+        if parts and place == parts[-1][1] + 1:
+            parts[-1][1] = place
+        else:
+            parts.append([place, place])
+    written = [f"{first} to {last}" if last > first else str(first) for first, last in parts]
+    return ", ".join(written[:3]) + (", ..." if len(written) > 3 else "")
 
 
 # --------------------------------------------------------------------------------
