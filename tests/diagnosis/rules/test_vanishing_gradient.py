@@ -54,3 +54,11 @@ def test_a_gradient_that_has_faded_since_the_first_steps_is_found_unless_the_run
     assert one_weight(faded, None).severity == "info"
     assert one_weight(faded, FALLING) is None
     assert one_weight([1.0] * 50 + [1e-5] * 10) is None
+
+
+def test_a_loss_that_never_reaches_a_weight_is_a_warning_even_if_it_is_zero():
+    found = one_weight([0.0] * 60, [0.0] * 60)
+    assert found.severity == "warning"
+    assert found.cause.startswith("Every gradient has been exactly zero since the first step")
+    learnt = one_weight([0.1] * 5 + [0.0] * 55, [1.0] * 5 + [0.0] * 55)
+    assert learnt is None or learnt.severity == "info", "a margin that was learnt"

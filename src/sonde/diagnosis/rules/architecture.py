@@ -23,6 +23,43 @@ _LINEAR: Final = frozenset({"Linear", "LazyLinear", "Conv1d", "Conv2d", "Conv3d"
 
 
 @rule(
+    "layer_repeated",
+    needs=["facts.parameters"],
+    exact=True,
+    fix="Make a new layer for each place: [nn.Linear(8, 8) for _ in range(4)], or copy.deepcopy(layer).",
+    refute="Compare id() of the layers: if they differ, this finding is wrong.",
+)
+def layer_repeated(case: Case) -> Found | None:
+    """One layer stands at several places of a list, so that these places share their weights."""
+    for each in case.need_facts().parameters:
+        places = _places_in_list([each.name, *each.aliases]) if each.trainable and each.aliases else []
+        if places:
+            return Found(
+                step=1,
+                sites=tuple(places[:8]),
+                evidence=(fact("places that hold the same layer", len(places)),),
+                cause=f"{few(places)} are one and the same layer: [layer] * n repeats a reference, so these places "
+                "share their weights.",
+            )
+    return None
+
+
+def _places_in_list(names: list[str]) -> list[str]:
+    """Return the places of one list that hold what has these names; none if it has other names too.
+
+    >>> _places_in_list(["layers.0.weight", "layers.1.weight"]), _places_in_list(["embed.weight", "head.weight"])
+    (['layers.0', 'layers.1'], [])
+    """
+    parts = [name.split(".") for name in names]
+    if len({len(each) for each in parts}) != 1:
+        return []
+    differs = [at for at, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1]
+    if len(differs) != 1 or not all(each[differs[0]].isdigit() for each in parts):
+        return []
+    return [".".join(each[: differs[0] + 1]) for each in parts]
+
+
+@rule(
     "linear_stack",
     needs=["facts.edges"],
     exact=True,

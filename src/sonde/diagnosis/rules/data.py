@@ -224,7 +224,8 @@ def _alike(case: Case, track: Track) -> Found | None:
     if repeated is None or marks is None or samples < ALIKE_SAMPLES or not is_real(track):
         return None
     shares = repeated.numbers()
-    if len(shares) < ALIKE_LOOKS or (shares < 1 - 1.5 / samples).any() or len(np.unique(marks.numbers())) < 2:
+    distinct = np.rint((1 - shares) * samples)
+    if len(shares) < ALIKE_LOOKS or (distinct > 1).any() or len(np.unique(marks.numbers())) <= 1:
         return None
     return Found(
         severity="warning",

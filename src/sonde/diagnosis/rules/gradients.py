@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from sonde.core import schema
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, is_failing
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
@@ -102,6 +103,8 @@ def _cannot_move(case: Case) -> Found | None:
     largest = float(highest[stuck].max())
     size = f"at most {largest:.1e} of the weight" if largest > 0 else "exactly zero"
     limit = GRADIENT_FAINT if faint[stuck].all() else ROUNDS_AWAY
+    if largest == 0 and len(stuck) == len(panel.names) and _never_had_one(case):
+        return _nothing_to_learn_from(panel)
     return Found(
         severity=anomaly_severity(case),
         step=int(panel.steps[-_STEPS]),
@@ -114,6 +117,26 @@ def _cannot_move(case: Case) -> Found | None:
         fix="Look at what lies between it and the loss: saturated or dead activations, a detach, a constant loss; use "
         "ReLU or GELU, norms, residual connections or a larger initial scale.",
         refute="Compare the weight before and after ten steps: if it changed beyond rounding, this finding is wrong.",
+    )
+
+
+def _never_had_one(case: Case) -> bool:
+    """Return whether no weight has had a gradient other than zero since the first step."""
+    first, last = case.first_panel("gradient"), case.panel("gradient")
+    return all(bool((panel.column(schema.COUNT) == panel.column(schema.ZERO)).all()) for panel in (first, last))
+
+
+def _nothing_to_learn_from(panel: Panel) -> Found:
+    return Found(
+        severity="warning",
+        step=int(panel.steps[0]),
+        sites=("loss_fn", *panel.names[:4]),
+        evidence=(fact("weights whose gradient was exactly zero in every step", len(panel.names)),),
+        cause="Every gradient has been exactly zero since the first step: the loss does not depend on the weights, as "
+        "where a margin is always kept, a clamp always cuts, or the largest of several numbers is a constant.",
+        fix="Print the loss term by term: one that is constant has lost its way to the weights, or its sign or margin "
+        "is wrong.",
+        refute="Print the norm of a gradient: if it is not zero in some step, this finding is wrong.",
     )
 
 
