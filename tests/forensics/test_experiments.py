@@ -142,6 +142,33 @@ def test_an_input_without_an_effect_is_distinguished_from_one_that_has_one(tmp_p
     assert (found.number("inputs"), found.number("ignored")) == (2, 0 if uses_mask else 1)
 
 
+class Attends(nn.Module):
+    def __init__(self, *, positions):
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, 16), nn.Embedding(10, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+        self.out, self.positions = nn.Linear(16, 3), positions
+
+    def forward(self, x):
+        h = self.words(x)
+        if self.positions:
+            h = h + self.places(torch.arange(x.shape[1]))
+        return self.out(self.layer(h))
+
+
+@pytest.mark.parametrize("positions", [False, True])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_model_that_cannot_see_the_order_of_tokens_is_distinguished(tmp_path, positions, pooled):
+    tokens = torch.randint(0, 20, (32, 10))
+    labels = (tokens[:, 0] + tokens[:, -1]) % 3 if pooled else tokens % 3
+
+    def loss_fn(output, target):
+        return F.cross_entropy(output.mean(1) if pooled else output.flatten(0, 1), target.flatten())
+
+    found = measure(tmp_path, "dependence", Attends(positions=positions), loss_fn, tokens, labels)
+    assert (found.number("order") > 1e-4) is positions
+
+
 def test_a_gate_that_starts_at_zero_does_not_make_its_input_ignored(tmp_path, data):
     class Gated(nn.Module):
         def __init__(self):

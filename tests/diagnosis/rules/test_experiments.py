@@ -160,6 +160,9 @@ def test_what_depends_on_what_is_reported_as_it_was_measured():
     partly = result("dependence", {"inputs": 2.0, "ignored": 1.0}, ignored="batch[1]")
     assert findings(FALLING, partly)["input_ignored"].severity == "info"
     assert findings(FLAT, partly)["input_ignored"].severity == "warning"
+    blind = result("dependence", {"inputs": 1.0, "ignored": 0.0, "order": 1e-16})
+    assert "order of its tokens" in findings(FLAT, blind)["input_ignored"].cause
+    assert "input_ignored" not in findings(FALLING, blind), "a bag of words may be all that a task needs"
     cut = result("descent", {"without_gradient": 2.0}, without_gradient="first.weight, first.bias")
     assert findings(FALLING, cut)["graph_break_detach"].sites == ("first.weight", "first.bias")
     seen = {"first.weight:gradient": [[0.1, 0.2]] * len(FALLING)}

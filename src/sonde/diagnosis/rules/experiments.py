@@ -531,6 +531,19 @@ def input_ignored(case: Case) -> Found | None:
     if (taped := unused_twin(case) or ignored_argument(case)) is not None:
         return taped
     for step, result in case.results("dependence"):
+        order = result.number("order")
+        if order is not None and order <= MOVED and case.learning.failed:
+            return Found(
+                severity="warning",
+                step=step,
+                sites=("(model)",),
+                evidence=(below("relative change of the outputs when the tokens are reversed", order, MOVED),),
+                cause="The model cannot see the order of its tokens: reversed, they give the same outputs. Attention "
+                "by itself does not know positions.",
+                fix="Add position embeddings or encodings to the embedded tokens.",
+                refute="Reverse the tokens of a batch in eval mode: if the outputs change, this finding is wrong.",
+                experiment="Reversing the tokens of every sample changes no output.",
+            )
         inputs, ignored = result.number("inputs") or 0, result.number("ignored") or 0
         if 0 < ignored < inputs:
             names = result.words.get("ignored", "an input")

@@ -42,6 +42,10 @@ def dependence(subject: Subject) -> Measured:
         numbers["other_samples"] = mixed
         numbers["relates_samples"] = float(bench.relates_samples())
         text.append("other samples change the output" if mixed > MOVED else "samples do not affect each other")
+    order = bench.order()
+    if order is not None:
+        numbers["order"] = order
+        text.append("the order of tokens matters" if order > MOVED else "the order of tokens changes no output")
     leak = bench.future()
     if leak is not None:
         numbers["shift"], numbers["future"] = leak
@@ -128,6 +132,25 @@ class _Bench:
         square = (tape.values[each] for each in self.subject.model_inputs)
         return any(each.shape[-2:] == (size, size) and len(each.shape) == 2 for each in square)
 
+    def order(self) -> float | None:
+        """Return how far outputs move if the tokens of each sample are reversed, beyond moving with their tokens.
+
+        Only of models that read whole numbers, two dimensions of them: the places of other data may mean nothing.
+        """
+        for each in self.varied:
+            value = self._content(each)
+            if value.dim() != 2 or value.is_floating_point() or value.shape[1] <= 2 or value.dtype == torch.bool:
+                continue
+            if not bool((value != value.flip(1)).any()):
+                continue
+            moved = []
+            for one, two in zip(self._before, self._outputs({each: value.flip(1)}), strict=True):
+                there = two.flip(1) if two.dim() > 2 and two.shape[:2] == value.shape else two
+                scale = float(one.abs().max())
+                moved.append(min(_distance(one, two), _distance(one, there)) / scale if scale > 0 else 0.0)
+            return max(moved, default=None)
+        return None
+
     def future(self) -> tuple[float, float] | None:
         """Return by how many positions targets are shifted inputs, and how far an output moves with its own target."""
         for each in self.varied:
@@ -175,6 +198,10 @@ class _Bench:
             moved = float((two.select(dim, at) - one.select(dim, at)).abs().max())
             return moved / scale if scale > 0 else 0.0
         return None
+
+
+def _distance(one: Tensor, two: Tensor) -> float:
+    return float((one - two).abs().max())
 
 
 def _is_shifted(value: Tensor, target: Tensor, shift: int) -> bool:
