@@ -799,6 +799,17 @@ class Clocked(nn.Module):
         return self.out(x + self.times(time if self.reads else torch.zeros_like(time)))
 
 
+class Policy(nn.Module):
+    """Takes a state and the ends of episodes, as recurrent policies do, and has no use of either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x, state, ends):
+        return self.out(x), state
+
+
 def by_steps(adds):
     """Compute a loss in a loop and add it up, or overwrite it."""
 
@@ -921,6 +932,8 @@ HEALTHY |= {
     "losses that are added": (mlp(), (SERIES, LABELS), by_steps(adds=True)),
     "a mean over the features": (Forgetful("rows", keeps=True), (ROWS, LABELS), cross_entropy),
     "a time": (Clocked(reads=True), (ROWS, LABELS), lambda model, x, y: F.cross_entropy(model(x, y), y)),
+    "a state that is handed on": (
+        Policy(), (ROWS, LABELS), lambda model, x, y: F.cross_entropy(model(x, x[:, :1], x[:, 1:2].clone())[0], y)),
     "an advantage": (mlp(), (ROWS, LABELS), actor_critic(detaches=True)),
     "a ratio to the old policy": (mlp(), (ROWS, LABELS), ratio_to(torch.detach)),
     "inputs and labels that are mixed": (mlp(), (ROWS, LABELS), augmented(labels=True)),

@@ -78,22 +78,33 @@ def tensor_sets(scopes: Iterable[Mapping[str, Any]]) -> list[TensorSet]:
     """Return the modules and other sets of weights among the variables of the program and in its objects, each once."""
     found: list[TensorSet] = []
     seen: set[int] = set()
-    for scope in scopes:
-        for path, value in within(scope, _DEPTH):
-            if id(value) in seen:
+    for path, value in _named_well(scopes):
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            found.append(TensorSet(path, dict(unwrap(value).named_parameters())))
+        elif type(value) in _CONTAINERS and 0 < len(value) <= _MAX_TENSORS:
+            is_named = isinstance(value, dict)
+            if not isinstance(next(iter(value.values() if is_named else value)), Tensor):
                 continue
-            seen.add(id(value))
-            if isinstance(value, nn.Module):
-                found.append(TensorSet(path, dict(unwrap(value).named_parameters())))
-            elif type(value) in _CONTAINERS and 0 < len(value) <= _MAX_TENSORS:
-                is_named = isinstance(value, dict)
-                if not isinstance(next(iter(value.values() if is_named else value)), Tensor):
-                    continue
-                items = list(value.items() if is_named else enumerate(value))
-                tensors = {str(key): each for key, each in items if isinstance(each, Tensor)}
-                if is_named or len(tensors) == len(items):
-                    found.append(TensorSet(path, tensors, is_module=False, is_named=is_named))
+            items = list(value.items() if is_named else enumerate(value))
+            tensors = {str(key): each for key, each in items if isinstance(each, Tensor)}
+            if is_named or len(tensors) == len(items):
+                found.append(TensorSet(path, tensors, is_module=False, is_named=is_named))
     return found
+
+
+def _named_well(scopes: Iterable[Mapping[str, Any]]) -> list[tuple[str, Any]]:
+    """Return what the scopes hold, last what a method of a module calls `self`: the caller has a name for that."""
+    first: list[tuple[str, Any]] = []
+    last: list[tuple[str, Any]] = []
+    for scope in scopes:
+        is_method = isinstance(scope.get("self"), nn.Module)
+        for path, value in within(scope, _DEPTH):
+            is_own = is_method and (path == "self" or path.startswith("self."))
+            (last if is_own else first).append((path, value))
+    return first + last
 
 
 def within(scope: Mapping[str, Any], depth: int = 1) -> Iterator[tuple[str, Any]]:
@@ -183,8 +194,10 @@ class Copy:
                 continue
             if before.step == new.step - 1 and before.values.shape == new.values.shape:
                 self._compare(before, new)
-            if self.of in new.sources and not torch.equal(new.sources[self.of], new.values):
-                self.still = new.step if torch.equal(self.first, new.values) else 0
+            if not torch.equal(self.first, new.values):
+                self.still = 0
+            elif self.of in new.sources and not torch.equal(new.sources[self.of], new.values):
+                self.still = new.step
         self.waiting = []
 
     def _compare(self, before: _Seen, new: _Seen) -> None:

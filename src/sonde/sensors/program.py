@@ -662,8 +662,9 @@ class ProgramCalls(Sensor):
         else:
             found.look(self.context.steps, _users_variables(), self.context.owners)
         for path, copy in found.found.items():
-            if copy.changed or copy.rewritten or (copy.still and is_follower(path)):
-                entry = self._entries.get(("copy", path, "")) or self._note("copy", path, line="")
+            entry = self._entries.get(("copy", path, ""))
+            if entry is not None or copy.changed or copy.rewritten or (copy.still and is_follower(path)):
+                entry = entry or self._note("copy", path, line="")
                 self._set(entry, **copy.facts())
 
     def _initialised(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

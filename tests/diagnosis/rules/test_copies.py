@@ -13,7 +13,7 @@ from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import sonde
-from sonde.sensors.copies import Copies, Copy
+from sonde.sensors.copies import Copies, Copy, tensor_sets
 
 X, Y = data(samples=96)
 
@@ -305,3 +305,39 @@ def test_a_frozen_teacher(tmp_path):
     model = perceptron()
     teacher = copy.deepcopy(model).requires_grad_(False)
     assert "ema_not_updated" not in train(tmp_path, model, lambda step: teacher(X[:2]), steps=40)
+
+
+class Player(nn.Sequential):
+    def act(self, x):
+        return self(x)
+
+
+def replace_late(folder, steps, replaces):
+    """The first looks see a method of the module, which calls it `self`, and the last ones its caller."""
+    model = Player(*perceptron())
+    target = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    x, y = (each[:8] for each in data())
+    with sonde.watch(model, optimizer, run=folder / "run", tape=False) as session:
+        for number in range(steps):
+            optimizer.zero_grad()
+            out = model.act(x) if number < 600 else model(x)
+            torch.nn.functional.cross_entropy(out, y).backward()
+            optimizer.step()
+            if number == 700 and replaces:
+                target.load_state_dict(model.state_dict())
+    return {finding.kind: finding for finding in session.findings}
+
+
+@pytest.mark.parametrize("steps", [720, 1030])
+@pytest.mark.parametrize("replaces", [True, False])
+def test_a_target_that_is_replaced_after_hundreds_of_steps(tmp_path, steps, replaces):
+    finding = replace_late(tmp_path, steps, replaces).get("ema_not_updated")
+    assert (finding is None) is replaces
+    assert finding is None or "began as a copy of model" in finding.cause
+
+
+def test_a_module_has_the_name_that_its_caller_gave_it():
+    net = nn.Linear(2, 2)
+    assert [each.path for each in tensor_sets([{"self": net}, {"net": net}])] == ["net"]
+    assert [each.path for each in tensor_sets([{"self": net}])] == ["self"]

@@ -119,7 +119,8 @@ def _follows_wrongly(case: Case) -> Found | None:
                 "torch.no_grad().",
             )
         still = int(call.data.get("still") or 0)
-        if case.final and of and not changed and still >= NEVER_STEPS and _FOLLOWS.search(call.about.lower()):
+        is_still = not changed and still >= NEVER_STEPS and not _loads_others(case)
+        if case.final and of and is_still and _FOLLOWS.search(call.about.lower()):
             return _copy(
                 call,
                 f"began as a copy of {of} and still has the values of the start, after {still} steps: nothing updates "
@@ -137,6 +138,11 @@ def _follows_wrongly(case: Case) -> Found | None:
                 fact("steps in a row that were compared", pairs),
             )
     return None
+
+
+def _loads_others(case: Case) -> bool:
+    """Return whether some weights were loaded in the course of the training: a copy may be looked at long before."""
+    return any(call.steps[-1] > 0 and not call.data.get("own") for call in case.facts.calls("load_state_dict"))
 
 
 def _averages_nothing(call: CallFacts, changed: int, averaged: int, pairs: int) -> bool:

@@ -435,7 +435,11 @@ def unused_twin(reading: TapeReading) -> Found | None:
     for call in reading.tape.root_calls():
         unused = _unused(reading, call)
         for place, value in unused:
-            twins = [each for each in _arguments(reading, call) if _are_twins(each[1], value) and each not in unused]
+            twins = [
+                (at, other)
+                for at, other in _arguments(reading, call)
+                if _are_twins(other, value) and _uses_within(reading, call, other.id)
+            ]
             if twins:
                 return Found(
                     severity="warning",
