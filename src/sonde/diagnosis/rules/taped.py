@@ -282,7 +282,8 @@ def box_format(case: Case) -> Found | None:
     "schedule_not_cumulative",
     exact=True,
     explains=["underfitting"],
-    fix="Index the product of all alphas: torch.cumprod(1 - betas, 0)[t].",
+    fix="Index the product of all alphas: torch.cumprod(1 - betas, 0)[t]. If it is that product, take more steps or "
+    "larger betas, until it ends near 0.",
     refute="Print the factor of the data at the last time: if it is near 0, this finding is wrong.",
 )
 def schedule_not_cumulative(case: Case) -> Found | None:

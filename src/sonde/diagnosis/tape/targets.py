@@ -261,9 +261,10 @@ def weak_noise(reading: TapeReading) -> Found | None:
                 sites=("(data)", signals.LOOP, signals.LOSS),
                 evidence=(above("smallest share of the data in a noisy sample", float(content.min()), KEPT),),
                 cause=f"Noisy samples hold at least {content.min():.0%} of the data at every time of the schedule"
-                f"{reading.where(op)}: its factors are those of single steps, not of all steps up to a time, so the "
-                "model never sees the noise that sampling starts from.",
-                fix="Index the product of all alphas: torch.cumprod(1 - betas, 0)[t].",
+                f"{reading.where(op)}: the model never sees the noise that sampling starts from. Its factors are those "
+                "of single steps, not of all steps up to a time, or all steps together add too little noise.",
+                fix="Index the product of all alphas: torch.cumprod(1 - betas, 0)[t]. If it is that product, take more "
+                "steps or larger betas, until it ends near 0.",
                 refute="Print the factor of the data at the last time: if it is near 0, this finding is wrong.",
             )
     return None
