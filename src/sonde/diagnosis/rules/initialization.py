@@ -175,7 +175,7 @@ def symmetric_init(case: Case) -> Found | None:
     ]
     together = {each.name: spread for each in started if (spread := _spread(case, each.name)) is not None}
     equal = [name for name, spread in together.items() if spread <= ROWS_APART]
-    alike = equal or [each.name for each in started if not each.zero]
+    alike = equal or [each.name for each in started if not each.zero and not _is_beside_others(case, each)]
     if not alike:
         return None
     stuck = bool(equal)
@@ -193,6 +193,19 @@ def symmetric_init(case: Case) -> Found | None:
         cause=f"All units of {name} started with the same weights: they get almost the same gradient, and the layer "
         "acts "
         "as a single unit.",
+    )
+
+
+def _is_beside_others(case: Case, parameter: ParameterFacts) -> bool:
+    """Return whether its module has another weight of this shape whose rows differ, as the means beside deviations do.
+
+    Each unit has a row of both, so that units differ.
+    """
+    module = parameter.name.rpartition(".")[0]
+    return any(
+        each.shape == parameter.shape and not each.equal_rows and each.name.rpartition(".")[0] == module
+        for each in case.facts.parameters
+        if each.name != parameter.name
     )
 
 
