@@ -2243,3 +2243,109 @@ def test_an_argument_that_is_all_the_same_may_be_ignored(tmp_path):
         return F.cross_entropy(model(x, torch.ones(len(x))), y)
 
     assert ignored_argument(taped(tmp_path / "run", Unread("unread"), (ROWS, LABELS), loss_of)) is None
+
+
+# ---------------------------------------------------------------------- data and noise in one sample
+
+KEPT_OF_DATA = (1 - torch.linspace(1e-3, 0.2, 40)).cumprod(0)
+
+
+def extract(table, t, shape):
+    return table.gather(-1, t).reshape(len(t), *[1] * (len(shape) - 1)).expand(shape)
+
+
+def added(a, b, x, noise):
+    return a * x + b * noise
+
+
+def added_at_once(a, b, x, noise):
+    return torch.addcmul(a * x, b, noise)
+
+
+def in_place_of_data(a, b, x, noise):
+    return x.clone().mul_(a).add_(noise * b)
+
+
+def looked_up(table, t, x):
+    return table[t][:, None]
+
+
+def mixed_by(of_data, of_noise, mix=added, look_up=looked_up, target=lambda x, noise: noise):
+    """Predict what noise was mixed with data by a schedule: the factors are functions of the share of the data."""
+
+    def loss(model, x, y):
+        t, noise = torch.randint(1, 40, (len(x),)), torch.randn_like(x)
+        a, b = (look_up(of(KEPT_OF_DATA), t, x) for of in (of_data, of_noise))
+        return F.mse_loss(model(mix(a, b, x, noise)), target(x, noise))
+
+    return loss
+
+
+def of_time(of_data, of_noise, draw=torch.rand, scored=False):
+    """The same with a time that is drawn; the output may be a score, which is multiplied by the deviation."""
+
+    def loss(model, x, y):
+        t, noise = draw(len(x), 1), torch.randn_like(x)
+        out = model(of_data(t) * x + of_noise(t) * noise)
+        return F.mse_loss(out * of_noise(t) if scored else out, -noise if scored else noise)
+
+    return loss
+
+
+def by_scalars(a, b):
+    def loss(model, x, y):
+        noise = torch.empty_like(x).normal_()
+        return F.mse_loss(model(a * x + b * noise), noise)
+
+    return loss
+
+
+def rest(kept):
+    return 1 - kept
+
+
+def root_of_rest(kept):
+    return (1 - kept).sqrt()
+
+
+def itself(kept):
+    return kept
+
+
+def by_extract(table, t, x):
+    return extract(table, t, x.shape)
+
+
+MIXTURES = {
+    "variance": (mixed_by(torch.sqrt, rest), True),
+    "variance, gathered": (mixed_by(torch.sqrt, rest, look_up=by_extract), True),
+    "variance, at once": (mixed_by(torch.sqrt, rest, added_at_once), True),
+    "variance, in place": (mixed_by(torch.sqrt, rest, in_place_of_data), True),
+    "variance, for velocity": (mixed_by(torch.sqrt, rest, target=lambda x, noise: 0.5 * noise - 0.5 * x), True),
+    "variance, for the clean data": (mixed_by(torch.sqrt, rest, target=lambda x, noise: x), True),
+    "data without a root": (mixed_by(itself, root_of_rest), True),
+    "data without a root, gathered": (mixed_by(itself, root_of_rest, look_up=by_extract), True),
+    "variance, scalars": (by_scalars(0.7**0.5, 1 - 0.7), True),
+    "variance of a continuous time": (of_time(lambda t: (-t).exp(), lambda t: 1 - (-2 * t).exp()), True),
+    "roots of both": (mixed_by(torch.sqrt, root_of_rest), False),
+    "roots of both, gathered": (mixed_by(torch.sqrt, root_of_rest, added_at_once, by_extract), False),
+    "noise of many deviations": (of_time(lambda t: 1.0, lambda t: (3 * t - 1).exp()), False),
+    "a straight way": (of_time(lambda t: 1 - t, lambda t: t), False),
+    "a decoupled process": (of_time(lambda t: 1 - t, lambda t: t.sqrt()), False),
+    "a process below the variance": (of_time(lambda t: (-t).exp(), lambda t: 1 - (-2 * t).exp(), scored=True), False),
+    "a denoising autoencoder": (by_scalars(1.0, 0.3), False),
+    "scalars by hand": (by_scalars(0.99, 0.1), False),
+    "other scalars by hand": (by_scalars(0.5, 0.75), False),
+    "roots of both, scalars": (by_scalars(0.7**0.5, 0.3**0.5), False),
+    "mixed samples": (augmented(labels=True), False),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_noise_that_is_multiplied_by_its_variance_is_named(tmp_path, name):
+    loss, ill = MIXTURES[name]
+    outputs = CLASSES if name == "mixed samples" else FEATURES
+    case = taped(tmp_path / "run", mlp(outputs=outputs), (ROWS, LABELS), loss, all_at_once)
+    finding = found("variance_as_deviation", case)
+    assert (finding is not None) is ill
+    assert finding is None or "test_tapes.py" in finding.cause

@@ -29,6 +29,7 @@ from sonde.diagnosis.tape.losses import (
     mixed_reductions,
     praised,
 )
+from sonde.diagnosis.tape.noise import scaled_by_variance
 from sonde.diagnosis.tape.roles import averaged_first, helping_opponent, learnt_advantage, learnt_choice
 from sonde.diagnosis.tape.signs import drawn_to_targets, punished_entropy, pushed_away, rewarded_divergence
 from sonde.diagnosis.tape.unused import cancelled_term
@@ -444,10 +445,11 @@ def token_mean_of_means(case: Case) -> Found | None:
 @rule(
     "variance_as_deviation",
     exact=True,
-    fix="Scale the noise by torch.exp(0.5 * log_var).",
+    fix="Scale the noise by torch.exp(0.5 * log_var); in a diffusion by torch.sqrt(1 - alpha_bar), and the data by "
+    "torch.sqrt(alpha_bar).",
     refute="Compare the spread of what is drawn with exp(0.5 * log_var): if both agree, this finding is wrong.",
 )
 def variance_as_deviation(case: Case) -> Found | None:
     """Noise is scaled by a variance instead of its root."""
     case.need_tape()
-    return find_variance_as_deviation(case)
+    return find_variance_as_deviation(case) or scaled_by_variance(case)
