@@ -2349,3 +2349,91 @@ def test_noise_that_is_multiplied_by_its_variance_is_named(tmp_path, name):
     finding = found("variance_as_deviation", case)
     assert (finding is not None) is ill
     assert finding is None or "test_tapes.py" in finding.cause
+
+
+# ---------------------------------------------------------------------- flags of terminal states
+
+REWARDS = torch.randn(SAMPLES)
+DONE = (torch.arange(SAMPLES) % 8 == 0).float()
+
+
+def by_td(target):
+    """Learn values from rewards, flags and the values of next states."""
+
+    def loss(model, x, reward, done):
+        with torch.no_grad():
+            goal = target(reward, done, model(x.roll(1, 0)).amax(1), model)
+        return F.smooth_l1_loss(model(x)[:, 0], goal)
+
+    return loss
+
+
+def by_hand(target):
+    """The same as a squared difference of columns."""
+
+    def loss(model, x, reward, done):
+        goal = target(reward[:, None], done[:, None], model(x.roll(1, 0))[:, :1].detach(), model)
+        return (goal - model(x)[:, :1]).square().mean()
+
+    return loss
+
+
+def emptied(value, done):
+    value[done.bool()] = 0.0
+    return value
+
+
+def only_going_on(r, done, later, model):
+    values = torch.zeros_like(later)
+    on = done == 0
+    values[on] = model(ROWS.roll(1, 0)[on]).amax(1)
+    return r + 0.9 * values
+
+
+FLAGS = {
+    "added": (by_td(lambda r, done, later, _: r + 0.9 * ((1 - done) + later)), True),
+    "added, stored as going on": (by_td(lambda r, on, later, _: r + 0.9 * (on + later)), True),
+    "added in columns": (by_hand(lambda r, done, later, _: r + 0.9 * (later + (1 - done))), True),
+    "added as booleans": (by_td(lambda r, done, later, _: r + 0.9 * ((~done.bool()).float() + later)), True),
+    "subtracted": (by_td(lambda r, done, later, _: r + 0.9 * (later - done)), True),
+    "added without a discount": (by_td(lambda r, done, later, _: r + (1 - done) + 0.9 * later), True),
+    "multiplied": (by_td(lambda r, done, later, _: r + 0.9 * (1 - done) * later), False),
+    "multiplied, in columns": (by_hand(lambda r, done, later, _: r + 0.9 * (1 - done) * later), False),
+    "multiplied later": (by_td(lambda r, done, later, _: r + 0.9 * (later * done.logical_not())), False),
+    "added and multiplied": (by_td(lambda r, done, later, _: r + (1 - done) + 0.9 * (1 - done) * later), False),
+    "put": (by_td(lambda r, done, later, _: r + 0.9 * emptied(later, done)), False),
+    "put, with a bonus": (by_td(lambda r, done, later, _: r + 0.9 * ((1 - done) + emptied(later, done))), False),
+    "filled": (by_td(lambda r, done, later, _: r + 0.9 * later.masked_fill(done.bool(), 0.0)), False),
+    "chosen": (by_td(lambda r, done, later, _: r + 0.9 * torch.where(done.bool(), 0.0, later)), False),
+    "computed where it goes on": (by_td(only_going_on), False),
+    "rewards of two steps": (by_td(lambda r, win, later, _: r + 0.9 * win + 0.81 * later), False),
+    "rewards of two steps, nested": (by_td(lambda r, win, later, _: r + 0.9 * (win + 0.9 * later)), False),
+    "a penalty": (by_td(lambda r, hit, later, _: r - hit + 0.9 * later), False),
+    "rewards of 0 and 1": (by_td(lambda _, win, later, __: win + 0.9 * later), False),
+    "rewards of 0 and 1 that are discounted": (by_td(lambda _, win, later, __: 0.9 * (win + later)), False),
+}
+
+
+def without_ends(loader):
+    rows, rewards, _ = loader.dataset.tensors
+    for _ in range(4):
+        yield rows, rewards, torch.zeros(SAMPLES, dtype=torch.bool)
+
+
+def test_flags_of_a_batch_without_ends_are_named_by_their_type(tmp_path):
+    added, multiplied = (
+        by_td(lambda r, done, later, _: r + 0.9 * ((~done).float() + later)),
+        by_td(lambda r, done, later, _: r + 0.9 * (~done).float() * later),
+    )
+    for name, loss in (("ill", added), ("well", multiplied)):
+        case = taped(tmp_path / name, mlp(), (ROWS, REWARDS, DONE), loss, without_ends)
+        assert (found("terminal_bootstrapped", case) is not None) is (name == "ill")
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_that_are_added_to_the_value_of_the_next_state_are_named(tmp_path, name):
+    loss, ill = FLAGS[name]
+    case = taped(tmp_path / "run", mlp(), (ROWS, REWARDS, DONE), loss, all_at_once)
+    finding = found("terminal_bootstrapped", case)
+    assert (finding is not None) is ill
+    assert finding is None or "test_tapes.py" in finding.cause

@@ -335,10 +335,11 @@ class TapeReading:
         """Return whether a target is data plus something of what a model returned."""
         op = self.tape.producer(self.plain(target).id)
         parts = [] if op is None or op.kind != "add" else [value for _, value in op.inputs()]
-        return len(parts) == 2 and sum(each in self._of_weights for each in parts) == 1
+        return len(parts) == 2 and sum(each in self.of_weights for each in parts) == 1
 
     @functools.cached_property
-    def _of_weights(self) -> set[int]:
+    def of_weights(self) -> set[int]:
+        """All values that were computed of weights."""
         weights = [value.id for value in self.tape.given() if value.role == "parameter" or value.requires_grad]
         return self.tape.descendants(weights)
 
