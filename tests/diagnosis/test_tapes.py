@@ -2437,3 +2437,148 @@ def test_flags_that_are_added_to_the_value_of_the_next_state_are_named(tmp_path,
     finding = found("terminal_bootstrapped", case)
     assert (finding is not None) is ill
     assert finding is None or "test_tapes.py" in finding.cause
+
+
+# ---------------------------------------------------------------------- two passes over the same input
+
+
+def info_nce(one, two):
+    return F.cross_entropy(F.normalize(one) @ F.normalize(two).t() / 0.1, torch.arange(len(one)))
+
+
+def nt_xent(one, two):
+    z = F.normalize(torch.cat([one, two]))
+    near = (z @ z.t() / 0.5).masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9)
+    return F.cross_entropy(near, (torch.arange(len(z)) + len(one)) % len(z))
+
+
+def cosines(one, two):
+    return 1 - F.cosine_similarity(one, two).mean()
+
+
+def redundancy(one, two):
+    crossed = (one - one.mean(0)).t() @ (two - two.mean(0)) / len(one)
+    return (crossed.diagonal() - 1).square().sum() + crossed.square().sum()
+
+
+def divergences(one, two):
+    p, q = one.log_softmax(1), two.log_softmax(1)
+    return F.kl_div(p, q.exp(), reduction="batchmean") + F.kl_div(q, p.exp(), reduction="batchmean")
+
+
+def towards_constants(one, two):
+    """Each side towards the other one, which is detached."""
+    one, two = F.normalize(one), F.normalize(two)
+    guesses = one.roll(1, 1), two.roll(1, 1)
+    return -((guesses[0] * two.detach()).sum(1) + (guesses[1] * one.detach()).sum(1)).mean()
+
+
+def in_pairs(compare, second=lambda x: x, with_labels=False):
+    def loss(model, x, y):
+        total = compare(model(x), model(second(x)))
+        return total + F.cross_entropy(model(x), y) if with_labels else total
+
+    return loss
+
+
+def frozen_second(model, x, y):
+    one = model(x)
+    with torch.no_grad():
+        two = model(x)
+    return F.mse_loss(one, two + x[:, :CLASSES])
+
+
+def ratio_of_policies(model, x, y):
+    new, old = (torch.distributions.Categorical(logits=model(x)).log_prob(y) for _ in range(2))
+    return -((new - old.detach()).exp() * x[:, 0]).mean()
+
+
+def two_terms(model, x, y):
+    return F.cross_entropy(model(x), y) + 0.1 * model(x).square().mean()
+
+
+def gated(model, x, y):
+    return F.cross_entropy(model(x).sigmoid() * model(x), y)
+
+
+def by_labels(model, x, y):
+    return (torch.cdist(model(x), model(x) + 0.0) * (y[:, None] == y)).mean()
+
+
+def apart_by_weights(model, x, y):
+    sides = []
+    for _ in range(2):
+        sides.append(model(x))
+        model[2].bias.data.add_(0.01)
+    return cosines(*sides)
+
+
+def accumulated(model, x, y):
+    F.cross_entropy(model(x), y).backward()
+    return F.cross_entropy(model(x), y)
+
+
+def drops():
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, CLASSES))
+
+
+def normed():
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(inplace=True), nn.Linear(16, CLASSES))
+
+
+class CellByHand(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(FEATURES, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x, h=None):
+        return self.cell(x, h)
+
+
+def recurrent(model, x, y):
+    first = model(x)
+    return cosines(model.head(first), model.head(model(x, first)))
+
+
+def shifted_rows(x):
+    return x.roll(1, 1)
+
+
+def noisy(x):
+    return x + 0.1 * torch.randn_like(x)
+
+
+PASSES = {
+    "contrastive": (mlp, in_pairs(info_nce), True),
+    "contrastive, joined": (mlp, in_pairs(nt_xent), True),
+    "contrastive, of a copy": (mlp, in_pairs(info_nce, torch.clone), True),
+    "contrastive, with batch norm": (normed, in_pairs(nt_xent), True),
+    "cosines": (mlp, in_pairs(cosines), True),
+    "cosines beside labels": (mlp, in_pairs(cosines, with_labels=True), True),
+    "decorrelated": (mlp, in_pairs(redundancy), True),
+    "divergences without dropout": (mlp, in_pairs(divergences), True),
+    "each towards the other": (mlp, in_pairs(towards_constants), True),
+    "one view transformed twice": (
+        mlp, lambda model, x, y: info_nce(model(shifted_rows(x)), model(shifted_rows(x))), True),
+    "dropout inside": (drops, in_pairs(info_nce), False),
+    "divergences with dropout": (drops, in_pairs(divergences), False),
+    "another view": (mlp, in_pairs(info_nce, shifted_rows), False),
+    "a noisy view": (mlp, in_pairs(nt_xent, noisy), False),
+    "two noisy views": (mlp, lambda model, x, y: info_nce(model(noisy(x)), model(noisy(x))), False),
+    "a pass without gradients": (mlp, frozen_second, False),
+    "the ratio of a policy to itself": (mlp, ratio_of_policies, False),
+    "two terms": (mlp, two_terms, False),
+    "a gate": (mlp, gated, False),
+    "distances by labels": (mlp, by_labels, False),
+    "weights that change between": (mlp, apart_by_weights, False),
+    "gradients that are added": (mlp, accumulated, False),
+    "steps of a cell": (CellByHand, recurrent, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_pair_of_a_sample_and_itself_is_named(tmp_path, name):
+    model, loss, ill = PASSES[name]
+    finding = found("pairs_with_itself", taped(tmp_path / "run", model(), (ROWS, LABELS), loss))
+    assert (finding is not None) is ill
+    assert finding is None or finding.cause.count("test_tapes.py") == 2

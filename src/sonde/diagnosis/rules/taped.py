@@ -6,6 +6,7 @@ from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, above, fact, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.tape.contracts import broken, wrapped_around
+from sonde.diagnosis.tape.repeats import same_input_twice
 from sonde.diagnosis.tape.roles import (
     dropped_answers,
     hidden_as_cell,
@@ -169,13 +170,13 @@ def data_overwritten(case: Case) -> Found | None:
     "pairs_with_itself",
     exact=True,
     explains=[*NOT_TRAINED],
-    fix="Mask the diagonal of the similarities before the loss.",
+    fix="Mask the diagonal of the similarities before the loss, or give each call of the model its own view.",
     refute="Print the diagonal of what the loss gets: if it is -inf or very low, this finding is wrong.",
 )
 def pairs_with_itself(case: Case) -> Found | None:
-    """In a contrastive loss each sample is a wrong answer for itself."""
+    """Where a loss compares samples in pairs, a sample is compared with itself."""
     case.need_tape()
-    return itself_among_pairs(case)
+    return itself_among_pairs(case) or same_input_twice(case)
 
 
 @rule(
