@@ -17,6 +17,7 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import on_tape
 from sonde.diagnosis.rules import RULES
 from sonde.diagnosis.tape.signs import drawn_to_targets
+from sonde.diagnosis.tape.targets import wraps_around
 from sonde.diagnosis.tape.unused import ignored_argument, unread_outputs
 
 SAMPLES, TIME, FEATURES, CLASSES, WORDS = 32, 10, 6, 3, 20
@@ -800,13 +801,15 @@ class Clocked(nn.Module):
 
 
 class Policy(nn.Module):
-    """Takes a state and the ends of episodes, as recurrent policies do, and has no use of either."""
+    """Takes a state and the ends of episodes, as recurrent policies do, and has no use of either if it is none."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.out = nn.Linear(FEATURES, CLASSES)
+        self.out, self.is_recurrent = nn.Linear(FEATURES, CLASSES), False
 
     def forward(self, x, state, ends):
+        if self.is_recurrent:
+            state = state * ends
         return self.out(x), state
 
 
@@ -2223,19 +2226,21 @@ class Reader(nn.Module):
         return self.layer(x) * torch.tensor(time.tolist())[:, None]
 
 
+@pytest.mark.parametrize("weighs", [True, False])
 @pytest.mark.parametrize("how", ["used", "passed on", "unread"])
-def test_an_argument_that_forward_never_reads_is_found(tmp_path, how):
+def test_an_argument_that_forward_never_reads_is_found(tmp_path, how, weighs):
     model = Unread(how) if how == "unread" else Conditioned(how)
     times = torch.arange(SAMPLES).float()
 
     def loss_of(model, x, y, time):
-        return F.cross_entropy(model(x, time), y)
+        return F.cross_entropy(model(time[:, None] * x if weighs else x, time), y)
 
     case = taped(tmp_path / "run", model, (ROWS, LABELS, times), loss_of)
     named = ignored_argument(case)
     assert (named is not None) is (how == "unread")
     if named is not None:
         assert "Argument time of Unread is ignored: forward never reads it" in named.cause
+        assert named.severity == ("warning" if weighs else "info"), "an interface may ask for what one model needs not"
 
 
 def test_an_argument_that_is_all_the_same_may_be_ignored(tmp_path):
@@ -2582,3 +2587,73 @@ def test_a_pair_of_a_sample_and_itself_is_named(tmp_path, name):
     finding = found("pairs_with_itself", taped(tmp_path / "run", model(), (ROWS, LABELS), loss))
     assert (finding is not None) is ill
     assert finding is None or finding.cause.count("test_tapes.py") == 2
+
+
+class NextWord(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.words, self.how = nn.Embedding(WORDS, 8), how
+        self.layer, self.out = nn.GRU(WORDS if how == "one hot" else 8, 16, batch_first=True), nn.Linear(16, WORDS)
+
+    def forward(self, x):
+        steps = F.one_hot(x, WORDS).float() if self.how == "one hot" else self.words(x)
+        return self.out(self.layer(steps)[0]).transpose(1, 2)
+
+
+@pytest.mark.parametrize("how", ["embedding", "one hot", "text"])
+def test_targets_that_wrap_around_are_found(tmp_path, how):
+    text = torch.randint(0, WORDS, (SAMPLES, TIME + 1))
+    windows = text[:, :-1].contiguous()
+    following = text[:, 1:].contiguous() if how == "text" else torch.roll(windows, -1, 1)
+    case = taped(tmp_path / "run", NextWord(how), (windows, following), cross_entropy)
+    assert (wraps_around(case) is not None) is (how != "text")
+
+
+class Critic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(256, 1)
+
+    def forward(self, x):
+        return self.last(F.leaky_relu(self.first(x)).flatten(1))
+
+
+@pytest.mark.parametrize("how", ["channels", "flattened", "all", "derivative"])
+def test_a_gradient_penalty_for_each_pixel_is_found(tmp_path, how):
+    def loss_of(critic, x, y):
+        mixed = (x + 0.1 * torch.randn_like(x)).requires_grad_(True)
+        slopes = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)[0]
+        if how == "derivative":
+            penalty = slopes.square().mean()
+        elif how == "all":
+            penalty = ((slopes.norm(2, dim=(1, 2, 3)) - 1) ** 2).mean()
+        else:
+            penalty = (((slopes.flatten(1) if how == "flattened" else slopes).norm(2, dim=1) - 1) ** 2).mean()
+        return critic(x).mean() + 10 * penalty
+
+    case = taped(tmp_path / "run", Critic(), (PICTURES, LABELS), loss_of)
+    named = found("penalty_per_element", case)
+    assert (named is not None) is (how == "channels")
+    assert named is None or "taken over dimension 1 alone" in named.cause
+
+
+@pytest.mark.parametrize("state", ["own", "none"])
+def test_a_recurrent_layer_that_is_given_a_state_for_each_column_runs_along_rows(tmp_path, state):
+    text = torch.randint(0, WORDS, (40, 20))
+    layer, words, out = nn.GRU(8, 16), nn.Embedding(WORDS, 8), nn.Linear(16, WORDS)
+    model = nn.ModuleDict({"layer": layer, "words": words, "out": out})
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    hidden = torch.zeros(1, 20, 16)
+    with sonde.watch(model, optimizer, run=tmp_path / "run"):
+        for start in range(0, 30, 10):
+            given, wanted = text[start : start + 10], text[start + 1 : start + 11].reshape(-1)
+            states, carried = layer(words(given), *([hidden] if state == "own" else []))
+            hidden = carried.detach()
+            optimizer.zero_grad()
+            F.cross_entropy(out(states).reshape(-1, WORDS), wanted).backward()
+            optimizer.step()
+    case = Case()
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    named = found("batch_axis_mixed", case)
+    assert named is None or state == "none"

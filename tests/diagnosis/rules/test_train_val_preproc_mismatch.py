@@ -41,3 +41,19 @@ def test_evaluation_targets_on_another_scale_are_found(change):
 @pytest.mark.parametrize("change", [lambda y: y, lambda y: 4 * y, lambda y: y + 2])
 def test_targets_of_another_part_of_the_data_are_not(change):
     assert targets(change) is None
+
+
+def test_targets_that_are_compared_with_outputs_on_their_own_scale_are_not():
+    numbers = np.random.default_rng(0).normal(size=(64, 1))
+    prices = 11.8 + 0.4 * numbers
+    sites = {
+        "(model):input[0]": [numbers] * 20,
+        "(model):input[0]@eval": [None] * 10 + [numbers] * 10,
+        "loss_fn:input.target": [numbers] * 20,
+        "loss_fn:input.target@eval": [None] * 10 + [prices] * 10,
+        "loss_fn:input.input": [numbers] * 20,
+        "loss_fn:input.input@eval": [None] * 10 + [prices] * 10,
+    }
+    assert asked(train_val_preproc_mismatch, patient(sites)) is None
+    left = sites | {"loss_fn:input.input@eval": [None] * 10 + [numbers] * 10}
+    assert "targets" in asked(train_val_preproc_mismatch, patient(left)).cause

@@ -220,7 +220,7 @@ def constant_feature(case: Case) -> Found | None:
 def _alike(case: Case, track: Track) -> Found | None:
     """Find batches whose samples are all the same, though batches differ from each other."""
     repeated, marks = (case.vital(track.name, each) for each in (signals.REPEATED_ROWS, signals.BATCH_MARK))
-    samples = track.site.shape[0] if track.site.shape else 0
+    samples = track.site.shape[0] if len(track.site.shape) > 1 else 0
     if repeated is None or marks is None or samples < ALIKE_SAMPLES or not is_real(track):
         return None
     shares = repeated.numbers()
@@ -269,9 +269,21 @@ def train_val_preproc_mismatch(case: Case) -> Found | None:
         target = f"{signals.LOSS}:input.target"
         train, evaluated = case.track(target), case.track(f"{target}@eval")
         made = any(reading.has_own_targets or reading.has_moving_target for reading in case.rounds)
-        if train is not None and evaluated is not None and not made:  # else they are no data
+        # Targets that were made are no data; and outputs may be scaled back to be compared with targets as they were.
+        if train is not None and evaluated is not None and not made and not _outputs_move_too(case, train, evaluated):
             found = _differently(train, evaluated, "targets", TARGET_SHIFT, TARGET_STRETCH)
     return found
+
+
+def _outputs_move_too(case: Case, train: Track, evaluated: Track) -> bool:
+    """Return whether the outputs of the evaluation lie elsewhere than those of training, as its targets do."""
+    outputs = f"{signals.LOSS}:input.input"
+    before, after = case.track(outputs), case.track(f"{outputs}@eval")
+    if before is None or after is None:
+        return False
+    way = evaluated.total()[schema.MEAN] - train.total()[schema.MEAN]
+    moved = after.total()[schema.MEAN] - before.total()[schema.MEAN]
+    return bool(moved * np.sign(way) >= abs(way) / 2)
 
 
 def _differently(

@@ -84,6 +84,10 @@ FALLING_LOSSES = Threshold(20, "losses: fewer do not show whether the fall gets 
 # Losses that are 0 at best: minimising their negative seeks the worst.
 _NEVER_NEGATIVE = ("cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "nll_loss",
                    "binary_cross_entropy", "binary_cross_entropy_with_logits")  # fmt: skip
+_SCORE_FALLS: Final = (
+    "The score falls while the loss does not rise: what is differentiated has the wrong sign, or rewards those actions "
+    "that did not earn it."
+)
 _EARNED: Final = re.compile("return|reward", re.IGNORECASE)
 """What a policy earns may fall however well its values are fitted."""
 
@@ -125,7 +129,9 @@ def loss_sign_flipped(case: Case) -> Found | None:
         return _wrong_sign(fact("log-probabilities that are minimised", 1))
     fallen = _fallen_score(case)
     if fallen is not None:
-        return _wrong_sign(*fallen, exact=False)
+        found = _wrong_sign(*fallen, exact=False)
+        is_own = case.loss_facts(*_NEVER_NEGATIVE) is None
+        return replace(found, severity="warning", cause=_SCORE_FALLS) if is_own else found
     curve = case.loss()
     if curve is None:
         raise NotMeasured("a loss")

@@ -6,6 +6,7 @@ from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, above, fact, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.tape.contracts import broken, wrapped_around
+from sonde.diagnosis.tape.losses import norm_of_a_part
 from sonde.diagnosis.tape.repeats import same_input_twice
 from sonde.diagnosis.tape.roles import (
     dropped_answers,
@@ -75,6 +76,19 @@ def shifted_twice(case: Case) -> Found | None:
     """The target of a position is not the next token but one further on."""
     case.need_tape()
     return overshifted(case)
+
+
+@rule(
+    "penalty_per_element",
+    exact=True,
+    explains=["aux_loss_dominates"],
+    fix="Flatten each sample first: gradients.flatten(1).norm(2, dim=1).",
+    refute="Print the shape of the norm: if it has one number for each sample, this finding is wrong.",
+)
+def penalty_per_element(case: Case) -> Found | None:
+    """A gradient penalty takes the norm over some of the dimensions of a sample, not over all of them."""
+    case.need_tape()
+    return norm_of_a_part(case)
 
 
 @rule(

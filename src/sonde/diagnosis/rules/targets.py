@@ -28,6 +28,7 @@ from sonde.diagnosis.tape.targets import (
     read_after_padding,
     reordered,
     unrelated_noise,
+    wraps_around,
 )
 from sonde.diagnosis.track import Track
 from sonde.diagnosis.weights import first_weights, last_weights
@@ -209,7 +210,7 @@ def label_shuffle_mismatch(case: Case) -> Found | None:
 
     Nearest neighbours have equal labels no more often than by chance, and the loss stays at that of guessing.
     """
-    for question in (unrelated_noise, reordered, mixed_without_targets, crossed_rows, disagreeing_targets, misaligned):
+    for question in _MISMATCHES:
         if (taped := question(case)) is not None:
             return replace(taped, exact=True)
     agreement = case.need_vital(signals.LOSS, signals.NEIGHBOUR_AGREEMENT)
@@ -238,6 +239,17 @@ def label_shuffle_mismatch(case: Case) -> Found | None:
         "and "
         "the model learns only how frequent labels are.",
     )
+
+
+_MISMATCHES: Final = (
+    unrelated_noise,
+    reordered,
+    mixed_without_targets,
+    crossed_rows,
+    disagreeing_targets,
+    misaligned,
+    wraps_around,
+)
 
 
 def _answers_alike(case: Case) -> bool:

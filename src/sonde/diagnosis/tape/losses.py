@@ -10,9 +10,9 @@ from math import prod
 from typing import Final
 
 from sonde.core import signals
-from sonde.core.tape import Op, number
+from sonde.core.tape import Mark, Op, number
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
+from sonde.diagnosis.rule import Found, Threshold, above, fact, few, on_tape
 from sonde.diagnosis.tape.axes import Cut, reduced
 from sonde.diagnosis.tape.numbers import Numbers
 from sonde.diagnosis.tape.reading import CARRIERS, LOSS_FUNCTIONS, RESHAPING, SOFTMAXES, TapedLoss, TapeReading, Term
@@ -742,6 +742,50 @@ def _pools_rows(reading: TapeReading, value: int) -> bool:
     return len(shape) > 1 and 0 in reduced(op, len(shape)) and reading.tape.values[source].requires_grad
 
 
+@on_tape
+def norm_of_a_part(reading: TapeReading) -> Found | None:
+    """Find a norm of a gradient of inputs that is taken over some of the dimensions of a sample only."""
+    asked = {
+        gradient for mark in reading.tape.backwards() if _asks_inputs(mark) for gradient in _between(reading, mark)
+    }
+    for op in reading.tape.ops:
+        source = op.input("self")
+        if op.kind not in _NORMS or op.phase == "backward" or source is None or op.outs[0] not in reading.needed:
+            continue
+        plain = reading.plain(source)
+        before, after = reading.tape.values[source].shape, reading.tape.values[op.outs[0]].shape
+        samples = before[0] if len(before) > 2 and len(plain.shape) == len(before) else 0
+        if plain.id in asked and samples and reading.tape.values[op.outs[0]].size > samples and after[0] == samples:
+            return Found(
+                sites=tuple(dict.fromkeys((reading.site(op, signals.LOSS), signals.LOSS, "(model)"))),
+                evidence=(
+                    fact("samples", samples),
+                    fact("norms", reading.tape.values[op.outs[0]].size),
+                ),
+                cause=f"The norm of the gradient of {before} is taken over dimension "
+                f"{few([str(each) for each in op.args.get('dim') or ()])} alone{reading.where(op)}: that gives a norm "
+                "for each place of a sample, and the penalty holds each of these at 1 instead of that of the sample.",
+            )
+    return None
+
+
+_NORMS: Final = ("linalg_vector_norm", "norm")
+
+
+def _asks_inputs(mark: Mark) -> bool:
+    return bool(mark.data.get("create_graph")) and bool(mark.data.get("inputs"))
+
+
+def _between(reading: TapeReading, mark: Mark) -> list[int]:
+    """Return what the backward operations computed that follow a mark, up to the next operation of another kind."""
+    found: list[int] = []
+    for op in reading.tape.ops[mark.index :]:
+        if op.phase != "backward":
+            break
+        found += op.outs
+    return found
+
+
 _FUSED: Final = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
 _RECURRENT: Final = ("RNN", "LSTM", "GRU")
 
@@ -752,6 +796,8 @@ def _runs_along_samples(reading: TapeReading, op: Op) -> bool:
         return False
     kind = reading.kind_of(op.module)
     axes = reading.labels.axes
+    if kind in _RECURRENT and _has_own_state(reading, op.module):
+        return False
     if kind in _RECURRENT and (op.kind in _FUSED or op.kind == "unbind"):
         value = op.input("input" if op.kind in _FUSED else "self")
         label = () if value is None else reading.labels.get(value)
@@ -762,6 +808,16 @@ def _runs_along_samples(reading: TapeReading, op: Op) -> bool:
     value = op.input("key") if "scaled_dot_product" in op.kind else op.input("self") if op.kind in SOFTMAXES else None
     label = () if value is None else reading.labels.get(value)
     return len(label) > 2 and axes.has_samples(label[-2 if "scaled_dot_product" in op.kind else -1])
+
+
+def _has_own_state(reading: TapeReading, module: str) -> bool:
+    """Return whether a recurrent layer is given a state, which the program made with a row for each of its samples."""
+    for call in reading.tape.calls:
+        given, state = call.args.get("[0]"), call.args.get("[1]", call.args.get("[1][0]"))
+        if call.path == module and given is not None and state is not None:
+            steps, samples = reading.tape.values[given].shape[:2]
+            return reading.tape.values[state].shape[-2] == samples != steps
+    return False
 
 
 def _along_samples(reading: TapeReading, op: Op) -> Found:

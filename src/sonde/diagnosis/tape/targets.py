@@ -51,8 +51,13 @@ def _tokens(reading: TapeReading) -> Iterator[Numbers]:
     seen = set()
     for op in reading.forward_ops():
         value = op.input("indices") if op.kind == "embedding" else None
+        is_one_hot = op.kind == "scatter_" and number(op.args.get("value")) == 1
+        if is_one_hot:
+            value = op.input("index")
         content = None if value is None or value in seen else reading.numbers.of(value)
         seen.add(value)
+        if content is not None and is_one_hot:
+            content = content[..., 0]
         if content is not None and content.ndim == 2 and min(content.shape) > 1 and not _are_positions(content):
             yield content
 
@@ -141,6 +146,34 @@ def overshifted(reading: TapeReading) -> Found | None:
         refute="Compare inputs[:, 1:] with the targets of the positions before: if they are equal, this finding is "
         "wrong.",
     )
+
+
+@on_tape
+def wraps_around(reading: TapeReading) -> Found | None:
+    """Find windows of tokens whose last target is their own first token, while the others are the next token."""
+    read = list(_tokens(reading))
+    for loss in reading.losses:
+        target = None if loss.target is None else reading.numbers.of(loss.target)
+        if target is None or loss.kind not in ("cross_entropy", "nll_loss") or target.dtype.kind not in "iu":
+            continue
+        for tokens in read:
+            if target.size != tokens.size or len(tokens) < MIN_SAMPLES:
+                continue
+            wanted = target.reshape(tokens.shape)
+            ahead, first = (wanted[:, :-1] == tokens[:, 1:]).all(), (wanted[:, -1] == tokens[:, 0]).all()
+            if ahead and first and np.unique(tokens[:, 0]).size > 1:
+                return Found(
+                    sites=(signals.LOSS, "(data)", "loader"),
+                    evidence=(
+                        fact("windows whose last target is their own first token", len(tokens)),
+                        fact("tokens of a window", tokens.shape[1]),
+                    ),
+                    cause="The targets wrap around: the last target of each window is the first token of the same "
+                    f"window{reading.where(loss.op)}, as torch.roll or np.roll gives it, not the token that follows.",
+                    fix="Take the targets from the text, one token later: text[start + 1 : start + length + 1].",
+                    refute="Compare y[:, -1] with x[:, 0]: if they differ, this finding is wrong.",
+                )
+    return None
 
 
 # --------------------------------------------------------------------------------

@@ -213,25 +213,23 @@ def _is_mask(reading: TapeReading, value: Value) -> bool:
 def ignored_argument(reading: TapeReading) -> Found | None:
     """Find an argument that differs between samples and that a model never reads, or of which it uses only the shape.
 
-    A part of a model may be given what it does not need; but then something else uses it.
+    Models of one family often take the same arguments. So one that is never read is a warning only where the loss
+    depends on it, as on the time of a diffusion, by which the data are made noisy.
     """
-    for call in reading.tape.calls:
+    for call in reading.tape.root_calls():
         unread = reading.unread(call.path)
         for place, value in call.args.items():
-            is_unread = place in unread and (call.is_root or not reading.tape.consumers(value))
-            if not is_unread and not (call.is_root and _shape_is_used(reading, call, value)):
+            if place not in unread and not _shape_is_used(reading, call, value):
                 continue
             if _differs(reading, value):
-                name = unread[place] if is_unread else place
-                what = "forward never reads it" if is_unread else "only its shape is used"
+                name = unread.get(place, place)
+                what = "forward never reads it" if place in unread else "only its shape is used"
                 return Found(
-                    severity="warning",
-                    sites=tuple(dict.fromkeys((call.path, "(model)"))),
+                    severity="info" if place in unread and value not in reading.needed else "warning",
+                    sites=("(model)",),
                     evidence=(fact("outputs that depend on it", 0),),
                     cause=f"Argument {name} of {call.kind} is ignored: {what}, so no output depends on its numbers.",
-                    fix="Use its numbers in forward."
-                    if is_unread
-                    else "Use its numbers in forward, not only its shape.",
+                    fix="Use its numbers in forward." if place in unread else "Use its numbers, not only its shape.",
                 )
     return None
 
