@@ -2531,6 +2531,10 @@ def normed():
     return nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(inplace=True), nn.Linear(16, CLASSES))
 
 
+def deep():
+    return nn.Sequential(nn.Linear(FEATURES, CLASSES), *(nn.Linear(CLASSES, CLASSES) for _ in range(120)))
+
+
 class CellByHand(nn.Module):
     def __init__(self):
         super().__init__()
@@ -2559,6 +2563,7 @@ PASSES = {
     "contrastive, of a copy": (mlp, in_pairs(info_nce, torch.clone), True),
     "contrastive, with batch norm": (normed, in_pairs(nt_xent), True),
     "cosines": (mlp, in_pairs(cosines), True),
+    "a deep model": (deep, in_pairs(cosines), True),
     "cosines beside labels": (mlp, in_pairs(cosines, with_labels=True), True),
     "decorrelated": (mlp, in_pairs(redundancy), True),
     "divergences without dropout": (mlp, in_pairs(divergences), True),

@@ -44,11 +44,12 @@ def scaled_by_variance(reading: TapeReading) -> Found | None:
 
     Where a model's output is multiplied by b too, as the score of a process whose deviation b is, b is meant.
     """
+    noisy = reading.tape.descendants([out for op in reading.tape.ops for out in op.outs if _is_normal(reading, out)])
     wanted = {target for _, target, _ in reading.compared()}
     before = reading.tape.ancestors(wanted)
     clean = {reading.plain(target).id for target in wanted}
     for op in reading.forward_ops():
-        for data, noise in _mixtures(reading, op):
+        for data, noise in _mixtures(reading, op) if not noisy.isdisjoint(op.outs) else ():
             if noise.value not in before and reading.plain(data.value).id not in clean:
                 continue
             a, b = np.abs(data.by), np.abs(noise.by)

@@ -11,7 +11,7 @@ import numpy as np
 from sonde.core import signals
 from sonde.core.tape import OPAQUE, Call, Op, references
 from sonde.diagnosis.rule import Found, fact, on_tape
-from sonde.diagnosis.tape.numbers import MAX_DEPTH, Numbers
+from sonde.diagnosis.tape.numbers import Numbers
 from sonde.diagnosis.tape.reading import RESHAPING, TapeReading
 
 _AS_IS: Final = RESHAPING - {"detach"}
@@ -21,6 +21,10 @@ _PRODUCTS: Final = frozenset({"mm", "bmm", "_cdist_forward"})
 _JOINS: Final = frozenset({"cat", "stack"})
 MAX_CALLS: Final = 16
 """More calls of one model in a step are the steps of a loop, not the two sides of a pair."""
+
+
+MAX_DEPTH: Final = 100
+"""Operations that are followed at once: deeper values are compared from the bottom up."""
 
 
 class _Equality:
@@ -35,7 +39,7 @@ class _Equality:
         abouts = [self._reading.tape.values[each] for each in (one, other)]
         if (abouts[0].shape, abouts[0].dtype) != (abouts[1].shape, abouts[1].dtype):
             return False
-        one, other = (self._reading.plain(each, _AS_IS).id for each in (one, other))
+        one, other = sorted(self._reading.plain(each, _AS_IS).id for each in (one, other))
         if one == other:
             return True
         pair = (one, other)
@@ -98,7 +102,7 @@ def same_input_twice(reading: TapeReading) -> Found | None:
     equal = _Equality(reading)
     for calls in by_model.values():
         for one, other in itertools.combinations(calls, 2) if len(calls) <= MAX_CALLS else ():
-            if one.last > other.first or not _are_repeated(one, other, equal):
+            if one.last > other.first or not _are_repeated(reading, one, other, equal):
                 continue
             op = _meeting(reading, one, other, equal)
             if op is not None:
@@ -124,11 +128,15 @@ def _line(reading: TapeReading, call: Call) -> str:
     return "" if line is None else f" ({line}: `{line.text}`)" if line.text else f" ({line})"
 
 
-def _are_repeated(one: Call, other: Call, equal: _Equality) -> bool:
+def _are_repeated(reading: TapeReading, one: Call, other: Call, equal: _Equality) -> bool:
     if not one.args or set(one.args) != set(other.args) or set(one.outs) != set(other.outs):
         return False
     if not all(equal(value, other.args[place]) for place, value in one.args.items()):
         return False
+    ops = (reading.tape.ops[call.first : call.last] for call in (one, other))
+    for first, second in zip(*ops, strict=False):  # from the bottom up, so that no chain gets long
+        for pair in zip(first.outs, second.outs, strict=False):
+            equal(*pair)
     return all(value != other.outs[place] and equal(value, other.outs[place]) for place, value in one.outs.items())
 
 
