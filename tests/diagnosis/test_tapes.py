@@ -17,7 +17,7 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import on_tape
 from sonde.diagnosis.rules import RULES
 from sonde.diagnosis.tape.signs import drawn_to_targets
-from sonde.diagnosis.tape.targets import wraps_around
+from sonde.diagnosis.tape.targets import tested_in_loss, wraps_around
 from sonde.diagnosis.tape.unused import ignored_argument, unread_outputs
 
 SAMPLES, TIME, FEATURES, CLASSES, WORDS = 32, 10, 6, 3, 20
@@ -2662,3 +2662,28 @@ def test_a_recurrent_layer_that_is_given_a_state_for_each_column_runs_along_rows
         case.take_tape(tapes.read(folder))
     named = found("batch_axis_mixed", case)
     assert named is None or state == "none"
+
+
+@pytest.mark.parametrize("score", ["after", "before", "in eval"])
+@pytest.mark.parametrize("loss_over", ["all", "both", "train"])
+def test_rows_that_are_scored_beside_a_loss_that_has_them_are_found(tmp_path, loss_over, score):
+    train, test = torch.arange(SAMPLES) < 16, (torch.arange(SAMPLES) >= 16) & (torch.arange(SAMPLES) < 24)
+    chosen = {"all": slice(None), "both": train | test, "train": train}[loss_over]
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _ in range(4):
+            output = model(ROWS)
+            loss = F.cross_entropy(output[chosen], LABELS[chosen])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                seen = model(ROWS) if score == "in eval" else output
+                right = (seen.argmax(1) == LABELS).float()
+                parts = (train, test) if score == "after" else (test,)
+                session.log(**{f"acc_{at}": right[part].mean() for at, part in enumerate(parts)})
+    case = Case()
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    assert (tested_in_loss(case) is not None) is (loss_over == "both")

@@ -11,7 +11,7 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, began_badly
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.symptoms import BADLY_SCALED
-from sonde.diagnosis.tape.targets import read_ahead, within_input
+from sonde.diagnosis.tape.targets import read_ahead, tested_in_loss, within_input
 from sonde.diagnosis.tape.unused import learns_from_chosen_rows
 from sonde.diagnosis.track import Track
 from sonde.records import Evidence, Phase
@@ -361,9 +361,17 @@ def data_leakage(case: Case) -> Found | None:
     """Evaluation runs on the training data, or the input holds the target."""
     if (taped := within_input(case) or read_ahead(case)) is not None:
         return taped
+    if _sees_one_batch(case) and (taped := tested_in_loss(case)) is not None:
+        return taped
     if learns_from_chosen_rows(case):
         return None  # the split may be one of rows: nodes of a graph are all inputs, and some of them targets
     return _same_inputs(case) or _same_rows(case)
+
+
+def _sees_one_batch(case: Case) -> bool:
+    """Return whether every step is given the same data, as where a graph is the only sample."""
+    marks = case.vital(model_input(case).name, signals.BATCH_MARK)
+    return marks is not None and len(marks) >= CONSTANT_LOOKS and len(np.unique(marks.numbers())) == 1
 
 
 def _same_inputs(case: Case) -> Found | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde.core import signals
 from sonde.core.tape import Op, Role, Value, number, references
@@ -673,6 +674,53 @@ def read_ahead(reading: TapeReading) -> Found | None:
 
 RECURRENT: Final = ("RNN", "LSTM", "GRU")
 _ENDS_STEPS: Final = frozenset({"select", "mean", "sum", "max", "amax", "index", "index_select", "gather", "slice"})
+
+
+@on_tape
+def tested_in_loss(reading: TapeReading) -> Found | None:
+    """Find rows of a model's output that are scored by themselves, as a test is, and are also a part of the loss.
+
+    Where a model answers for all rows at once, as for the nodes of a graph, masks say which rows are trained on.
+    """
+    trained, scored = _chosen_rows(reading, in_loss=True), _chosen_rows(reading, in_loss=False)
+    for size, (loss_rows, op) in trained.items():
+        rows, by = scored.get(size, (np.zeros(0, bool), None))
+        if by is not None and rows.any() and not (rows & ~loss_rows).any() and rows.sum() < loss_rows.sum():
+            return Found(
+                severity="critical",
+                sites=(signals.LOSS, "(validation)", "(data)"),
+                evidence=(fact("rows in the loss", loss_rows.sum()), fact("of them scored by themselves", rows.sum())),
+                cause=f"{rows.sum()} rows are scored by themselves{reading.where(by)}, and all of them are among the "
+                f"{loss_rows.sum()} rows of the loss{reading.where(op)}: what they show was learnt from their labels.",
+                fix="Take the loss over the rows of the training set only: pred[train_mask], labels[train_mask].",
+                refute="Intersect the mask of the loss with that of the test: if it is empty, this finding is wrong.",
+            )
+    return None
+
+
+def _chosen_rows(reading: TapeReading, *, in_loss: bool) -> dict[int, tuple[NDArray[np.bool_], Op]]:
+    """Return the smallest set of rows that are chosen of all outputs, for the loss or beside it, by how many there are.
+
+    Beside the loss the rows that are chosen last count: those before are of the training set, to compare with. They may
+    be rows of the outputs of the step before, with which a tape begins.
+    """
+    found: dict[int, tuple[NDArray[np.bool_], Op]] = {}
+    answers = reading.tape.outputs_of_root(of_loss=False)
+    shapes = {reading.tape.values[each].shape for each in answers}
+    before = [each.id for each in reading.tape.given("carried", "constant") if each.shape in shapes]
+    outputs = reading.tape.descendants([*answers, *before])
+    for op in reading.tape.ops:
+        source, chosen = op.input("self"), references(op.args.get("indices"))
+        if op.kind != "index" or source is None or len(chosen) != 1 or op.in_model or source not in outputs:
+            continue
+        numbers = reading.numbers.of(chosen[0])
+        count = reading.tape.values[source].shape[0]
+        if numbers is None or numbers.ndim != 1 or (op.outs[0] in reading.needed) is not in_loss:
+            continue
+        rows = np.zeros(count, bool)
+        rows[numbers] = True
+        found[count] = (rows, op)
+    return found
 
 
 @on_tape
