@@ -16,8 +16,9 @@ from sonde.core import tape as tapes
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import on_tape
 from sonde.diagnosis.rules import RULES
+from sonde.diagnosis.tape.pairing import tested_in_loss
 from sonde.diagnosis.tape.signs import drawn_to_targets
-from sonde.diagnosis.tape.targets import tested_in_loss, wraps_around
+from sonde.diagnosis.tape.tokens import wraps_around
 from sonde.diagnosis.tape.unused import ignored_argument, unread_outputs
 
 SAMPLES, TIME, FEATURES, CLASSES, WORDS = 32, 10, 6, 3, 20

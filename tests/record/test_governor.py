@@ -26,7 +26,7 @@ def nothing_is_free(monkeypatch):
 class Machine:
     """A training of which steps of each level take a known time, and a governor that only sees its clocks."""
 
-    def __init__(self, budget, *, bare, cost, hidden=(0, 0, 0, 0), explores=False, disturbed=lambda step: 0.0):
+    def __init__(self, budget, *, bare, cost, hidden=(0, 0, 0, 0), rests=False, disturbed=lambda step: 0.0):
         self.now = self.own = self.busy = 0.0
         self.bare, self.cost, self.hidden = bare, cost, hidden
         self.disturbed = disturbed
@@ -37,7 +37,7 @@ class Machine:
             lambda: self.own,
             lambda level: None,
             self.decisions.append,
-            explores=lambda: explores,
+            rests=lambda: rests,
             clock=lambda: self.now,
             thread_clock=lambda: self.busy,
         )
@@ -68,8 +68,8 @@ def test_an_expensive_step_is_recorded_in_full_every_time():
 def test_other_programs_on_a_busy_machine_do_not_look_like_cost():
     chance = random.Random(0)
     cost = (0, 0.0005, 0.001, 0.002)
-    disturbed = Machine(0.05, bare=0.1, cost=cost, explores=True, disturbed=lambda step: chance.random() ** 3).run(2000)
-    assert disturbed.governor.strides == Machine(0.05, bare=0.1, cost=cost, explores=True).run(2000).governor.strides
+    disturbed = Machine(0.05, bare=0.1, cost=cost, rests=True, disturbed=lambda step: chance.random() ** 3).run(2000)
+    assert disturbed.governor.strides == Machine(0.05, bare=0.1, cost=cost, rests=True).run(2000).governor.strides
 
 
 def test_without_a_budget_everything_is_recorded_whatever_it_costs():
@@ -166,7 +166,7 @@ def test_the_step_after_an_evaluation_is_recorded_in_full_three_times():
 
 
 def test_time_that_no_clock_of_ours_sees_counts_where_steps_are_compared():
-    machine = Machine(0.05, bare=0.01, cost=(0, 1e-5, 1e-5, 1e-5), hidden=(0, 0, 2e-3, 2e-3), explores=True).run(2000)
+    machine = Machine(0.05, bare=0.01, cost=(0, 1e-5, 1e-5, 1e-5), hidden=(0, 0, 2e-3, 2e-3), rests=True).run(2000)
     assert machine.governor.strides.outputs > 1
     assert machine.share(since=200) <= 0.05 * 1.02
 

@@ -2,13 +2,14 @@
 
 Every step has a level: 0 records nothing, 1 parameters, gradients and updates, 2 also module outputs, 3 also what only
 the diagnosis needs. The first steps are of level 3 as long as that adds no more than 10 % to them, and so is the first
-second of recording tiny models. Then a few steps of each level are compared: what a level costs is how much longer its
-steps take than those of level 0, and at least the time that Sonde's own clocks and its worker thread measured. From
-that follows how often each level can be afforded. What the diagnosis needs is thinned first, then outputs, and
-parameters last; nothing ever stops. An account is kept besides: every step earns its share of the budget, every look is
-paid for, and one that cannot be paid yet is put off, so that comparing levels stays within the budget too. Steps 32,
-48, 64, 96, ... and those after the first evaluations are of level 3 whatever that costs: a few full looks show most
-faults of a loop. Logged numbers are recorded in every step.
+second of recording tiny models. What a level costs is how much longer its steps take than those of level 0, and at
+least the time that Sonde's own clocks and its worker thread measured. From that follows how often each level can be
+afforded. What the diagnosis needs is thinned first, then outputs, and parameters last; nothing ever stops.
+
+An account keeps the budget in every stretch of the run, not only on average: each step earns its share of the budget,
+each recorded step is paid for, and one that cannot be paid yet records less. Steps 32, 48, 64, 96, ... and those after
+the first evaluations are of level 3 whatever that costs, and are paid for afterwards: a few full looks show most faults
+of a loop. Logged numbers are recorded in every step.
 
 A few callbacks cost time in unrecorded steps too. Most unrecorded steps are therefore only counted
 (`sonde.record.doze`). What is left cannot be saved by recording less often, so where it takes up most of the budget,
@@ -259,8 +260,8 @@ class Governor:
         busy_seconds: Returns the processor time that the worker thread has needed so far, judging included.
         aside_seconds: Returns the time that judging and occasional work have taken so far.
         decided: Takes a new setting, to be named in the run.
-        explores: Whether to compare with unrecorded steps even if Sonde's clocks are within the budget: on a device,
-            work that the host does not see costs time too.
+        rests: Whether to leave a few steps unrecorded, to compare with, even if Sonde's clocks are within the budget:
+            on a device, work that the host does not see costs time too.
         clock: Returns the time.
         thread_clock: Returns the processor time of the training thread. Differences between levels are taken from it
             where steps are not timed on a device: on a busy machine wall-clock time differs far more by chance.
@@ -276,7 +277,7 @@ class Governor:
         *,
         busy_seconds: Callable[[], float] = lambda: 0.0,
         aside_seconds: Callable[[], float] = lambda: 0.0,
-        explores: Callable[[], bool] = lambda: False,
+        rests: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
         thread_clock: Callable[[], float] = _THREAD_CLOCK,
     ) -> None:
@@ -287,7 +288,7 @@ class Governor:
         self._busy_seconds = busy_seconds
         self._aside_seconds = aside_seconds
         self._decided = decided
-        self._explores = explores
+        self._rests_anyway = rests
         self._clock = clock
         self._thread_clock = thread_clock
         self.skips = False
@@ -639,4 +640,4 @@ class Governor:
 
     def _wants_to_rest(self, bare: float) -> bool:
         assert self.budget is not None
-        return self._explores() or self._share(Strides(), bare) > self.budget / 2
+        return self._rests_anyway() or self._share(Strides(), bare) > self.budget / 2

@@ -122,7 +122,7 @@ class Pipeline:
             self._note_cost,
             busy_seconds=lambda: self.worker.busy_seconds,
             aside_seconds=self._aside_seconds,
-            explores=lambda: self._step_clock is not None,
+            rests=lambda: self._step_clock is not None,
         )
         self._doze = Doze(
             self.guard,

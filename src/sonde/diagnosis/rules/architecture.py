@@ -15,7 +15,7 @@ from sonde.diagnosis.rule import Found, Threshold, above, by_number, fact, few, 
 from sonde.diagnosis.symptoms import NOT_TRAINED
 from sonde.diagnosis.tape.data import inverted_mask
 from sonde.diagnosis.tape.losses import mixed_axes
-from sonde.diagnosis.tape.targets import unshifted
+from sonde.diagnosis.tape.tokens import unshifted
 from sonde.records import Severity, Site
 
 _TRANSPARENT: Final = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d"})

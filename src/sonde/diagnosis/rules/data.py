@@ -11,7 +11,8 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, began_badly
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.symptoms import BADLY_SCALED
-from sonde.diagnosis.tape.targets import read_ahead, tested_in_loss, within_input
+from sonde.diagnosis.tape.pairing import tested_in_loss
+from sonde.diagnosis.tape.targets import read_ahead, within_input
 from sonde.diagnosis.tape.unused import learns_from_chosen_rows
 from sonde.diagnosis.track import Track
 from sonde.records import Evidence, Phase

@@ -8,6 +8,7 @@ from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.tape.contracts import broken, wrapped_around
 from sonde.diagnosis.tape.losses import norm_of_a_part
 from sonde.diagnosis.tape.repeats import same_input_twice
+from sonde.diagnosis.tape.returns import unmasked_bootstrap
 from sonde.diagnosis.tape.roles import (
     dropped_answers,
     hidden_as_cell,
@@ -16,7 +17,8 @@ from sonde.diagnosis.tape.roles import (
     scaled_in_part,
     swapped_arguments,
 )
-from sonde.diagnosis.tape.targets import corners_as_sizes, noisy_copy, overshifted, unmasked_bootstrap, weak_noise
+from sonde.diagnosis.tape.targets import corners_as_sizes, noisy_copy, weak_noise
+from sonde.diagnosis.tape.tokens import overshifted
 from sonde.diagnosis.tape.unused import (
     dropped_result,
     ignored_mask,

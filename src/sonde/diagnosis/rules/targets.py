@@ -19,17 +19,10 @@ from sonde.diagnosis.rules.rates import PACE_LOW
 from sonde.diagnosis.seen_loss import seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, BADLY_SCALED, NOT_FINITE, NOT_TRAINED
 from sonde.diagnosis.tape.contracts import broken
+from sonde.diagnosis.tape.pairing import crossed_rows, disagreeing_targets, misaligned, reordered
 from sonde.diagnosis.tape.roles import inverted_weights, learnt_padding, mixed_without_targets
-from sonde.diagnosis.tape.targets import (
-    crossed_rows,
-    disagreeing_targets,
-    misaligned,
-    own_answers,
-    read_after_padding,
-    reordered,
-    unrelated_noise,
-    wraps_around,
-)
+from sonde.diagnosis.tape.targets import own_answers, unrelated_noise
+from sonde.diagnosis.tape.tokens import read_after_padding, wraps_around
 from sonde.diagnosis.track import Track
 from sonde.diagnosis.weights import first_weights, last_weights
 from sonde.records import Evidence, Severity
