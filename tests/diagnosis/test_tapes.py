@@ -16,6 +16,7 @@ from sonde.core import tape as tapes
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import on_tape
 from sonde.diagnosis.rules import RULES
+from sonde.diagnosis.tape.losses import is_policy_objective
 from sonde.diagnosis.tape.pairing import tested_in_loss
 from sonde.diagnosis.tape.signs import drawn_to_targets
 from sonde.diagnosis.tape.tokens import wraps_around
@@ -2688,3 +2689,21 @@ def test_rows_that_are_scored_beside_a_loss_that_has_them_are_found(tmp_path, lo
     for folder in tapes.folders(tmp_path / "run").values():
         case.take_tape(tapes.read(folder))
     assert (tested_in_loss(case) is not None) is (loss_over == "both")
+
+
+@pytest.mark.parametrize("how", ["log-probability", "ratio", "clipped ratio", "labels"])
+def test_objectives_of_a_policy_are_distinguished_from_losses(tmp_path, how):
+    credits, before = torch.randn(SAMPLES), torch.full((SAMPLES,), -1.1)
+
+    def loss_of(model, x, y, credit, old):
+        new = F.log_softmax(model(x), 1).gather(1, y[:, None])[:, 0]
+        if how == "labels":
+            return -new.mean()
+        if how == "log-probability":
+            return -(new * credit).mean()
+        ratio = (new - old).exp()
+        clipped = ratio.clamp(0.8, 1.2) if how == "clipped ratio" else ratio
+        return -torch.minimum(ratio * credit, clipped * credit).mean()
+
+    case = taped(tmp_path / "run", mlp(), (ROWS, LABELS, credits, before), loss_of)
+    assert is_policy_objective(case) is (how != "labels")

@@ -80,7 +80,7 @@ def not_learning(case: Case) -> Found | None:
     if is_better_than_guessing(case, LEARNT) or loss_divergence.find(case) is not None:
         return None
     return Found(
-        severity="warning" if case.final and not targets_move(case) else "info",
+        severity="warning" if case.final and not (targets_move(case) or is_policy_objective(case)) else "info",
         step=1,
         sites=("(loop)",),
         evidence=(

@@ -331,7 +331,9 @@ def is_policy_objective(case: Case) -> bool:
         return False
     learnt = [term for term in reading.terms if reading.tape.values[term.value].requires_grad]
     chosen = [term for term in learnt if _sign_of_likelihood(reading, term) is not None]
-    return any(_is_weighed(reading, term) for term in chosen)
+    return any(_is_weighed(reading, term) for term in chosen) or any(
+        map(reading.is_policy_ratio, reading.forward_ops())
+    )
 
 
 def _is_weighed(reading: TapeReading, term: Term) -> bool:

@@ -268,6 +268,15 @@ class TapeReading:
     def _unread(self) -> dict[str, tuple[str, ...]]:
         return {module.path: module.unread for module in self.tape.modules if module.unread}
 
+    def is_policy_ratio(self, op: Op) -> bool:
+        """Return whether an operation is exp(new - old) of something learnt and something that is not, as in PPO."""
+        value = op.input("self")
+        before = None if op.kind != "exp" or value is None else self.tape.producer(value)
+        new, old = (None, None) if before is None else (before.input("self"), before.input("other"))
+        if before is None or before.kind != "sub" or new is None or old is None:
+            return False
+        return self.tape.values[new].requires_grad and not self.tape.values[old].requires_grad
+
     def makes_targets(self, module: str) -> bool:
         """Return whether what is minimised depends on a call of a module without gradients, as of a teacher."""
         ops = self.tape.ops_of(module)
