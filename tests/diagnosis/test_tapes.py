@@ -17,7 +17,7 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import on_tape
 from sonde.diagnosis.rules import RULES
 from sonde.diagnosis.tape.losses import is_policy_objective
-from sonde.diagnosis.tape.pairing import tested_in_loss
+from sonde.diagnosis.tape.pairing import scored_in_loss
 from sonde.diagnosis.tape.signs import drawn_to_targets
 from sonde.diagnosis.tape.tokens import wraps_around
 from sonde.diagnosis.tape.unused import ignored_argument, unread_outputs
@@ -2688,7 +2688,7 @@ def test_rows_that_are_scored_beside_a_loss_that_has_them_are_found(tmp_path, lo
     case = Case()
     for folder in tapes.folders(tmp_path / "run").values():
         case.take_tape(tapes.read(folder))
-    assert (tested_in_loss(case) is not None) is (loss_over == "both")
+    assert (scored_in_loss(case) is not None) is (loss_over == "both")
 
 
 @pytest.mark.parametrize("how", ["log-probability", "ratio", "clipped ratio", "labels"])

@@ -11,7 +11,7 @@ from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, began_badly
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.symptoms import BADLY_SCALED
-from sonde.diagnosis.tape.pairing import tested_in_loss
+from sonde.diagnosis.tape.pairing import scored_in_loss
 from sonde.diagnosis.tape.targets import read_ahead, within_input
 from sonde.diagnosis.tape.unused import learns_from_chosen_rows
 from sonde.diagnosis.track import Track
@@ -351,7 +351,7 @@ ALIKE_SHARE = Threshold(0.05, "share of a batch's rows that repeat another: rows
 
 @rule(
     "data_leakage",
-    needs=[signals.REPEATED_ROWS, signals.SEEN_ROWS, "input"],
+    needs=[signals.BATCH_MARK, signals.REPEATED_ROWS, signals.SEEN_ROWS, "input"],
     exact=True,
     fix="Hold out samples that training never sees, and evaluate on those.",
     refute="Intersect the indices of both sets: if they have none in common, this finding is wrong.",
@@ -362,7 +362,7 @@ def data_leakage(case: Case) -> Found | None:
     """Evaluation runs on the training data, or the input holds the target."""
     if (taped := within_input(case) or read_ahead(case)) is not None:
         return taped
-    if _sees_one_batch(case) and (taped := tested_in_loss(case)) is not None:
+    if _sees_one_batch(case) and (taped := scored_in_loss(case)) is not None:
         return taped
     if learns_from_chosen_rows(case):
         return None  # the split may be one of rows: nodes of a graph are all inputs, and some of them targets

@@ -332,7 +332,7 @@ def _takes_rows(reading: TapeReading, op: Op, order: int) -> bool:
 
 
 @on_tape
-def tested_in_loss(reading: TapeReading) -> Found | None:
+def scored_in_loss(reading: TapeReading) -> Found | None:
     """Find rows of a model's output that are scored by themselves, as a test is, and are also a part of the loss.
 
     Where a model answers for all rows at once, as for the nodes of a graph, masks say which rows are trained on.
