@@ -5,10 +5,12 @@ from __future__ import annotations
 import dis
 import functools
 from types import CodeType, FunctionType
+from typing import Final
 
 from torch import nn
 
-_READS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF", "LOAD_NAME", "MAKE_CELL", "COPY_FREE_VARS")
+_READS: Final = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "MAKE_CELL")
+"""Parts of the names of instructions that read a variable; some do so beside writing to another."""
 
 
 def unread_arguments(module: nn.Module) -> tuple[str, ...]:
@@ -35,7 +37,7 @@ def _unread(code: CodeType) -> tuple[str, ...]:
         return ()
     read: set[str] = set()
     for each in dis.get_instructions(code):
-        if each.opname.startswith(_READS):
+        if any(part in each.opname for part in _READS):
             read.update(each.argval if isinstance(each.argval, tuple) else (str(each.argval),))
     places = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     found = []
