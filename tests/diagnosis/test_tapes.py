@@ -2639,7 +2639,7 @@ def test_a_gradient_penalty_for_each_pixel_is_found(tmp_path, how):
         return critic(x).mean() + 10 * penalty
 
     case = taped(tmp_path / "run", Critic(), (PICTURES, LABELS), loss_of)
-    named = found("penalty_per_element", case)
+    named = found("wrong_dim_norm", case)
     assert (named is not None) is (how == "channels")
     assert named is None or "taken over dimension 1 alone" in named.cause
 

@@ -81,13 +81,13 @@ def shifted_twice(case: Case) -> Found | None:
 
 
 @rule(
-    "penalty_per_element",
+    "wrong_dim_norm",
     exact=True,
     explains=["aux_loss_dominates"],
     fix="Flatten each sample first: gradients.flatten(1).norm(2, dim=1).",
     refute="Print the shape of the norm: if it has one number for each sample, this finding is wrong.",
 )
-def penalty_per_element(case: Case) -> Found | None:
+def wrong_dim_norm(case: Case) -> Found | None:
     """A gradient penalty takes the norm over some of the dimensions of a sample, not over all of them."""
     case.need_tape()
     return norm_of_a_part(case)
