@@ -275,7 +275,7 @@ def mask_is_flipped_by_another_draw(attach, fixed):
     x, mask, _ = discs(300)
     xte, mte, _ = discs(100)
     net = nn.Sequential(nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 1, 1))
-    opt = torch.optim.Adam(net.parameters(), lr=4e-3)
+    opt = torch.optim.Adam(net.parameters(), lr=2e-3)
     session = attach(net, opt)
     loader = DataLoader(FlippedPairs(x, mask, together=fixed), batch_size=20, shuffle=True)
     for epoch in range(9):
@@ -582,7 +582,7 @@ def root_of_one_minus_a_square(attach, fixed):
     xtr, ytr, xte, yte = xtr[ytr < 5], ytr[ytr < 5], xte[yte < 5], yte[yte < 5]
 
     class ArcMarginProduct(nn.Module):
-        def __init__(self, s=12.0, m=0.15):
+        def __init__(self, s=8.0, m=0.1):
             super().__init__()
             self.weight = nn.Parameter(torch.randn(5, 2))
             self.s, self.cos_m, self.sin_m = s, np.cos(m), np.sin(m)
@@ -604,7 +604,7 @@ def root_of_one_minus_a_square(attach, fixed):
             return self.arc(self.body(x), label)
 
     net = FaceNet()
-    optimizer = torch.optim.Adam(net.parameters(), lr=4e-3)
+    optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     session = attach(net, optimizer)
     for epoch in range(20):
         for data, label in DataLoader(TensorDataset(xtr, ytr), batch_size=30, shuffle=True):
