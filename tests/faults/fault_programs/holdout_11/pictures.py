@@ -48,7 +48,18 @@ def wrong_share(model, x, y):
     source="https://github.com/PaddlePaddle/PaddleOCR/issues/3254",
     cause="The learning rate was made for many machines and is far too high for this one, so accuracy drops to that of guessing.",
     words=(r"learning rate|\blr\b", r"high|large|big|reduce|lower"),
-    cascade=("dead_relu", "loss_plateau", "not_learning", "constant_output", "loss_spike", "loss_divergence", "exploding_activation", "exploding_gradient", "loss_oscillation", "saturated_activation"),
+    cascade=(
+        "dead_relu",
+        "loss_plateau",
+        "not_learning",
+        "constant_output",
+        "loss_spike",
+        "loss_divergence",
+        "exploding_activation",
+        "exploding_gradient",
+        "loss_oscillation",
+        "saturated_activation",
+    ),
     sites=("optimizer",),
     exact=False,
 )
@@ -138,7 +149,14 @@ def model_ends_in_a_softmax(attach, fixed):
     cause="Validation comes in the middle of an epoch and leaves the model in evaluation mode, so batch norm uses its first, unfinished averages for the rest of the training.",
     words=(r"eval|\.train\(\)|train(ing)? mode",),
     also=("batchnorm_stats_stale",),
-    cascade=("overfitting", "loss_spike", "loss_oscillation", "exploding_activation", "exploding_gradient", "loss_divergence"),
+    cascade=(
+        "overfitting",
+        "loss_spike",
+        "loss_oscillation",
+        "exploding_activation",
+        "exploding_gradient",
+        "loss_divergence",
+    ),
     sites=("(model)", "(loop)", "(validation)"),
     onset=5,
 )
@@ -150,7 +168,7 @@ def validation_comes_in_the_middle(attach, fixed):
 
     class Trainer:
         def __init__(self):
-            block = lambda a, b: [nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b, momentum=0.02), nn.ReLU()]  # noqa: E731
+            block = lambda a, b: [nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b, momentum=0.02), nn.ReLU()]
             self.model = nn.Sequential(*block(1, 8), *block(8, 8), *block(8, 8), nn.Conv2d(8, 1, 1))
             self.optim = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
             self.iteration, self.interval_validate = 0, 4
@@ -274,7 +292,9 @@ def mask_is_flipped_by_another_draw(attach, fixed):
     """RandomFlip for the picture and RandomFlip for the mask."""
     x, mask, _ = discs(300)
     xte, mte, _ = discs(100)
-    net = nn.Sequential(nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 1, 1))
+    net = nn.Sequential(
+        nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 1, 1)
+    )
     opt = torch.optim.Adam(net.parameters(), lr=2e-3)
     session = attach(net, opt)
     loader = DataLoader(FlippedPairs(x, mask, together=fixed), batch_size=20, shuffle=True)
@@ -321,7 +341,14 @@ def flipped_picture_is_thrown_away(attach, fixed):
             return torch.from_numpy(img.copy())[None], torch.from_numpy(at)
 
     net = nn.Sequential(
-        nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 2)
+        nn.Conv2d(1, 8, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, 2, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 32),
+        nn.ReLU(),
+        nn.Linear(32, 2),
     )
     optim = torch.optim.Adam(net.parameters(), lr=2e-3)
     session = attach(net, optim)
@@ -409,7 +436,14 @@ def rate_falls_with_every_batch(attach, fixed):
     epochs = 16
     sharp = digits()[0][:320]
     small = F.avg_pool2d(sharp, 2)
-    net = nn.Sequential(nn.Conv2d(1, 24, 3, padding=1), nn.PReLU(), nn.Conv2d(24, 24, 3, padding=1), nn.PReLU(), nn.Conv2d(24, 4, 3, padding=1), nn.PixelShuffle(2))
+    net = nn.Sequential(
+        nn.Conv2d(1, 24, 3, padding=1),
+        nn.PReLU(),
+        nn.Conv2d(24, 24, 3, padding=1),
+        nn.PReLU(),
+        nn.Conv2d(24, 4, 3, padding=1),
+        nn.PixelShuffle(2),
+    )
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     scheduler = lr_scheduler.StepLR(optimizer, step_size=epochs // 2, gamma=0.1)
     session = attach(net, optimizer, scheduler=scheduler)
@@ -433,7 +467,19 @@ def rate_falls_with_every_batch(attach, fixed):
     source="from memory: forum questions on pictures that are read with cv2 and given to the network as values up to 255",
     cause="The pictures have values from 0 to 255, since no transform has brought them to about one.",
     words=(r"normali[sz]|255|scal|range",),
-    cascade=("dead_relu", "large_initial_loss", "loss_plateau", "not_learning", "exploding_gradient", "lr_too_high", "constant_output", "loss_spike", "exploding_activation", "nan_in_loss", "nan_forward"),
+    cascade=(
+        "dead_relu",
+        "large_initial_loss",
+        "loss_plateau",
+        "not_learning",
+        "exploding_gradient",
+        "lr_too_high",
+        "constant_output",
+        "loss_spike",
+        "exploding_activation",
+        "nan_in_loss",
+        "nan_forward",
+    ),
     sites=("(data)", "conv1", "(inputs)"),
     exact=False,
 )
@@ -553,7 +599,7 @@ def last_layer_is_replaced_too_late(attach, fixed):
         return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
 
     optimizer = None
-    for action in ((new_head, new_optimizer) if fixed else (new_optimizer, new_head)):
+    for action in (new_head, new_optimizer) if fixed else (new_optimizer, new_head):
         optimizer = action() or optimizer
     session = attach(model, optimizer)
     for epoch in range(6):

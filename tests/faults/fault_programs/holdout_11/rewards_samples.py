@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.distributions import Categorical
 
 from fault_programs.holdout_11.about import fault
-from fault_programs.holdout_11.material import Aim, Corridor, digits, discs, distance, spread
+from fault_programs.holdout_11.material import Corridor, digits, spread
 
 
 @fault(
@@ -477,7 +477,7 @@ def derivative_is_not_differentiable(attach, fixed):
     n = 24
     x = torch.sort(torch.rand(n, 1) * 4 - 2, 0).values
     x.requires_grad = True
-    f, df = lambda x: torch.sin(3 * x) + 0.4 * x, lambda x: 3 * torch.cos(3 * x) + 0.4  # noqa: E731
+    f, df = lambda x: torch.sin(3 * x) + 0.4 * x, lambda x: 3 * torch.cos(3 * x) + 0.4
     with torch.no_grad():
         y = f(x) + 0.25 * torch.randn_like(x)
         z = df(x)
@@ -562,7 +562,9 @@ def tags_compete_in_a_softmax(attach, fixed):
     has = (torch.rand(700, tags) < 0.45).float()
     stamps = 1.2 * torch.randn(tags, 1, 8, 8)
     pictures = torch.einsum("nt,tchw->nchw", has, stamps) + 0.8 * torch.randn(700, 1, 8, 8)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, tags))
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, tags)
+    )
     criterion = nn.BCELoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     session = attach(model, optimizer)
@@ -585,8 +587,8 @@ def tags_compete_in_a_softmax(attach, fixed):
     source="https://github.com/IntelLabs/distiller/issues/145",
     cause="Only the model is restored, so the learning rate starts at its first value again, and so does the schedule.",
     words=(r"learning rate|\blr\b|schedul|optimi[sz]er", r"resum|restor|load|checkpoint|initial|reset|again"),
-    also=("lr_too_high",),
-    cascade=("loss_spike", "loss_oscillation", "loss_divergence", "momentum_state_stale", "loss_plateau"),
+    also=("momentum_state_stale",),
+    cascade=("loss_spike", "loss_oscillation", "loss_divergence", "lr_too_high", "loss_plateau"),
     sites=("optimizer", "scheduler", "(loop)"),
     onset=641,
 )

@@ -124,7 +124,15 @@ def heart_rates_go_in_as_measured(attach, fixed):
     cause="The weights are drawn from a normal distribution of deviation one and not divided by the root of the number of inputs, so outputs are hundreds of times too large.",
     words=(r"init|randn|weights? (are )?(far )?too large|scale of the (initial )?weights",),
     also=("large_initial_loss",),
-    cascade=("exploding_activation", "exploding_gradient", "lr_too_high", "loss_oscillation", "loss_plateau", "overfitting", "dead_relu"),
+    cascade=(
+        "exploding_activation",
+        "exploding_gradient",
+        "lr_too_high",
+        "loss_oscillation",
+        "loss_plateau",
+        "overfitting",
+        "dead_relu",
+    ),
     sites=("w1", "w2", "(model)"),
     exact=False,
 )
@@ -165,7 +173,15 @@ def weights_are_drawn_with_randn(attach, fixed):
     source="from memory: forum questions on networks that predict one price for every house until the prices are scaled",
     cause="The prices are in whole units of money, in the hundreds of thousands, and the network would need a very long time to reach them.",
     words=(r"target|label|price", r"scal|normali[sz]|standardi[sz]|large|huge|unit"),
-    cascade=("large_initial_loss", "lr_too_low", "underfitting", "loss_plateau", "not_learning", "exploding_gradient", "constant_output"),
+    cascade=(
+        "large_initial_loss",
+        "lr_too_low",
+        "underfitting",
+        "loss_plateau",
+        "not_learning",
+        "exploding_gradient",
+        "constant_output",
+    ),
     sites=("(data)", "(loss)", "(target)"),
     exact=False,
 )
@@ -201,7 +217,15 @@ def prices_are_in_dollars(attach, fixed):
     source="https://thecodeforge.io/ml-ai/pytorch-training-loop/",
     cause="The gradients of all steps before are added up, because nothing sets them to zero.",
     words=(r"zero_grad|not (cleared|zeroed|reset)|accumulat",),
-    cascade=("loss_oscillation", "loss_divergence", "exploding_gradient", "lr_too_high", "loss_plateau", "loss_spike", "overfitting"),
+    cascade=(
+        "loss_oscillation",
+        "loss_divergence",
+        "exploding_gradient",
+        "lr_too_high",
+        "loss_plateau",
+        "loss_spike",
+        "overfitting",
+    ),
     sites=("(loop)", "optimizer"),
     onset=2,
 )
@@ -261,7 +285,7 @@ def step_has_no_parentheses(attach, fixed):
             optimizer.zero_grad()
             loss = criterion(model(data), label)
             loss.backward()
-            optimizer.step() if fixed else optimizer.step  # noqa: B018
+            optimizer.step() if fixed else optimizer.step
             running += loss.item()
             session.log(loss=loss.item())
         session.epoch(epoch)

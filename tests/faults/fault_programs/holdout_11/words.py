@@ -20,7 +20,7 @@ def reversals(count, symbols=9, low=3, high=7, pad=0):
     pairs = []
     for _ in range(count):
         s = [random.randint(2, symbols + 1) for _ in range(random.randint(low, high))]
-        pairs.append((torch.tensor(s), torch.tensor(s[::-1] + [1])))
+        pairs.append((torch.tensor(s), torch.tensor([*s[::-1], 1])))
     sources, targets = zip(*pairs)
     return pad_sequence(sources, True, pad), pad_sequence(targets, True, pad)
 
@@ -85,7 +85,7 @@ def blocks_stand_in_a_plain_list(attach, fixed):
     source="https://github.com/jsbaan/transformer-from-scratch/pull/6",
     cause="After attention the heads are joined by a reshape without the permute before it, so a token receives pieces of other tokens.",
     words=(r"permute|transpose|reshape|view",),
-    cascade=("underfitting", "loss_plateau", "future_leak"),
+    cascade=("underfitting", "loss_plateau"),
     sites=("attention", "(model)"),
 )
 def heads_are_joined_without_a_permute(attach, fixed):
@@ -212,7 +212,7 @@ def padding_counts_in_the_loss(attach, fixed):
             symbols = [random.randint(2, 9) for _ in range(random.randint(2, 4))]
             for k, symbol in enumerate(symbols):
                 seen[i, k, symbol - 2] = 1
-            out[i, : len(symbols) + 1] = torch.tensor(symbols + [1])
+            out[i, : len(symbols) + 1] = torch.tensor([*symbols, 1])
         return seen.flatten(1) + 0.3 * torch.randn(n, 32), out
 
     class Decoder(nn.Module):
@@ -319,7 +319,15 @@ def gpt_has_no_causal_mask(attach, fixed):
     source="from memory: forum questions on nn.CTCLoss that becomes negative, answered with log_softmax",
     cause="CTC takes log-probabilities, but it gets the raw scores of the last layer, which it can raise without end.",
     words=(r"log_?softmax|log.?prob|raw|logits|negative",),
-    cascade=("loss_divergence", "not_learning", "exploding_activation", "exploding_gradient", "constant_output", "nan_in_loss", "nan_forward"),
+    cascade=(
+        "loss_divergence",
+        "not_learning",
+        "exploding_activation",
+        "exploding_gradient",
+        "constant_output",
+        "nan_in_loss",
+        "nan_forward",
+    ),
     sites=("(loss)", "loss_fn", "fc", "criterion"),
 )
 def ctc_gets_raw_scores(attach, fixed):
@@ -377,8 +385,19 @@ def ctc_gets_raw_scores(attach, fixed):
     source="from memory: forum questions on plain RNNs over long sequences whose loss jumps until gradients are clipped",
     cause="The recurrent weights stretch each step, so gradients grow exponentially over the many steps of a sequence and nothing clips them.",
     words=(r"explod|clip|gradient.*(large|grow|huge)",),
-    also=("bad_init_scale",),
-    cascade=("loss_spike", "loss_divergence", "loss_oscillation", "exploding_activation", "lr_too_high", "nan_in_loss", "nan_forward", "nan_backward", "loss_plateau", "large_initial_loss"),
+    cascade=(
+        "bad_init_scale",
+        "loss_spike",
+        "loss_divergence",
+        "loss_oscillation",
+        "exploding_activation",
+        "lr_too_high",
+        "nan_in_loss",
+        "nan_forward",
+        "nan_backward",
+        "loss_plateau",
+        "large_initial_loss",
+    ),
     sites=("rnn", "(loop)", "optimizer"),
     exact=False,
 )
@@ -482,7 +501,7 @@ def warmup_of_steps_is_stepped_per_epoch(attach, fixed):
         return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total_steps - warmup)))
 
     a = 0.9 * torch.linalg.qr(torch.randn(6, 6))[0]
-    world = lambda s: torch.tanh(1.5 * s @ a) + 0.3 * s.roll(1, 1)  # noqa: E731
+    world = lambda s: torch.tanh(1.5 * s @ a) + 0.3 * s.roll(1, 1)
     model = nn.Sequential(nn.Linear(6, 48), nn.GELU(), nn.Linear(48, 6))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
