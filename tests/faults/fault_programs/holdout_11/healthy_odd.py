@@ -593,7 +593,7 @@ def adapters_start_at_zero(attach):
 
 
 @healthy(area="mixed precision", source="after examples of autocast with bfloat16 on a processor")
-def autocast_in_bfloat16(attach):
+def digits_under_bfloat16_autocast(attach):
     """The layers run in bfloat16, the loss and the weights stay float32."""
     xtr, ytr, xte, yte = digits()
     model = nn.Sequential(

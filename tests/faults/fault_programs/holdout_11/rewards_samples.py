@@ -378,7 +378,7 @@ def fifty_steps_with_betas_for_a_thousand(attach, fixed):
     sites=("discriminator", "opt_d", "(loop)"),
     onset=2,
 )
-def discriminator_is_never_cleared(attach, fixed):
+def only_the_generator_has_a_zero_grad(attach, fixed):
     """Only the optimizer of the generator has a zero_grad."""
 
     def real(n):

@@ -202,7 +202,7 @@ def attention_weights_are_all_one(attach, fixed):
     cascade=("underfitting", "class_imbalance_collapse", "loss_plateau", "constant_output"),
     sites=("(loss)", "loss_fn", "(data)"),
 )
-def padding_counts_in_the_loss(attach, fixed):
+def formulas_are_mostly_padding(attach, fixed):
     """cross_entropy with ignore_index left at -100 where the padding is 0."""
     length = 48
 
