@@ -118,7 +118,7 @@ def dqn_walks_down_the_corridor(attach):
     q = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 2))
     target = copy.deepcopy(q).requires_grad_(False)
     optimizer = torch.optim.AdamW(q.parameters(), lr=2e-3, amsgrad=True)
-    session = attach(q, optimizer, target=target)
+    session = attach({"q": q, "target": target}, optimizer)
     memory, step = deque(maxlen=1500), 0
     for episode in range(45):
         state, over, total = env.reset(), False, 0.0
@@ -432,7 +432,7 @@ def diffusion_samples_from_an_average(attach):
     net = Net()
     ema = copy.deepcopy(net).requires_grad_(False)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    session = attach(net, optimizer, ema=ema)
+    session = attach({"net": net, "ema": ema}, optimizer)
     for it in range(700):
         x0, t = rings(128), torch.randint(0, steps, (128,))
         noise = torch.randn_like(x0)

@@ -401,7 +401,7 @@ def student_learns_from_a_teacher(attach):
     teacher.eval().requires_grad_(False)
     student = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10))
     optimizer = torch.optim.Adam(student.parameters(), lr=3e-3)
-    session = attach(student, optimizer, teacher=teacher)
+    session = attach(student, optimizer)
     T, alpha = 3.0, 0.7
     for epoch in range(10):
         for x, y in DataLoader(TensorDataset(xtr, ytr), batch_size=50, shuffle=True):

@@ -432,7 +432,7 @@ def rnn_of_sixty_steps_is_not_clipped(attach, fixed):
         session.log(loss=loss.item())
     x, y = batch(500)
     with torch.no_grad():
-        return float(F.mse_loss(net(x), y))
+        return float(F.mse_loss(net(x), y).nan_to_num(5.0).clamp(max=5.0))
 
 
 @fault(
