@@ -626,7 +626,7 @@ def rate_starts_again_after_a_pause(attach, fixed):
     saved = copy.deepcopy(dict(zip(("model", "optimizer", "scheduler"), (part.state_dict() for part in run))))
     run = build()
     load_checkpoint(saved, *run)
-    train(*run, 4, attach(run[0], run[1], scheduler=run[2]))
+    train(*run, 4, attach(run[0], run[1], scheduler=run[2], resume=True))
     with torch.no_grad():
         x, _ = batch(1000)
         return float(F.mse_loss(run[0](x), torch.tanh(x @ w)))
