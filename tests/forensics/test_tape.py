@@ -481,6 +481,14 @@ def test_a_model_too_large_to_save_is_taped_without_tensors(tmp_path, monkeypatc
     assert tape.loss_values()
 
 
+def test_a_setting_that_is_a_number_of_numpy_is_written_as_a_plain_one(tmp_path):
+    model = mlp()
+    model.margin, model.lowest = np.float64(0.5), np.float64("-inf")
+    tape = taped(tmp_path, model)
+    (root,) = (module for module in tape.modules if not module.path or module.path == "(model)")
+    assert (root.settings["margin"], root.settings["lowest"]) == (0.5, {"float": "-inf"})
+
+
 def test_the_tape_keeps_no_activation_alive(tmp_path):
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

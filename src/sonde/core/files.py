@@ -249,7 +249,7 @@ def utf8(text: str) -> str:
 def encode(value: Any) -> bytes:
     """Return msgspec's structures as JSON, in text that UTF-8 can hold."""
     try:
-        return msgspec.json.encode(value)
+        return msgspec.json.encode(value, enc_hook=ordinary)
     except UnicodeEncodeError:
         return text(msgspec.to_builtins(value)).encode("utf-8", "replace")
 

@@ -615,7 +615,7 @@ def pack_plain(value: Any) -> Any:
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else {"float": str(float(value))}
+        return float(value) if math.isfinite(value) else {"float": str(float(value))}
     if isinstance(value, int | str):  # a subclass, such as an enumeration
         return int(value) if isinstance(value, int) else str(value)
     for kind, name in _NAMED:
