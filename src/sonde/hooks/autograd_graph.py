@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
@@ -15,6 +16,7 @@ _SHOWN_OTHERWISE: Final = (
     *("alias", "clone", "permute", "reshapealias", "select", "slice", "squeeze", "t", "tocopy", "transpose"),
     *("unsafeview", "unsqueeze", "view"),
 )
+LEAF: Final = "torch::autograd::AccumulateGrad"
 _MAX_LOOKS: Final = 10
 _MADE_LOCAL: Final = "_ToTorchTensorBackward"
 _MAX_NODES_BEHIND: Final = 2_000
@@ -42,6 +44,22 @@ def walk(root: Any, until: tuple[str, ...] = ()) -> Iterator[Any]:
             if child is not None and child not in known:
                 known.add(child)
                 waiting.append(child)
+
+
+def first_nodes(root: Any, most: int) -> list[Any]:
+    """Return the nodes nearest to the root of a graph that the graph owns, so not those of parameters."""
+    found: list[Any] = []
+    waiting = deque([root])
+    known = {root}
+    while waiting and len(found) < most:
+        node = waiting.popleft()
+        if node is None or name_of(node) == LEAF:
+            continue
+        found.append(node)
+        children = [child for child in children_of(node) if child not in known]
+        known.update(children)
+        waiting.extend(children)
+    return found
 
 
 def layouts_behind(tensor: torch.Tensor) -> list[Any]:

@@ -28,6 +28,7 @@ SENSORS: Final[tuple[type[Sensor], ...]] = (
     loop.OptimizerSteps,
     loop.Written,
     loop.InputGradient,
+    loop.KeptGraphs,
     parameters.HiddenParameters,
     parameters.BrokenTies,
     initialization.InitialValues,

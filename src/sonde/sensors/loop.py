@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
@@ -16,6 +17,7 @@ from sonde.core.signals import (
     BACKWARDS_ADDED,
     BACKWARDS_SEEN,
     FORWARDS,
+    GRAPHS_KEPT,
     LEFTOVER,
     LOOP,
     NO_GRADIENT,
@@ -26,7 +28,7 @@ from sonde.core.signals import (
     WEIGHTS_SET,
     WRITTEN,
 )
-from sonde.hooks.autograd_graph import name_of, walk
+from sonde.hooks.autograd_graph import LEAF, first_nodes, name_of, walk
 from sonde.hooks.guard import Handle, Handles
 from sonde.hooks.on_backward import after_backward, on_accumulated
 from sonde.parallel.ranks import is_connected
@@ -34,11 +36,14 @@ from sonde.record.kinds import InBackward
 from sonde.schedule import at, every, first
 from sonde.sensors.sensor import Backward, Clip, Context, Graph, Sensor, Step, StepEnd
 
+MAX_GRAPHS: Final = 64
+"""Earlier steps whose graphs are looked for."""
+_MARKED: Final = 8
+"""Nodes of a graph that are marked."""
 MAX_TRACED: Final = 32
 """Parameters of one optimizer that are listened to."""
 _PROBES: Final = 2
 _FEW: Final = 8
-_LEAF: Final = "torch::autograd::AccumulateGrad"
 T = TypeVar("T")
 
 
@@ -141,9 +146,49 @@ class InputGradient(Sensor):
 
     def on_graph(self, graph: Graph) -> None:
         """Look at the leaves of the graph."""
-        leaves = (getattr(node, "variable", None) for node in walk(graph.root.grad_fn) if name_of(node) == _LEAF)
+        leaves = (getattr(node, "variable", None) for node in walk(graph.root.grad_fn) if name_of(node) == LEAF)
         if any(isinstance(leaf, Tensor) and not isinstance(leaf, Parameter) for leaf in leaves):
             self.context.book.add(input_gradient=True)
+
+
+class _Mark:
+    """Lives as long as the node of a graph that holds it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class KeptGraphs(Sensor):
+    """How many earlier steps' graphs still exist, found by marks in the nodes next to the loss.
+
+    A node holds its mark until the graph is freed. What keeps a graph, such as a sum of losses or a list of outputs,
+    may hold one of the nodes before the loss instead of the loss itself, so the first few nodes are marked.
+    """
+
+    produces = (GRAPHS_KEPT,)
+    cost = "marks at eight nodes of the graph, and one number per step"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._now: list[weakref.ref[_Mark]] = []
+        self._before: deque[list[weakref.ref[_Mark]]] = deque(maxlen=MAX_GRAPHS)
+
+    def on_backward(self, backward: Backward) -> None:
+        """Mark the nodes next to what the pass starts from."""
+        for root in backward.roots:
+            for node in first_nodes(root.grad_fn, _MARKED):
+                mark = _Mark()
+                node.metadata[_Mark] = mark
+                self._now.append(weakref.ref(mark))
+
+    def on_step_end(self, end: StepEnd) -> None:
+        """Count the steps before this one of which a mark is left."""
+        if not end.due or not self._now:
+            self._now = []
+            return
+        # Not this step: the variables of the loop still hold its loss.
+        self.signals.put(LOOP, GRAPHS_KEPT, sum(any(mark() is not None for mark in step) for step in self._before))
+        self._before.append(self._now)
+        self._now = []
 
 
 class Trace:

@@ -371,7 +371,9 @@ def _unchanged(case: Case, optimizer: OptimizerFacts, names: list[str]) -> Found
 
 LEAK_BYTES = Threshold(32 << 20, "bytes: allocators and caches vary by less")
 LEAK_SHARE = Threshold(0.05, "growth over the memory after warm-up: allocators round and caches fill by less")
+LEAK_ALONE = Threshold(0.5, "the same in a process that keeps no graph: buffers of libraries grow by less")
 LEAK_STEPS = Threshold(50, "steps: a slope over fewer is uncertain")
+GRAPHS = Threshold(32, "earlier steps whose graphs still exist: a loop may keep those of a few on purpose")
 _RSS = "process.rss"
 _MEMORIES = ("cuda.allocated", _RSS)
 _OWN = "process.sonde"
@@ -380,18 +382,42 @@ _MIB = 1 << 20
 
 @rule(
     "retained_graph_leak",
+    needs=[signals.GRAPHS_KEPT],
     fix=(
         "Sum up loss.item() or loss.detach(), not loss; do not append outputs to a list without .detach(); "
         "look for retain_graph=True and create_graph=True."
     ),
     refute="Train on one batch without keeping any result: if memory still grows, this finding is wrong.",
-    since=LEAK_STEPS,
+    since=GRAPHS,
 )
 def retained_graph_leak(case: Case) -> Found | None:
-    """Memory grows with every step, as when losses are kept with their graphs."""
-    curves = [(name, curve) for name in _names(case) if (curve := case.scalar(name)) is not None]
-    if not curves:
+    """Memory grows with every step, as when losses are kept with their graphs.
+
+    A graph that still exists many steps later is an exact sign; memory of a process grows for other reasons too.
+    """
+    track = case.vital(signals.LOOP, signals.GRAPHS_KEPT)
+    if track is None and not _names(case):
         raise NotMeasured("process.rss")
+    kept = 0.0 if track is None else float(track.numbers().max(initial=0.0))
+    growing = None if case.num_steps < LEAK_STEPS else _growth(case, keeps_none=track is not None and kept == 0)
+    if kept < GRAPHS:
+        return growing
+    assert track is not None  # it has counted graphs
+    return Found(
+        exact=True,
+        step=max(1, int(track.steps[track.numbers() > 0][0]) - 1),
+        sites=("(loop)",),
+        evidence=(
+            above("earlier steps whose graph still exists", kept, GRAPHS, f"{track.key} mean"),
+            *(() if growing is None else growing.evidence),
+        ),
+        cause=f"The graphs of {kept:.0f} or more earlier steps still exist: something computed from the loss or the "
+        "outputs is kept from each step, with everything that it was computed from.",
+    )
+
+
+def _growth(case: Case, *, keeps_none: bool) -> Found | None:
+    curves = [(name, curve) for name in _names(case) if (curve := case.scalar(name)) is not None]
     for name, (steps, values) in curves:
         own = case.scalar(_OWN) if name == _RSS else None
         if own is not None:  # what Sonde holds grows within its bounds during the first steps
@@ -402,19 +428,18 @@ def retained_graph_leak(case: Case) -> Found | None:
         found = growth(steps.astype(np.float64), values)
         base = float(values[np.isfinite(values)][:1].sum())
         share = found.total / base if base > 0 else 0.0
-        large = found.total >= LEAK_BYTES and share >= LEAK_SHARE
-        if found.steady and large:
+        least = LEAK_ALONE if keeps_none and name == _RSS else LEAK_SHARE
+        if found.steady and found.total >= LEAK_BYTES and share >= least:
             return Found(
                 step=int(steps[0]),
                 sites=("(loop)",),
                 evidence=(
                     above("growth in MiB", found.total / _MIB, LEAK_BYTES / _MIB, f"{name}:scalar mean"),
-                    above("growth over memory at the start", share, LEAK_SHARE),
+                    above("growth over memory at the start", share, least),
                     fact("MiB per step", found.per_step / _MIB),
                 ),
                 cause=f"Memory ({name}) grows by {found.per_step / _MIB:.2f} MiB with every step: something is kept "
-                "from "
-                "each step, most often the loss with its graph.",
+                "from each step" + ("." if keeps_none else ", most often the loss with its graph."),
             )
     return None
 
