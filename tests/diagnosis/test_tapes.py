@@ -1217,7 +1217,8 @@ def test_the_first_loss_of_a_network_that_has_learnt_something_else_may_be_large
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
-    assert ("large_initial_loss" in [finding.kind for finding in session.findings]) is not freezes
+    found = {kind for finding in session.findings for kind in (finding.kind, *finding.explains)}
+    assert ("large_initial_loss" in found) is not freezes
 
 
 @pytest.mark.parametrize("detaches", [True, False])
@@ -2707,3 +2708,18 @@ def test_objectives_of_a_policy_are_distinguished_from_losses(tmp_path, how):
 
     case = taped(tmp_path / "run", mlp(), (ROWS, LABELS, credits, before), loss_of)
     assert is_policy_objective(case) is (how != "labels")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_outputs_that_have_gone_beyond_their_targets_do_not_show_a_wrong_sign(sign, tmp_path):
+    target = F.one_hot(torch.arange(24) % 3, 3).float()
+    model = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(3 * torch.eye(3) - 1 if sign == 1 else torch.full((3, 3), 0.5) + 0.01 * torch.eye(3))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _ in range(8):
+            optimizer.zero_grad()
+            (sign * ((model(target) - target) ** 2).mean()).backward()
+            optimizer.step()
+    assert ("loss_sign_flipped" in [finding.kind for finding in session.findings]) is (sign == -1)

@@ -15,6 +15,10 @@ from sonde.records import Severity
 
 PATIENCE: Final = 20
 """Losses that must be known before a run can count as failing."""
+FAR_WORSE: Final = 1.2
+"""Loss over that of guessing from which it is worse for certain."""
+WASTED: Final = 0.05
+"""Share of a run's losses that may be far above that of guessing."""
 _CERTAIN: Final = 4.0
 _CLASS_LOSSES: Final = ("cross_entropy", "nll_loss")
 _BINARY_LOSSES: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -88,8 +92,8 @@ def _is_worse_than_guessing(case: Case, learning: Learning) -> bool:
     chance = chance_loss(case)
     if chance is None or chance <= 0 or not is_averaged(case):
         return False
-    only_unlearnt = learning.initial > 1.2 * chance and learning.recent >= 0.95 * chance
-    return learning.recent > 1.2 * chance or only_unlearnt
+    only_unlearnt = learning.initial > FAR_WORSE * chance and learning.recent >= 0.95 * chance
+    return learning.recent > FAR_WORSE * chance or only_unlearnt
 
 
 def began_badly(case: Case) -> bool:
@@ -98,6 +102,19 @@ def began_badly(case: Case) -> bool:
     if chance is None or chance <= 0 or found is None or not is_averaged(case):
         return False
     return bool(found[1][0] > 3 * chance)
+
+
+def share_worse_than_guessing(case: Case) -> float:
+    """Return the share of a run's losses that are far above that of guessing; 0 where that is not known."""
+    chance, found = chance_loss(case), case.loss()
+    if chance is None or chance <= 0 or found is None or not is_averaged(case):
+        return 0.0
+    return float((found[1] > FAR_WORSE * chance).mean())
+
+
+def wastes_steps(case: Case) -> bool:
+    """Return whether much of a run went by before its loss was near that of guessing, as after a bad start."""
+    return share_worse_than_guessing(case) >= WASTED
 
 
 def is_near_chance(case: Case, share: float = 0.9) -> bool:

@@ -55,3 +55,14 @@ def test_a_layer_that_grows_from_call_to_call_is_found(tmp_path, gain, ill):
     found = train(tmp_path, model, torch.optim.Adam(model.parameters(), lr=1e-3), *data(features=12), steps=12)
     grown = [finding for finding in found if finding.kind == "bad_init_scale"]
     assert [finding.sites for finding in grown] == ([("carry",)] if ill else [])
+
+
+@pytest.mark.parametrize(("steps", "severity"), [(40, "warning"), (1200, "info")])
+def test_a_bad_beginning_is_a_note_where_little_of_the_run_is_lost(tmp_path, steps, severity):
+    model = perceptron(torch.nn.ReLU)
+    with torch.no_grad():
+        for layer in (model[0], model[2], model[4]):
+            layer.weight.mul_(12)
+    found = train(tmp_path, model, torch.optim.Adam(model.parameters(), lr=0.05), *data(), steps=steps)
+    (each,) = (each for each in found if each.kind in ("bad_init_scale", "large_initial_loss"))
+    assert each.severity == severity

@@ -56,3 +56,17 @@ def test_a_run_that_learnt_until_an_odd_batch_broke_it_is_not_blamed_on_long_ste
     found = train(tmp_path, model, optimizer, inputs, target, loss_fn=classify_but_for_one_batch)
     assert "lr_too_high" not in kinds(found)
     assert any(kind.startswith("nan") for kind in kinds(found))
+
+
+@pytest.mark.parametrize(("lr", "ill"), [(0.5, True), (5e-3, False)])
+def test_a_loss_that_the_first_steps_throw_up_is_found_though_it_falls_again(tmp_path, lr, ill):
+    model = perceptron()
+    x, y = data()
+    target = torch.nn.functional.one_hot(y).float()
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.1)
+    found = train(
+        tmp_path, model, optimizer, x, target, steps=150, loss_fn=torch.nn.functional.mse_loss,
+        after_step=scheduler.step if ill else lambda: None,
+    )  # fmt: skip
+    assert ("lr_too_high" in kinds(found, notes=False)) is ill

@@ -21,7 +21,7 @@ def run(last, *calls):
 def test_a_validation_loss_that_rises_while_training_goes_on_is_found():
     assert run(2.0).severity == "warning"
     assert run(2.0).step == 30
-    assert run(1.3).severity == "info"
+    assert run(1.2).severity == "info"  # a fifth of what had been gained
 
 
 def load(*steps, about="(model)", own=False):

@@ -11,7 +11,7 @@ import numpy as np
 from sonde.core import schema, signals, statistics
 from sonde.core.facts import ParameterFacts
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import anomaly_severity, began_badly, is_learning_well
+from sonde.diagnosis.outlook import anomaly_severity, began_badly, is_learning_well, wastes_steps
 from sonde.diagnosis.ownership import output_module
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, few, rule
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
@@ -142,7 +142,7 @@ def _output_spread(case: Case) -> dict[str, float]:
 
 def _badly_scaled(case: Case, names: list[str], how: str, evidence: tuple[Evidence, ...]) -> Found:
     return Found(
-        severity=anomaly_severity(case),
+        severity="warning" if wastes_steps(case) else anomaly_severity(case),
         step=1,
         sites=tuple(names[:6]),
         evidence=(*evidence, fact("weights like this", len(names))),
@@ -350,7 +350,8 @@ def large_initial_loss(case: Case) -> Found | None:
     """The loss starts far above that of guessing.
 
     The classifier is certain of wrong answers before it has learnt anything. One with frozen weights has learnt: it is
-    certain of the answers to another question.
+    certain of the answers to another question. It is a warning where a twentieth of the run or more goes by before the
+    loss is near that of guessing.
     """
     if any(not each.trainable for each in case.facts.parameters):
         return None
@@ -404,7 +405,7 @@ def _starts_high(case: Case, loss: SeenLoss, ratio: float, expected: float) -> F
     head = _head(case, loss) or _tied_head(case)
     output = loss.output
     return Found(
-        severity="warning" if huge and head else "info",
+        severity="warning" if huge and head and wastes_steps(case) else "info",
         step=1,
         sites=(head, signals.LOSS) if head else (signals.LOSS,),
         evidence=(

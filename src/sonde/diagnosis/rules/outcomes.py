@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -296,7 +297,8 @@ def loss_spike(case: Case) -> Found | None:
     if not 1 <= count <= SPIKES_MOST * len(losses):
         return None
     worst = int(np.argmax(np.where(spikes, losses, -np.inf)))
-    ratio = float(losses[worst] / np.median(losses))
+    usual = float(np.median(losses))
+    ratio = float(losses[worst]) / usual if usual else math.inf
     return Found(
         step=int(steps[worst]),
         sites=("(loop)",),
@@ -311,7 +313,7 @@ def loss_spike(case: Case) -> Found | None:
 
 OVERFIT_EVALS = Threshold(3, "persistence: evaluations in a row above the best")
 OVERFIT_RISE = Threshold(1.1, "validation loss over its best: more than its scatter")
-OVERFIT_GRAVE = Threshold(1.5, "the same: worth a warning")
+OVERFIT_LOST = Threshold(0.3, "share of what the validation loss had fallen by that is lost again: worth a warning")
 MEMORISED = Threshold(0.01, "training loss over validation loss: the training data is memorised")
 NOT_MORE = Threshold(0.5, "validation loss over that of guessing: what was memorised does not generalise")
 Steps = NDArray[np.int64]
@@ -347,13 +349,16 @@ def overfitting(case: Case) -> Found | None:
     if not len(at_best) or not np.median(now) < np.median(at_best):
         return None
     ratio = float(values[-1] / values[best])
+    gained = max(float(values[0]), case.learning.initial) - float(values[best])
+    lost = float(values[-1] - values[best]) / gained if gained > 0 else math.inf
     return Found(
-        severity="warning" if ratio >= OVERFIT_GRAVE and not _is_undone(case) else "info",
+        severity="warning" if lost >= OVERFIT_LOST and not _is_undone(case) else "info",
         step=int(steps[best]),
         sites=("(model)",),
         evidence=(
             above("validation loss over its best", ratio, OVERFIT_RISE, f"{name} mean"),
             above("evaluations in a row above the best", rising, OVERFIT_EVALS),
+            fact("rise over the fall before it", lost),
             fact("training loss over that at the best evaluation", float(np.median(now) / np.median(at_best))),
         ),
         cause=f"The model overfits since step {int(steps[best])}: better on training data, worse on validation data.",

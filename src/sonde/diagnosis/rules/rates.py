@@ -23,6 +23,10 @@ PACE_HIGH = Threshold(0.1, "update over weight: a usual step has about a thousan
 PACE_HIGH_WORSE = Threshold(0.03, "the same where the loss rises above its start")
 PACE_STEPS = Threshold(3, "persistence: one long first step is common with Adam")
 OVERSHOOT = Threshold(1.5, "highest loss over the first: with random labels or a constant output it does not rise")
+THROWN = Threshold(2.0, "highest of the first 20 losses over the first: the scatter of batches is less")
+THROWN_FAR = Threshold(10.0, "the same, where the loss comes back soon")
+THROWN_SHARE = Threshold(0.05, "share of the losses that are as far above the first: it comes back late")
+_FIRST_LOSSES: Final = 20
 
 
 @rule(
@@ -34,18 +38,24 @@ OVERSHOOT = Threshold(1.5, "highest loss over the first: with random labels or a
     since=8,
 )
 def lr_too_high(case: Case) -> Found | None:
-    """The learning rate is too high: steps are long, and the loss does not fall."""
+    """The learning rate is too high: steps are long, and the loss does not fall, or is thrown up by the first steps.
+
+    A loss that the first steps have thrown far above its start may fall again, but what the weights began with is lost.
+    """
     found = case.need_loss()
-    if not is_failing(case):
-        return None
     first = first_weights(case)
     early, late = first.pace(), last_weights(case).pace()
     if not len(early):
         raise NotMeasured("updates")
-    if case.learning.state == "broken" and not _was_failing_before(found[1], early):
-        return None
     leaps = _count(early, PACE_HIGH)
     overshoot = _overshoot(found[1])
+    if leaps >= PACE_STEPS and _is_thrown_up(found[1]) and not _tries_steps(case):
+        why = f"the first steps throw the loss to {overshoot:.3g} times its first value."
+        return _too_long(case, first, _evidence(early, late, overshoot), why)
+    if not is_failing(case):
+        return None
+    if case.learning.state == "broken" and not _was_failing_before(found[1], early):
+        return None
     worse = case.learning.state in ("worse", "broken")
     evidence = _evidence(early, late, overshoot)
     if leaps >= PACE_STEPS or (leaps and case.learning.state == "broken"):
@@ -69,6 +79,26 @@ def _was_failing_before(losses: Values, early: Values) -> bool:
     return _overshoot(before) >= OVERSHOOT or bool(before[-1] > before[0])
 
 
+def _is_thrown_up(losses: Values) -> bool:
+    """Return whether one of the first losses is far above the first, very far or for long.
+
+    Losses of both signs do not measure a distance.
+    """
+    early = losses[:_FIRST_LOSSES]
+    if not np.isfinite(early).all() or early.min() < 0 or _overshoot(early) < THROWN:
+        return False
+    return bool(_overshoot(early) >= THROWN_FAR or (losses > OVERSHOOT * early[0]).mean() >= THROWN_SHARE)
+
+
+def _tries_steps(case: Case) -> bool:
+    """Return whether an optimizer evaluates the loss at points that it may go back from, as LBFGS and SAM do."""
+    for seen in case.vitals(signals.BACKWARDS_SEEN):
+        added = case.vital(seen.name, signals.BACKWARDS_ADDED)
+        if added is not None and (added.numbers() < seen.numbers().max()).any():
+            return True
+    return False
+
+
 def _count(pace: Values, limit: float) -> int:
     return int((pace >= limit).sum())
 
@@ -89,7 +119,9 @@ def _evidence(early: Values, late: Values, overshoot: float) -> tuple[Evidence, 
     )
 
 
-def _too_long(case: Case, first: Weights, evidence: tuple[Evidence, ...]) -> Found:
+def _too_long(
+    case: Case, first: Weights, evidence: tuple[Evidence, ...], why: str = "the loss does not fall."
+) -> Found:
     rate = case.learning_rate()
     at = "" if rate is None else f" (at a rate of {rate[1].max():.3g})"
     ratios = first.update_ratio
@@ -99,8 +131,7 @@ def _too_long(case: Case, first: Weights, evidence: tuple[Evidence, ...]) -> Fou
         step=int(first.steps[0]),
         sites=("optimizer", *(first.names[index] for index in fastest)),
         evidence=evidence,
-        cause=f"The learning rate is too high: steps change weights by a large share of their size{at}, and the loss "
-        "does not fall.",
+        cause=f"The learning rate is too high: steps change weights by a large share of their size{at}, and {why}",
     )
 
 

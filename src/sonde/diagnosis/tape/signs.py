@@ -31,10 +31,9 @@ def pushed_away(reading: TapeReading) -> Found | None:
 
 def _by_targets(reading: TapeReading) -> Found | None:
     for output in _outputs(reading):
-        masks = _masks(reading, output)
-        shape = reading.tape.values[output].shape
+        ways = [_towards(reading, output, mask) for mask in _masks(reading, output)]
         # A loss may use a mask and its complement: then outputs move to one of them and away from the other.
-        if masks and all(_rises(reading, {output: np.where(mask.reshape(shape) == 1, 1.0, -1.0)}) for mask in masks):
+        if ways and all(_rises(reading, {output: way}) for way in ways):
             return _flipped(reading, "outputs move to their targets", "away from them")
         if reading.losses or _are_logits(reading, output) or _is_weighed(reading):
             continue  # torch's own losses fall towards their targets; logits are not compared with them
@@ -46,6 +45,17 @@ def _by_targets(reading: TapeReading) -> Found | None:
     return None
 
 
+def _towards(reading: TapeReading, output: int, mask: Numbers) -> Numbers:
+    """Return the direction from an output to targets of 0 and 1; what lies beyond its target already stays.
+
+    A logit may go beyond it, where a squared error should bring it back.
+    """
+    marked = mask.reshape(reading.tape.values[output].shape) == 1
+    content = reading.numbers.of(output)
+    known = np.full(marked.shape, 0.5) if content is None else content
+    return np.where(marked & (known < 1), 1.0, 0.0) - np.where(~marked & (known > 0), 1.0, 0.0)
+
+
 def drawn_to_targets(case: Case) -> bool:
     """Return whether the loss of a taped step falls as outputs move to targets of 0 and 1, and rises as they leave."""
     return case.taped is not None and case.taped.once(f"{__name__}.drawn", _is_drawn_to_targets)
@@ -54,12 +64,9 @@ def drawn_to_targets(case: Case) -> bool:
 def _is_drawn_to_targets(reading: TapeReading) -> bool:
     if len(reading.roots) != 1:
         return False
-    ways = [(output, mask.reshape(reading.tape.values[output].shape)) for output, mask in _marked(reading)]
-    return bool(ways) and all(_rises(reading, {output: np.where(mask == 1, -1.0, 1.0)}) for output, mask in ways)
-
-
-def _marked(reading: TapeReading) -> list[tuple[int, Numbers]]:
-    return [(output, mask) for output in _outputs(reading) for mask in _masks(reading, output)]
+    outputs = _outputs(reading)
+    ways = [(output, _towards(reading, output, mask)) for output in outputs for mask in _masks(reading, output)]
+    return bool(ways) and all(_rises(reading, {output: -way}) for output, way in ways)
 
 
 def _by_credits(reading: TapeReading) -> Found | None:
