@@ -24,7 +24,7 @@ def digits(train=1200):
 
 
 def spots(count, size=12, noise=0.3):
-    """Return noisy pictures, mostly bright in the left half, and the mask of a patch that is brighter still."""
+    """Return noisy pictures with one bright rectangle, and the mask of it."""
     masks = torch.zeros(count, 1, size, size)
     for mask in masks:
         i, j = torch.randint(0, size - 5, (2,)).tolist()

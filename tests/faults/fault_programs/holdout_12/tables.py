@@ -61,13 +61,23 @@ def linear_regression_squeezes_in_vain(attach, fixed):
     source="from memory: forum questions on a table with Adam(lr=0.1) or more, whose loss jumps at the start and then stays near that of guessing",
     cause="Adam's learning rate of 0.3 is a hundred times too high for this network.",
     words=(r"learning rate|\blr\b|step size|steps?", r"high|large|big|long|0\.3"),
-    cascade=("dead_relu", "loss_plateau", "constant_output", "loss_oscillation", "not_learning", "loss_spike", "exploding_activation", "underfitting", "large_initial_loss", "loss_divergence"),
+    cascade=(
+        "dead_relu",
+        "loss_plateau",
+        "constant_output",
+        "loss_oscillation",
+        "not_learning",
+        "loss_spike",
+        "exploding_activation",
+        "underfitting",
+        "large_initial_loss",
+        "loss_divergence",
+    ),
     sites=("optimizer", "(loop)", "(model)"),
     exact=False,
 )
 def wide_table_net_with_a_fast_adam(attach, fixed):
     """optim.Adam(model.parameters(), lr=0.3)."""
-    torch.set_default_dtype(torch.float32)
     x, price = houses(1500, 12)
     y = torch.bucketize(price, price.quantile(torch.tensor([0.25, 0.5, 0.75])))
     x_train, y_train, x_val, y_val = x[:1200], y[:1200], x[1200:], y[1200:]
@@ -105,7 +115,7 @@ def wide_table_net_with_a_fast_adam(attach, fixed):
     source="from memory: forum questions on backward() that only runs with requires_grad=True, since the loss is a new tensor made of a list of losses",
     cause="torch.tensor(losses, requires_grad=True) makes a new leaf, so no gradient reaches the model.",
     words=(r"torch\.tensor|new (tensor|leaf)|graph|detach|requires_grad|no gradient|never reach",),
-    also=("optimizer_step_noop", "unused_parameters"),
+    also=("unused_parameters",),
     cascade=("not_learning", "loss_plateau", "underfitting", "vanishing_gradient"),
     sites=("(loss)", "(loop)", "(model)"),
 )
@@ -149,7 +159,6 @@ def losses_of_the_heads_become_a_new_tensor(attach, fixed):
     source="from memory: questions on weighted cross entropy whose weights are the counts of the classes instead of their inverse",
     cause="The class weights grow with the count of a class, so the rare classes count even less and are never answered.",
     words=(r"weight", r"class|rare|count|frequen|invers|imbalance|majority"),
-    also=("class_weights_inverted",),
     cascade=("constant_output", "loss_plateau", "underfitting"),
     sites=("(loss)", "(data)", "loss_fn", "criterion"),
     exact=False,
@@ -205,8 +214,14 @@ def weights_of_the_classes_are_their_counts(attach, fixed):
     source="from memory: a forum answer on torch.nn.init.normal_(m.weight), whose standard deviation is 1 if none is given",
     cause="init.normal_ without a std gives weights with standard deviation 1, so the tanh units start saturated.",
     words=(r"init|start|weights? (are|is)|std|standard deviation", r"large|scale|1\.0|big|wide|saturat|std"),
-    also=("saturated_activation",),
-    cascade=("underfitting", "loss_plateau", "large_initial_loss", "vanishing_gradient", "overfitting"),
+    cascade=(
+        "saturated_activation",
+        "underfitting",
+        "loss_plateau",
+        "large_initial_loss",
+        "vanishing_gradient",
+        "overfitting",
+    ),
     sites=("(model)", "body", "net"),
     exact=False,
 )
@@ -241,7 +256,10 @@ def init_function_names_no_standard_deviation(attach, fixed):
     area="regression",
     source="from memory: questions on np.random.shuffle(X) and np.random.shuffle(y), or two permutations, before the split",
     cause="Features and targets are put in order by two different permutations, so no row has its own target.",
-    words=(r"shuffl|permut|order|row|belong|mismatch|pair", r"target|label|\by\b|separate|two|independent|differ|not.*(belong|match)"),
+    words=(
+        r"shuffl|permut|order|row|belong|mismatch|pair",
+        r"target|label|\by\b|separate|two|independent|differ|not.*(belong|match)",
+    ),
     cascade=("not_learning", "underfitting", "loss_plateau", "overfitting", "constant_output"),
     sites=("(data)", "(loss)", "loader"),
     exact=False,
