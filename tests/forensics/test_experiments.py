@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from tests.forensics.taped import taped
 from torch import nn
 
+import sonde
+from sonde.core import tape as tapes
 from sonde.errors import OptionError
 from sonde.forensics.experiments import examine
 
@@ -79,6 +81,29 @@ def test_targets_out_of_the_range_of_the_last_activation_cannot_be_reached(tmp_p
     well = measure(tmp_path / "well", "free_outputs", net(1, nn.ReLU()), F.mse_loss, data[0], y.abs())
     assert ill.number("scores.lowest") == pytest.approx(float(y.clamp(max=0).square().mean()), rel=1e-3)
     assert well.number("scores.lowest") < 1e-6
+
+
+# ---------------------------------------------------------------- information
+
+
+@pytest.mark.parametrize(("knows", "least", "most"), [(True, 10, 1000), (False, -4, 4)])
+def test_targets_that_are_dealt_out_anew_cost_only_a_model_that_knows_them(tmp_path, knows, least, most):
+    labels = torch.arange(32) % CLASSES
+    inputs = torch.nn.functional.one_hot(labels, 20).float() if knows else torch.randn(32, 20)
+    model = nn.Linear(20, CLASSES)
+    with torch.no_grad():
+        model.weight.copy_(5 * torch.eye(CLASSES, 20))
+    found = measure(tmp_path, "information", model, F.cross_entropy, inputs, labels)
+    assert least < found.number("rise") < most
+    assert found.number("dealt") == pytest.approx(
+        found.number("start") + found.number("rise") * found.number("scatter")
+    )
+
+
+def test_targets_that_are_all_the_same_cannot_be_dealt_out(tmp_path, data):
+    labels = torch.zeros(32, dtype=torch.long)
+    (found,) = examine(taped(tmp_path, net(CLASSES), F.cross_entropy, data[0], labels), only=["information"]).results
+    assert found.skipped == "all samples have the same target"
 
 
 # ---------------------------------------------------------------- dependence
@@ -255,3 +280,33 @@ def test_an_unknown_experiment_is_an_error_that_lists_them(tmp_path, data):
     tape = taped(tmp_path / "run", net(), F.cross_entropy, *data)
     with pytest.raises(OptionError, match="learnability"):
         examine(tape, only=["nonsense"])
+
+
+# ---------------------------------------------------------------- steps with several models
+
+
+def test_a_step_in_which_one_optimizer_steps_before_the_others_loss_is_repeated(tmp_path):
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(2, 2), nn.Linear(2, 1)
+    first, second = torch.optim.Adam(critic.parameters(), 0.01), torch.optim.Adam(generator.parameters(), 0.01)
+    models = nn.ModuleDict({"generator": generator, "critic": critic})
+    with sonde.watch(models, [first, second], run=tmp_path / "run", budget=None):
+        for _ in range(4):
+            made, real = generator(torch.randn(16, 2)), torch.randn(16, 2) + 1
+            first.zero_grad()
+            (F.softplus(-critic(real)).mean() + F.softplus(critic(made.detach())).mean()).backward()
+            first.step()
+            second.zero_grad()
+            F.softplus(-critic(made)).mean().backward()
+            second.step()
+    assert not examine(tapes.read(tapes.find(tmp_path / "run")), only=["dependence"]).note
+
+
+def test_a_teacher_that_is_not_watched_is_no_part_of_the_update(tmp_path, data):
+    teacher = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, CLASSES))
+
+    def loss_fn(output, target):
+        return F.mse_loss(output, teacher(target))
+
+    found = measure(tmp_path, "descent", net(CLASSES), loss_fn, data[0], data[0])
+    assert found.number("loss.1") < found.number("start")

@@ -22,7 +22,7 @@ SECONDS: Final = 60.0
 """How much processor time an examination may take."""
 BUSY: Final = 3.0
 """How many times as long it may take by the clock, on a busy machine, before its process is killed."""
-EXPERIMENTS: Final = ("free_outputs", "dependence", "descent", "learnability")
+EXPERIMENTS: Final = ("free_outputs", "dependence", "information", "descent", "learnability")
 """The names of all experiments, in the order in which they run."""
 _CHILD: Final = "sonde.forensics.experiments.child"
 

@@ -19,6 +19,7 @@ from sonde.core.examination import SECONDS, Examination, Result, check_names
 from sonde.core.tape import Tape
 from sonde.forensics.experiments.dependence import dependence
 from sonde.forensics.experiments.descent import descent
+from sonde.forensics.experiments.information import information
 from sonde.forensics.experiments.kernels import CannotRepeat
 from sonde.forensics.experiments.learnability import learnability
 from sonde.forensics.experiments.outputs import free_outputs
@@ -31,6 +32,7 @@ TOLERANCE: Final = 1e-3
 EXPERIMENTS: Final[dict[str, Callable[[Subject], Measured]]] = {
     "free_outputs": free_outputs,
     "dependence": dependence,
+    "information": information,
     "descent": descent,
     "learnability": learnability,
 }

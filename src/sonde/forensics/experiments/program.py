@@ -125,11 +125,11 @@ class Program:
         values, parameters = {}, {}
         for value in self.tape.given():
             tensor = self._tensors.get(f"v{value.id}")
-            if tensor is None or value.role in ("gradient", "optimizer_state"):
+            if tensor is None or value.role == "gradient":
                 continue
             tensor = tensor.to(torch.float64) if double and tensor.is_floating_point() else tensor.clone()
             tensor = _with_strides(tensor, value)
-            if value.role == "parameter":
+            if value.role == "parameter" and value.name:  # without a name it belongs to a model that is not watched
                 tensor.requires_grad_(value.requires_grad)
                 parameters[value.name] = tensor
             values[value.id] = tensor
