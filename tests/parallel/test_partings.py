@@ -12,8 +12,8 @@ from tests.parallel import partings
 from tests.two_ranks import backend_for
 
 import sonde
-from sonde.records import Block, Site, summarise
-from sonde.store.fingerprints import FingerprintWriter
+from sonde.records import Block, Numbers, Site, summarise
+from sonde.store.fingerprints import RECORD, FingerprintWriter
 
 IMPORTS = "from tests.parallel import partings"
 PROGRAM = "partings.train_all(folder, {names!r})"
@@ -128,3 +128,19 @@ def test_a_fingerprint_file_stays_small(tmp_path):
         writer.take_block(replace(block, step=step))
     writer.close()
     assert (tmp_path / "fingerprints.bin").stat().st_size == 32 * (10_000 + 1_000 + 2)
+
+
+def test_steps_with_nothing_but_numbers_have_fingerprints_only_where_a_setting_is_among_these(tmp_path):
+    asked = []
+    writer = FingerprintWriter(tmp_path, lambda: asked.append(1) or True)
+    writer.take_sites([Site(id=0, name="loss", quantity="scalar"), Site(id=1, name="optimizer.lr", quantity="scalar")])
+    steps, times = np.arange(1, 101), np.arange(100.0)
+    for first, sites in ((0, [0]), (100, [0, 1])):
+        values = np.ones((100, len(sites)))
+        writer.take_numbers(Numbers(steps=steps + first, times=times, sites=np.array(sites, "u4"), values=values))
+        if not first:
+            assert not asked, "nobody asks in each step whether there are other ranks"
+    writer.close()
+    written = np.fromfile(tmp_path / "fingerprints.bin", RECORD)
+    assert written["step"].tolist() == list(range(101, 201))
+    assert len(set(written["settings"].tolist())) == 1

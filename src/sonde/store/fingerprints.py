@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sonde.core import files, schema
 from sonde.core.signals import BATCH_MARK, BUFFER, part_of
 from sonde.errors import RunDamaged
-from sonde.records import Block, Event, Finding, Site
+from sonde.records import Block, Event, Finding, Numbers, Site
 from sonde.store import layout
 from sonde.store.lines import Appender
 
@@ -82,6 +82,13 @@ class FingerprintWriter:
         if self._file is None:
             self._file = Appender(self._path, new=False)
         self._file.append(record.tobytes())
+
+    def take_numbers(self, numbers: Numbers) -> None:
+        """Write the fingerprints of steps with nothing but numbers, if a setting is among these."""
+        sites = map(self._sites.get, numbers.sites.tolist())
+        if any(site is not None and is_setting(site) for site in sites):
+            for block in numbers.blocks():
+                self.take_block(block)
 
     def _arrange(self, block: Block) -> None:
         """Find the rows that each hash is made of, in the order of their keys, which is the same on all ranks."""
