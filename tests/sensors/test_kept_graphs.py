@@ -9,6 +9,7 @@ from torch import nn
 
 import sonde
 from sonde.core import signals
+from sonde.sensors.loop import MAX_GRAPHS
 
 STEPS = 60
 KEY = f"(loop):vital.{signals.GRAPHS_KEPT}"
@@ -38,13 +39,13 @@ def keeps_the_last_losses(kept, output, loss):
     kept[:] = [*kept, loss][-10:]
 
 
-def train(folder, keep, scale=1.0):
+def train(folder, keep, scale=1.0, steps=STEPS):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     kept = []
     with sonde.watch(net, optimizer, run=folder / "run", on_error="raise", budget=None) as session:
-        for _ in range(STEPS):
+        for _ in range(steps):
             optimizer.zero_grad()
             output = net(torch.randn(6, 4))
             loss = F.cross_entropy(output, torch.randint(3, (6,)))
@@ -71,3 +72,19 @@ def test_what_holds_no_graph_is_not_counted_and_a_few_graphs_are_not_reported(tm
     counts, found = train(tmp_path, keep)
     assert counts.max() == most
     assert "retained_graph_leak" not in found
+
+
+def test_graphs_are_counted_among_the_last_steps_only(tmp_path):
+    counts, _ = train(tmp_path, keeps_losses, steps=MAX_GRAPHS + 10)
+    assert counts.tolist() == [*range(MAX_GRAPHS), *[MAX_GRAPHS] * 10]
+
+
+def test_a_graph_counts_until_it_is_freed(tmp_path):
+    def keeps_the_first_for_a_while(kept, output, loss):
+        if len(kept) < 20:
+            kept.append(None if kept else loss)
+        else:
+            kept[0] = None
+
+    counts, _ = train(tmp_path, keeps_the_first_for_a_while, steps=30)
+    assert counts.tolist() == [0, *[1] * 20, *[0] * 9]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
@@ -170,7 +169,9 @@ class KeptGraphs(Sensor):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._now: list[weakref.ref[_Mark]] = []
-        self._before: deque[list[weakref.ref[_Mark]]] = deque(maxlen=MAX_GRAPHS)
+        self._before: list[tuple[int, list[weakref.ref[_Mark]]]] = []
+        """The numbers of earlier steps of which a mark is left, and these marks."""
+        self._noted = 0
 
     def on_backward(self, backward: Backward) -> None:
         """Mark the nodes next to what the pass starts from."""
@@ -185,9 +186,14 @@ class KeptGraphs(Sensor):
         if not end.due or not self._now:
             self._now = []
             return
+        # A graph that was freed does not come back: its step is not looked at again.
+        oldest = self._noted - MAX_GRAPHS
+        left = ((number, [mark for mark in marks if mark() is not None]) for number, marks in self._before)
+        self._before = [(number, marks) for number, marks in left if marks and number >= oldest]
         # Not this step: the variables of the loop still hold its loss.
-        self.signals.put(LOOP, GRAPHS_KEPT, sum(any(mark() is not None for mark in step) for step in self._before))
-        self._before.append(self._now)
+        self.signals.put(LOOP, GRAPHS_KEPT, len(self._before))
+        self._before.append((self._noted, self._now))
+        self._noted += 1
         self._now = []
 
 
