@@ -74,8 +74,8 @@ def with_attention_weights(model, x, y):
 
 
 def contrastive(model, x, y):
-    z = F.normalize(model(x))
-    return F.cross_entropy(z @ z.T, torch.arange(len(x)))
+    one, two = F.normalize(model(x)), F.normalize(model(x + torch.randn_like(x)))
+    return F.cross_entropy(one @ two.T, torch.arange(len(x)))
 
 
 def by_words(model, x, y):
@@ -2723,3 +2723,206 @@ def test_outputs_that_have_gone_beyond_their_targets_do_not_show_a_wrong_sign(si
             (sign * ((model(target) - target) ** 2).mean()).backward()
             optimizer.step()
     assert ("loss_sign_flipped" in [finding.kind for finding in session.findings]) is (sign == -1)
+
+
+def unlikelihood(model, x, y):
+    """Rank scores of classes by a sigmoid."""
+    out = model(x)
+    return -F.logsigmoid(out.gather(1, y[:, None]) - out).mean()
+
+
+def aligned(model, x, y):
+    """Align outputs with labels."""
+    scores = model(x)[:, None].expand(-1, 4, -1).log_softmax(-1).transpose(0, 1)
+    return F.ctc_loss(scores, y[:, None] % 2 + 1, torch.full_like(y, 4), torch.ones_like(y), zero_infinity=True)
+
+
+def distilled(model, x, y):
+    """Learn soft answers and labels."""
+    out = model(x)
+    soft = F.kl_div((out / 2).log_softmax(1), (x[:, :CLASSES]).softmax(1), reduction="batchmean")
+    return 0.7 * soft * 4 + 0.3 * F.cross_entropy(out, y)
+
+
+def uncertain(model, x, y):
+    """Weigh squares by a variance that is learnt."""
+    mean, log_var, _ = model(x).unbind(1)
+    return ((mean - x[:, 0]) ** 2 * torch.exp(-log_var.detach())).mean() + (log_var.exp() - log_var).mean()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("loss", [unlikelihood, aligned, distilled, uncertain])
+def test_a_loss_without_a_floor_is_named(tmp_path, loss, sign):
+    case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), lambda *given: sign * loss(*given))
+    assert (found("loss_sign_flipped", case) is not None) is (sign < 0)
+
+
+def test_a_bound_that_is_maximised_is_named_though_its_divergence_is_written_by_hand(tmp_path):
+    case = taped(tmp_path / "run", Encoder(), (WIDE,), lambda *given: -bound(0.01, of_data=16.0)(*given))
+    assert found("loss_sign_flipped", case) is not None
+
+
+def maximised_overlap(model, x, y):
+    """Maximise a similarity that has a largest value, which nothing shows in its terms."""
+    return -torch.exp(-((model(x) - x[:, :CLASSES]) ** 2)).mean()
+
+
+def raised_within(model, x, y):
+    """Raise a loss for inputs alone, as an attack does, and then lower it for these."""
+    x = x.clone().requires_grad_()
+    (-F.cross_entropy(model(x), y)).backward()
+    model.zero_grad()
+    return F.cross_entropy(model((x + 0.1 * x.grad.sign()).detach()), y)
+
+
+def costly(model, x, y):
+    """Log-probabilities weighed by what actions cost: the loss is never positive, and right."""
+    chosen = torch.distributions.Categorical(logits=model(x))
+    action = chosen.sample()
+    return -(chosen.log_prob(action) * -(1.0 + (action != y).float())).mean()
+
+
+@pytest.mark.parametrize("loss", [maximised_overlap, raised_within, costly])
+def test_a_loss_that_falls_below_zero_on_purpose_is_no_finding(tmp_path, loss):
+    assert found("loss_sign_flipped", taped(tmp_path / "run", mlp(), (ROWS, LABELS), loss)) is None
+
+
+def in_random_order(target):
+    return target[torch.randperm(len(target))]
+
+
+def denoised(target_of):
+    def loss_of(model, x, y):
+        noise = torch.randn_like(x)
+        return F.mse_loss(model(x + noise), target_of(noise))
+
+    return loss_of
+
+
+def bootstrapped(target_of):
+    def loss_of(model, x, y):
+        with torch.no_grad():
+            wanted = x[:, 0] + 0.9 * model(x.flip(1)).amax(1)
+        return F.mse_loss(model(x)[torch.arange(len(y)), y], target_of(wanted))
+
+    return loss_of
+
+
+@pytest.mark.parametrize("order", [in_random_order, lambda target: target])
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        (mlp(), lambda order: lambda model, x, y: F.cross_entropy(model(x), order(y))),
+        (mlp(outputs=FEATURES), denoised),
+        (mlp(), bootstrapped),
+    ],
+)
+def test_targets_in_another_order_are_named(tmp_path, model, loss, order):
+    case = taped(tmp_path / "run", model, (ROWS, LABELS), loss(order))
+    assert (found("label_shuffle_mismatch", case) is not None) is (order is in_random_order)
+
+
+def with_wrong_answers(model, x, y):
+    """Draw outputs to their targets, and away from those of other samples."""
+    out, wanted = model(x), x[:, :CLASSES]
+    return ((out - wanted) ** 2).mean() + F.relu(1 - (out - in_random_order(wanted)) ** 2).mean()
+
+
+def both_in_random_order(model, x, y):
+    order = torch.randperm(len(x))
+    return F.cross_entropy(model(x[order]), y[order])
+
+
+def answers_apart(model, x, y):
+    """Push each answer away from those of other samples."""
+    out = model(x)
+    return F.cross_entropy(out, y) + F.relu(1 - (out - in_random_order(out.detach())) ** 2).mean()
+
+
+@pytest.mark.parametrize("loss", [with_wrong_answers, both_in_random_order, answers_apart])
+def test_an_order_that_is_meant_is_no_finding(tmp_path, loss):
+    assert found("label_shuffle_mismatch", taped(tmp_path / "run", mlp(), (ROWS, LABELS), loss)) is None
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_view_that_is_compared_with_itself_is_named(tmp_path, same):
+    def info_nce(model, x, y):
+        one, two = F.normalize(model(x)), F.normalize(model(x + torch.randn_like(x)))
+        return F.cross_entropy(one @ (one if same else two).T, torch.arange(len(x)))
+
+    case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), info_nce)
+    assert (found("pairs_with_itself", case) is not None) is same
+
+
+@pytest.mark.parametrize(("sign", "name"), [(1, "critic"), (-1, "critic"), (1, "cost")])
+def test_an_actor_that_lowers_its_value_is_named(tmp_path, sign, name):
+    actor, critic = mlp(nn.Tanh(), outputs=1), mlp(inputs=FEATURES + 1, outputs=1)
+    first, second = (torch.optim.SGD(each.parameters(), 1e-3) for each in (actor, critic))
+    with sonde.watch(nn.ModuleDict({"actor": actor, name: critic}), [first, second], run=tmp_path / "run"):
+        for _ in range(6):
+            with torch.no_grad():
+                action = actor(ROWS) + 0.1 * torch.randn(SAMPLES, 1)
+            second.zero_grad()
+            earned = 3 - (action - ROWS[:, :1]) ** 2
+            F.mse_loss(critic(torch.cat([ROWS, action], 1)), earned).backward()
+            second.step()
+            first.zero_grad()
+            (sign * critic(torch.cat([ROWS, actor(ROWS)], 1)).mean()).backward()
+            first.step()
+    case = Case()
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    assert (found("loss_sign_flipped", case) is not None) is (sign > 0 and name == "critic")
+
+
+@pytest.mark.parametrize("uses", [True, False])
+def test_flags_that_are_stacked_and_not_used_are_named(tmp_path, uses):
+    def loss_of(model, x, y):
+        done = torch.stack([torch.tensor(float(each == 0)) for each in y])
+        with torch.no_grad():
+            following = model(x.flip(1)).amax(1)
+        return F.mse_loss(model(x)[:, 0], x[:, 0] + 0.9 * following * (1 - done if uses else 1.0))
+
+    case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), loss_of)
+    assert (found("terminal_bootstrapped", case) is None) is uses
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_a_loss_that_is_a_new_tensor_is_named_where_it_is_made(tmp_path, wraps):
+    def loss_of(model, x, y):
+        loss = F.cross_entropy(model(x), y)
+        return torch.tensor(loss.item(), requires_grad=True) if wraps else loss
+
+    finding = found("graph_break_detach", taped(tmp_path / "run", mlp(), (ROWS, LABELS), loss_of))
+    assert (finding is not None and "loss_fn" in finding.sites) is wraps
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_soft_answers_over_another_dimension_than_those_that_learn_them_are_named(tmp_path, dim):
+    def in_one_call(model, x, y):
+        return F.kl_div(model(x).log_softmax(1), x[:, :CLASSES].softmax(dim), reduction="batchmean")
+
+    def by_hand(model, x, y):
+        return -(x[:, :CLASSES].softmax(dim) * model(x).log_softmax(1)).sum(1).mean()
+
+    for loss in (in_one_call, by_hand):
+        case = taped(tmp_path / loss.__name__, mlp(), (ROWS, LABELS), loss)
+        assert (found("wrong_dim_softmax", case) is not None) is (dim == 0)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_characters_that_are_normalised_over_time_are_named(tmp_path, dim):
+    def loss_of(model, x, y):
+        scores = model(x).log_softmax(dim).transpose(0, 1)
+        return F.ctc_loss(scores, y[:, None] % 2 + 1, torch.full_like(y, TIME), torch.ones_like(y))
+
+    case = taped(tmp_path / "run", mlp(), (SERIES, LABELS), loss_of)
+    assert (found("wrong_dim_softmax", case) is not None) is (dim == 1)
+
+
+def test_two_softmaxes_that_are_multiplied_are_no_finding(tmp_path):
+    def matched(model, x, y):
+        scores = model(x) @ x.T[:CLASSES]
+        return -(scores.softmax(0) * scores.softmax(1)).diagonal().log().mean()
+
+    assert found("wrong_dim_softmax", taped(tmp_path / "run", mlp(), (ROWS, LABELS), matched)) is None

@@ -25,13 +25,12 @@ from sonde.diagnosis.tape.losses import (
     averaged_against_summed,
     constant_term,
     idle_term,
-    maximised,
     mixed_reductions,
     praised,
 )
 from sonde.diagnosis.tape.noise import scaled_by_variance
 from sonde.diagnosis.tape.roles import averaged_first, helping_opponent, learnt_advantage, learnt_choice
-from sonde.diagnosis.tape.signs import drawn_to_targets, punished_entropy, pushed_away, rewarded_divergence
+from sonde.diagnosis.tape.signs import drawn_to_targets, maximised, punished_entropy, pushed_away, rewarded_divergence
 from sonde.diagnosis.tape.unused import cancelled_term
 from sonde.diagnosis.track import Values
 from sonde.diagnosis.weights import first_weights
@@ -111,13 +110,11 @@ def loss_sign_flipped(case: Case) -> Found | None:
 
     Not judged with several optimizers: in adversarial training one maximises what another minimises.
     """
-    if (taped := helping_opponent(case)) is not None:
+    taped = helping_opponent(case) or maximised(case) or rewarded_divergence(case)
+    if taped is not None or len(case.facts.optimizers) > 1:
         return taped
-    if len(case.facts.optimizers) > 1:
-        return None
-    for question in (maximised, praised, punished_entropy, rewarded_divergence, pushed_away):
-        if (taped := question(case)) is not None:
-            return taped
+    if (taped := praised(case) or punished_entropy(case) or pushed_away(case)) is not None:
+        return taped
     ratios = root_ratios(case)
     if ratios is not None and case.loss_facts(*_NEVER_NEGATIVE) is not None and _is_whole(ratios):
         recent = ratios[-3:]

@@ -18,102 +18,12 @@ from sonde.core.tape import Op, number
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
 from sonde.diagnosis.tape.numbers import Numbers
-from sonde.diagnosis.tape.reading import CARRIERS, LOSS_FUNCTIONS, TapeReading
+from sonde.diagnosis.tape.ranges import ANYTHING, BOUNDED, Reach, bounded_by, reach
+from sonde.diagnosis.tape.reading import LOSS_FUNCTIONS, TapeReading
 from sonde.records import Evidence, Severity
 
-# --------------------------------------------------------------------------------
-# The range of values that an operation can return, whatever the weights are.
-
-Reach = tuple[float, float]
-ANYTHING: Final[Reach] = (-math.inf, math.inf)
-_BOUNDED: Final[dict[str, Reach]] = {
-    **dict.fromkeys(("sigmoid", "hardsigmoid", "_softmax", "_safe_softmax"), (0.0, 1.0)),
-    **dict.fromkeys(("tanh", "hardtanh", "cos", "sin", "sign", "erf"), (-1.0, 1.0)),
-    **dict.fromkeys(("relu", "threshold", "abs", "exp", "softplus", "sqrt", "linalg_vector_norm"), (0.0, math.inf)),
-    "elu": (-1.0, math.inf),
-    "gelu": (-0.17, math.inf),
-    "silu": (-0.28, math.inf),
-    **dict.fromkeys(("_log_softmax", "log_sigmoid_forward"), (-math.inf, 0.0)),
-}
-_KEEPS_RANGE: Final = CARRIERS | {"mean", "amax", "amin", "gather", "max", "min", "detach", "diagonal", "masked_select"}
-
-
-def reach(reading: TapeReading, value: int, depth: int = 24) -> Reach:
-    """Return between which numbers a value lies, whatever the weights are."""
-    op = reading.tape.producer(value)
-    if op is None or depth <= 0:
-        return ANYTHING
-    kind = op.kind if op.kind.startswith("_") else op.kind.removesuffix("_")
-    if kind in _BOUNDED and "hardtanh" not in kind:
-        return _BOUNDED[kind]
-    if kind in ("mm", "bmm"):
-        most = _cosines(reading, op)
-        return ANYTHING if most is None else (-most, most)
-    first, second = op.input("self"), op.input("other")
-    if first is None:
-        return ANYTHING
-    low, high = reach(reading, first, depth - 1)
-    if kind in ("clamp", "hardtanh", "clamp_min", "clamp_max"):
-        least, most = (number(op.args.get(name)) for name in (("min_val", "max_val") if kind == "hardtanh" else _ENDS))
-        return (max(low, least) if _is_number(least) else low, min(high, most) if _is_number(most) else high)
-    if kind in _KEEPS_RANGE:
-        return low, high
-    if kind == "neg":
-        return -high, -low
-    if second is None and kind in ("mul", "div", "add", "sub", "rsub"):
-        return _moved(kind, (low, high), number(op.args.get("other", 1)), number(op.args.get("alpha", 1)))
-    return ANYTHING
-
-
-_ENDS: Final = ("min", "max")
 _DIFFERENCE: Final = "a difference"
 """The name of a loss that is written by hand as a difference of outputs and targets."""
-
-
-def _is_number(given: object) -> bool:
-    return isinstance(given, int | float)
-
-
-def _moved(kind: str, ends: Reach, by: object, alpha: object) -> Reach:
-    """Return a range that was shifted or scaled by a number."""
-    if not isinstance(by, int | float) or not isinstance(alpha, int | float) or (kind == "div" and by == 0):
-        return ANYTHING
-    shift = by * alpha
-    changed = {
-        "mul": lambda end: end * by if by else 0.0,
-        "div": lambda end: end / by,
-        "add": lambda end: end + shift,
-        "sub": lambda end: end - shift,
-        "rsub": lambda end: by - alpha * end,
-    }[kind]
-    low, high = sorted(map(changed, ends))
-    return low, high
-
-
-def _cosines(reading: TapeReading, op: Op) -> float | None:
-    """Return the largest product of two rows of fixed length; None if a product of matrices is not of such."""
-    lengths = [_length(reading, op.input(name)) for name in ("self", "mat2")]
-    return None if None in lengths else math.prod(each for each in lengths if each is not None)
-
-
-def _length(reading: TapeReading, value: int | None) -> float | None:
-    """Return the length of rows that were divided by their own, and multiplied by numbers since."""
-    op = None if value is None else reading.origin(value)
-    other = None if op is None else op.input("other")
-    if op is None or op.kind not in ("mul", "div"):
-        return None
-    if other is None:
-        by, inner = number(op.args.get("other", 1)), _length(reading, op.input("self"))
-        if inner is None or not isinstance(by, int | float) or by == 0:
-            return None
-        return abs(inner * by if op.kind == "mul" else inner / by)
-    for _ in range(8 if op.kind == "div" else 0):
-        length = None if other is None else reading.origin(other)
-        if length is None or length.kind == "linalg_vector_norm":
-            return None if length is None else 1.0
-        other = length.input("self")
-    return None
-
 
 # --------------------------------------------------------------------------------
 # Arguments of losses, and what they must be.
@@ -320,9 +230,9 @@ def _is_over_classes(given: Argument, op: Op) -> bool:
 
 def _is_not_logarithm(given: Argument) -> Broken | None:
     op = given.maker
-    made = op is not None and (op.kind in (*_LAYERS, *_BOUNDED) or _adds_bias(given.reading, op))
+    made = op is not None and (op.kind in (*_LAYERS, *BOUNDED) or _adds_bias(given.reading, op))
     if op is not None and made and reach(given.reading, given.value)[1] > 0:
-        name = NAMES.get(op.kind, "layer") if op.kind in _BOUNDED else "layer"
+        name = NAMES.get(op.kind, "layer") if op.kind in BOUNDED else "layer"
         return Broken(f"what a {name} returned", (fact("operations to the loss", given.op.index - op.index),), op)
     numbers = given.numbers if given.function == "kl_div" else None
     if numbers is not None and numbers.size and float(numbers.max()) > SUM_TOLERANCE:
@@ -465,25 +375,12 @@ def _is_held_up(given: Argument) -> Broken | None:
     ends, op = reach(given.reading, given.value), given.maker
     if op is None or not all(map(math.isfinite, ends)) or op.kind in ("_softmax", "sigmoid", "_log_softmax"):
         return None
-    source = _source_of_range(given.reading, given.value)
+    source = bounded_by(given.reading, given.value)
     share, limit = _lowest_share(given, ends), HELD_UP_COSINES if source.kind in ("mm", "bmm", "div") else HELD_UP
     if share < limit:
         return None
     found = above("lowest loss that they allow, over that of a guess", share, limit)
     return Broken(f"numbers that always lie between {ends[0]:.3g} and {ends[1]:.3g}", (found,), source)
-
-
-def _source_of_range(reading: TapeReading, value: int) -> Op:
-    """Return the operation by which a value is bounded."""
-    op = reading.tape.producer(value)
-    while op is not None and (op.kind in _KEEPS_RANGE or op.kind.rstrip("_") in ("mul", "div", "add", "sub", "neg")):
-        first = op.input("self")
-        before = None if first is None or reach(reading, first) == ANYTHING else reading.tape.producer(first)
-        if before is None:
-            break
-        op = before
-    assert op is not None  # something bounds it
-    return op
 
 
 def _cannot_be_reached(given: Argument) -> Broken | None:
@@ -498,7 +395,7 @@ def _cannot_be_reached(given: Argument) -> Broken | None:
     if share < UNREACHED or margin == 0:
         return None
     run = (fact("smallest target", float(target.min())), fact("largest target", float(target.max())))
-    source = _source_of_range(given.reading, given.value)
+    source = bounded_by(given.reading, given.value)
     got = f"numbers between {low:g} and {high:g} for targets from {target.min():.3g} to {target.max():.3g}"
     return Broken(got, (above("share of targets out of reach", share, UNREACHED), *run), source)
 

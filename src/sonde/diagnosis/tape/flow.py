@@ -31,6 +31,16 @@ def reaches_nothing(case: Case) -> Found | None:
     if not sources or any(each.name in names for each in sources):
         return None
     op = reading.tape.producer(reading.roots[0])
+    if {each.id for each in sources} <= {reading.plain(root).id for root in reading.roots}:
+        return Found(
+            severity="critical",
+            step=reading.tape.step,
+            sites=(signals.LOSS, signals.LOOP, "(model)"),
+            evidence=(fact("parameters that the optimizer holds", len(names)), fact("operations before the loss", 0)),
+            cause="backward() was called on a new tensor that has the number of the loss, but was not computed of the "
+            "model's outputs: no gradient reaches a parameter, and nothing is trained.",
+            fix="Call backward() on the loss itself, without .item(), torch.tensor(...) or requires_grad=True.",
+        )
     return Found(
         severity="critical",
         step=reading.tape.step,

@@ -14,20 +14,17 @@ from sonde.core.tape import Mark, Op, number
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, fact, few, on_tape
 from sonde.diagnosis.tape.axes import Cut, reduced
+from sonde.diagnosis.tape.contracts import arguments
 from sonde.diagnosis.tape.numbers import Numbers
-from sonde.diagnosis.tape.reading import CARRIERS, LOSS_FUNCTIONS, RESHAPING, SOFTMAXES, TapedLoss, TapeReading, Term
+from sonde.diagnosis.tape.reading import CARRIERS, LOSS_FUNCTIONS, RESHAPING, SOFTMAXES, TapeReading, Term
 
-_NEVER_NEGATIVE: Final = frozenset(
-    {"cross_entropy", "nll_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"}
-    | {"binary_cross_entropy_with_logits"}
-)
 _PAIRWISE: Final = frozenset({"sub", "add", "mul", "div", "rsub", "pow", "maximum", "minimum"})
 
 
 @on_tape
 def wrong_axis(reading: TapeReading) -> Found | None:
     """Find a softmax that runs over the samples, or over another axis than the classes of its loss."""
-    return _not_over_classes(reading) or _over_samples(reading) or _over_one(reading)
+    return _not_over_classes(reading) or _over_two_axes(reading) or _over_samples(reading) or _over_one(reading)
 
 
 def _over_one(reading: TapeReading) -> Found | None:
@@ -87,12 +84,64 @@ def lost_in_norm(reading: TapeReading) -> Found | None:
 def _not_over_classes(reading: TapeReading) -> Found | None:
     for loss in reading.losses:
         maker = reading.origin(loss.value)
-        if loss.kind != "nll_loss" or maker is None or maker.kind != "_log_softmax" or loss.classes is None:
+        if loss.kind not in ("nll_loss", "ctc_loss") or maker is None or loss.classes is None:
+            continue
+        if maker.kind not in (*SOFTMAXES, "_log_softmax"):
             continue
         runs, classes = reading.runs_over(maker), reading.dim(loss.value, loss.classes)
-        if runs and classes and runs != classes:
+        place = _place_of_softmax(reading, loss.value)
+        is_known = place is not None or (runs and classes)
+        if is_known and (place != loss.classes if place is not None else runs != classes):
             return _crossed(reading, maker, "the classes of the loss are in another dimension")
     return None
+
+
+def _over_two_axes(reading: TapeReading) -> Found | None:
+    """Find probabilities that are compared with others which add up to one over another dimension."""
+    pairs = [(output, target) for output, target, _ in reading.compared()]
+    pairs += [
+        (each.value, each.other) for each in arguments(reading) if each.role == "input" and each.other is not None
+    ]
+    pairs += [pair for op in reading.forward_ops() if (pair := _cross_entropy(reading, op)) is not None]
+    for pair in pairs:
+        places = [_place_of_softmax(reading, each) for each in pair]
+        shapes = [reading.tape.values[each].shape for each in pair]
+        makers = [op for each in pair if (op := reading.origin(each)) is not None]
+        if None not in places and places[0] != places[1] and shapes[0] == shapes[1] and len(makers) == 2:
+            wrong = makers[0 if reading.is_samples(pair[0], int(places[0] or 0)) else 1]
+            return _crossed(reading, wrong, "what it is compared with adds up to one over another dimension")
+    return None
+
+
+def _cross_entropy(reading: TapeReading, op: Op) -> tuple[int, int] | None:
+    """Return probabilities and logarithms of others that are multiplied; two softmaxes are multiplied on purpose."""
+    pair = reading.pair(op) if op.kind == "mul" and not op.in_model else None
+    makers = [] if pair is None else [reading.origin(each) for each in pair]
+    return pair if sum(maker is not None and maker.kind == "_log_softmax" for maker in makers) == 1 else None
+
+
+def _place_of_softmax(reading: TapeReading, value: int) -> int | None:
+    """Return the dimension of a value over which its probabilities add up to one; None if it is not of a softmax."""
+    after: list[Op] = []
+    op = reading.tape.producer(value)
+    while op is not None and op.kind not in (*SOFTMAXES, "_log_softmax"):
+        after.append(op)
+        before = op.input("self")
+        op = None if before is None or op.kind not in _KEEPS_PLACES else reading.tape.producer(before)
+    if op is None:
+        return None
+    axes = len(reading.tape.values[op.outs[0]].shape)
+    order = list(range(axes))
+    for each in reversed(after):
+        if each.kind == "permute":
+            order = [order[int(dim)] for dim in each.args["dims"]]
+        elif each.kind in ("transpose", "t"):
+            one, two = (int(each.args.get(name, place)) for name, place in (("dim0", 0), ("dim1", 1)))
+            order[one], order[two] = order[two], order[one]
+    return order.index(int(op.args["dim"]) % axes) if axes else None
+
+
+_KEEPS_PLACES: Final = frozenset({"permute", "transpose", "t", "detach", "clone", "contiguous", "alias", "_to_copy"})
 
 
 def _over_samples(reading: TapeReading) -> Found | None:
@@ -279,34 +328,6 @@ def _is_unsqueezed(reading: TapeReading, value: int) -> bool:
 
 
 @on_tape
-def maximised(reading: TapeReading) -> Found | None:
-    """Find that every loss of torch's within what is minimised has a minus before it, and that nothing else is."""
-    if len(reading.tape.optimizers) != 1:
-        return None
-    groups = [group for each in reading.tape.optimizers for group in each.groups]
-    turn = -1 if groups and all(group.settings.get("maximize") for group in groups) else 1
-    signs = [
-        (turn * term.sign, loss)
-        for term in reading.terms
-        for loss in reading.holds(term)
-        if loss.kind in _NEVER_NEGATIVE and _is_plain(reading, loss)
-    ]
-    learnt = [term for term in reading.terms if reading.tape.values[term.value].requires_grad]
-    others = [term for term in learnt if not reading.holds(term)]
-    if not signs or others or any(sign > 0 for sign, _ in signs):
-        return None
-    loss = signs[0][1]
-    return Found(
-        sites=(signals.LOSS,),
-        evidence=(fact("losses with a minus before them", len(signs)), fact("losses without", 0)),
-        cause=f"{'The optimizer maximises what backward() was called on, and so' if turn < 0 else 'The negative of'} "
-        f"{loss.kind}{' is maximised' if turn < 0 else ' is minimised'}{reading.where(loss.op)}: training makes the "
-        "loss larger.",
-        fix="Remove maximize=True from the optimizer." if turn < 0 else "",
-    )
-
-
-@on_tape
 def praised(reading: TapeReading) -> Found | None:
     """Find log-probabilities of data or of rewards that are minimised: the minus before them is missing."""
     if len(reading.tape.optimizers) != 1:
@@ -385,11 +406,6 @@ def _is_log_probability(reading: TapeReading, op: Op, sign: int) -> int | None:
 
 MAX_STEPS: Final = 32
 KEEPS_SIGN: Final = frozenset({"mean", "sum", "mul", "div", "gather", *CARRIERS})
-
-
-def _is_plain(reading: TapeReading, loss: TapedLoss) -> bool:
-    """Return whether a loss was averaged with nothing but positive weights, as far as the tape shows."""
-    return bool(loss.op.outs) and reading.tape.values[loss.op.outs[0]].size == 1
 
 
 @on_tape

@@ -287,6 +287,80 @@ _ORDERS: Final = frozenset({"sort", "argsort", "randperm", "topk"})
 
 @on_tape
 def reordered(reading: TapeReading) -> Found | None:
+    """Find inputs or targets that are put in another order in the step, while what they belong to is not."""
+    return _reordered_inputs(reading) or _reordered_targets(reading)
+
+
+def _reordered_targets(reading: TapeReading) -> Found | None:
+    """Find targets all rows of which are taken in a random order that nothing else follows."""
+    pairs = list(_judged(reading))
+    for output, target, loss in pairs:
+        rows = reading.tape.values[target].shape[:1]
+        answers = _answers_in(reading, output)
+        others = [reading.tape.ancestors(each) for out, each, _ in pairs if answers & _answers_in(reading, out)]
+        for op in reading.makers(target, lambda each: not each.in_model):
+            order, source = _drawn_order(reading, op), op.input("self")
+            if order is None or source is None or reading.tape.values[order].shape != rows:
+                continue
+            # Answers of a model in another order, or targets beside their own, are wrong on purpose.
+            is_answer = source in reading.of_weights and not reading.is_bootstrap(source)
+            is_with_own = any(source in each and order not in each for each in others)
+            if not is_answer and not is_with_own and _keeps_order(reading, output, order):
+                return _in_another_order(reading, op, loss, rows[0])
+    return None
+
+
+def _answers_in(reading: TapeReading, output: int) -> set[int]:
+    """Return what models returned that an output was computed of since."""
+    within = reading.tape.ancestors(output, through=lambda op: not op.in_model and op.phase != "backward")
+    return within.intersection(reading.tape.outputs_of_root()) or {output}
+
+
+def _drawn_order(reading: TapeReading, op: Op) -> int | None:
+    """Return the random permutation by which an operation takes all rows, if it does."""
+    chosen = [*references(op.args.get("indices")), *references(op.args.get("index"))]
+    source = op.input("self")
+    if op.kind not in ("index", "index_select") or source is None or len(chosen) != 1:
+        return None
+    maker, order = reading.origin(chosen[0]), reading.tape.values[chosen[0]]
+    is_all = maker is not None and maker.kind == "randperm" and order.shape == reading.tape.values[source].shape[:1]
+    return order.id if is_all else None
+
+
+def _keeps_order(reading: TapeReading, output: int, order: int) -> bool:
+    """Return whether an output has the rows of data that was in use before an order was drawn, as they were then."""
+    drawn, within = reading.origin(order), reading.tape.ancestors(output)
+    data = [value for value in within if reading.tape.values[value].role in _DATA_ROLES]
+    firsts = [uses[0].index for value in data if (uses := reading.tape.consumers(value))]
+    if order in within or drawn is None or not any(first < drawn.index for first in firsts):
+        return False
+    answers = reading.tape.descendants(reading.tape.outputs_of_root())
+    makers = reading.makers(output, lambda op: not op.in_model)
+    return not any(op.input("self") in answers and not op.in_model and _moves_rows(reading, op) for op in makers)
+
+
+def _moves_rows(reading: TapeReading, op: Op) -> bool:
+    """Return whether an operation takes rows, other than all of them in their order, as in `q[torch.arange(n), a]`."""
+    if op.kind not in ("index", "index_select", *_ORDERS):
+        return False
+    chosen = references(op.args.get("indices"))
+    rows = reading.numbers.of(chosen[0]) if len(chosen) > 1 else None
+    return rows is None or not np.array_equal(rows, np.arange(len(rows)))
+
+
+def _in_another_order(reading: TapeReading, op: Op, loss: Op, rows: int) -> Found:
+    return Found(
+        severity="critical",
+        sites=(signals.LOSS, "(data)", reading.site(op, signals.LOOP)),
+        evidence=(fact("targets that are put in another order", rows), fact("inputs that are", 0)),
+        cause=f"Targets are put in another order{reading.where(op)}; neither the inputs nor the outputs that they are "
+        f"compared with{reading.where(loss)} are: labels do not match their samples.",
+        fix="Take inputs and targets in the same order: order = torch.randperm(len(x)); x, y = x[order], y[order].",
+        refute="Print the order: if it is 0, 1, 2, ..., this finding is wrong.",
+    )
+
+
+def _reordered_inputs(reading: TapeReading) -> Found | None:
     """Find samples that are put in another order before the model, while neither targets nor outputs are."""
     for op in reading.tape.ops:
         if op.kind not in _ORDERS or op.phase not in ("forward", "between") or not op.outs:

@@ -196,10 +196,10 @@ def _weighs_value(reading: TapeReading, op: Op) -> bool:
 
 
 def _is_idle_flag(reading: TapeReading, value: Value) -> bool:
-    if any(op.kind != "lift_fresh" for op in reading.tape.consumers(value.id)) or value.role not in (
-        "constant",
-        "batch",
-    ):
+    """Return whether numbers of the data, or what was made of them by nothing but stacking, are 0 and 1 and unused."""
+    maker = reading.tape.producer(value.id)
+    is_stacked = maker is not None and maker.kind == "stack" and not maker.in_model and not value.requires_grad
+    if any(op.kind != "lift_fresh" for op in reading.tape.consumers(value.id)):
         return False
-    content = reading.numbers.of(value.id)
+    content = reading.numbers.of(value.id) if is_stacked or value.role in ("constant", "batch") else None
     return content is not None and set(np.unique(content)) <= {0, 1}

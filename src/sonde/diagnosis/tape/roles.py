@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -326,7 +327,7 @@ def _added(one: dict[int, float], other: dict[int, float]) -> dict[int, float]:
 
 
 def helping_opponent(case: Case) -> Found | None:
-    """Find a generator whose loss moves the scores of its samples the same way as the loss of its opponent."""
+    """Find a generator that is helped by its opponent, or an actor that lowers what its critic expects of actions."""
     steps = [each.tape.step for each in case.rounds]
     return case.rounds[0].once(f"games {steps}", lambda _: _helping_opponent(case.rounds)) if steps else None
 
@@ -336,6 +337,10 @@ def _helping_opponent(rounds: list[TapeReading]) -> Found | None:
     for reading, made, makers in ((each, *game) for each in rounds for game in _games(each)):
         for other in rounds:
             for judged in _judgements(other, made.path, makers):
+                if _is_fitted(other, judged):
+                    if _VALUES.search(made.path) and _pull(reading, made) == -1:
+                        return _lowered_value(reading, made, makers)
+                    continue
                 pulls = _pull(reading, made), _pull(other, judged)
                 if None in pulls or pulls[0] != pulls[1] or pulls[0] == 0:
                     continue
@@ -351,6 +356,33 @@ def _helping_opponent(rounds: list[TapeReading]) -> Found | None:
                     fix="In the generator's loss use the label of real data for its samples, or the other sign.",
                 )
     return None
+
+
+_VALUES: Final = re.compile(r"critic|value|reward|return|(^|[._])q[f_]?\d*($|[._])|q_?(net|func)", re.IGNORECASE)
+"""Names of models of what is earned, which one maximises; what others predict may be a cost."""
+
+
+def _is_fitted(reading: TapeReading, call: Call) -> bool:
+    """Return whether the score of a call is compared with a different number for each sample, not with a label."""
+    (score,) = call.outs.values()
+    after = reading.tape.descendants(score, through=lambda op: not op.in_model)
+    targets = (target for output, target, _ in reading.compared() if output in after)
+    contents = (reading.numbers.of(target) for target in targets)
+    return any(content is not None and np.unique(content).size > 2 for content in contents)
+
+
+def _lowered_value(reading: TapeReading, made: Call, makers: list[str]) -> Found:
+    op = reading.tape.producer(next(iter(made.outs.values())))
+    return Found(
+        severity="critical",
+        step=reading.tape.step,
+        sites=tuple(dict.fromkeys((signals.LOSS, *(name.split(".")[0] for name in makers), made.path))),
+        evidence=(fact("change of the loss as values rise", 1.0),),
+        cause=f"The actor is trained to lower what {made.path} expects of its actions{reading.where(op)}: the minus "
+        "before the value is missing.",
+        fix="Minimise the negative value: actor_loss = -critic(state, actor(state)).mean().",
+        refute=f"If {made.path} predicts a cost, not a return, this finding is wrong.",
+    )
 
 
 def _games(reading: TapeReading) -> Iterator[tuple[Call, list[str]]]:
@@ -483,11 +515,18 @@ def itself_among_pairs(reading: TapeReading) -> Found | None:
         if not reading.tape.values[first].requires_grad or _behind(reading, first) != _behind(reading, second):
             continue
         for loss in reading.losses:
-            if (
-                loss.kind == "cross_entropy"
-                and _only_scaled(reading, loss, op.outs[0])
-                and not _is_diagonal(reading, loss)
-            ):
+            if loss.kind != "cross_entropy" or not _only_scaled(reading, loss, op.outs[0]):
+                continue
+            if _are_own_answers(reading, loss):
+                return Found(
+                    sites=(signals.LOSS, "(data)"),
+                    evidence=(fact("samples whose right answer is themselves", reading.tape.values[first].shape[0]),),
+                    cause=f"All samples are compared with each other{reading.where(op)}, and the right answer of each "
+                    f"is itself, in the very same view: {loss.kind}{reading.where(loss.op)} has nothing to learn from.",
+                    fix="Compare the outputs of two views: logits = z1 @ z2.T.",
+                    refute="Compare both sides with torch.equal: if it returns False, this finding is wrong.",
+                )
+            if not _is_diagonal(reading, loss):
                 return Found(
                     sites=(signals.LOSS,),
                     evidence=(
@@ -508,6 +547,11 @@ def _behind(reading: TapeReading, value: int) -> int:
 def _only_scaled(reading: TapeReading, loss: TapedLoss, value: int) -> bool:
     through = frozenset({"div", "mul", *RESHAPING})
     return value in reading.tape.ancestors(loss.value, through=lambda op: op.kind in through)
+
+
+def _are_own_answers(reading: TapeReading, loss: TapedLoss) -> bool:
+    target = None if loss.target is None else reading.numbers.of(loss.target)
+    return target is not None and np.array_equal(target, np.arange(target.size))
 
 
 def _is_diagonal(reading: TapeReading, loss: TapedLoss) -> bool:

@@ -4,21 +4,147 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from sonde.core import signals
-from sonde.core.tape import Call, Op
+from sonde.core.tape import Call, Op, number
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
-from sonde.diagnosis.tape.losses import KEEPS_SIGN, divergence, is_negated, is_policy_objective
+from sonde.diagnosis.tape.losses import KEEPS_SIGN, is_negated, is_policy_objective
 from sonde.diagnosis.tape.numbers import Numbers, TapedNumbers
-from sonde.diagnosis.tape.reading import TapeReading, Term
+from sonde.diagnosis.tape.ranges import LOSSES, NEVER_NEGATIVE, NEVER_POSITIVE, is_square, plain_kind, reach
+from sonde.diagnosis.tape.reading import CARRIERS, TapeReading, Term
 from sonde.diagnosis.tape.roles import chosen, factors
 
 _SHARES: Final = (0.01, 0.1)
 """How far outputs are moved, over their spread."""
+
+
+@on_tape
+def maximised(reading: TapeReading) -> Found | None:
+    """Find that nothing of what is minimised has a floor: all that cannot become negative has a minus before it."""
+    turn = -1 if _maximises(reading) else 1
+    for roots in _minimised(reading):
+        parts = [part for root in roots for part in _parts(reading, root, turn * reading.direction(root))]
+        if parts and not _has_floor(reading, parts):
+            op = reading.tape.producer(parts[0].value)
+            name = "a number that cannot be negative" if op is None or not op.function else op.function
+            how = "The optimizer maximises what backward() was called on, and so" if turn < 0 else "The negative of"
+            return Found(
+                sites=(signals.LOSS,),
+                evidence=(fact("terms without a floor", len(parts)), fact("terms with a floor", 0)),
+                cause=f"{how} {name} is {'maximised' if turn < 0 else 'minimised'}{reading.where(op)}: training "
+                "makes the loss larger without end.",
+                fix="Remove maximize=True from the optimizer." if turn < 0 else "",
+            )
+    return None
+
+
+@on_tape
+def rewarded_divergence(reading: TapeReading) -> Found | None:
+    """Find a divergence from the prior that grows smaller as codes leave it: its sign is wrong."""
+    for roots in _minimised(reading):
+        for term in (term for root in roots for term in reading.terms_of(root)):
+            parts = list(_parts(reading, term.value, term.sign))
+            makers = [reading.tape.producer(part.value) for part in parts]
+            kinds = {"square" if is_square(op) else op.kind for op in makers if op is not None}
+            if len(parts) > 2 and {"square", "exp"} <= kinds and not _has_floor(reading, parts):
+                return Found(
+                    sites=(signals.LOSS,),
+                    evidence=(fact("terms without a floor", len(parts)), fact("terms with a floor", 0)),
+                    cause="The divergence of the codes from their prior has the wrong sign"
+                    f"{reading.where(makers[0])}: it falls as the means of codes move away from 0, so training drives "
+                    "them apart without end.",
+                    fix="kl = -0.5 * (1 + logvar - mu.pow(2) - logvar.exp()).sum(1).mean(), added to the loss.",
+                    refute="Print the term: if it is positive and falls, this finding is wrong.",
+                )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A value that is added up, with others, to what is minimised, and the sign that it has there."""
+
+    value: int
+    sign: int
+
+
+_ADDING: Final = frozenset({"mean", "sum", *CARRIERS})
+MAX_PARTS: Final = 64
+
+
+def _parts(reading: TapeReading, value: int, sign: int, most: int = MAX_PARTS) -> Iterator[_Part]:
+    """Yield the learnt values that another is the sum or the mean of."""
+    op = reading.tape.producer(value)
+    if not reading.tape.values[value].requires_grad:
+        return
+    first, second = (None, None) if op is None else (op.input("self"), op.input("other"))
+    kind = "" if op is None else plain_kind(op)
+    if op is None or first is None or most <= 0 or reach(reading, value) == NEVER_NEGATIVE:
+        yield _Part(value, sign)
+    elif kind in ("add", "sub", "rsub") and _is_positive(op.args.get("alpha", 1)):
+        yield from _parts(reading, first, -sign if kind == "rsub" else sign, most // 2)
+        if second is not None:
+            yield from _parts(reading, second, -sign if kind == "sub" else sign, most // 2)
+    elif kind == "neg" or (kind in ("mul", "div") and second is None):
+        factor = -1 if kind == "neg" or not _is_positive(op.args.get("other", 1)) else 1
+        yield from _parts(reading, first, factor * sign, most - 1)
+    elif kind in _ADDING and second is None:
+        yield from _parts(reading, first, sign, most - 1)
+    else:
+        yield _Part(value, sign)
+
+
+def _is_positive(given: object) -> bool:
+    value = number(given)
+    return isinstance(value, int | float) and value > 0
+
+
+def _has_floor(reading: TapeReading, parts: list[_Part]) -> bool:
+    """Return whether a sum may have a floor: unless all that is known to be unbounded on one side falls without end.
+
+    A number whose exponential is added too grows more slowly than that, so its sign does not matter.
+    """
+    signs: list[int] = []
+    rest: list[int] = []
+    exponents: set[int] = set()
+    for part in parts:
+        op = reading.tape.producer(part.value)
+        if op is None or not _is_unbounded(reading, part.value) or (op.in_model and plain_kind(op) not in LOSSES):
+            rest.append(part.value)
+            continue
+        signs.append(part.sign if reach(reading, part.value)[0] == 0 else -part.sign)
+        makers = reading.makers(part.value, lambda each: not each.in_model and each.kind != "exp")
+        exponents |= {reading.unscaled(each.args["self"]["v"])[0].id for each in makers if each.kind == "exp"}
+    return not signs or max(signs) > 0 or not all(reading.unscaled(each)[0].id in exponents for each in rest)
+
+
+def _is_unbounded(reading: TapeReading, value: int) -> bool:
+    """Return whether a value is bounded on one side, by 0, and on no other."""
+    return reach(reading, value) in (NEVER_NEGATIVE, NEVER_POSITIVE)
+
+
+def _maximises(reading: TapeReading) -> bool:
+    groups = [group for each in reading.tape.optimizers for group in each.groups]
+    return bool(groups) and all(group.settings.get("maximize") for group in groups)
+
+
+def _minimised(reading: TapeReading) -> Iterator[list[int]]:
+    """Yield what is minimised together: all that is differentiated for the same parameters.
+
+    Several optimizers may train adversaries through the same parameters: these are left out.
+    """
+    learns = {
+        root: {each.name for each in reading.tape.gradient_sources(root) if each.name in reading.held}
+        for root in reading.roots
+    }
+    for root, own in learns.items():
+        together = [other for other, names in learns.items() if other == root or not own.isdisjoint(names)]
+        if len(together) == 1 or len(reading.tape.optimizers) == 1:
+            yield together
 
 
 @on_tape
@@ -292,31 +418,6 @@ def _flipped(reading: TapeReading, when: str, how: str) -> Found:
         "arguments are swapped, so training goes in the wrong direction.",
         fix="Minimise one minus the score, or its negative; check the order of the arguments of the loss.",
     )
-
-
-@on_tape
-def rewarded_divergence(reading: TapeReading) -> Found | None:
-    """Find a divergence from the prior that grows smaller as means of codes leave 0: its sign is wrong."""
-    answers = set(reading.tape.outputs_of_root())
-    for term in reading.terms if len(reading.tape.optimizers) == 1 else ():
-        for op in divergence(reading, term):
-            mean = op.input("self") if op.kind == "pow" and op.args.get("exponent") == 2 else None
-            source = None if mean is None else reading.source(mean).id
-            if source is None or source not in answers or reading.tape.tensor(source) is None:
-                continue
-            content = np.asarray(reading.tape.tensor(source), dtype=np.float64)
-            losses = [TapedNumbers(reading.tape, {source: by * content}).of(term.value) for by in (0.5, 1.0, 1.5)]
-            values = [term.sign * float(each.reshape(())) for each in losses if each is not None and each.size == 1]
-            if len(values) == 3 and values[0] > values[1] > values[2]:
-                return Found(
-                    sites=(signals.LOSS,),
-                    evidence=(fact("term with half the means", values[0]), fact("with half more", values[2])),
-                    cause=f"The divergence of the codes from their prior has the wrong sign{reading.where(op)}: it "
-                    "falls as the means of codes move away from 0, so training drives them apart without end.",
-                    fix="kl = -0.5 * (1 + logvar - mu.pow(2) - logvar.exp()).sum(1).mean(), added to the loss.",
-                    refute="Print the term: if it is positive and falls, this finding is wrong.",
-                )
-    return None
 
 
 def punished_entropy(case: Case) -> Found | None:
